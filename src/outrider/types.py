@@ -1,0 +1,255 @@
+"""The vocabulary: plain values that pass between target, drafter, rule and engine, and the two seams.
+
+Every tensor has a leading batch dimension `b`; rows have their own length, tree and acceptance. In shape strings
+`n` counts tree nodes (root included), `v` the target's vocabulary, `h` a hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Rule = Literal["coupled", "rejection", "typical"]
+RULES: tuple[Rule, ...] = ("coupled", "rejection", "typical")
+
+
+class InputError(ValueError):
+    """Unknown or contradictory input: one sentence that says what to do. The command line exits with 2."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The parameters of the law; `temperature=0` is greedy. Semantics are those of transformers' processors."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, multiplicative
+    presence_penalty: float = 0.0  # over the output alone, additive, once per distinct token
+    frequency_penalty: float = 0.0  # over the output alone, additive, per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature must be a finite number of at least 0, not {self.temperature}")
+        if self.top_k < 0:
+            raise InputError(f"top_k must be 0 (off) or a positive count, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must lie in (0, 1], not {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise InputError(f"min_p must lie in [0, 1], not {self.min_p}")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise InputError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) < float("inf"):
+                raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
+
+    @property
+    def penalised(self) -> bool:
+        """Does the law depend on the tokens before, beyond the logits?"""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+
+    @property
+    def warped(self) -> bool:
+        """Does a top-k, top-p or min-p filter apply?"""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """What a drafter proposes. Node 0, the root, is the last committed token; `parents[i] < i`.
+
+    Built by the functions of `outrider.tree`. Nodes at index `size` and beyond are padding: parent 0, depth 0.
+    Siblings carry distinct tokens, except under rejection with replacement, where order and multiplicity are kept
+    (the index order of siblings is the order in which they were drawn).
+    """
+
+    tokens: Int[Tensor, "b n"]
+    parents: Int[Tensor, "b n"]
+    depths: Int[Tensor, "b n"]
+    size: Int[Tensor, " b"]
+    ancestors: Bool[Tensor, "b n n"] | None  # [b, i, j]: j is on the path from root to i, i included; None: a prompt
+    deepest: int  # an upper bound of the depths, known to the host
+    values: Float[Tensor, "b n"] | None = None  # log of the product of confidences on the path
+    q: Float[Tensor, "b inner v"] | None = None  # the law each inner node's children were drawn from; inner nodes first
+    replacement: bool = False  # with q: were siblings drawn with replacement?
+
+    @property
+    def nodes(self) -> int:
+        return self.tokens.shape[1]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a verification pass returns, per node it was asked about."""
+
+    logits: Float[Tensor, "b n v"]
+    features: Mapping[int, Float[Tensor, "b n h"]] = field(default_factory=dict)  # tap -> hidden states
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The accepted path (node ids from the root, padded by 0) and the one token the target adds itself."""
+
+    path: Int[Tensor, "b k"]
+    count: Int[Tensor, " b"]  # valid entries of `path`, root included = tokens whose keys and values are committed
+    next: Int[Tensor, " b"]
+
+
+class Race(Protocol):
+    """Gumbel race noise, a function of (seed, absolute position, token id) alone; see `outrider.noise`."""
+
+    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a drafter may know about the requests of a batch."""
+
+    root: Int[Tensor, " b"]  # token of node 0
+    position: Int[Tensor, " b"]  # absolute position of node 0 = number of committed tokens before it
+    start: tuple[int, ...]  # the same, on the host
+    seeds: tuple[int, ...]
+    serial: tuple[int, ...]  # rounds since the row began
+    sampling: tuple[Sampling, ...]
+    rule: Rule
+    room: tuple[int, ...]  # tokens the row may still emit: min(tokens left, context left)
+    race: Race
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def hot(self) -> bool:
+        """Is any row sampled (T > 0)?"""
+        return any(s.temperature > 0 for s in self.sampling)
+
+    @property
+    def temperature(self) -> Float[Tensor, " b"]:
+        return torch.tensor([s.temperature for s in self.sampling], device=self.root.device)
+
+    def noise(self, depth: int, ids: Tensor | None = None) -> Tensor:
+        """G for a token at `position + depth`: [b, v], or for `ids` [b, ...] the same shape."""
+        return self.race.at(self.seeds, tuple(p + depth for p in self.start), ids)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much to draft this round. `nodes` counts the root, so 1 means: do not draft."""
+
+    nodes: int
+    depth: int
+    floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
+    shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One finished round (or one chunk of a prompt, where `tokens` is empty until the first token is drawn)."""
+
+    rows: Rows
+    tree: DraftTree
+    look: Look
+    path: Int[Tensor, "b k"]  # node ids from the root; -1: not one of this drafter's nodes
+    count: Int[Tensor, " b"]  # nodes committed; 0 for a row whose prompt ended in an earlier chunk
+    next: Int[Tensor, " b"]  # the next root
+    tokens: list[list[int]]  # the tokens this round added to the text, `next` included
+
+
+@dataclass
+class Usage:
+    """What one output cost. `tau` counts the target's own token; the prompt's pass is no round."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tested: int = 0  # drafted positions that were tested: depths entered with a child to test
+    accepted_at: list[int] = field(default_factory=list)  # [d]: rounds that accepted depth d + 1
+    tested_at: list[int] = field(default_factory=list)  # [d]: rounds that tested depth d + 1
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    @property
+    def tau(self) -> float:
+        """Tokens committed per round, the target's own token included."""
+        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Acceptance per position tested (Theorem 3.8's alpha for a chain)."""
+        return self.accepted / self.tested if self.tested else 0.0
+
+    @property
+    def overhead_seconds(self) -> float:
+        return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds)
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One chunk of a batch's prompts, already committed: a right-padded chain."""
+
+    tree: DraftTree  # without an ancestor matrix
+    look: Look  # logits [b, 1, v] at each row's last token of this chunk; features of every token
+    count: Int[Tensor, " b"]  # tokens of this chunk per row; 0 for a row that ended earlier
+    last: tuple[bool, ...]  # does the row's prompt end in this chunk?
+    next: Int[Tensor, " b"]  # the prompt's next token; -1 where the prompt ends here or before
+
+
+@runtime_checkable
+class Session(Protocol):
+    """The state of one batch inside a target: the tree cache."""
+
+    lengths: Tensor  # [b] committed tokens, on the device
+    longest: int  # an upper bound of `lengths`, on the host
+
+    def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]: ...
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None) -> Look:
+        """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already."""
+
+    def keep(self, path: Tensor, count: Tensor) -> None:
+        """Commit `path[:, :count]` (node ids of the last tree; gathers, never crops)."""
+
+    def rewind(self, lengths: Sequence[int]) -> None: ...
+    def select(self, index: Sequence[int]) -> None: ...
+    def join(self, other: Session) -> None: ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """The model whose distribution is the truth."""
+
+    vocab: int
+    context: int
+
+    def embed(self, tokens: Tensor) -> Tensor: ...
+    def head(self, features: Tensor) -> Tensor: ...
+    def open(self, capacity: int) -> Session: ...
+
+
+@runtime_checkable
+class Drafting(Protocol):
+    """A drafter's state for one batch. `select` and `join` come only between `observe` and `propose`."""
+
+    def observe(self, round: Round) -> None: ...
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree: ...
+    def select(self, index: Sequence[int]) -> None: ...
+    def join(self, other: Drafting) -> None: ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Weights and configuration; immutable, shared by concurrent generations."""
+
+    taps: tuple[int, ...]
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting: ...
