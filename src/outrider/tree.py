@@ -284,7 +284,7 @@ def grow(
         since = fed.nodes
         count = chosen.shape[1]
         index = torch.arange(since, since + count, device=device).expand(b, count)
-        parents_fed = fed_as.gather(1, everything.parents.gather(1, chosen))
+        parents_fed = fed_as.gather(1, everything.parents.gather(1, chosen)).clamp(min=0)
         fed = append(fed, everything.tokens.gather(1, chosen), parents_fed)
         live = open_.gather(1, chosen)
         fed_as = fed_as.scatter(1, chosen, torch.where(live, index, fed_as.gather(1, chosen)))
