@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Rule = Literal["coupled", "rejection", "typical"]
-RULES: tuple[Rule, ...] = ("coupled", "rejection", "typical")
+Rule = Literal["coupled", "rejection", "block", "typical"]  # block: rejection with block verification, for chains
+RULES: tuple[Rule, ...] = ("coupled", "rejection", "block", "typical")
+LOSSY: tuple[Rule, ...] = ("typical",)
 
 
 class InputError(ValueError):
@@ -181,8 +182,8 @@ class Usage:
 
     @property
     def tau(self) -> float:
-        """Tokens committed per round, the target's own token included."""
-        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+        """Tokens committed per round, the target's own token included (the prompt's pass gives the first token)."""
+        return (self.new_tokens - 1) / self.rounds if self.rounds else 0.0
 
     @property
     def alpha(self) -> float:

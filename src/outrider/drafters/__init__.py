@@ -1,0 +1,85 @@
+"""Drafters: one file is one method, and the file's name is how it is asked for.
+
+A SPEC is `name`, `name:path-or-hub-id`, or either with options: `lookup?ngram=3&tokens=10`,
+`model:DIR?depth=6&width=4`. Each file has `load(target, tokenizer, path, **options) -> Drafter`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ..types import Drafter, InputError, Target
+
+
+def names() -> list[str]:
+    """The methods there are: the files of this folder."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def load(specs: str | Sequence[str], target: Target | None = None, tokenizer: Any = None) -> Drafter:
+    """The drafter that a SPEC describes, for this target; several SPECs make a mix, in order of trust."""
+    if isinstance(specs, str):
+        return load_one(specs, target, tokenizer)
+    if len(specs) == 1:
+        return load_one(specs[0], target, tokenizer)
+    if "none" in specs:
+        raise InputError("none cannot be mixed with another drafter; leave it out")
+    from ._mix import of
+
+    return of([load_one(spec, target, tokenizer) for spec in specs])
+
+
+def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> Drafter:
+    """The drafter of a single SPEC."""
+    body, _, query = spec.partition("?")
+    name, _, path = body.partition(":")
+    if name not in names():
+        name, path = _method_of(body), body
+    module = importlib.import_module(f".{name}", __name__)
+    options = _options(spec, query, module.load)
+    return module.load(target, tokenizer, path or None, **options)
+
+
+def _method_of(folder: str) -> str:
+    """A folder whose config names its method needs no name; any other folder or hub id must be given one."""
+    config = Path(folder) / "config.json"
+    if config.is_file():
+        method = json.loads(config.read_text(encoding="utf-8")).get("outrider_method")
+        if method in names():
+            return method
+        raise InputError(f"{folder} does not say which drafter it is; name the method, as in model:{folder}")
+    raise InputError(f"there is no drafter {folder!r}; choose one of {', '.join(names())}, as in lookup or model:DIR")
+
+
+def _options(spec: str, query: str, function: Any) -> dict[str, Any]:
+    known = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in ("target", "tokenizer", "path")
+    }
+    options: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise InputError(f"{spec!r} has no option {name!r}; it has {', '.join(known) or 'none'}")
+        options[name] = _value(spec, name, text, known[name])
+    return options
+
+
+def _value(spec: str, name: str, text: str, default: Any) -> Any:
+    """An option's text as the type of its default."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        if isinstance(default, tuple):
+            return tuple(int(x) for x in text.replace("x", ",").split(","))
+        return type(default)(text) if default is not None else text
+    except (KeyError, ValueError):
+        kind = {bool: "true or false", tuple: "whole numbers with commas"}.get(type(default), type(default).__name__)
+        raise InputError(f"{spec!r}: {name} must be {kind}, not {text!r}") from None

@@ -1,0 +1,175 @@
+"""How much to draft: a cost model of this machine, the drafter's record, and the depth that pays best.
+
+A round that drafts to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the product of the hit
+rates of the depths up to d, and costs t(D) = verify(n) + draft(D) + the rest. The engine takes the D with the highest
+E(D) / t(D); D = 0 is plain decoding. Inside a tree a node is worth its pass only if its probability is at least
+`rate * slope`: tokens per second now, times the seconds one more node costs (`Budget.floor`).
+
+All of it looks at past rounds only, so it may be used under every rule. (Under `coupled` the text does not depend on
+it; under `rejection` the law does not, but the text does, and hence depends on the clock.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .types import Budget, Rows
+
+DECAY = 0.98  # forgetting of hit rates, per round
+PROBE = 16  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
+PROBE_MAX = 256
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one round cost and gave: the budget's only input."""
+
+    rows: int
+    depth: int  # the deepest node proposed; 0 for no draft
+    nodes: int  # nodes of the widest row, root included
+    draft_seconds: float
+    verify_seconds: float
+    rest_seconds: float
+    tested: Sequence[int]  # rows that tested depth d + 1
+    accepted: Sequence[int]  # rows that accepted it
+
+
+class Budgeter(Protocol):
+    def choose(self, rows: Rows) -> Budget: ...
+    def learn(self, report: Report) -> None: ...
+
+
+@dataclass
+class FixedBudget:
+    """Always the same budget: for comparisons, and for texts under `rejection` that must not depend on the clock."""
+
+    nodes: int = 16
+    depth: int = 6
+    shape: tuple[int, ...] | None = None
+
+    def choose(self, rows: Rows) -> Budget:
+        return Budget(self.nodes, self.depth, shape=self.shape)
+
+    def learn(self, report: Report) -> None:
+        del report
+
+
+@dataclass
+class Curve:
+    """Seconds by size, learnt from noisy measurements: a running median-like estimate per size, lines between."""
+
+    prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
+    points: dict[int, float] = field(default_factory=dict)
+
+    def learn(self, size: int, seconds: float) -> None:
+        old = self.points.get(size)
+        if old is None:
+            self.points[size] = seconds
+            return
+        # An outlier (another process took the core) moves the estimate by a bounded step.
+        self.points[size] = old + 0.2 * max(-0.5 * old, min(0.5 * old, seconds - old))
+
+    def __call__(self, size: int) -> float:
+        if not self.points:
+            return 0.0
+        sizes = sorted(self.points)
+        if len(sizes) == 1:
+            return self.points[sizes[0]] * max(0.2, 1 + self.prior_slope * (size - sizes[0]))
+        i = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        a, b = sizes[i - 1], sizes[i]
+        low, high = self.points[a], max(self.points[a], self.points[b])
+        at = low + (high - low) * (size - a) / (b - a)
+        return max(at, 0.2 * low)
+
+    def slope(self, size: int) -> float:
+        """Seconds per unit around `size`."""
+        return max(0.0, self(2 * size) - self(size)) / size if size else 0.0
+
+
+@dataclass
+class AdaptiveBudget:
+    """Chooses the depth that pays best on this machine, down to none. One instance serves a target and a drafter."""
+
+    nodes: int = 32
+    depth: int = 8
+    verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes
+    draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth
+    size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0))  # nodes by depth
+    rest: float = 0.0
+    hits: list[float] = field(default_factory=list)  # [d]: decayed accepts of depth d + 1
+    tests: list[float] = field(default_factory=list)
+    idle: int = 0  # rounds since the last draft
+    patience: int = PROBE
+    rounds: int = 0
+
+    def choose(self, rows: Rows) -> Budget:
+        useful = max(rows.room) - 1
+        if useful < 1 or self.nodes < 2 or self.depth < 1:
+            return Budget(1, 0)
+        b = len(rows)
+        verify = self.verify.get(b)
+        if verify is None or len(verify.points) < 2 or 1 not in verify.points:
+            # The first rounds measure: with a draft, and without.
+            none = verify is not None and bool(verify.points) and 1 not in verify.points
+            return Budget(1, 0) if none else Budget(self.nodes, min(self.depth, useful))
+        if self.idle >= self.patience:
+            self.patience = min(2 * self.patience, PROBE_MAX)
+            return Budget(self.nodes, min(self.depth, useful))
+        best, rate = self._best(b)
+        if best == 0:
+            return Budget(1, 0)
+        floor = min(0.5, rate * verify.slope(max(2, round(self.size(best)))) / b)
+        return Budget(self.nodes, min(best, useful), floor=floor)
+
+    def learn(self, report: Report) -> None:
+        b = report.rows
+        self.rounds += 1
+        self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
+        self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
+        if report.depth == 0:
+            self.idle += 1
+            return
+        self.idle = 0
+        self.draft.setdefault(b, Curve(prior_slope=0.5)).learn(report.depth, report.draft_seconds)
+        self.size.learn(report.depth, report.nodes)
+        for d, (tested, accepted) in enumerate(zip(report.tested, report.accepted, strict=True)):
+            if d >= len(self.tests):
+                # A depth never seen is believed to be like the one above it, lightly.
+                self.tests.append(1.0)
+                self.hits.append(self.rate(d - 1) if d else 0.7)
+            decay = DECAY if tested else 1.0
+            self.tests[d] = decay * self.tests[d] + tested
+            self.hits[d] = decay * self.hits[d] + accepted
+        if self._best(b)[0] > 0:
+            self.patience = PROBE
+
+    def rate(self, d: int) -> float:
+        """The estimated hit rate of depth d + 1."""
+        if not self.tests:
+            return 0.7
+        d = min(d, len(self.tests) - 1)
+        return self.hits[d] / self.tests[d]
+
+    def expected(self, depth: int) -> float:
+        """Tokens that a round of this depth commits."""
+        reach, total = 1.0, 1.0
+        for d in range(depth):
+            reach *= self.rate(d)
+            total += reach
+        return total
+
+    def seconds(self, rows: int, depth: int) -> float:
+        """What a round of this depth costs."""
+        verify, draft = self.verify.get(rows, Curve()), self.draft.get(rows, Curve())
+        if depth == 0:
+            return verify(1) + self.rest
+        return verify(max(2, round(self.size(depth)))) + draft(depth) + self.rest
+
+    def _best(self, rows: int) -> tuple[int, float]:
+        """The depth with the most tokens per second and row, and that rate (a draft must win by 2 %)."""
+        rates = [self.expected(d) / max(self.seconds(rows, d), 1e-9) for d in range(self.depth + 1)]
+        best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
+        return best, rates[best]

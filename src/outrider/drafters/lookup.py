@@ -1,0 +1,133 @@
+"""Prompt lookup decoding (PLD; Saxena 2023): the text continues as it did where its last tokens stood before.
+
+The last n tokens, n from `ngram` (3) down to 1, are sought in prompt and output; what followed the most recent match is
+the draft, up to `tokens` (10) of it. Beyond the original, which offers one match:
+
+ * up to `matches` (3) different continuations become one tree, the best first: longer n-grams before shorter ones,
+   then recent before old, so that a small budget keeps the best match;
+ * a match so recent that its continuation runs into the end of the text goes on periodically, as in LZ77.
+
+A match is found through an index, never by scanning: `last[n]` maps an n-gram to where it last ended, `before[n]`
+maps every position to the previous end of the same n-gram. One round costs microseconds however long the text is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..tree import from_paths
+from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
+from .none import refuse, selected, useful, whole
+
+TRIES = 8  # occurrences looked at per match wanted: bounds a round on repetitive texts
+
+
+@dataclass(frozen=True)
+class LookupDrafter:
+    ngram: int = 3
+    tokens: int = 10
+    matches: int = 3
+    taps: tuple[int, ...] = ()
+    reopens: bool = True
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> LookupDrafting:
+        return LookupDrafting(self, [Index.of(prompt, self.ngram) for prompt in prompts])
+
+
+@dataclass
+class Index:
+    """One text and the ends of all its n-grams. [5 6 5 6 7]: last[1] = {(5,): 2, (6,): 3}, before[1] = [-1 -1 0 1].
+
+    The n-grams that end at the text's last token are entered with the next one: they have no continuation yet.
+    """
+
+    text: list[int]
+    last: list[dict[tuple[int, ...], int]]  # [n]: n-gram -> position of its last token, most recent occurrence
+    before: list[list[int]]  # [n][end]: the previous end of the n-gram that ends here, -1 for none
+
+    @classmethod
+    def of(cls, tokens: Iterable[int], ngram: int) -> Index:
+        index = cls([], [{} for _ in range(ngram + 1)], [[] for _ in range(ngram + 1)])
+        index.extend(tokens)
+        return index
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if self.text:
+                self._enter()
+            self.text.append(token)
+
+    def _enter(self) -> None:
+        end = len(self.text) - 1
+        for n in range(1, len(self.last)):
+            gram = tuple(self.text[-n:])
+            self.before[n].append(self.last[n].get(gram, -1))
+            self.last[n][gram] = end
+
+    def occurrences(self) -> Iterator[int]:
+        """Where the text's last tokens ended before: longest n-gram first, most recent first, each place once."""
+        seen: set[int] = set()
+        for n in range(min(len(self.last) - 1, len(self.text)), 0, -1):
+            end = self.last[n].get(tuple(self.text[-n:]), -1)
+            while end >= 0:
+                if end not in seen:
+                    seen.add(end)
+                    yield end
+                end = self.before[n][end]
+
+    def paths(self, tokens: int, matches: int) -> list[list[int]]:
+        """The best `matches` different continuations of `tokens` tokens."""
+        found: list[list[int]] = []
+        for _, end in zip(range(TRIES * matches), self.occurrences(), strict=False):
+            path = self.text[end + 1 : end + 1 + tokens]
+            period = len(path)
+            path += [path[i % period] for i in range(period, tokens)]
+            if path not in found:
+                found.append(path)
+                if len(found) == matches:
+                    break
+        return found
+
+    def fork(self) -> Index:
+        return Index(list(self.text), [dict(d) for d in self.last], [list(b) for b in self.before])
+
+
+@dataclass
+class LookupDrafting:
+    drafter: LookupDrafter
+    rows: list[Index] = field(default_factory=list)
+
+    def observe(self, round: Round) -> None:
+        for row, tokens in zip(self.rows, round.tokens, strict=True):
+            row.extend(tokens)
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        depths = [min(depth, self.drafter.tokens) for depth in useful(rows, budget)]
+        paths = [
+            row.paths(depth, self.drafter.matches) if depth else []
+            for row, depth in zip(self.rows, depths, strict=True)
+        ]
+        return from_paths([row.text[-1] for row in self.rows], paths, max(1, budget.nodes), rows.root.device)[0]
+
+    def select(self, index: Sequence[int]) -> None:
+        self.rows = selected(self.rows, index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, LookupDrafting)
+        self.rows += other.rows
+
+
+def load(
+    target: Target | None,
+    tokenizer: Any = None,
+    path: str | None = None,
+    ngram: int = 3,
+    tokens: int = 10,
+    matches: int = 3,
+    **unknown: Any,
+) -> LookupDrafter:
+    """Prompt lookup: n-grams of `ngram` down to 1, drafts of `tokens` tokens, up to `matches` of them as a tree."""
+    refuse("lookup", unknown, path)
+    return LookupDrafter(whole("ngram", ngram, most=16), whole("tokens", tokens), whole("matches", matches))

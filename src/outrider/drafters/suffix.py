@@ -1,0 +1,286 @@
+"""Suffix decoding (after SuffixDecoding, Oliaro et al. 2024): what followed the longest suffix, counted.
+
+A suffix automaton over the prompt and output of each row, another over an optional corpus file, and, with
+`persist=true`, another over the outputs of earlier requests. The longest suffix of the text (at most `context` tokens)
+that occurs in one of them predicts the next token by counts; each draft node is matched again with its own path, so a
+draft goes on across sources and beyond the text's end. The tree grows best first by the estimated probability
+
+    p(x | context of length l) = count(x) / n * (1 - 1 / (n + l + 1)),    n = the context's occurrences with a successor
+
+and the mass left over goes to the next shorter context (as in PPM). Values are logs of products of p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from threading import Lock
+from typing import Any
+
+from ..tree import from_lists
+from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
+from .none import corpus, flag, refuse, selected, useful, whole
+
+KIDS = 8  # successors of one context that are looked at, the most frequent first
+Match = tuple["Automaton", int, int]  # where a text's longest known suffix stands: automaton, state, its length
+
+
+@dataclass
+class Automaton:
+    """Online suffix automaton of one or more token strings, with the number of occurrences of each state.
+
+    Exact for substrings of up to `span` tokens; longer ones may be forgotten, which bounds the work per token to
+    `span` steps on repetitive texts too. State 0 is the empty string; state s holds the strings of lengths
+    length[link[s]] + 1 to length[s] that share their end positions. A corpus of n tokens takes about n kilobytes.
+    """
+
+    span: int
+    successors: list[dict[int, int]] = field(default_factory=lambda: [{}])
+    link: list[int] = field(default_factory=lambda: [-1])
+    length: list[int] = field(default_factory=lambda: [0])
+    count: list[int] = field(default_factory=lambda: [0])
+
+    def extend(self, last: int, tokens: Iterable[int]) -> int:
+        """Write tokens behind the string that state `last` stands for (0: begin a new one); its new state."""
+        link, length, count = self.link, self.length, self.count
+        for token in tokens:
+            known = self.successors[last].get(token)
+            if known is None:
+                last = self._append(last, token)
+            else:
+                last = known if length[known] == length[last] + 1 else self._split(last, known, token)
+            state = last
+            while state > 0:
+                count[state] += 1
+                state = link[state]
+            while length[link[last]] >= self.span:
+                last = link[last]
+        return last
+
+    def _append(self, last: int, token: int) -> int:
+        state = self._new({}, 0, self.length[last] + 1, 0)
+        while last >= 0 and token not in self.successors[last]:
+            self.successors[last][token] = state
+            last = self.link[last]
+        if last >= 0:
+            known = self.successors[last][token]
+            exact = self.length[known] == self.length[last] + 1
+            self.link[state] = known if exact else self._split(last, known, token)
+        return state
+
+    def _split(self, last: int, known: int, token: int) -> int:
+        """A state of its own for the shorter strings of `known`, which have gained an end position."""
+        state = self._new(dict(self.successors[known]), self.link[known], self.length[last] + 1, self.count[known])
+        self.link[known] = state
+        while last >= 0 and self.successors[last].get(token) == known:
+            self.successors[last][token] = state
+            last = self.link[last]
+        return state
+
+    def _new(self, successors: dict[int, int], link: int, length: int, count: int) -> int:
+        self.successors.append(successors)
+        self.link.append(link)
+        self.length.append(length)
+        self.count.append(count)
+        return len(self.link) - 1
+
+    def step(self, state: int, length: int, token: int, context: int) -> tuple[int, int]:
+        """From the longest known suffix of a text to that of the text and one more token; at most `context` long."""
+        successors, link = self.successors, self.link
+        while token not in successors[state]:
+            state = link[state]
+            if state < 0:
+                return 0, 0
+            length = self.length[state]
+        state, length = successors[state][token], min(length + 1, context)
+        while self.length[link[state]] >= length:
+            state = link[state]
+        return state, length
+
+    def match(self, tokens: Iterable[int]) -> tuple[int, int]:
+        """The state of the longest known suffix of `tokens`, and its length."""
+        state, length = 0, 0
+        for token in tokens:
+            state, length = self.step(state, length, token, self.span)
+        return state, length
+
+    def fork(self) -> Automaton:
+        return Automaton(self.span, [dict(s) for s in self.successors], *map(list, (self.link, self.length, self.count)))
+
+
+@dataclass
+class Memory:
+    """What `persist=true` keeps: the outputs of all generations of one loaded drafter, in two halves.
+
+    When the young half holds `keep / 2` tokens it becomes the old half, and the old half is forgotten.
+    """
+
+    span: int
+    keep: int
+    lock: AbstractContextManager[Any] = field(default_factory=Lock)
+    young: Automaton = field(init=False)
+    old: Automaton = field(init=False)
+    written: int = 0
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.young, self.old = Automaton(self.span), Automaton(self.span)
+
+    def write(self, place: tuple[int, int], tokens: Sequence[int]) -> tuple[int, int]:
+        """Write tokens behind a place (epoch, state) in the memory; the new place."""
+        if self.written >= max(1, self.keep // 2):
+            self.old, self.young, self.written, self.epoch = self.young, Automaton(self.span), 0, self.epoch + 1
+        self.written += len(tokens)
+        return self.epoch, self.young.extend(place[1] if place[0] == self.epoch else 0, tokens)
+
+
+@dataclass(frozen=True)
+class SuffixDrafter:
+    context: int = 16
+    corpus: Automaton | None = None  # built once, never written again
+    memory: Memory | None = None
+    taps: tuple[int, ...] = ()
+
+    @property
+    def reopens(self) -> bool:
+        """With a memory, proposals depend on other requests too."""
+        return self.memory is None
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.memory is None else self.memory.lock
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> SuffixDrafting:
+        return SuffixDrafting(self, [Text.of(prompt, self.context) for prompt in prompts])
+
+    def sources(self, text: Text) -> list[Automaton]:
+        """In order of trust where contexts are equally long."""
+        memory = () if self.memory is None else (self.memory.young, self.memory.old)
+        return [text.automaton, *memory, *(() if self.corpus is None else (self.corpus,))]
+
+
+@dataclass
+class Text:
+    """One row: its automaton and its last tokens."""
+
+    automaton: Automaton
+    context: int
+    tail: list[int] = field(default_factory=list)
+    state: int = 0
+    place: tuple[int, int] = (0, 0)  # in the memory
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], context: int) -> Text:
+        text = cls(Automaton(2 * context), context)
+        text.extend(tokens)
+        return text
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.state = self.automaton.extend(self.state, tokens)
+        self.tail = [*self.tail, *tokens][-self.context :]
+
+    def fork(self) -> Text:
+        return Text(self.automaton.fork(), self.context, self.tail, self.state, self.place)
+
+
+def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor: float) -> tuple[list, list, list]:
+    """The best `nodes` nodes (root included) in order of value: their tokens, parents and values (log)."""
+    tokens, parents, values, depths = [text.tail[-1]], [0], [0.0], [0]
+    child: set[tuple[int, int]] = set()
+    bound = math.log(floor) if floor > 0 else -math.inf
+    root = [(a, *a.match(text.tail)) for a in sources] if depth else []
+    # (-value, order of discovery, node, token or None, matches): None tries the node's next shorter context.
+    heap: list[tuple[float, int, int, int | None, list[Match]]] = [(0.0, 0, 0, None, root)]
+    order = 0
+    while heap and len(tokens) < nodes:
+        cost, _, node, token, matches = heappop(heap)
+        if token is not None:
+            if (node, token) in child:
+                continue
+            child.add((node, token))
+            tokens.append(token)
+            parents.append(node)
+            values.append(-cost)
+            depths.append(depths[node] + 1)
+            if depths[-1] == depth:
+                continue
+            node = len(tokens) - 1
+            matches = [(a, *a.step(s, length, token, text.context)) for a, s, length in matches]
+        chances, shorter = successors(matches)
+        for following, chance in chances:
+            order += 1
+            if chance - cost >= bound and (following is None or (node, following) not in child):
+                heappush(heap, (cost - chance, order, node, following, matches if following is not None else shorter))
+    return tokens, parents, values
+
+
+def successors(matches: list[Match]) -> tuple[list[tuple[int | None, float]], list[Match]]:
+    """Log-probabilities of the longest context's successors and, as None, of an escape; the matches after the escape."""
+    which = max(range(len(matches)), key=lambda i: (matches[i][2], -i), default=-1)
+    if which < 0 or matches[which][2] == 0:
+        return [], []
+    automaton, state, length = matches[which]
+    link = automaton.link[state]
+    shorter = [*matches]
+    shorter[which] = (automaton, link, automaton.length[link])
+    counts = [(automaton.count[s], token) for token, s in automaton.successors[state].items()]
+    n = sum(c for c, _ in counts)
+    if n == 0:
+        return [(None, 0.0)], shorter
+    if len(counts) > 1:
+        counts = sorted(counts, key=lambda c: -c[0])[:KIDS]
+    trust = math.log((n + length) / (n + length + 1) / n)
+    return [*((token, trust + math.log(c)) for c, token in counts), (None, -math.log(n + length + 1))], shorter
+
+
+@dataclass
+class SuffixDrafting:
+    drafter: SuffixDrafter
+    rows: list[Text]
+
+    def observe(self, round: Round) -> None:
+        memory = self.drafter.memory
+        for row, tokens in zip(self.rows, round.tokens, strict=True):
+            row.extend(tokens)
+            if memory is not None and tokens:
+                with memory.lock:
+                    row.place = memory.write(row.place, tokens)
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        floor = budget.floor if rows.rule == "coupled" else 0.0
+        with self.drafter.lock:
+            grown = [
+                grow(row, self.drafter.sources(row), max(1, budget.nodes), depth, floor)
+                for row, depth in zip(self.rows, useful(rows, budget), strict=True)
+            ]
+        return from_lists(*(list(part) for part in zip(*grown, strict=True)), device=rows.root.device)
+
+    def select(self, index: Sequence[int]) -> None:
+        self.rows = selected(self.rows, index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, SuffixDrafting)
+        self.rows += other.rows
+
+
+def load(
+    target: Target | None,
+    tokenizer: Any = None,
+    path: str | None = None,
+    context: int = 16,
+    persist: bool = False,
+    keep: int = 65536,
+    **unknown: Any,
+) -> SuffixDrafter:
+    """Suffix decoding over the text, a corpus file (`path`) and, with `persist`, the last `keep` tokens written."""
+    refuse("suffix", unknown)
+    context = whole("context", context, most=256)
+    memory = Memory(2 * context, whole("keep", keep)) if flag("persist", persist) else None
+    shared = None
+    if path is not None:
+        shared = Automaton(2 * context)
+        shared.extend(0, corpus("suffix", path, tokenizer))
+    return SuffixDrafter(context, shared, memory)

@@ -1,0 +1,3 @@
+from contract_world import world
+
+__all__ = ["world"]

@@ -1,0 +1,144 @@
+"""The contract's first half: whatever drafts, the text is plain decoding's, token for token, under the same seed."""
+
+from __future__ import annotations
+
+import pytest
+from contract_world import PROMPTS, World, outputs, plain, stop_at
+
+from outrider import drafters
+from outrider.budget import AdaptiveBudget
+from outrider.engine import Request
+from outrider.types import Budget, Rows, Sampling
+
+NAMES = drafters.names()
+LAWS = {
+    "greedy": Sampling(),
+    "T.7": Sampling(0.7),
+    "T1": Sampling(1.0),
+    "top-p": Sampling(0.9, top_p=0.8),
+    "top-k, min-p": Sampling(1.2, top_k=9, min_p=0.05),
+    "penalties": Sampling(
+        0.8, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, logit_bias={5: 1.5, 7: -2.0}
+    ),
+    "greedy penalties": Sampling(repetition_penalty=1.2, frequency_penalty=0.5),
+}
+
+
+def requests(law: Sampling, limits: list[int], eos: set[int] | None = None) -> list[Request]:
+    cut = stop_at(eos or set())
+    return [Request(p, 100 + i, limit, law, cut) for i, (p, limit) in enumerate(zip(PROMPTS, limits, strict=False))]
+
+
+def expected(world: World, made: list[Request], eos: set[int] | None = None) -> list[list[int]]:
+    return [plain(world.model, list(r.prompt), r.seed, r.sampling, r.max_new_tokens, eos or set()) for r in made]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_row(world: World, name: str, law: str) -> None:
+    made = requests(LAWS[law], [40])
+    rows = outputs(world.engine(world.drafter(name)), made)
+    assert [r.output for r in rows] == expected(world, made)
+
+
+@pytest.mark.parametrize("law", ["greedy", "T.7", "T1", "penalties"])
+@pytest.mark.parametrize("name", NAMES)
+def test_ragged_batch(world: World, name: str, law: str) -> None:
+    made = requests(LAWS[law], [30, 30, 30, 30])
+    rows = outputs(world.engine(world.drafter(name)), made)
+    assert [r.output for r in rows] == expected(world, made)
+
+
+@pytest.mark.parametrize("law", ["greedy", "T1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_join_and_leave(world: World, name: str, law: str) -> None:
+    made = requests(LAWS[law], [25, 3, 40, 12])
+    rows = outputs(world.engine(world.drafter(name)), made, batch_size=2)
+    assert [r.output for r in rows] == expected(world, made)
+
+
+@pytest.mark.parametrize("law", ["greedy", "T1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_eos_inside_the_tree(world: World, name: str, law: str) -> None:
+    free = expected(world, requests(LAWS[law], [40, 40, 40, 40]))
+    eos = {text[9] for text in free}
+    made = requests(LAWS[law], [40, 40, 40, 40], eos)
+    rows = outputs(world.engine(world.drafter(name)), made)
+    assert [r.output for r in rows] == expected(world, made, eos)
+    for row in rows:
+        assert row.finish == "eos"
+        assert not eos & set(row.output[:-1])
+        assert row.usage.new_tokens == len(row.output)
+        assert row.usage.accepted <= len(row.output)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_context_ends_the_text(world: World, name: str) -> None:
+    made = requests(Sampling(1.0), [1000, 1000])
+    rows = outputs(world.engine(world.drafter(name)), made)
+    assert [r.output for r in rows] == expected(world, made)
+    assert all(len(r.request.prompt) + len(r.output) == world.target.context for r in rows)
+    assert {r.finish for r in rows} == {"length"}
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 0), (1, 4), (9, 0), (2, 1), (40, 12)])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_budget_same_text(world: World, name: str, nodes: int, depth: int) -> None:
+    made = requests(Sampling(1.0), [24, 24])
+    rows = outputs(world.engine(world.drafter(name), nodes=nodes, depth=depth), made)
+    assert [r.output for r in rows] == expected(world, made)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_room_of_zero_and_one(world: World, name: str, limit: int) -> None:
+    made = requests(Sampling(1.0), [limit, limit])
+    rows = outputs(world.engine(world.drafter(name)), made)
+    assert [r.output for r in rows] == expected(world, made)
+    assert [len(r.output) for r in rows] == [limit, limit]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adaptive_budget_same_text(world: World, name: str) -> None:
+    made = requests(Sampling(1.0), [60, 60, 60, 60])
+    engine = world.engine(world.drafter(name), budget=AdaptiveBudget())
+    assert [r.output for r in outputs(engine, made)] == expected(world, made)
+
+
+class Restless:
+    """A budget that changes every round: drafting stops, resumes, shrinks, grows."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def choose(self, rows: Rows) -> Budget:
+        self.turn += 1
+        return [Budget(10, 3), Budget(1, 0), Budget(1, 0), Budget(4, 2), Budget(30, 6, floor=0.05)][self.turn % 5]
+
+    def learn(self, report: object) -> None:
+        del report
+
+
+@pytest.mark.parametrize("law", ["greedy", "T1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restless_budget_same_text(world: World, name: str, law: str) -> None:
+    made = requests(LAWS[law], [50, 20, 35, 50])
+    engine = world.engine(world.drafter(name), budget=Restless())
+    assert [r.output for r in outputs(engine, made, batch_size=3)] == expected(world, made)
+
+
+def test_row_order_and_company_do_not_matter(world: World) -> None:
+    made = requests(Sampling(1.0), [30, 20, 25, 30])
+    drafter = world.drafter("model")
+    together = [r.output for r in outputs(world.engine(drafter), made)]
+    backwards = [r.output for r in outputs(world.engine(drafter), made[::-1])][::-1]
+    alone = [outputs(world.engine(drafter), [r])[0].output for r in made]
+    assert together == backwards == alone
+
+
+def test_a_mix_of_drafters(world: World) -> None:
+    mixed = drafters.load(["lookup", f"model:{world.folder}?kids=2", "lookahead?W=3&N=3&G=3"], world.target)
+    for law in ("greedy", "T1", "penalties"):
+        made = requests(LAWS[law], [40, 12, 40, 30])
+        rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)
+        assert [r.output for r in rows] == expected(world, made)

@@ -1,0 +1,130 @@
+"""The contract's second half: what losslessness cannot see. A wrong draft cache still gives the right text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from contract_world import PROMPTS, VOCAB, World, outputs, plain
+
+from outrider import drafters, tree
+from outrider.budget import FixedBudget
+from outrider.engine import Batch, Request, Row
+from outrider.types import Budget, DraftTree, Rows, Sampling
+
+NAMES = drafters.names()
+
+
+def started(world: World, drafter: object, made: list[Request], budget: object = None) -> Batch:
+    with torch.no_grad():
+        batch, _ = Batch.start(world.engine(drafter, budget=budget), [Row(r, i) for i, r in enumerate(made)])
+    assert batch is not None
+    return batch
+
+
+def record(batch: Batch) -> list[DraftTree]:
+    """Every proposal that the batch is given from now on."""
+    seen: list[DraftTree] = []
+    inner = batch.drafting.propose
+
+    def watched(rows: Rows, budget: Budget) -> DraftTree:
+        seen.append(inner(rows, budget))
+        return seen[-1]
+
+    batch.drafting.propose = watched  # type: ignore[method-assign]
+    return seen
+
+
+def same(a: DraftTree, b: DraftTree) -> bool:
+    def rows(t: DraftTree) -> list[list[tuple[int, int]]]:
+        return [
+            list(zip(tokens[:n], parents[:n], strict=True))
+            for tokens, parents, n in zip(t.tokens.tolist(), t.parents.tolist(), t.size.tolist(), strict=True)
+        ]
+
+    return rows(a) == rows(b)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_reopen(world: World, name: str, temperature: float) -> None:
+    """A drafter that lived through rounds proposes what a fresh one proposes after reading the whole text."""
+    drafter = world.drafter(name)
+    if not getattr(drafter, "reopens", True):
+        pytest.skip(f"{name} says that its state depends on the rounds it saw")
+    made = [Request(p, 40 + i, 60, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
+    lived = started(world, drafter, made, FixedBudget(14, 4))
+    proposals = record(lived)
+    with torch.no_grad():
+        for _ in range(6):
+            again = [
+                replace(
+                    row.request,
+                    prompt=[*row.request.prompt, *row.output[:-1]],
+                    max_new_tokens=row.request.max_new_tokens - len(row.output) + 1,
+                )
+                for row in lived.rows
+            ]
+            fresh = started(world, drafter, again, FixedBudget(14, 4))
+            assert [row.output[-1] for row in lived.rows] == [row.output[0] for row in fresh.rows]
+            expected = fresh.drafting.propose(fresh.view(), Budget(14, 4))
+            lived.round()
+            assert same(proposals[-1], expected)
+
+
+@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_self_draft(world: World, tmp_path: object, temperature: float, shape: str) -> None:
+    """The target as its own drafter is accepted to full depth (noise off by one position would show here)."""
+    world.model.save_pretrained(str(tmp_path))
+    itself = drafters.load(f"model:{tmp_path}?tree={shape}", world.target)
+    made = [Request(p, 7 + i, 41, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
+    rows = outputs(world.engine(itself, nodes=5 if shape == "chain" else 17, depth=4), made)
+    for row in rows:
+        assert row.usage.rounds == 8
+        assert row.usage.accepted_at == row.usage.tested_at == [8, 8, 8, 8]
+        assert row.usage.tau == 5.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_proposals_are_trees_within_the_budget(world: World, name: str) -> None:
+    drafter = world.drafter(name)
+    batch = started(world, drafter, [Request(p, i, 60, Sampling(1.0)) for i, p in enumerate(PROMPTS)])
+    proposals = record(batch)
+    with torch.no_grad():
+        for nodes, depth in [(2, 1), (6, 3), (12, 5), (3, 8)] * 2:
+            batch.engine = replace(batch.engine, budget=FixedBudget(nodes, depth))
+            batch.round()
+            tree.check(proposals[-1])
+            assert proposals[-1].nodes <= nodes
+            assert int(proposals[-1].tokens.max()) < VOCAB
+    assert len(proposals) == 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forked_rows_are_independent(world: World, name: str) -> None:
+    """`select` with repeats forks: each copy then lives as if alone."""
+    drafter = world.drafter(name)
+    batch = started(world, drafter, [Request(PROMPTS[0], 5, 40, Sampling(1.0)), Request(PROMPTS[3], 6, 40, Sampling(1.0))])
+    with torch.no_grad():
+        for _ in range(2):
+            batch.round()
+        order = [1, 0, 0]
+        batch.session.select(order)
+        batch.drafting.select(order)
+        batch.root = batch.root[order]
+        copies = [batch.rows[i] for i in order]
+        batch.rows = [
+            replace(row, request=replace(row.request, seed=row.request.seed + i), output=list(row.output))
+            for i, row in enumerate(copies)
+        ]
+        for row in batch.rows:
+            row.usage = replace(row.usage, accepted_at=[], tested_at=[])
+        for _ in range(3):
+            batch.round()
+    for i, row in enumerate(batch.rows):
+        known = [*row.request.prompt, *copies[i].output]
+        rest = row.output[len(copies[i].output) :]
+        again = plain(world.model, known, row.request.seed, Sampling(1.0), len(rest))
+        assert rest == again
