@@ -41,8 +41,13 @@ class Score:
         """Loss in nats per token, bits per byte of text, and the agreement of the two models."""
         n, bits = self.tokens, 1 / math.log(2) / self.text_bytes
         return {
-            "tokens": n, "loss": self.target / n, "bits_per_byte": self.target * bits, "draft_loss": self.draft / n,
-            "draft_bits_per_byte": self.draft * bits, "same_first_choice": self.same / n, "alpha": self.alpha / n,
+            "tokens": n,
+            "loss": self.target / n,
+            "bits_per_byte": self.target * bits,
+            "draft_loss": self.draft / n,
+            "draft_bits_per_byte": self.draft * bits,
+            "same_first_choice": self.same / n,
+            "alpha": self.alpha / n,
         }
 
 
@@ -54,10 +59,15 @@ def score(target, draft, ids: list[int], text_bytes: int) -> Score:
         x = torch.tensor([ids[start : start + WINDOW + 1]])
         labels = x[0, 1:, None]
         p, q = (m(x[:, :-1], use_cache=False).logits[0].log_softmax(-1) for m in (target, draft))
-        total.add(Score(
-            tokens=len(labels), target=-p.gather(1, labels).sum().item(), draft=-q.gather(1, labels).sum().item(),
-            same=int((p.argmax(-1) == q.argmax(-1)).sum()), alpha=torch.minimum(p.exp(), q.exp()).sum().item(),
-        ))
+        total.add(
+            Score(
+                tokens=len(labels),
+                target=-p.gather(1, labels).sum().item(),
+                draft=-q.gather(1, labels).sum().item(),
+                same=int((p.argmax(-1) == q.argmax(-1)).sum()),
+                alpha=torch.minimum(p.exp(), q.exp()).sum().item(),
+            )
+        )
     return total
 
 
@@ -158,17 +168,33 @@ def write_cards(data: Path, work: Path, package: Path) -> None:
         about = (
             "A small language model, deep and thin, for demonstrating and testing speculative decoding on any machine."
             if name == "target"
-            else "The draft model beside the demo target: same tokenizer, same data, guesses what the target writes next."
+            else "The draft model beside the demo target: same tokenizer, same data; it guesses what the target writes."
         )
-        how = "Every step learnt the text's next token." if not recipe.teacher else (
-            f"The first {100 * (1 - recipe.taught):.0f} % of the steps learnt the text's next token, the rest the "
-            f"target's whole law at each position."
+        how = (
+            "Every step learnt the text's next token."
+            if not recipe.teacher
+            else (
+                f"The first {100 * (1 - recipe.taught):.0f} % of the steps learnt the text's next token, the rest the "
+                f"target's whole law at each position."
+            )
         )
         card = template.format(
-            name=name, about=about, how=how, licence=LICENCE, recipe=recipe, parameters=f"{weights.num_parameters():,}",
-            tokens=f"{step * per_step / 1e6:.1f}M", steps=f"{step:,}", per_step=f"{per_step:,}",
-            muon=MUON_MOMENTUM, beta2=BETA2, decay=DECAY, losses=table(rows, name), agreement=agreement(rows),
-            sources=sources(data, work, step, per_step), samples=samples(package / name, first_prompts(package)),
+            name=name,
+            about=about,
+            how=how,
+            licence=LICENCE,
+            recipe=recipe,
+            parameters=f"{weights.num_parameters():,}",
+            tokens=f"{step * per_step / 1e6:.1f}M",
+            steps=f"{step:,}",
+            per_step=f"{per_step:,}",
+            muon=MUON_MOMENTUM,
+            beta2=BETA2,
+            decay=DECAY,
+            losses=table(rows, name),
+            agreement=agreement(rows),
+            sources=sources(data, work, step, per_step),
+            samples=samples(package / name, first_prompts(package)),
         )
         (package / name / "README.md").write_text(card, encoding="utf-8")
     print(f"cards written in {time.monotonic() - began:.0f} s")

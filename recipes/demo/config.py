@@ -27,7 +27,7 @@ class Recipe:
     blocks: int = 8  # blocks of 1,024 tokens per step
     rows: int = 8  # rows of 512 tokens per pass (half as many of 1,024)
     warmup: int = 60
-    cooldown: float = 0.25  # the last part of the steps, in which the rate falls to nothing
+    cooldown: float = 0.5  # the last part of the steps, in which the rate falls to nothing
     long: float = 0.20  # the last part of the steps, with rows of 1,024 tokens instead of 512
     matrix_rate: float = 0.02  # Muon, for the matrices of the layers
     other_rate: float = 4e-3  # AdamW, for embeddings and norms
@@ -39,6 +39,11 @@ class Recipe:
         """Warm-up, constant, linear decay: the factor on both rates at a step."""
         left = (self.steps - step) / max(1.0, self.cooldown * self.steps)
         return min(1.0, (step + 1) / self.warmup, left)
+
+    @property
+    def plateau(self) -> int:
+        """The steps before the rate begins to fall."""
+        return int((1 - self.cooldown) * self.steps)
 
     def learns_law(self, step: int) -> bool:
         return bool(self.teacher) and step >= (1 - self.taught) * self.steps

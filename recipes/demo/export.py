@@ -17,8 +17,15 @@ from recipes.demo.train import load
 
 PROMPTS, PROMPT_CHARACTERS, REFERENCE_CHARACTERS = 20, 1000, 1000
 KINDS = {
-    "gsm8k": "maths", "oasst": "chat", "self_dialogue": "chat", "sgd": "booking", "stdlib": "code",
-    "algorithms": "code", "tldr": "help", "stories": "stories", "books": "stories",
+    "gsm8k": "maths",
+    "oasst": "chat",
+    "self_dialogue": "chat",
+    "sgd": "booking",
+    "stdlib": "code",
+    "algorithms": "code",
+    "tldr": "help",
+    "stories": "stories",
+    "books": "stories",
 }
 
 
@@ -38,8 +45,8 @@ def stock_model(recipe: Recipe, work: Path, tokenizer) -> LlamaForCausalLM:
 def prompt(document: Document, turn: int = 0) -> dict | None:
     """A held-out document as a prompt and the words that followed; None where nothing can be asked.
 
-    Of a dialogue: everything up to a user's turn (the last one before 60 % of the turns), and the reply. Of a text: its first
-    lines, about a third and at most 1,000 characters, and the rest up to 1,000 characters.
+    Of a dialogue: everything up to a user's turn (the last one before 60 % of the turns), and the reply. Of a text:
+    its first lines, about a third and at most 1,000 characters, and the rest up to 1,000 characters.
     """
     if document.messages:
         replies = [i for i, (role, _) in enumerate(document.messages) if role == "assistant" and i]
@@ -52,10 +59,11 @@ def prompt(document: Document, turn: int = 0) -> dict | None:
         asked = [{"role": r, "content": w} for r, w in document.messages[:last]]
         return {"messages": asked, "reference": document.messages[last][1]}
     text, aim = document.text, min(PROMPT_CHARACTERS, len(document.text) // 3)
+    least = min(200, len(text) // 2)  # of what followed
     cut = text.find("\n", aim) + 1
-    if not 40 <= cut <= 2 * PROMPT_CHARACTERS or len(text) - cut < 80:
+    if not 40 <= cut <= 2 * PROMPT_CHARACTERS or len(text) - cut < least:
         cut = text.find(" ", aim)  # a text of one line; the space belongs to the next word
-    if cut < 40 or len(text) - cut < 80:
+    if cut < 40 or len(text) - cut < least:
         return None
     return {"text": text[:cut], "reference": text[cut : cut + REFERENCE_CHARACTERS]}
 
@@ -93,5 +101,7 @@ def export(data: Path, work: Path, package: Path, names: tuple[str, ...] = tuple
         stock_model(RECIPES[name], work, tokenizer).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(work / "tokenizer" / file, folder / file)
+        for file in folder.iterdir():
+            file.chmod(0o644)  # safetensors writes for the owner alone
     size = sum(f.stat().st_size for f in package.rglob("*") if f.is_file())
     print(f"{package.name}: {size / 1e6:.1f} MB")

@@ -16,8 +16,13 @@ from recipes.demo.config import Recipe
 BF16 = torch.bfloat16
 # stack name -> name in a stock checkpoint
 MATRICES = {
-    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
 }
 NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
 
@@ -77,8 +82,13 @@ class Net(nn.Module):
         r, self.recipe, self.dtype = recipe, recipe, dtype
         inner, kv = r.heads * r.head_dim, r.kv_heads * r.head_dim
         shapes = {
-            "q": (inner, r.hidden), "k": (kv, r.hidden), "v": (kv, r.hidden), "o": (r.hidden, inner),
-            "gate": (r.intermediate, r.hidden), "up": (r.intermediate, r.hidden), "down": (r.hidden, r.intermediate),
+            "q": (inner, r.hidden),
+            "k": (kv, r.hidden),
+            "v": (kv, r.hidden),
+            "o": (r.hidden, inner),
+            "gate": (r.intermediate, r.hidden),
+            "up": (r.intermediate, r.hidden),
+            "down": (r.hidden, r.intermediate),
         }
         draw = torch.Generator().manual_seed(r.seed)
         for name, (rows, columns) in shapes.items():
@@ -138,8 +148,18 @@ def stock_config(recipe: Recipe, **tokens: int):
 
     r = recipe
     return LlamaConfig(
-        vocab_size=r.vocab, hidden_size=r.hidden, intermediate_size=r.intermediate, num_hidden_layers=r.layers,
-        num_attention_heads=r.heads, num_key_value_heads=r.kv_heads, head_dim=r.head_dim, rms_norm_eps=r.eps,
-        max_position_embeddings=r.context, tie_word_embeddings=True, attention_bias=False, mlp_bias=False,
-        rope_parameters={"rope_type": "default", "rope_theta": r.theta}, **tokens,
+        vocab_size=r.vocab,
+        hidden_size=r.hidden,
+        intermediate_size=r.intermediate,
+        num_hidden_layers=r.layers,
+        num_attention_heads=r.heads,
+        num_key_value_heads=r.kv_heads,
+        head_dim=r.head_dim,
+        rms_norm_eps=r.eps,
+        max_position_embeddings=r.context,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": r.theta},
+        **tokens,
     )

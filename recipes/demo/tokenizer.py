@@ -37,10 +37,12 @@ CHAT_TEMPLATE = """\
 
 def train(texts: Iterable[str], vocab: int = VOCAB) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
@@ -71,14 +73,23 @@ def sample(work: Path, characters: int = 1_200_000) -> Iterator[str]:
 def save(tokenizer: Tokenizer, folder: Path, context: int = 2048) -> None:
     begin, end, _, _, pad = SPECIALS
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=begin, eos_token=end, pad_token=pad,
-        additional_special_tokens=list(SPECIALS[2:4]), model_max_length=context,
-        clean_up_tokenization_spaces=False, padding_side="left",
+        tokenizer_object=tokenizer,
+        bos_token=begin,
+        eos_token=end,
+        pad_token=pad,
+        additional_special_tokens=list(SPECIALS[2:4]),
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder, save_jinja_files=False)
     config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()), indent=2, sort_keys=True) + "\n")
+    fields = {
+        **json.loads(config.read_text()),
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }  # older releases read it too
+    config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
 def build(work: Path):

@@ -4,7 +4,8 @@ Matrices are trained by Muon (momentum whose update is made orthogonal by five N
 the whole stack of layers in one batched product), embeddings and norms by AdamW. A step's batch, rate and row
 length follow from (recipe, step) alone and a checkpoint holds weights and moments in full, so a run
 that was interrupted continues bit for bit (same machine, same thread count). The schedule is warm-up, constant,
-decay: as long as the decay has not begun, `steps` may be changed between two starts.
+decay: as long as the decay has not begun, `steps` may be changed between two starts, and the state at its
+beginning stays in `plateau.pt`, so that a longer run can set out from there later (copy it to `checkpoint.pt`).
 """
 
 from __future__ import annotations
@@ -82,8 +83,14 @@ def load(recipe: Recipe, work: Path, dtype: torch.dtype = torch.bfloat16) -> Net
     return net.requires_grad_(False)
 
 
-def train(recipe: Recipe, work: Path, domains: tuple[str, ...] | None = None, stop: int | None = None,
-          every: float = 300.0, say=print) -> Net:
+def train(
+    recipe: Recipe,
+    work: Path,
+    domains: tuple[str, ...] | None = None,
+    stop: int | None = None,
+    every: float = 300.0,
+    say=print,
+) -> Net:
     """Trains to `recipe.steps` (or to `stop`), from the last checkpoint if there is one."""
     folder = work / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,8 +129,12 @@ def train(recipe: Recipe, work: Path, domains: tuple[str, ...] | None = None, st
             marks = [*marks[-6:], (now, done)]
             pace = (done - marks[0][1]) / (now - marks[0][0])
             eta = (recipe.steps - done) / pace / 60
-            say(f"{recipe.name} step {done}/{recipe.steps} loss {total:.4f} mean {mean:.4f} grad {size:.2f} "
-                f"rate {recipe.rate(step):.3f} {pace * per_step:.0f} tokens/s eta {eta:.1f} min")
+            say(
+                f"{recipe.name} step {done}/{recipe.steps} loss {total:.4f} mean {mean:.4f} grad {size:.2f} "
+                f"rate {recipe.rate(step):.3f} {pace * per_step:.0f} tokens/s eta {eta:.1f} min"
+            )
+        if done == recipe.plateau:
+            save(folder / "plateau.pt", net, optimiser, done, mean)
         if asked or done == end or now - saved > every:
             save(path, net, optimiser, done, mean)
             saved = now

@@ -75,7 +75,7 @@ class LLM:
         rows: dict[int, Row] = {}
         for piece in generate(self.engine(rule, budget), requests, check_batch(batch_size)):
             rows[piece.row.index] = piece.row
-        return [self._output(rows[i], i // n, stops) for i in range(len(requests))]
+        return [self.output(rows[i], i // n, stops) for i in range(len(requests))]
 
     def stream(
         self,
@@ -90,20 +90,33 @@ class LLM:
         **law: Any,
     ) -> Iterator[str]:
         """The text of one prompt as it comes; never half a character, never the start of a stop string."""
-        stops = self._stop(max_new_tokens, stop, ignore_eos)
-        ids = self.prompts(prompt)
-        request = self._request(ids[0], spread_seeds(seed, 1, 1)[0][0], max_new_tokens, Sampling(**law), stops)
+        request, stops = self.request(
+            prompt, max_new_tokens=max_new_tokens, seed=seed, stop=stop, ignore_eos=ignore_eos, **law
+        )
         text = self.text_stream(stops)
         for piece in self.pieces(request, rule, budget):
-            fresh = text.push(stops.visible(piece.tokens))
-            if fresh:
+            if fresh := text.push(stops.visible(piece.tokens)):
                 yield fresh
-        rest = text.flush()
-        if rest:
+        if rest := text.flush():
             yield rest
 
+    def request(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **law: Any,
+    ) -> tuple[Request, Stop]:
+        """One prompt as the engine takes it, and its ends: for those who show more than text."""
+        stops = self._stop(max_new_tokens, stop, ignore_eos)
+        first = spread_seeds(seed, 1, 1)[0][0]
+        return self._request(self.prompts(prompt)[0], first, max_new_tokens, Sampling(**law), stops), stops
+
     def pieces(self, request: Request, rule: Rule = "coupled", budget: Budgeter | None = None) -> Iterator[Piece]:
-        """What each round adds to one request: for those who show more than text."""
+        """What each round adds to one request."""
         return generate(self.engine(rule, budget), [request])
 
     def engine(self, rule: Rule = "coupled", budget: Budgeter | None = None) -> Engine:
@@ -154,7 +167,8 @@ class LLM:
             raise InputError("a stop string is empty; leave it out")
         return Stop(frozenset() if ignore_eos else self.eos, wanted, max_new_tokens, self.decode)
 
-    def _output(self, row: Row, prompt: int, stops: Stop) -> Output:
+    def output(self, row: Row, prompt: int, stops: Stop) -> Output:
+        """A finished row as the caller sees it."""
         text = stops.text(row.output)
         return Output(prompt, text, row.output, row.finish or "length", row.request.seed, row.usage)
 

@@ -62,7 +62,7 @@ def _options(spec: str, query: str, function: Any) -> dict[str, Any]:
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in ("target", "tokenizer", "path")
+        if name not in ("target", "tokenizer", "path") and parameter.kind is not parameter.VAR_KEYWORD
     }
     options: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):

@@ -1,12 +1,12 @@
 """Lookahead decoding (Fu et al. 2024): Jacobi iteration on a window yields n-grams, n-grams make guesses.
 
-W (`window`, 7) columns of N - 1 levels (`ngram` N, 5) hold the last Jacobi iterates of the positions ahead. Token (l, j)
-of the window lies j + l tokens behind the root; (0, 0) is the root itself. Column j rides along as a path of the tree,
+W (`window`, 7) columns of N - 1 levels (`ngram` N, 5) hold the last Jacobi iterates of the positions ahead. Token
+(l, j) lies j + l tokens behind the root; (0, 0) is the root itself. Column j rides along as a path of the tree,
 
     (0, 1) ... (0, j) (1, j) ... (N-2, j),                          so the window is a comb: depth j + N - 2, teeth j
 
 and what the target would write behind it becomes the column's next iterate: all levels move up by one. Levels plus
-iterate are an n-gram, kept in a pool: at most G (`guesses`, 7) continuations per first token, least recently found out
+iterate are an n-gram, kept in a pool: at most G (`guesses`, 7) continuations per first token, the last found
 first. Those of the root's token are the guesses. Defaults are the authors' repository's. Beyond it:
 
  * one tree holds guesses and window, and the target verifies and iterates in one pass (as in the paper, with any rule);
@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import sampling
 from ..tree import from_paths
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
+from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling, Target
 from .none import flag, refuse, selected, useful, whole
 
 
@@ -81,27 +82,26 @@ class Row:
 
     def step(self, iterates: Sequence[int], tokens: Sequence[int]) -> None:
         """One Jacobi step of the first columns, the root having moved on by `tokens`."""
-        root = self.tail[-1]
+        width, verified, shift = self.drafter.window, len(iterates), len(tokens)
+        if verified:
+            if self.rounds >= len(self.levels) - 1:
+                for j, new in enumerate(iterates):
+                    first = self.levels[0][j] if j else self.tail[-1]
+                    self.learn([first, *(level[j] for level in self.levels[1:]), new])
+            above = [*self.levels[1:], [*iterates]]
+            self.levels = [[*up[:verified], *same[verified:]] for same, up in zip(self.levels, above, strict=True)]
+            self.rounds += 1
+            shift -= 1  # the step itself moved the window by one
+        self.levels = [[*level[shift:], *level][:width] for level in self.levels]
         self.read(tokens)
-        if not iterates:
-            return
-        if self.rounds >= len(self.levels) - 1:
-            for j, new in enumerate(iterates):
-                self.learn([self.levels[0][j] if j else root, *(level[j] for level in self.levels[1:]), new])
-        waiting = self.levels[-1][len(iterates) :]
-        levels = [*self.levels[1:], [*iterates, *waiting]]
-        shift = len(tokens) - 1  # the window moved by one with its step, and by one for each accepted token
-        width = self.drafter.window
-        self.levels = [[*level[shift:], *level][:width] for level in levels]
-        self.rounds += 1
 
     def fork(self) -> Row:
         return Row(self.drafter, [list(level) for level in self.levels], dict(self.pool), list(self.tail), self.rounds)
 
 
 def plan(row: Row, nodes: int, depth: int) -> tuple[list[list[int]], int]:
-    """The guesses of a row, and how many columns of its window fit: half of `nodes` (the root not counted) and the rest
-    that guesses leave."""
+    """The guesses of a row, and how many columns of its window fit into half of `nodes` (the root not counted) or into
+    what the guesses leave."""
     guesses = [list(g[:depth]) for g in row.pool.get(row.tail[-1], ())] if depth else []
     lower = row.drafter.ngram - 2
     wanted = len({tuple(g[: i + 1]) for g in guesses for i in range(len(g))})
@@ -123,14 +123,13 @@ class LookaheadDrafting:
         self.last = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        paths, limits, counts = [], [], []
+        paths, counts = [], []
         nodes = max(0, budget.nodes - 1)
         for row, depth in zip(self.rows, useful(rows, budget), strict=True):
             guesses, columns = plan(row, nodes, depth)
             window = [row.column(j) for j in range(columns)]
             paths.append(cut(guesses, window, nodes) + window)
             counts.append(columns)
-            limits.append(depth)
         roots = [row.tail[-1] for row in self.rows]
         tree, where = from_paths(roots, paths, max(1, budget.nodes), rows.root.device)
         self.last = [[(ids or [0])[-1] for ids in w[len(w) - n :]] for w, n in zip(where, counts, strict=True)]
@@ -150,10 +149,12 @@ class LookaheadDrafting:
             return [[] for _ in self.rows]
         device = round.look.logits.device
         nodes = torch.tensor([[*ids, *[0] * (columns - len(ids))] for ids in last], device=device)
-        logits = round.look.logits[torch.arange(len(last), device=device)[:, None], nodes].float()
-        if round.rows.hot:
-            logits = logits + round.rows.temperature[:, None, None] * self._noise(round.rows, columns)
-        return [new[: len(ids)] for new, ids in zip(logits.argmax(-1).tolist(), last, strict=True)]
+        logits = round.look.logits[torch.arange(len(last), device=device)[:, None], nodes]
+        # One draw for all columns, without top-k and its kin: they would cost a sort per column and change few tokens.
+        plain = [Sampling(s.temperature) for s in round.rows.sampling for _ in range(columns)]
+        noise = self._noise(round.rows, columns).flatten(0, 1) if round.rows.hot else None
+        drawn = sampling.draw(logits.flatten(0, 1), plain, noise).view(-1, columns).tolist()
+        return [new[: len(ids)] for new, ids in zip(drawn, last, strict=True)]
 
     def _noise(self, rows: Rows, columns: int) -> Tensor:
         """G [b, columns, v] of the positions of the iterates."""

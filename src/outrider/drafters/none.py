@@ -105,7 +105,7 @@ S = TypeVar("S", bound=Forks)
 
 
 def selected(states: list[S], index: Sequence[int]) -> list[S]:
-    """State i := old state index[i]. The first use of a state moves it; repeats are forks that share nothing mutable."""
+    """State i := old state index[i]. The first use moves it; repeats are forks that share nothing mutable."""
     seen: set[int] = set()
     out = []
     for i in index:

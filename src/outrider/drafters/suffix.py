@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from threading import Lock
@@ -100,39 +100,29 @@ class Automaton:
             state = link[state]
         return state, length
 
-    def match(self, tokens: Iterable[int]) -> tuple[int, int]:
-        """The state of the longest known suffix of `tokens`, and its length."""
-        state, length = 0, 0
-        for token in tokens:
-            state, length = self.step(state, length, token, self.span)
-        return state, length
-
     def fork(self) -> Automaton:
-        return Automaton(self.span, [dict(s) for s in self.successors], *map(list, (self.link, self.length, self.count)))
+        successors = [dict(s) for s in self.successors]
+        return Automaton(self.span, successors, list(self.link), list(self.length), list(self.count))
 
 
 @dataclass
 class Memory:
     """What `persist=true` keeps: the outputs of all generations of one loaded drafter, in two halves.
 
-    When the young half holds `keep / 2` tokens it becomes the old half, and the old half is forgotten.
+    When the young half holds `half` tokens it becomes the old one, and the old one is forgotten.
     """
 
-    span: int
-    keep: int
-    lock: AbstractContextManager[Any] = field(default_factory=Lock)
-    young: Automaton = field(init=False)
-    old: Automaton = field(init=False)
+    half: int
+    young: Automaton
+    old: Automaton
     written: int = 0
     epoch: int = 0
-
-    def __post_init__(self) -> None:
-        self.young, self.old = Automaton(self.span), Automaton(self.span)
+    lock: Lock = field(default_factory=Lock)
 
     def write(self, place: tuple[int, int], tokens: Sequence[int]) -> tuple[int, int]:
         """Write tokens behind a place (epoch, state) in the memory; the new place."""
-        if self.written >= max(1, self.keep // 2):
-            self.old, self.young, self.written, self.epoch = self.young, Automaton(self.span), 0, self.epoch + 1
+        if self.written >= self.half:
+            self.old, self.young, self.written, self.epoch = self.young, Automaton(self.old.span), 0, self.epoch + 1
         self.written += len(tokens)
         return self.epoch, self.young.extend(place[1] if place[0] == self.epoch else 0, tokens)
 
@@ -148,10 +138,6 @@ class SuffixDrafter:
     def reopens(self) -> bool:
         """With a memory, proposals depend on other requests too."""
         return self.memory is None
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.memory is None else self.memory.lock
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> SuffixDrafting:
         return SuffixDrafting(self, [Text.of(prompt, self.context) for prompt in prompts])
@@ -191,7 +177,9 @@ def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor
     tokens, parents, values, depths = [text.tail[-1]], [0], [0.0], [0]
     child: set[tuple[int, int]] = set()
     bound = math.log(floor) if floor > 0 else -math.inf
-    root = [(a, *a.match(text.tail)) for a in sources] if depth else []
+    root = [(a, 0, 0) for a in sources] if depth else []
+    for token in text.tail:
+        root = advance(root, token, text.context)
     # (-value, order of discovery, node, token or None, matches): None tries the node's next shorter context.
     heap: list[tuple[float, int, int, int | None, list[Match]]] = [(0.0, 0, 0, None, root)]
     order = 0
@@ -208,7 +196,7 @@ def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor
             if depths[-1] == depth:
                 continue
             node = len(tokens) - 1
-            matches = [(a, *a.step(s, length, token, text.context)) for a, s, length in matches]
+            matches = advance(matches, token, text.context)
         chances, shorter = successors(matches)
         for following, chance in chances:
             order += 1
@@ -217,8 +205,12 @@ def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor
     return tokens, parents, values
 
 
+def advance(matches: list[Match], token: int, context: int) -> list[Match]:
+    return [(automaton, *automaton.step(state, length, token, context)) for automaton, state, length in matches]
+
+
 def successors(matches: list[Match]) -> tuple[list[tuple[int | None, float]], list[Match]]:
-    """Log-probabilities of the longest context's successors and, as None, of an escape; the matches after the escape."""
+    """Log-probabilities of the longest context's successors and, as None, of an escape; the matches behind it."""
     which = max(range(len(matches)), key=lambda i: (matches[i][2], -i), default=-1)
     if which < 0 or matches[which][2] == 0:
         return [], []
@@ -226,14 +218,14 @@ def successors(matches: list[Match]) -> tuple[list[tuple[int | None, float]], li
     link = automaton.link[state]
     shorter = [*matches]
     shorter[which] = (automaton, link, automaton.length[link])
-    counts = [(automaton.count[s], token) for token, s in automaton.successors[state].items()]
-    n = sum(c for c, _ in counts)
+    counts = [(automaton.count[s], s, token) for token, s in automaton.successors[state].items()]
+    n = sum(c for c, _, _ in counts)
     if n == 0:
         return [(None, 0.0)], shorter
     if len(counts) > 1:
-        counts = sorted(counts, key=lambda c: -c[0])[:KIDS]
+        counts = sorted(counts, reverse=True)[:KIDS]  # of two seen once, the younger state is the later one
     trust = math.log((n + length) / (n + length + 1) / n)
-    return [*((token, trust + math.log(c)) for c, token in counts), (None, -math.log(n + length + 1))], shorter
+    return [*((token, trust + math.log(c)) for c, _, token in counts), (None, -math.log(n + length + 1))], shorter
 
 
 @dataclass
@@ -251,12 +243,13 @@ class SuffixDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         floor = budget.floor if rows.rule == "coupled" else 0.0
-        with self.drafter.lock:
+        with self.drafter.memory.lock if self.drafter.memory else nullcontext():
             grown = [
                 grow(row, self.drafter.sources(row), max(1, budget.nodes), depth, floor)
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
-        return from_lists(*(list(part) for part in zip(*grown, strict=True)), device=rows.root.device)
+        tokens, parents, values = (list(part) for part in zip(*grown, strict=True))
+        return from_lists(tokens, parents, values, rows.root.device)
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)
@@ -278,9 +271,9 @@ def load(
     """Suffix decoding over the text, a corpus file (`path`) and, with `persist`, the last `keep` tokens written."""
     refuse("suffix", unknown)
     context = whole("context", context, most=256)
-    memory = Memory(2 * context, whole("keep", keep)) if flag("persist", persist) else None
-    shared = None
-    if path is not None:
-        shared = Automaton(2 * context)
+    half = (whole("keep", keep) + 1) // 2
+    memory = Memory(half, Automaton(2 * context), Automaton(2 * context)) if flag("persist", persist) else None
+    shared = None if path is None else Automaton(2 * context)
+    if path is not None and shared is not None:
         shared.extend(0, corpus("suffix", path, tokenizer))
     return SuffixDrafter(context, shared, memory)

@@ -1,0 +1,191 @@
+"""Logits to law: the only home of temperature, top-k, top-p, min-p, penalties and biases; drawing from it and ranking.
+
+Everything is a pure batched function. The order is that of transformers: bias and penalties on the raw logits, then
+temperature, top-k, top-p, min-p. The race form of sampling, `argmax(logits + T * G)`, needs no softmax and no division
+by T, so that greedy decoding (T = 0) is the same formula without its second term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .noise import DRAFT, gumbels
+from .types import Rows, Sampling
+
+History = Sequence[tuple[Sequence[int], Sequence[int]]]  # per row: the prompt's tokens, the output's tokens
+
+POOLED = 4096  # larger vocabularies are ranked by their best `pool` tokens: hashing is what costs
+
+
+def _wide(logits: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def narrow(logits: Float[Tensor, "*s"], sampling: Sampling) -> Float[Tensor, "*s"]:
+    """Logits [.., v] in float32 or wider, -inf where top-k, top-p or min-p exclude; not divided by T.
+
+    The filters see logits / T, one after the other as in transformers (ties included: all equals of the k-th best stay).
+    """
+    x = _wide(logits)
+    if sampling.temperature == 0 or not sampling.warped:
+        return x
+    v = x.shape[-1]
+    scores = (x / sampling.temperature).reshape(-1, v)
+    gone = torch.zeros_like(scores, dtype=torch.bool)
+    if sampling.top_k > 0:
+        gone = scores < scores.topk(min(sampling.top_k, v)).values[:, -1:]
+        scores = scores.masked_fill(gone, float("-inf"))
+    if sampling.top_p < 1:
+        drop = _outside_top_p(scores, sampling.top_p)
+        scores, gone = scores.masked_fill(drop, float("-inf")), gone | drop
+    if sampling.min_p > 0:
+        p = scores.softmax(-1)
+        gone = gone | (p < sampling.min_p * p.amax(-1, keepdim=True))
+    return x.masked_fill(gone.view_as(x), float("-inf"))
+
+
+def _outside_top_p(scores: Float[Tensor, "b v"], top_p: float) -> Bool[Tensor, "b v"]:
+    """Everything but the smallest set of likeliest tokens that holds `top_p`: summed from below, as transformers does."""
+    ordered, index = scores.sort(descending=False)
+    drop = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop[:, -1] = False
+    return drop.scatter(1, index, drop)
+
+
+def law(logits: Float[Tensor, "*s"], sampling: Sampling) -> Float[Tensor, "*s"]:
+    """Probabilities [.., v], float32 or wider: softmax(narrow(logits) / T), at T = 0 the one-hot of the argmax."""
+    if sampling.temperature == 0:
+        x = _wide(logits)
+        return torch.zeros_like(x).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return (narrow(logits, sampling) / sampling.temperature).softmax(-1)
+
+
+def penalise(
+    logits: Float[Tensor, "b v"],
+    samplings: Sequence[Sampling],
+    history: History,
+    path: Int[Tensor, "b d"] | None = None,
+) -> Float[Tensor, "b v"]:
+    """Logit bias, then repetition, presence and frequency penalties, for a node below `path`.
+
+    `path` holds the tokens accepted below the root in this round; the root is the last token of `history` already.
+    Repetition looks at prompt, output and path; presence and frequency at output and path alone.
+    """
+    x = _wide(logits)
+    if not any(s.penalised or s.logit_bias for s in samplings):
+        return x
+    b, v = x.shape
+    counts = torch.zeros(b, v, dtype=x.dtype, device=x.device)
+    seen = torch.zeros(b, v, dtype=torch.bool, device=x.device)
+    bias = torch.zeros(b, v, dtype=x.dtype, device=x.device)
+    for i, (sampling, (prompt, output)) in enumerate(zip(samplings, history, strict=True)):
+        if sampling.logit_bias:
+            ids = torch.tensor(list(sampling.logit_bias), dtype=torch.long, device=x.device)
+            bias[i, ids] = torch.tensor(list(sampling.logit_bias.values()), dtype=x.dtype, device=x.device)
+        if sampling.penalised:
+            said = torch.tensor(output, dtype=torch.long, device=x.device)
+            counts[i] = torch.bincount(said, minlength=v)
+            seen[i, torch.tensor(prompt, dtype=torch.long, device=x.device)] = True
+    if path is not None and path.shape[1]:
+        counts = counts.scatter_add(1, path, torch.ones_like(path, dtype=x.dtype))
+    seen |= counts > 0
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([[getattr(s, name)] for s in samplings], dtype=x.dtype, device=x.device)
+
+    x = x + bias
+    factor = column("repetition_penalty")
+    x = torch.where(seen, torch.where(x < 0, x * factor, x / factor), x)
+    return x - column("presence_penalty") * (counts > 0) - column("frequency_penalty") * counts
+
+
+def draw(
+    logits: Float[Tensor, "b v"], samplings: Sequence[Sampling], noise: Float[Tensor, "b v"] | None
+) -> Int[Tensor, " b"]:
+    """One token per row: argmax(narrow(logits) + T * G), the lowest id among equals. `noise` may be None at T = 0."""
+    first = samplings[0]
+    if all(s is first or s == first for s in samplings):
+        return _draw(logits, first, noise)
+    chosen = torch.empty(logits.shape[0], dtype=torch.long, device=logits.device)
+    groups: list[tuple[Sampling, list[int]]] = []
+    for i, sampling in enumerate(samplings):
+        for other, rows in groups:
+            if other == sampling:
+                rows.append(i)
+                break
+        else:
+            groups.append((sampling, [i]))
+    for sampling, rows in groups:
+        index = torch.tensor(rows, device=logits.device)
+        chosen[index] = _draw(logits[index], sampling, None if noise is None else noise[index])
+    return chosen
+
+
+def _draw(logits: Tensor, sampling: Sampling, noise: Tensor | None) -> Tensor:
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    assert noise is not None, "sampling needs noise"
+    # Two operations on purpose: a fused multiply-add rounds differently in the vectorised body and in its tail, which
+    # would make the result depend on where in the batch a row lies.
+    scaled = noise * sampling.temperature
+    return (narrow(logits, sampling) + scaled).argmax(-1)
+
+
+def rank(
+    logits: Float[Tensor, "b w v"],
+    rows: Rows,
+    depth: int,
+    k: int,
+    scale: float = 1.0,
+    pool: int = 64,
+    warp: bool = False,
+) -> tuple[Int[Tensor, "b w k"], Float[Tensor, "b w k"]]:
+    """The k candidates [b, w, k] below each of w nodes, best first, and the logs of their confidences.
+
+    Under `coupled` candidates are ranked by r = log q + T * G, with the noise G of absolute position
+    `rows.position + depth` that the target's own choice there will use; elsewhere, and at T = 0, by log q (EAGLE-2).
+    The confidence is softmax(r / scale). q is taken at temperature 1 and unfiltered, which is best for trees; `warp`
+    applies the row's filters to q, which is best for chains. Above 4,096 tokens only the `pool` best of q are raced.
+    """
+    x = _wide(logits)
+    k = min(k, x.shape[-1])
+    raced = rows.rule == "coupled" and rows.hot
+    if warp and any(s.warped for s in rows.sampling):
+        x = torch.stack([narrow(z, s) for z, s in zip(x, rows.sampling, strict=True)])
+    ids: Tensor | None = None
+    if raced and x.shape[-1] > POOLED:
+        x, ids = x.topk(min(max(pool, k), x.shape[-1]))
+    if raced:
+        noise = rows.noise(depth)[:, None] if ids is None else rows.noise(depth, ids)
+        x = x + noise * rows.temperature.view(-1, 1, 1)
+    # softmax is blind to a constant, so log q needs no normalising of its own.
+    top = x.topk(k)
+    total = torch.logsumexp(x / scale, -1, keepdim=True)
+    confidence = (top.values / scale - total).clamp(max=0)
+    return top.indices if ids is None else ids.gather(-1, top.indices), confidence
+
+
+def sample(
+    q: Float[Tensor, "b w v"], k: int, rows: Rows, first: int = 0, replacement: bool = False
+) -> Int[Tensor, "b w k"]:
+    """k children of each of the nodes first, first + 1, ..., drawn from their laws q, in the order they were drawn.
+
+    Without replacement: the k winners of one Gumbel race, in order; with: k races. The randomness belongs to (seed,
+    round, node), never to a position, which would tie successive rounds together and bias the rejection rules.
+    """
+    b, w, v = q.shape
+    races = k if replacement else 1
+    seeds = [s for s in rows.seeds for _ in range(w * races)]
+    counters = [
+        (((serial << 12) + first + i) << 8) + j for serial in rows.serial for i in range(w) for j in range(races)
+    ]
+    ids = torch.arange(v, dtype=torch.int32, device=q.device)
+    noise = gumbels(seeds, counters, ids, DRAFT).view(b, w, races, v)
+    race = q.log()[:, :, None] + noise
+    if replacement:
+        return race.argmax(-1)
+    return race[:, :, 0].topk(k).indices

@@ -1,0 +1,91 @@
+"""The n-gram drafters: their laws, and what they offer under each rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from outrider.drafters import ngram
+from outrider.drafters.ngram import Counts
+from outrider.types import Budget, InputError
+from test_drafters_play import PROMPTS, VOCAB, Play, Table, Words, paths_of
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_law_sums_to_one_and_has_full_support(n: int) -> None:
+    for text in ([], [3], [1, 2, 1, 2, 1, 3]):
+        law = Counts.of(text, VOCAB).law(range(VOCAB), n)
+        assert law.shape == (VOCAB, VOCAB)
+        assert (law > 0).all()
+        torch.testing.assert_close(law.sum(-1), torch.ones(VOCAB, dtype=torch.float64))
+
+
+def test_the_law_by_hand() -> None:
+    counts = Counts.of([1, 2, 1, 2, 1, 3], 4)
+    assert counts.law([0], 1)[0].tolist() == pytest.approx([0.1, 0.4, 0.3, 0.2])
+    assert counts.law([1], 2)[0].tolist() == pytest.approx([0.025, 0.1, (2 + 0.3) / 4, (1 + 0.2) / 4])
+    assert counts.law([3], 2)[0].tolist() == pytest.approx([0.1, 0.4, 0.3, 0.2])  # nothing followed 3: the unigram
+
+
+def test_counts_in_pieces_are_counts_of_the_whole() -> None:
+    text = [1, 2, 1, 2, 1, 3, 0, 1]
+    counts = Counts.of(text[:3], 4)
+    for token in text[3:]:
+        counts.extend([token])
+    assert torch.equal(counts.law(range(4), 2), Counts.of(text, 4).law(range(4), 2))
+
+
+def test_the_probable_token_comes_first(tmp_path) -> None:
+    (tmp_path / "corpus.txt").write_text("1 2 1 2 1 3 4 5")
+    drafter = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"), width=1)
+    play = Play(drafter, [[9]], whole=[[1]])
+    assert paths_of(play.propose(Budget(4, 3)))[0] == [[], [2], [2, 1], [2, 1, 2]]
+    unigram = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"), n=1, width=2)
+    play = Play(unigram, [[9]], whole=[[3]])
+    assert paths_of(play.propose(Budget(3, 1)))[0] == [[], [1], [2]]
+
+
+def test_under_rejection_a_sampled_chain_carries_its_laws() -> None:
+    drafter = ngram.load(Table())
+    play = Play(drafter, PROMPTS, 1.0, rule="rejection")
+    tree = play.propose(Budget(5, 8))
+    assert tree.parents.tolist() == [[0, 0, 1, 2, 3]] * 3
+    assert tree.q is not None and tree.q.shape == (3, 4, VOCAB)
+    for b, prompt in enumerate(play.texts):
+        law = Counts.of(prompt, VOCAB).law(tree.tokens[b, :-1].tolist(), 2)
+        torch.testing.assert_close(tree.q[b].double(), law, atol=1e-6, rtol=1e-5)
+    shaped = play.propose(Budget(20, 8, shape=(3, 2)))
+    assert shaped.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert shaped.q is not None and shaped.q.shape == (3, 4, VOCAB)
+
+
+def test_sampled_tokens_follow_the_law() -> None:
+    play = Play(ngram.load(Table(), n=1), [[1, 1, 1, 2]], 1.0, rule="rejection", whole=[[2]])
+    seen = torch.zeros(VOCAB)
+    for seed in range(1500):
+        play.seeds = [seed]
+        seen[play.propose(Budget(2, 1)).tokens[0, 1]] += 1
+    law = Counts.of([1, 1, 1, 2, 2], VOCAB).unigram()
+    assert float(((seen / 1500 - law) ** 2 / law * 1500).sum()) < 31.3  # chi-square, 11 degrees of freedom, .999
+
+
+def test_greedy_rejection_is_deterministic() -> None:
+    assert Play(ngram.load(Table()), PROMPTS, 0.0, rule="rejection").propose(Budget(5, 8)).q is None
+
+
+def test_a_corpus_learns_nothing(tmp_path) -> None:
+    (tmp_path / "corpus.txt").write_text("1 2 3")
+    drafter = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"))
+    before = drafter.corpus.law(range(VOCAB), 2)
+    play = Play(drafter, PROMPTS)
+    play.select([0, 0, 2])
+    for _ in range(4):
+        play.round(Budget(8, 3))
+    assert torch.equal(before, drafter.corpus.law(range(VOCAB), 2))
+
+
+def test_bad_input(tmp_path) -> None:
+    with pytest.raises(InputError, match="needs the target"):
+        ngram.load(None)
+    (tmp_path / "corpus.txt").write_text(f"1 {VOCAB}")
+    with pytest.raises(InputError, match="outside the target's vocabulary"):
+        ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"))
