@@ -1,7 +1,7 @@
 """Builds the demo models from the training texts: `python -m recipes.demo.build` from the repository's root.
 
-Stages, in order: split, tokenizer, tokens, target, draft, export, card. Each is a process of its own, does nothing
-when its result is there, and continues where it was interrupted; stop with ctrl-C or SIGTERM at any time.
+Stages, in order: split, tokenizer, tokens, target, draft, export, card. Each is a process of its own. The stages
+up to draft do nothing when their result is there and continue where they were interrupted; stop at any time.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Batch:
         for row in rows:
             tokens, row.output = row.output, []
             row.usage.prefill_seconds = seconds
-            pieces.append(Piece(row, batch.extend(row, tokens), 0))
+            pieces.append(Piece(row, batch.extend(row, tokens, 1), 0))
         return batch.leave(), pieces
 
     def round(self) -> list[Piece]:
@@ -158,7 +158,7 @@ class Batch:
         for i, row in enumerate(self.rows):
             row.length += counts[i]
             row.serial += 1
-            added = self.extend(row, tokens[i])
+            added = self.extend(row, tokens[i], view.room[i])
             accepted = min(counts[i] - 1, len(added))
             self.account(row.usage, sizes[i] - 1, accepted, accepted if len(added) < len(tokens[i]) else tested[i])
             row.usage.draft_seconds += draft_seconds
@@ -256,9 +256,8 @@ class Batch:
         tokens = [[*p[1:c], p[-3]] for p, c in zip(packed, counts, strict=True)]
         return tokens, counts, [p[-1] for p in packed]
 
-    def extend(self, row: Row, tokens: list[int]) -> list[int]:
-        """Add tokens to a row's output, up to its end; the ones that were added."""
-        room = row.request.max_new_tokens - len(row.output)
+    def extend(self, row: Row, tokens: list[int], room: int) -> list[int]:
+        """Add tokens to a row's output, up to its end and into the room it has; the ones that were added."""
         kept, row.finish = row.request.cut(row.output, tokens[:room])
         added = tokens[: min(kept, room)]
         row.output += added

@@ -28,7 +28,7 @@ def _wide(logits: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 def narrow(logits: Float[Tensor, "*s"], sampling: Sampling) -> Float[Tensor, "*s"]:
     """Logits [.., v] in float32 or wider, -inf where top-k, top-p or min-p exclude; not divided by T.
 
-    The filters see logits / T, one after the other as in transformers (ties included: all equals of the k-th best stay).
+    The filters see logits / T, one after the other as in transformers (all equals of the k-th best stay).
     """
     x = _wide(logits)
     if sampling.temperature == 0 or not sampling.warped:
@@ -49,7 +49,7 @@ def narrow(logits: Float[Tensor, "*s"], sampling: Sampling) -> Float[Tensor, "*s
 
 
 def _outside_top_p(scores: Float[Tensor, "b v"], top_p: float) -> Bool[Tensor, "b v"]:
-    """Everything but the smallest set of likeliest tokens that holds `top_p`: summed from below, as transformers does."""
+    """All but the smallest set of likeliest tokens that holds `top_p`, summed from below as transformers does."""
     ordered, index = scores.sort(descending=False)
     drop = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
     drop[:, -1] = False

@@ -14,7 +14,7 @@ HALF = "\ufffd"  # what decoders write for an unfinished UTF-8 character
 
 @dataclass(frozen=True)
 class Stop:
-    """The ways a row can end. Nothing after the token that ends it is returned or counted; that token itself is kept."""
+    """The ways a row can end. Nothing after the token that ends it is returned or counted; that token is kept."""
 
     eos: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()

@@ -103,6 +103,7 @@ class Verdict:
     next: Int[Tensor, " b"]
 
 
+@runtime_checkable
 class Race(Protocol):
     """Gumbel race noise, a function of (seed, absolute position, token id) alone; see `outrider.noise`."""
 

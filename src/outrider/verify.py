@@ -19,7 +19,7 @@ stopped keeps its place in the batch; what it is asked afterwards is ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -32,6 +32,7 @@ Choose = Callable[[Tensor, int, Tensor], Tensor]
 Law = Callable[[Tensor, int, Tensor], Tensor]
 
 
+@runtime_checkable
 class Chance(Protocol):
     """The rejection rules' randomness, as two verbs, so that a test can explore every branch of the real code."""
 
@@ -291,7 +292,7 @@ def typical(
     b = logits.shape[0]
     row = torch.arange(b, device=logits.device)
     real = _real(tree)
-    # Per row: (path, log-likelihood) of the accepted nodes of the current depth; the best so far and the token after it.
+    # Per row: (path, log-likelihood) of the accepted nodes of this depth; the best so far and the token after it.
     layer: list[list[tuple[list[int], float]]] = [[([0], 0.0)] for _ in range(b)]
     best: list[tuple[list[int], float]] = [([0], 0.0)] * b
     after = [0] * b

@@ -86,9 +86,7 @@ def stop_at(eos: set[int]) -> Callable[..., tuple[int, str | None]]:
 
 def plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
     """Plain decoding, independent of the engine: stock cache, one token at a time, transformers' own processors."""
-    warps = LogitsProcessorList()
-    if law.repetition_penalty != 1:
-        warps.append(RepetitionPenaltyLogitsProcessor(law.repetition_penalty))
+    warps, repeats = LogitsProcessorList(), RepetitionPenaltyLogitsProcessor(law.repetition_penalty)
     if law.temperature > 0:
         warps.append(TemperatureLogitsWarper(law.temperature))
         if law.top_k:
@@ -103,12 +101,13 @@ def plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, e
             made = model(ids[:, -1:] if past else ids, past_key_values=past, use_cache=True)
             past = made.past_key_values
             scores = made.logits[:, -1]
+            for token, bias in law.logit_bias.items():
+                scores[0, token] += bias
+            scores = repeats(ids, scores)
             for token in out:
                 scores[0, token] -= law.frequency_penalty
             for token in set(out):
                 scores[0, token] -= law.presence_penalty
-            for token, bias in law.logit_bias.items():
-                scores[0, token] += bias
             scores = warps(ids, scores)
             if law.temperature > 0:
                 scores = scores + noise.gumbels([seed], [len(prompt) + len(out)], torch.arange(VOCAB))

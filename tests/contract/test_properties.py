@@ -78,7 +78,7 @@ def test_reopen(world: World, name: str, temperature: float) -> None:
 def test_self_draft(world: World, tmp_path: object, temperature: float, shape: str) -> None:
     """The target as its own drafter is accepted to full depth (noise off by one position would show here)."""
     world.model.save_pretrained(str(tmp_path))
-    itself = drafters.load(f"model:{tmp_path}?tree={shape}", world.target)
+    itself = drafters.load(f"model:{tmp_path}?tree={shape}&scale=0.01", world.target)
     made = [Request(p, 7 + i, 41, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
     rows = outputs(world.engine(itself, nodes=5 if shape == "chain" else 17, depth=4), made)
     for row in rows:

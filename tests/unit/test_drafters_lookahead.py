@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from test_drafters_play import PROMPTS, Play, Table, paths_of
+
 from outrider.drafters import lookahead
 from outrider.drafters.lookahead import Row
+from outrider.tree import root_only
 from outrider.types import Budget
-from test_drafters_play import PROMPTS, Play, Table, paths_of
 
 
 def state(play: Play, b: int = 0) -> Row:
@@ -41,8 +43,8 @@ def test_the_jacobi_step_is_the_obvious_one(temperature: float, sizes: tuple[int
                 assert level[: max(0, w - shift)] == before[shift:]
                 assert len(level) == w
             if state(play, b).rounds >= n - 1:
-                grams = [[(old[b][0][j] if j else roots[b]), *(x[j] for x in old[b][1:]), drawn[b][j]] for j in range(w)]
-                last = {gram[0]: tuple(gram[1:]) for gram in grams}
+                old[b][0][0] = roots[b]
+                last = {old[b][0][j]: (*(level[j] for level in old[b][1:]), drawn[b][j]) for j in range(w)}
                 pool = state(play, b).pool
                 assert all(rest in pool[first] for first, rest in last.items())
 
@@ -94,6 +96,17 @@ def test_columns_that_were_not_verified_wait() -> None:
     after = state(play).levels
     assert [level[1:] for level in after] == [level[1:] for level in before]
     assert after[0][0] == before[1][0]
+
+
+def test_a_round_without_a_proposal_moves_the_window_on() -> None:
+    play = Play(lookahead.load(None, window=3, ngram=3, text=False), PROMPTS)
+    play.round(Budget(64, 16))
+    levels = [list(level) for level in state(play).levels]
+    pool = dict(state(play).pool)
+    play.propose = lambda budget: root_only(play.rows().root)  # type: ignore[method-assign]
+    play.round(Budget(64, 16))
+    assert state(play).pool == pool
+    assert [level[:2] for level in state(play).levels] == [level[1:] for level in levels]
 
 
 def test_it_says_that_it_does_not_reopen() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from outrider.drafters import lookup
-from outrider.types import Budget
 from test_drafters_play import Play, paths_of
 
+from outrider.drafters import lookup
+from outrider.types import Budget
 
-def drafts(prompt: list[int], budget: Budget = Budget(64, 16), **options) -> list[list[int]]:
+LARGE = Budget(64, 16)
+
+
+def drafts(prompt: list[int], budget: Budget = LARGE, **options) -> list[list[int]]:
     play = Play(lookup.load(None, **options), [prompt[:-1]], whole=[prompt[-1:]])
     return paths_of(play.propose(budget))[0][1:]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_drafters_play import PROMPTS, VOCAB, Play, Table, Words, paths_of
+
 from outrider.drafters import ngram
 from outrider.drafters.ngram import Counts
 from outrider.types import Budget, InputError
-from test_drafters_play import PROMPTS, VOCAB, Play, Table, Words, paths_of
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -49,23 +50,59 @@ def test_under_rejection_a_sampled_chain_carries_its_laws() -> None:
     play = Play(drafter, PROMPTS, 1.0, rule="rejection")
     tree = play.propose(Budget(5, 8))
     assert tree.parents.tolist() == [[0, 0, 1, 2, 3]] * 3
-    assert tree.q is not None and tree.q.shape == (3, 4, VOCAB)
+    assert tree.q is not None
+    assert tree.q.shape == (3, 4, VOCAB)
     for b, prompt in enumerate(play.texts):
         law = Counts.of(prompt, VOCAB).law(tree.tokens[b, :-1].tolist(), 2)
         torch.testing.assert_close(tree.q[b].double(), law, atol=1e-6, rtol=1e-5)
     shaped = play.propose(Budget(20, 8, shape=(3, 2)))
     assert shaped.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert shaped.q is not None and shaped.q.shape == (3, 4, VOCAB)
+    assert shaped.q is not None
+    assert shaped.q.shape == (3, 4, VOCAB)
+
+
+def test_a_sampled_tree_is_cut_by_room_alone() -> None:
+    play = Play(ngram.load(Table()), PROMPTS, 1.0, rule="rejection", length=11)  # room for 2, 7 and 9 more tokens
+    tree, shaped = play.propose(Budget(6, 5)), play.propose(Budget(20, 8, shape=(3, 2)))
+    assert tree.size.tolist() == [2, 6, 6]
+    assert shaped.size.tolist() == [4, 10, 10]
+    assert tree.q is not None
+    assert tree.q.shape == (3, 5, VOCAB)
 
 
 def test_sampled_tokens_follow_the_law() -> None:
     play = Play(ngram.load(Table(), n=1), [[1, 1, 1, 2]], 1.0, rule="rejection", whole=[[2]])
-    seen = torch.zeros(VOCAB)
-    for seed in range(1500):
+    seen = torch.zeros(2, VOCAB)
+    twins = 0
+    for seed in range(1000):
         play.seeds = [seed]
-        seen[play.propose(Budget(2, 1)).tokens[0, 1]] += 1
+        first, second = play.propose(Budget(3, 2)).tokens[0, 1:].tolist()
+        seen[0, first] += 1
+        seen[1, second] += 1
+        twins += first == second
     law = Counts.of([1, 1, 1, 2, 2], VOCAB).unigram()
-    assert float(((seen / 1500 - law) ** 2 / law * 1500).sum()) < 31.3  # chi-square, 11 degrees of freedom, .999
+    assert float(((seen / 1000 - law) ** 2 / law * 1000).sum(-1).max()) < 31.3  # chi-square, 11 degrees, .999
+    chance = float((law**2).sum())  # the two are independent
+    assert abs(twins / 1000 - chance) < 3.3 * (chance * (1 - chance) / 1000) ** 0.5
+
+
+class Bigram(Table):
+    """The drafter's own law as the target."""
+
+    def logits(self, text: list[int]) -> torch.Tensor:
+        return Counts.of(CORPUS, VOCAB).law([text[-1]], 2)[0].log().float()
+
+
+CORPUS = [1, 2, 3, 1, 2, 4, 5, 6, 1, 7, 2, 3, 8, 9, 1, 10, 0, 11, 5, 2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_target_of_the_same_law_accepts_every_draft(tmp_path, temperature: float) -> None:
+    (tmp_path / "corpus.txt").write_text(" ".join(map(str, CORPUS)))
+    drafter = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"), width=1)
+    play = Play(drafter, PROMPTS, temperature, target=Bigram())
+    for _ in range(5):
+        assert [len(new) for new in play.round(Budget(5, 4))] == [5, 5, 5]
 
 
 def test_greedy_rejection_is_deterministic() -> None:

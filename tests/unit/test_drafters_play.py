@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+
 from outrider.drafters import lookahead, lookup, ngram, none, suffix
 from outrider.noise import RaceNoise
 from outrider.tree import check, root_only
@@ -35,8 +36,16 @@ class Table:
 class Play:
     """Rounds by hand: prompts read in two chunks, then propose, accept along the tree, observe."""
 
-    def __init__(self, drafter: Drafter, prompts: list[list[int]], temperature: float = 0.0, rule: Rule = "coupled",
-                 target: Table | None = None, length: int = 1 << 20, whole: list[list[int]] | None = None) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        prompts: list[list[int]],
+        temperature: float = 0.0,
+        rule: Rule = "coupled",
+        target: Table | None = None,
+        length: int = 1 << 20,
+        whole: list[list[int]] | None = None,
+    ) -> None:
         self.target, self.rule, self.length = target or Table(), rule, length
         self.race = RaceNoise(self.target.vocab)
         self.texts = [list(p) for p in prompts]
@@ -59,10 +68,10 @@ class Play:
 
     def rows(self) -> Rows:
         start = tuple(len(t) - 1 for t in self.texts)
-        return Rows(
-            torch.tensor([t[-1] for t in self.texts]), torch.tensor(start), start, tuple(self.seeds),
-            (0,) * len(start), tuple(self.sampling), self.rule, tuple(self.length - len(t) for t in self.texts), self.race,
-        )  # fmt: skip
+        root, room = torch.tensor([t[-1] for t in self.texts]), tuple(self.length - len(t) for t in self.texts)
+        serial = (0,) * len(start)
+        law = tuple(self.sampling)
+        return Rows(root, torch.tensor(start), start, tuple(self.seeds), serial, law, self.rule, room, self.race)
 
     def draw(self, b: int, path: list[int]) -> int:
         text = [*self.texts[b], *path]
@@ -239,15 +248,12 @@ def test_unknown_options_are_refused(name: str) -> None:
     ("name", "options"),
     [
         ("lookup", {"ngram": 0}),
-        ("lookup", {"tokens": "ten"}),
-        ("lookup", {"matches": 1.5}),
+        ("lookup", {"matches": 0}),
         ("suffix", {"context": 0}),
-        ("suffix", {"persist": "perhaps"}),
         ("ngram", {"n": 3}),
         ("ngram", {"width": 0}),
         ("lookahead", {"ngram": 1}),
         ("lookahead", {"window": -1}),
-        ("lookahead", {"text": 2}),
     ],
 )
 def test_bad_values_are_refused(name: str, options: dict) -> None:
@@ -255,9 +261,12 @@ def test_bad_values_are_refused(name: str, options: dict) -> None:
         FREE[name].load(Table(), **options)
 
 
-def test_options_may_be_text() -> None:
-    assert lookup.load(None, ngram="2", tokens="5") == lookup.load(None, ngram=2, tokens=5)  # type: ignore[arg-type]
-    assert suffix.load(None, persist="true").memory is not None  # type: ignore[arg-type]
+def test_values_of_another_type_are_refused() -> None:
+    for value in ("ten", 1.5, True, None):
+        with pytest.raises(InputError, match="tokens must be a whole number of at least 1"):
+            none.whole("tokens", value)
+    with pytest.raises(InputError, match="persist must be true or false"):
+        none.flag("persist", "perhaps")
 
 
 @pytest.mark.parametrize("name", ["suffix", "ngram"])

@@ -6,10 +6,11 @@ import math
 import random
 
 import pytest
+from test_drafters_play import PROMPTS, Play, Words, paths_of
+
 from outrider.drafters import suffix
 from outrider.drafters.suffix import Automaton
 from outrider.types import Budget
-from test_drafters_play import PROMPTS, Play, Words, paths_of
 
 
 def occurrences(texts: list[list[int]], part: list[int]) -> int:
@@ -61,6 +62,19 @@ def test_matching_finds_the_longest_known_suffix(vocab: int) -> None:
             assert state == walk(automaton, query[len(query) - length :])
 
 
+def test_a_fork_is_a_copy() -> None:
+    text = [1, 2, 1, 2, 3]
+    automaton = Automaton(8)
+    state = automaton.extend(0, text)
+    twin = automaton.fork()
+    twin.extend(state, [1, 2, 2, 1])
+    fresh = Automaton(8)
+    fresh.extend(0, text)
+    assert automaton == fresh
+    automaton.extend(state, [1, 2, 2, 1])
+    assert automaton == twin
+
+
 def test_work_per_token_is_bounded_on_repetitive_texts() -> None:
     automaton = Automaton(8)
     state = automaton.extend(0, [1] * 500)
@@ -70,7 +84,10 @@ def test_work_per_token_is_bounded_on_repetitive_texts() -> None:
     assert steps <= 9
 
 
-def drafts(prompt: list[int], budget: Budget = Budget(64, 16), **options) -> dict[tuple[int, ...], float]:
+LARGE = Budget(64, 16)
+
+
+def drafts(prompt: list[int], budget: Budget = LARGE, **options) -> dict[tuple[int, ...], float]:
     play = Play(suffix.load(None, **options), [prompt[:-1]], whole=[prompt[-1:]])
     tree = play.propose(budget)
     assert tree.values is not None
@@ -142,5 +159,6 @@ def test_the_memory_is_bounded() -> None:
     for _ in range(200):
         play.round(Budget(8, 4))
     memory = drafter.memory
-    assert memory is not None and memory.epoch > 2
+    assert memory is not None
+    assert memory.epoch > 2
     assert all(len(a.link) < 2 * 100 for a in (memory.young, memory.old))

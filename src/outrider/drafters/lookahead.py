@@ -163,6 +163,7 @@ class LookaheadDrafting:
 
 def cut(guesses: list[list[int]], window: list[list[int]], nodes: int) -> list[list[int]]:
     """Guesses, the last found first, as far as they leave room for the window's nodes."""
+
     def prefixes(paths: list[list[int]]) -> set[tuple[int, ...]]:
         return {tuple(p[: i + 1]) for p in paths for i in range(len(p))}
 

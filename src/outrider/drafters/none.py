@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..tree import root_only
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
@@ -56,23 +56,18 @@ def refuse(drafter: str, unknown: Mapping[str, Any], path: str | None = None) ->
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = 1 << 30) -> int:
-    """An integer option, which may come as text from a SPEC."""
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = least - 1
-    if not least <= number <= most:
+    """An integer option within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         bounds = f"of at least {least}" if most == 1 << 30 else f"from {least} to {most}"
         raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
-    return number
+    return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """A yes-or-no option, which may come as text from a SPEC."""
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if str(value).lower() not in known:
+    """A yes-or-no option."""
+    if not isinstance(value, bool):
         raise InputError(f"{name} must be true or false, not {value!r}")
-    return known[str(value).lower()]
+    return value
 
 
 def corpus(drafter: str, path: str, tokenizer: Any) -> list[int]:
@@ -97,6 +92,7 @@ def useful(rows: Rows, budget: Budget) -> list[int]:
     return [max(0, min(depth, room - 1)) for room in rows.room]
 
 
+@runtime_checkable
 class Forks(Protocol):
     def fork(self: S) -> S: ...
 

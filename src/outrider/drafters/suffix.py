@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from threading import Lock
@@ -25,7 +25,6 @@ from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from .none import corpus, flag, refuse, selected, useful, whole
 
 KIDS = 8  # successors of one context that are looked at, the most frequent first
-Match = tuple["Automaton", int, int]  # where a text's longest known suffix stands: automaton, state, its length
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Automaton:
 
     Exact for substrings of up to `span` tokens; longer ones may be forgotten, which bounds the work per token to
     `span` steps on repetitive texts too. State 0 is the empty string; state s holds the strings of lengths
-    length[link[s]] + 1 to length[s] that share their end positions. A corpus of n tokens takes about n kilobytes.
+    length[link[s]] + 1 to length[s] that share their end positions. A token takes about 0.4 kB.
     """
 
     span: int
@@ -105,6 +104,9 @@ class Automaton:
         return Automaton(self.span, successors, list(self.link), list(self.length), list(self.count))
 
 
+Match = tuple[Automaton, int, int]  # where a text's longest known suffix stands: automaton, state, its length
+
+
 @dataclass
 class Memory:
     """What `persist=true` keeps: the outputs of all generations of one loaded drafter, in two halves.
@@ -117,7 +119,7 @@ class Memory:
     old: Automaton
     written: int = 0
     epoch: int = 0
-    lock: Lock = field(default_factory=Lock)
+    lock: AbstractContextManager[Any] = field(default_factory=Lock)
 
     def write(self, place: tuple[int, int], tokens: Sequence[int]) -> tuple[int, int]:
         """Write tokens behind a place (epoch, state) in the memory; the new place."""
@@ -140,12 +142,7 @@ class SuffixDrafter:
         return self.memory is None
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> SuffixDrafting:
-        return SuffixDrafting(self, [Text.of(prompt, self.context) for prompt in prompts])
-
-    def sources(self, text: Text) -> list[Automaton]:
-        """In order of trust where contexts are equally long."""
-        memory = () if self.memory is None else (self.memory.young, self.memory.old)
-        return [text.automaton, *memory, *(() if self.corpus is None else (self.corpus,))]
+        return SuffixDrafting(self, [Text(Automaton(2 * self.context), self.context).extend(p) for p in prompts])
 
 
 @dataclass
@@ -158,28 +155,26 @@ class Text:
     state: int = 0
     place: tuple[int, int] = (0, 0)  # in the memory
 
-    @classmethod
-    def of(cls, tokens: Sequence[int], context: int) -> Text:
-        text = cls(Automaton(2 * context), context)
-        text.extend(tokens)
-        return text
-
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> Text:
         self.state = self.automaton.extend(self.state, tokens)
         self.tail = [*self.tail, *tokens][-self.context :]
+        return self
 
     def fork(self) -> Text:
         return Text(self.automaton.fork(), self.context, self.tail, self.state, self.place)
 
 
 def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor: float) -> tuple[list, list, list]:
-    """The best `nodes` nodes (root included) in order of value: their tokens, parents and values (log)."""
+    """The best `nodes` nodes (root included) in order of value: their tokens, parents and values (log).
+
+    `sources` come in order of trust: it decides between contexts that are equally long.
+    """
     tokens, parents, values, depths = [text.tail[-1]], [0], [0.0], [0]
-    child: set[tuple[int, int]] = set()
+    child: set[tuple[int, int | None]] = set()
     bound = math.log(floor) if floor > 0 else -math.inf
     root = [(a, 0, 0) for a in sources] if depth else []
-    for token in text.tail:
-        root = advance(root, token, text.context)
+    for past in text.tail:
+        root = advance(root, past, text.context)
     # (-value, order of discovery, node, token or None, matches): None tries the node's next shorter context.
     heap: list[tuple[float, int, int, int | None, list[Match]]] = [(0.0, 0, 0, None, root)]
     order = 0
@@ -193,14 +188,13 @@ def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor
             parents.append(node)
             values.append(-cost)
             depths.append(depths[node] + 1)
-            if depths[-1] == depth:
+            if depths[-1] == depth or len(tokens) == nodes:
                 continue
-            node = len(tokens) - 1
-            matches = advance(matches, token, text.context)
+            node, matches = len(tokens) - 1, advance(matches, token, text.context)
         chances, shorter = successors(matches)
         for following, chance in chances:
             order += 1
-            if chance - cost >= bound and (following is None or (node, following) not in child):
+            if chance - cost >= bound and (node, following) not in child:
                 heappush(heap, (cost - chance, order, node, following, matches if following is not None else shorter))
     return tokens, parents, values
 
@@ -242,10 +236,12 @@ class SuffixDrafting:
                     row.place = memory.write(row.place, tokens)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        floor = budget.floor if rows.rule == "coupled" else 0.0
-        with self.drafter.memory.lock if self.drafter.memory else nullcontext():
+        floor, nodes = budget.floor if rows.rule == "coupled" else 0.0, max(1, budget.nodes)
+        memory, shared = self.drafter.memory, [self.drafter.corpus] if self.drafter.corpus else []
+        with memory.lock if memory else nullcontext():
+            shared = [memory.young, memory.old, *shared] if memory else shared
             grown = [
-                grow(row, self.drafter.sources(row), max(1, budget.nodes), depth, floor)
+                grow(row, [row.automaton, *shared], nodes, depth, floor)
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
         tokens, parents, values = (list(part) for part in zip(*grown, strict=True))
@@ -260,14 +256,9 @@ class SuffixDrafting:
 
 
 def load(
-    target: Target | None,
-    tokenizer: Any = None,
-    path: str | None = None,
-    context: int = 16,
-    persist: bool = False,
-    keep: int = 65536,
-    **unknown: Any,
-) -> SuffixDrafter:
+    target: Target | None, tokenizer: Any = None, path: str | None = None,
+    context: int = 16, persist: bool = False, keep: int = 65536, **unknown: Any,
+) -> SuffixDrafter:  # fmt: skip
     """Suffix decoding over the text, a corpus file (`path`) and, with `persist`, the last `keep` tokens written."""
     refuse("suffix", unknown)
     context = whole("context", context, most=256)

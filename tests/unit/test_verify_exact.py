@@ -1,0 +1,224 @@
+"""The rejection rules by exact enumeration: all randomness of draft and verification, the real code, TV < 1e-12."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from enumerating import (
+    Branches, Draft, Text, World, bias, emitted, explore, joint, outcomes, plain, repeat, sampled, world,
+)  # fmt: skip
+
+from outrider import sampling, verify
+from outrider.tree import chain, from_lists, root_only
+from outrider.types import DraftTree, Sampling
+
+EXACT = 1e-12
+KINDS = ("random", "zeros", "equal", "disjoint", "near", "opposed")
+WARPS = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.5),
+    Sampling(temperature=1.7),
+    Sampling(temperature=1.0, top_k=2),
+    Sampling(temperature=0.8, top_p=0.7),
+    Sampling(temperature=1.0, min_p=0.4),
+    Sampling(temperature=1.3, top_k=3, top_p=0.9, min_p=0.1),
+    Sampling(temperature=1.0, repetition_penalty=1.7, presence_penalty=0.4, frequency_penalty=0.3),
+    Sampling(temperature=0.9, logit_bias={1: 1.5, 2: -1.0}),
+)
+
+
+def guessed(seed: int, nodes: int) -> Draft:
+    """Deterministic trees, a different one after every text; sometimes only a root."""
+
+    def draft(chance: Branches, w: World, text: Text) -> DraftTree:
+        g = torch.Generator().manual_seed(seed + 97 * w.code(text) + len(text))
+        tokens, parents, taken = [text[-1] if text else 0], [0], set()
+        for _ in range(int(torch.randint(nodes, (1,), generator=g))):
+            parent = int(torch.randint(len(tokens), (1,), generator=g))
+            token = int(torch.randint(w.v, (1,), generator=g))
+            depth, at = 1, parent
+            while at:
+                at, depth = parents[at], depth + 1
+            if (parent, token) not in taken and depth <= 3:
+                taken.add((parent, token))
+                tokens.append(token)
+                parents.append(parent)
+        return repeat(from_lists([tokens], [parents]), len(chance))
+
+    return draft
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_chain(kind: str, gamma: int) -> None:
+    assert bias(verify.rejection, sampled((1,) * gamma), world(kind, seed=3)) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_block(kind: str, gamma: int) -> None:
+    assert bias(verify.block, sampled((1,) * gamma), world(kind, seed=3)) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 1), (2, 1, 1), (1, 2)])
+def test_tree(kind: str, shape: tuple[int, ...], replacement: bool) -> None:
+    assert bias(verify.rejection, sampled(shape, replacement), world(kind, seed=5)) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_tokens(kind: str) -> None:
+    w = world(kind, v=4, seed=7, length=2)
+    for draft in (sampled((2, 2)), sampled((3,), replacement=True), sampled((4, 1)), guessed(1, 9)):
+        assert bias(verify.rejection, draft, w) < EXACT
+    assert bias(verify.block, sampled((1, 1)), w) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_deterministic_trees(kind: str, seed: int) -> None:
+    assert bias(verify.rejection, guessed(seed, 8), world(kind, seed=seed)) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deterministic_chains_by_blocks(kind: str) -> None:
+    def draft(chance: Branches, w: World, text: Text) -> DraftTree:
+        return repeat(chain([[0, len(text) % w.v, 1]]), len(chance))
+
+    assert bias(verify.block, draft, world(kind, seed=2)) < EXACT
+
+
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+def test_warps_and_penalties(warp: Sampling) -> None:
+    """Target and drafter warped alike; penalties apply to the target alone, along each node's own path."""
+    w = world("near", v=4, seed=11, length=2, sampling=warp)
+    for draft in (sampled((1, 1)), sampled((2, 1)), sampled((2, 1), replacement=True), guessed(3, 6)):
+        assert bias(verify.rejection, draft, w) < EXACT
+    assert bias(verify.block, sampled((1, 1)), w) < EXACT
+
+
+@pytest.mark.parametrize("warp", WARPS[1:6], ids=str)
+def test_the_drafter_may_be_warped_otherwise(warp: Sampling) -> None:
+    for kind in ("random", "near"):
+        w = world(kind, v=3, seed=13, length=2, draft_sampling=warp)
+        for draft in (sampled((1, 1)), sampled((2, 1)), sampled((2, 1), replacement=True)):
+            assert bias(verify.rejection, draft, w) < EXACT
+        assert bias(verify.block, sampled((1, 1)), w) < EXACT
+
+
+def test_the_first_token_is_exact_after_an_end_of_text() -> None:
+    """An absorbing EOS: its law is a one-hot of itself, so texts end with the right probability at every length."""
+    w = world("random", v=3, seed=1)
+    for table in w.target[1:]:
+        for code in range(len(table)):
+            if code % 3 == 2:
+                table[code] = torch.tensor([float("-inf"), float("-inf"), 0.0])
+    for draft in (sampled((1, 1)), sampled((2, 2)), sampled((2, 1), replacement=True)):
+        assert bias(verify.rejection, draft, w) < EXACT
+    assert bias(verify.block, sampled((1, 1)), w) < EXACT
+
+
+def test_block_accepts_more_than_token_by_token() -> None:
+    """Sun et al. 2024, Theorem 2: optimal among chain rules, never behind."""
+
+    def length(rule: object, w: World) -> float:
+        return sum(len(t) * p for t, p in outcomes(rule, sampled((1, 1, 1)), w, ()).items())  # type: ignore[arg-type]
+
+    gains = [length(verify.block, w) - length(verify.rejection, w) for w in map(world, KINDS)]
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.01
+
+
+def test_acceptance_of_a_chain_is_the_overlap() -> None:
+    """Leviathan et al. 2023, Theorem 3.5: beta = sum of min(p, q)."""
+    w = world("random", seed=9)
+    found = outcomes(verify.rejection, sampled((1,)), w, ())
+    beta = sum(p for tokens, p in found.items() if len(tokens) == 2)
+    p, q = w.p(()), w.q(torch.tensor([0]), 0)[0]
+    assert beta == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-12)
+
+
+def test_no_draft_emits_from_the_target() -> None:
+    for rule in (verify.rejection, verify.block):
+        assert bias(rule, lambda chance, w, text: root_only(torch.zeros(len(chance), dtype=torch.long)), world()) < EXACT
+
+
+def test_a_bound_on_the_depth_stays_exact() -> None:
+    for bound in (0, 1, 2):
+        for rule, draft in ((verify.rejection, sampled((2, 1, 1))), (verify.block, sampled((1, 1, 1)))):
+
+            def bounded(tree, logits, law, chance, depth, rule=rule, bound=bound):  # noqa: ANN001, ANN202
+                verdict = rule(tree, logits, law, chance, min(bound, depth))
+                assert int(verdict.count.max()) <= bound + 1
+                return verdict
+
+            assert bias(bounded, draft, world("near", length=2)) < EXACT
+
+
+def test_ragged_rows_in_one_batch() -> None:
+    """Rows of different shapes, judged together, give the laws they give alone."""
+    w = world("random", seed=4)
+    trees = [([0, 1, 2, 0], [0, 0, 0, 1]), ([0], [0]), ([0, 2, 1], [0, 0, 1]), ([0, 0, 0, 0], [0, 0, 1, 2])]
+
+    def alone(which: int) -> dict[Text, float]:
+        tokens, parents = trees[which]
+        return outcomes(verify.rejection, lambda c, w, t: repeat(from_lists([tokens], [parents]), len(c)), w, ())
+
+    together = from_lists([t for t, _ in trees], [p for _, p in trees])
+
+    def run(chance: Branches) -> list:
+        # Row `which` follows the scripts; the others stand beside it and draw what they like.
+        out = []
+        for script_row in range(len(chance)):
+            beside = Beside(chance, script_row, which)
+            verdict = verify.rejection(together, look, law, beside, 3)
+            out.append(emitted(together, verdict)[which])
+        return out
+
+    look = w.look(together, ())
+    law = lambda logits, d, path: w.law(logits, (), path)  # noqa: E731
+    for which in range(len(trees)):
+        found: dict[Text, float] = {}
+        for tokens, weight in explore(run):
+            found[tokens] = found.get(tokens, 0.0) + weight
+        assert found == pytest.approx(alone(which), abs=1e-12)
+
+
+class Beside:
+    """One row follows a script, its neighbours accept every second decision."""
+
+    def __init__(self, chance: Branches, script_row: int, which: int):
+        self.chance, self.script_row, self.which = chance, script_row, which
+
+    def accept(self, prob: torch.Tensor, index: torch.Tensor, of: int) -> torch.Tensor:
+        out = (prob > 0) & (index % 2 == 1)
+        p = float(prob[self.which])
+        out[self.which] = self.chance._choose(self.script_row, (1 - p, p)) == 1
+        return out
+
+    def draw(self, weights: torch.Tensor) -> torch.Tensor:
+        out = weights.argmax(-1)
+        out[self.which] = self.chance._choose(self.script_row, weights[self.which].tolist())
+        return out
+
+
+def test_rounded_laws_stay_close() -> None:
+    """float32 laws whose sums are off by rounding: the rules normalise and stay within rounding of the truth."""
+    w = world("near", v=4, seed=2, length=2)
+
+    def rule(tree, logits, law, chance, depth):  # noqa: ANN001, ANN202
+        tree = replace(tree, q=None if tree.q is None else tree.q.float() * 1.0001)
+        return verify.rejection(tree, logits, lambda z, d, path: law(z, d, path).float() * 0.9999, chance, depth)
+
+    assert bias(rule, sampled((2, 1)), w) < 1e-6
+
+
+def test_the_checker_sees_the_whole_mass() -> None:
+    w = world("zeros", seed=6)
+    for draft in (sampled((2, 2)), guessed(0, 6)):
+        assert sum(joint(verify.rejection, draft, w).values()) == pytest.approx(1, abs=1e-12)
+    assert sum(plain(w).values()) == pytest.approx(1, abs=1e-12)
+    assert sampling.law(w.target[0], Sampling(temperature=0.0)).sum() == 1
