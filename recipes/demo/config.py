@@ -52,6 +52,6 @@ class Recipe:
         return 1024 if step >= (1 - self.long) * self.steps else 512
 
 
-TARGET = Recipe("target", layers=24, steps=2400)
+TARGET = Recipe("target", layers=24, steps=1800)
 DRAFT = Recipe("draft", layers=2, steps=1600, teacher="target", taught=0.35)
 RECIPES = {r.name: r for r in (TARGET, DRAFT)}

@@ -98,6 +98,8 @@ class World:
         return number
 
     def scores(self, logits: Tensor, text: Text, path: Tensor) -> Tensor:
+        if not (self.sampling.penalised or self.sampling.logit_bias):
+            return logits.double()
         history = [((0,), text)] * len(logits)  # the prompt is token 0
         return sampling.penalise(logits.double(), [self.sampling] * len(logits), history, path)
 

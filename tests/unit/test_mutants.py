@@ -261,7 +261,7 @@ def test_the_real_rule_passes_in_the_same_world(name: str) -> None:
     w = MUTANTS[name][2]
     for rule, draft in (
         (verify.rejection, sampled((2, 1))),
-        (verify.rejection, sampled((2, 1), replacement=True)),
+        (verify.rejection, sampled((2,), replacement=True)),
         (verify.rejection, top_k(2, judged=False)),
         (verify.block, chain(2)),
         (block_mutant("in nothing"), chain(2)),

@@ -53,26 +53,30 @@ def guessed(seed: int, nodes: int) -> Draft:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_chain(kind: str, gamma: int) -> None:
-    assert bias(verify.rejection, sampled((1,) * gamma), world(kind, seed=3)) < EXACT
+    assert bias(verify.rejection, sampled((1,) * gamma), world(kind, seed=3, length=4 - gamma)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_block(kind: str, gamma: int) -> None:
-    assert bias(verify.block, sampled((1,) * gamma), world(kind, seed=3)) < EXACT
+    assert bias(verify.block, sampled((1,) * gamma), world(kind, seed=3, length=5 - gamma)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("shape", [(2, 2), (3, 1), (2, 1, 1), (1, 2)])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 1), (1, 2)])
 def test_tree(kind: str, shape: tuple[int, ...], replacement: bool) -> None:
-    assert bias(verify.rejection, sampled(shape, replacement), world(kind, seed=5)) < EXACT
+    assert bias(verify.rejection, sampled(shape, replacement), world(kind, seed=5, length=2)) < EXACT
+
+
+def test_tree_of_depth_three() -> None:
+    assert bias(verify.rejection, sampled((2, 1, 1)), world(seed=5, length=2)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_four_tokens(kind: str) -> None:
     w = world(kind, v=4, seed=7, length=2)
-    for draft in (sampled((2, 2)), sampled((3,), replacement=True), sampled((4, 1)), guessed(1, 9)):
+    for draft in (sampled((2, 1)), sampled((2,), replacement=True), sampled((4,)), guessed(1, 9)):
         assert bias(verify.rejection, draft, w) < EXACT
     assert bias(verify.block, sampled((1, 1)), w) < EXACT
 
@@ -80,7 +84,7 @@ def test_four_tokens(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_deterministic_trees(kind: str, seed: int) -> None:
-    assert bias(verify.rejection, guessed(seed, 8), world(kind, seed=seed)) < EXACT
+    assert bias(verify.rejection, guessed(seed, 8), world(kind, seed=seed, length=3)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,27 +95,26 @@ def test_deterministic_chains_by_blocks(kind: str) -> None:
     assert bias(verify.block, draft, world(kind, seed=2)) < EXACT
 
 
-@pytest.mark.parametrize("warp", WARPS, ids=str)
+@pytest.mark.parametrize("warp", WARPS, ids=range(len(WARPS)))
 def test_warps_and_penalties(warp: Sampling) -> None:
     """Target and drafter warped alike; penalties apply to the target alone, along each node's own path."""
     w = world("near", v=4, seed=11, length=2, sampling=warp)
-    for draft in (sampled((1, 1)), sampled((2, 1)), sampled((2, 1), replacement=True), guessed(3, 6)):
+    for draft in (sampled((1, 1)), sampled((2,)), sampled((2,), replacement=True), guessed(3, 6)):
         assert bias(verify.rejection, draft, w) < EXACT
     assert bias(verify.block, sampled((1, 1)), w) < EXACT
 
 
-@pytest.mark.parametrize("warp", WARPS[1:6], ids=str)
+@pytest.mark.parametrize("warp", WARPS[1:6], ids=range(5))
 def test_the_drafter_may_be_warped_otherwise(warp: Sampling) -> None:
-    for kind in ("random", "near"):
-        w = world(kind, v=3, seed=13, length=2, draft_sampling=warp)
-        for draft in (sampled((1, 1)), sampled((2, 1)), sampled((2, 1), replacement=True)):
-            assert bias(verify.rejection, draft, w) < EXACT
-        assert bias(verify.block, sampled((1, 1)), w) < EXACT
+    w = world("near", v=3, seed=13, length=2, draft_sampling=warp)
+    for draft in (sampled((1, 1)), sampled((2, 1)), sampled((2,), replacement=True)):
+        assert bias(verify.rejection, draft, w) < EXACT
+    assert bias(verify.block, sampled((1, 1)), w) < EXACT
 
 
 def test_the_first_token_is_exact_after_an_end_of_text() -> None:
     """An absorbing EOS: its law is a one-hot of itself, so texts end with the right probability at every length."""
-    w = world("random", v=3, seed=1)
+    w = world("random", v=3, seed=1, length=2)
     for table in w.target[1:]:
         for code in range(len(table)):
             if code % 3 == 2:
@@ -148,7 +151,7 @@ def test_no_draft_emits_from_the_target() -> None:
 
 def test_a_bound_on_the_depth_stays_exact() -> None:
     for bound in (0, 1, 2):
-        for rule, draft in ((verify.rejection, sampled((2, 1, 1))), (verify.block, sampled((1, 1, 1)))):
+        for rule, draft in ((verify.rejection, sampled((2, 1))), (verify.block, sampled((1, 1, 1)))):
 
             def bounded(tree, logits, law, chance, depth, rule=rule, bound=bound):  # noqa: ANN001, ANN202
                 verdict = rule(tree, logits, law, chance, min(bound, depth))
