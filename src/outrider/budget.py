@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .types import Budget, Rows
 
@@ -37,6 +37,7 @@ class Report:
     accepted: Sequence[int]  # rows that accepted it
 
 
+@runtime_checkable
 class Budgeter(Protocol):
     def choose(self, rows: Rows) -> Budget: ...
     def learn(self, report: Report) -> None: ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from outrider.drafters import lookahead, lookup, ngram, none, suffix
+from outrider.drafters import _common, lookahead, lookup, ngram, none, suffix
 from outrider.noise import RaceNoise
 from outrider.tree import check, root_only
 from outrider.types import Budget, Drafter, Drafting, DraftTree, InputError, Look, Round, Rows, Rule, Sampling
@@ -264,9 +264,9 @@ def test_bad_values_are_refused(name: str, options: dict) -> None:
 def test_values_of_another_type_are_refused() -> None:
     for value in ("ten", 1.5, True, None):
         with pytest.raises(InputError, match="tokens must be a whole number of at least 1"):
-            none.whole("tokens", value)
+            _common.whole("tokens", value)
     with pytest.raises(InputError, match="persist must be true or false"):
-        none.flag("persist", "perhaps")
+        _common.flag("persist", "perhaps")
 
 
 @pytest.mark.parametrize("name", ["suffix", "ngram"])

@@ -29,7 +29,7 @@ from torch import Tensor
 from .. import sampling
 from ..tree import from_paths
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling, Target
-from .none import flag, refuse, selected, useful, whole
+from ._common import flag, refuse, selected, useful, whole
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..tree import from_paths
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
-from .none import refuse, selected, useful, whole
+from ._common import refuse, selected, useful, whole
 
 TRIES = 8  # occurrences looked at per match wanted: bounds a round on repetitive texts
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import sampling
 from ..tree import append, from_template, grow, prune, root_only, template
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
-from .none import corpus, refuse, selected, useful, whole
+from ._common import corpus, refuse, selected, useful, whole
 
 BACKOFF = 1.0
 STORE = 1 << 22  # values of laws kept (32 MB)

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..tree import from_lists
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
-from .none import corpus, flag, refuse, selected, useful, whole
+from ._common import corpus, flag, refuse, selected, useful, whole
 
 KIDS = 8  # successors of one context that are looked at, the most frequent first
 

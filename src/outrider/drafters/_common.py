@@ -1,0 +1,72 @@
+"""What the drafters share: reading options and corpora, the depth that is of use, forking the state of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from ..types import Budget, InputError, Rows
+
+
+def refuse(drafter: str, unknown: Mapping[str, Any], path: str | None = None) -> None:
+    """Refuse options that a drafter does not have, and a path where none is read."""
+    if unknown:
+        raise InputError(f"the drafter {drafter} has no option {', '.join(sorted(unknown))}")
+    if path is not None:
+        raise InputError(f"the drafter {drafter} reads no file; leave out {path!r}")
+
+
+def whole(name: str, value: Any, least: int = 1, most: int = 1 << 30) -> int:
+    """An integer option within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        bounds = f"of at least {least}" if most == 1 << 30 else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """A yes-or-no option."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def corpus(drafter: str, path: str, tokenizer: Any) -> list[int]:
+    """The tokens of a UTF-8 text file."""
+    if tokenizer is None:
+        raise InputError(f"{drafter}:{path} needs the target's tokenizer to read the corpus")
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"the corpus {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"the corpus {path} is not UTF-8 text (byte {error.start}); convert it first") from None
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    if not tokens:
+        raise InputError(f"the corpus {path} is empty; give a file with text, or no file")
+    return list(tokens)
+
+
+def useful(rows: Rows, budget: Budget) -> list[int]:
+    """How deep a draft may go in each row: within the budget, and leaving room for the target's own token."""
+    depth = budget.depth if budget.nodes > 1 else 0
+    return [max(0, min(depth, room - 1)) for room in rows.room]
+
+
+@runtime_checkable
+class Forks(Protocol):
+    def fork(self: S) -> S: ...
+
+
+S = TypeVar("S", bound=Forks)
+
+
+def selected(states: list[S], index: Sequence[int]) -> list[S]:
+    """State i := old state index[i]. The first use moves it; repeats are forks that share nothing mutable."""
+    seen: set[int] = set()
+    out = []
+    for i in index:
+        out.append(states[i].fork() if i in seen else states[i])
+        seen.add(i)
+    return out

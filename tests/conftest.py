@@ -1,0 +1,33 @@
+"""Every test runs offline, on one thread, with the shapes of outrider's tensors checked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("outrider", "beartype.beartype")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written into the user's cache folder."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data and tiny pretrained models beside the repository."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no folder {SHARED.name}/ beside the repository: tests on real data and pretrained models need it")
+    return SHARED

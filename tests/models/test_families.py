@@ -1,0 +1,85 @@
+"""Every family: a tree pass equals stock decoding, one token at a time, along every path from the root to a leaf.
+
+Three ragged rows, each with a tree of its own; two rounds with a different acceptance in each row, through different
+branches. In float64 agreement is to 1e-10, except where the stock attention computes its softmax in float32 (1e-5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from zoo import EAGER, VOCAB, ZOO, build, sequential
+
+from outrider.targets import load_target
+from outrider.tree import from_lists
+from outrider.types import DraftTree
+
+PROMPTS = [[(7 * i + 3) % VOCAB for i in range(13)], [5, 80, 33], [(11 * i) % VOCAB for i in range(1, 8)]]
+# Per round: tokens and parents of each row's tree, and the node ids of the path it accepts.
+ROUNDS = [
+    dict(
+        tokens=[[9, 5, 6, 7, 8, 1, 2], [4, 60, 61], [70, 1, 2, 3, 4, 5]],
+        parents=[[0, 0, 1, 1, 0, 4, 5], [0, 0, 0], [0, 0, 0, 2, 2, 4]],
+        path=[[0, 4, 5, 6], [0, 0, 0, 0], [0, 2, 4, 0]],
+        count=[4, 1, 3],
+    ),
+    dict(
+        tokens=[[90, 3, 4], [8, 9, 10, 11, 12, 13, 14, 15], [44]],
+        parents=[[0, 0, 1], [0, 0, 1, 2, 3, 0, 5, 6], [0]],
+        path=[[0, 1, 0, 0], [0, 5, 6, 7], [0, 0, 0, 0]],
+        count=[2, 4, 1],
+    ),
+]
+
+
+def paths_to_leaves(parents: list[int]) -> list[list[int]]:
+    """Node ids of every path from the root to a leaf, read off the parent list by hand."""
+    leaves, paths = set(range(len(parents))) - set(parents[1:]), []
+    for leaf in sorted(leaves):
+        path = [leaf]
+        while path[0]:
+            path.insert(0, parents[path[0]])
+        paths.append(path)
+    return paths
+
+
+def seeing_siblings(tree: DraftTree) -> DraftTree:
+    assert tree.ancestors is not None
+    return replace(tree, ancestors=torch.ones_like(tree.ancestors).tril())
+
+
+def worst_of(model: Any, texts: list[list[int]], turn: dict[str, Any], logits: torch.Tensor) -> float:
+    """The largest difference of any node's logits from those of stock decoding."""
+    worst = 0.0
+    for b, text in enumerate(texts):
+        for path in paths_to_leaves(turn["parents"][b]):
+            right, _ = sequential(model, text + [turn["tokens"][b][i] for i in path])
+            worst = max(worst, float((logits[b, path] - right[len(text) :]).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.no_grad()
+def test_tree_equals_sequential(name: str) -> None:
+    model = build(name)
+    target = load_target(model)
+    assert target.family.proved, "this very test is the proof"
+    session, texts = target.open(24), [list(p) for p in PROMPTS]
+    for chunk in session.prefill(PROMPTS):
+        first = chunk.look.logits[:, 0]
+    tolerance = 1e-5 if name in EAGER else 1e-10
+    for b, text in enumerate(texts):
+        assert (first[b] - sequential(model, text)[0][-1]).abs().max() < tolerance
+    for turn in ROUNDS:
+        tree = from_lists(turn["tokens"], turn["parents"])
+        wrong = session.forward(seeing_siblings(tree)).logits
+        assert worst_of(model, texts, turn, wrong) > 0.02, "a wrong mask must show"
+        looked = session.forward(tree).logits
+        assert worst_of(model, texts, turn, looked) < tolerance
+        session.keep(torch.tensor(turn["path"]), torch.tensor(turn["count"]))
+        for text, tokens, path, count in zip(texts, turn["tokens"], turn["path"], turn["count"], strict=True):
+            text += [tokens[i] for i in path[:count]]
+    assert session.host == [len(t) for t in texts] == session.lengths.tolist()
