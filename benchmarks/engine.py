@@ -1,12 +1,12 @@
 """The engine's measurements: `python benchmarks/engine.py --out runs/bench/engine.json` (a table, and JSON).
 
-    none        our plain loop beside transformers' generate                                    bar: 1.0x
-    model       the draft model beside transformers' assisted generation, the same pair         bar: 1.5x
-    lookup      prompt lookup beside transformers' own, on summarisation prompts                 bar: 1.3x
-    overhead    what is neither target nor drafter, per round                                   bar: 10 %, none/lookup 5 %
-    rules       coupled, rejection and plain top-k at T = 1: tau and speed
-    adversary   an always-wrong drafter under the adaptive budget                               bar: 0.95x of none
-    oracle      a random Llama of about 100M parameters, drafts of given acceptance             (speed over alpha)
+none        our plain loop beside transformers' generate                                    bar: 1.0x
+model       the draft model beside transformers' assisted generation, the same pair         bar: 1.5x
+lookup      prompt lookup beside transformers' own, on summarisation prompts                 bar: 1.3x
+overhead    what is neither target nor drafter, per round                                   bar: 10 %, none/lookup 5 %
+rules       coupled, rejection and plain top-k at T = 1: tau and speed
+adversary   an always-wrong drafter under the adaptive budget                               bar: 0.95x of none
+oracle      a random Llama of about 100M parameters, drafts of given acceptance             (speed over alpha)
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import interleave, machine, show, summary, write
-from oracle import OracleDrafter
-from peers import Peer, decode, outrider_peer, stock_peer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import outrider
+from measure import interleave, machine, show, summary, write
+from oracle import OracleDrafter
 from outrider import drafters
 from outrider.budget import AdaptiveBudget, FixedBudget
 from outrider.engine import Engine
 from outrider.llm import LLM
 from outrider.noise import RaceNoise
 from outrider.targets import load_target
+from peers import Peer, decode, outrider_peer, stock_peer
 
 DEMO = files("outrider") / "demo"
 
@@ -61,7 +61,9 @@ class Setup:
     def stock_peer(self, name: str, **options: Any) -> Peer:
         return stock_peer(name, self.stock, self.llm.eos, **options)
 
-    def run(self, title: str, peers: list[Peer], baseline: str, prompts: list[list[int]] | None = None) -> dict[str, Any]:
+    def run(
+        self, title: str, peers: list[Peer], baseline: str, prompts: list[list[int]] | None = None
+    ) -> dict[str, Any]:
         chosen = prompts or self.prompts
         series = interleave(peers, chosen, self.args.tokens, self.args.repeats, title)
         found = summary(series, baseline, len(chosen))
@@ -134,7 +136,9 @@ def case_rules(s: Setup) -> dict[str, Any]:
         s.ours("coupled", "model", budget=budget, temperature=1.0),
         s.ours("plain top-k", "model", rule="rejection", budget=budget, temperature=1.0),
         s.ours("coupled (3,1,1,1)", "model", budget=FixedBudget(16, 4, (3, 1, 1, 1)), temperature=1.0),
-        s.ours("rejection (3,1,1,1)", "model", rule="rejection", budget=FixedBudget(16, 4, (3, 1, 1, 1)), temperature=1.0),
+        s.ours(
+            "rejection (3,1,1,1)", "model", rule="rejection", budget=FixedBudget(16, 4, (3, 1, 1, 1)), temperature=1.0
+        ),
         s.ours("coupled chain", "model?tree=chain", budget=FixedBudget(5, 4), temperature=1.0),
         s.ours("rejection chain", "model?tree=chain", rule="rejection", budget=FixedBudget(5, 4), temperature=1.0),
         s.ours("block chain", "model?tree=chain", rule="block", budget=FixedBudget(5, 4), temperature=1.0),
@@ -207,7 +211,11 @@ def main() -> None:
         parser.error(f"there is no case {', '.join(sorted(unknown))}; choose from {', '.join(CASES)}")
     torch.set_num_threads(args.threads)
     setup = Setup(args)
-    document: dict[str, Any] = {"machine": machine(), "arguments": {k: str(v) for k, v in vars(args).items()}, "cases": {}}
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "arguments": {k: str(v) for k, v in vars(args).items()},
+        "cases": {},
+    }
     for name in args.cases or CASES:
         document["cases"][name] = CASES[name](setup)
         write(args.out, document)

@@ -7,17 +7,18 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from peers import Peer, Sample
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from peers import Peer, Sample
 
 LOOP_SHARE = 0.25  # a text with more of its 8-grams repeated than this is called looping
 
@@ -115,7 +116,17 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def show(title: str, found: dict[str, Any], baseline: str) -> None:
     table = Table(title=f"{title} ({found['not_looping']} of {found['prompts']} prompts do not loop)")
-    for column in ("method", "tokens/s", f"x {baseline}", "spread", "x not looping", "tau", "tau n.l.", "overhead", "same"):
+    for column in (
+        "method",
+        "tokens/s",
+        f"x {baseline}",
+        "spread",
+        "x not looping",
+        "tau",
+        "tau n.l.",
+        "overhead",
+        "same",
+    ):
         table.add_column(column, justify="left" if column == "method" else "right")
     for name, row in found["methods"].items():
         a, c = row["all"], row.get("not_looping", row["all"])
@@ -145,5 +156,3 @@ def write(path: Path, document: dict[str, Any]) -> None:
     partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
     print(f"wrote {path}", file=sys.stderr)
-
-

@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
 
-install_import_hook("outrider", "beartype.beartype")
+install_import_hook("outrider", "checking.check")
 
 import pytest
 import torch

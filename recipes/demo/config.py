@@ -53,5 +53,5 @@ class Recipe:
 
 
 TARGET = Recipe("target", layers=24, steps=1800)
-DRAFT = Recipe("draft", layers=2, steps=1600, teacher="target", taught=0.35)
+DRAFT = Recipe("draft", layers=2, steps=1000, teacher="target", taught=0.35)
 RECIPES = {r.name: r for r in (TARGET, DRAFT)}

@@ -1,8 +1,32 @@
 """Outrider: lossless speculative decoding of language models."""
 
-from .llm import LLM, Output, load
-from .stock import custom_generate
-from .types import InputError, Sampling, Usage
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .llm import LLM, Output, load
+    from .stock import custom_generate
+    from .types import InputError, Sampling, Usage
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "InputError", "Output", "Sampling", "Usage", "__version__", "custom_generate", "load"]
+
+# Imported when first asked for (PEP 562): torch and transformers take seconds, and `outrider --help` needs neither.
+_HOMES = {
+    "LLM": "llm", "Output": "llm", "load": "llm", "custom_generate": "stock",
+    "InputError": "types", "Sampling": "types", "Usage": "types",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

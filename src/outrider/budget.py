@@ -135,7 +135,7 @@ class AdaptiveBudget:
             return
         self.idle = 0
         self.draft.setdefault(b, Curve(prior_slope=0.5)).learn(report.depth, report.draft_seconds)
-        self.size.learn(report.depth, report.nodes)
+        self.size.learn(report.depth, float(report.nodes))
         for d, (tested, accepted) in enumerate(zip(report.tested, report.accepted, strict=True)):
             if d >= len(self.tests):
                 # A depth never seen is believed to be like the one above it, lightly.

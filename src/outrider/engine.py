@@ -18,8 +18,22 @@ from . import sampling, verify
 from .budget import Budgeter, Report
 from .noise import RaceNoise
 from .tree import root_only
-from .types import Budget, Drafter, Drafting, DraftTree, InputError, Look, Round, Rows, Rule, Sampling, Session, Target
-from .types import Usage, Verdict
+from .types import (
+    Budget,
+    Drafter,
+    Drafting,
+    DraftTree,
+    InputError,
+    Look,
+    Round,
+    Rows,
+    Rule,
+    Sampling,
+    Session,
+    Target,
+    Usage,
+    Verdict,
+)
 
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
 Process = Callable[[list[int], Tensor], Tensor]  # (output so far, logits [1, v]) -> scores [1, v]
@@ -27,12 +41,12 @@ Process = Callable[[list[int], Tensor], Tensor]  # (output so far, logits [1, v]
 
 @dataclass(frozen=True)
 class Request:
-    """What one output is asked to be. Seed, law and end belong to the row, so a text never depends on its neighbours."""
+    """What one output is asked to be. Seed, law and end belong to the row: a text does not depend on its neighbours."""
 
     prompt: Sequence[int]
     seed: int
     max_new_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     cut: Cut = lambda output, new: (len(new), None)  # how many of the new tokens are kept, and why the row ends
     process: Process | None = None  # transformers' logits processors, where they came prepared
 

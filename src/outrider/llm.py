@@ -194,8 +194,9 @@ def load(
         dtype = "float32"
     target = load_target(where, dtype=dtype, device=device, trust_remote_code=trust_remote_code, **options)
     stock = target.model
-    name = "demo" if demo else str(where if isinstance(where, str) else stock.config._name_or_path or type(stock).__name__)
-    tokenizer = load_tokenizer(where if isinstance(where, str) else stock.config._name_or_path)
+    origin = where if isinstance(where, str) else stock.config._name_or_path
+    name = "demo" if demo else origin or type(stock).__name__
+    tokenizer = load_tokenizer(origin)
     chosen = drafter if drafter is not None else ("model" if demo else "lookup")
     if isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else " + ".join(chosen)

@@ -16,6 +16,7 @@ race stays below 1e-6.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +34,10 @@ STORE = 1 << 24  # noise values kept (64 MB)
 RACE, ACCEPT, EMIT, DRAFT = range(4)
 
 
-def _splitmix(z: int) -> int:
+Word = TypeVar("Word", int, np.ndarray)  # 64 bits, one or an array of them
+
+
+def _splitmix(z: Word) -> Word:
     z = (z + 0x9E3779B97F4A7C15) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -54,7 +58,7 @@ def key(seed: int, position: int, stream: int = RACE) -> tuple[int, int]:
 _A, _B = _signed(0x7FEB352D), _signed(0x846CA68B)
 
 
-def _mix(x: Int32[Tensor, "..."]) -> Int32[Tensor, "..."]:
+def _mix(x: Int32[Tensor, ...]) -> Int32[Tensor, ...]:
     # Right shifts of int32 are arithmetic: the masks make them logical.
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * _A
@@ -63,7 +67,7 @@ def _mix(x: Int32[Tensor, "..."]) -> Int32[Tensor, "..."]:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-def bits(k0: Int32[Tensor, "..."], k1: Int32[Tensor, "..."], ids: Int32[Tensor, "..."]) -> Int32[Tensor, "..."]:
+def bits(k0: Int32[Tensor, ...], k1: Int32[Tensor, ...], ids: Int32[Tensor, ...]) -> Int32[Tensor, ...]:
     """32 random bits per id; the arguments broadcast."""
     return _mix(_mix(ids ^ k0) + k1)
 
@@ -96,13 +100,18 @@ def gumbel(h: Int32[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
 
 
 def _keys(seeds: Sequence[int], counters: Sequence[int], stream: int, device: torch.device | None) -> Tensor:
-    pairs = [key(s, c, stream) for s, c in zip(seeds, counters, strict=True)]
-    return torch.tensor(pairs, dtype=torch.int32, device=device).view(len(pairs), 2)
+    """Keys [b, 2]; many at once by arrays."""
+    if len(seeds) < 16:
+        pairs = [key(s, c, stream) for s, c in zip(seeds, counters, strict=True)]
+        return torch.tensor(pairs, dtype=torch.int32, device=device).view(len(pairs), 2)
+    first = np.array([s & MASK64 for s in seeds], dtype=np.uint64)
+    k = _splitmix(_splitmix(_splitmix(first) ^ np.array(list(counters), dtype=np.uint64)) ^ np.uint64(stream))
+    return torch.from_numpy(k.astype("<u8").view(np.int32).reshape(-1, 2)).to(device)
 
 
 def gumbels(
     seeds: Sequence[int], counters: Sequence[int], ids: Tensor, stream: int = RACE
-) -> Float32[Tensor, "b *rest"]:
+) -> Float32[Tensor, b * rest]:
     """G for explicit ids: `ids` [b, ...], or [v] for the same ids in every row."""
     k = _keys(seeds, counters, stream, ids.device)
     ids = ids.to(torch.int32)
@@ -135,7 +144,7 @@ class RaceNoise:
         self.limit = max(8, STORE // (vocab * self.block))
         self.store: dict[tuple[int, int], Tensor] = {}
 
-    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Float[Tensor, "b *rest"]:
+    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Float[Tensor, b * rest]:
         """G [b, v], or for `ids` [b, ...] the same shape."""
         if ids is not None:
             return gumbels(seeds, positions, ids)

@@ -39,7 +39,7 @@ def _parse(file: Path, number: int, line: str) -> Any:
 
 
 def _messages(where: str, messages: Any) -> list[dict[str, str]]:
-    good = isinstance(messages, list) and messages
+    good = isinstance(messages, list) and bool(messages)
     for message in messages if good else ():
         keys = isinstance(message, dict) and isinstance(message.get("role"), str)
         good = good and keys and isinstance(message.get("content"), str)

@@ -7,6 +7,7 @@ exactly the ids that stock decoding would show it (left padding included).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,13 +23,22 @@ from .targets import load_target
 from .types import RULES, Drafter, InputError, Rule, Sampling
 
 # Processors that run the model, keep a state of their own, or look a row up by its number in the batch.
-REFUSED = frozenset(
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor ClassifierFreeGuidanceLogitsProcessor "
-    "EncoderRepetitionPenaltyLogitsProcessor EncoderNoRepeatNGramLogitsProcessor PrefixConstrainedLogitsProcessor "
-    "SynthIDTextWatermarkLogitsProcessor AlternatingCodebooksLogitsProcessor BarkEosPrioritizerLogitsProcessor "
-    "WhisperTimeStampLogitsProcessor WhisperNoSpeechDetection DiaClassifierFreeGuidanceLogitsProcessor "
-    "DiaEOSChannelFilterLogitsProcessor DiaEOSDelayPatternLogitsProcessor ConfidenceCriteria".split()
-)
+REFUSED = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "ClassifierFreeGuidanceLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "PrefixConstrainedLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "AlternatingCodebooksLogitsProcessor",
+    "BarkEosPrioritizerLogitsProcessor",
+    "WhisperTimeStampLogitsProcessor",
+    "WhisperNoSpeechDetection",
+    "DiaClassifierFreeGuidanceLogitsProcessor",
+    "DiaEOSChannelFilterLogitsProcessor",
+    "DiaEOSDelayPatternLogitsProcessor",
+    "ConfidenceCriteria",
+}
 UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 _engines: WeakKeyDictionary[Any, dict[Any, Engine]] = WeakKeyDictionary()
@@ -44,8 +54,7 @@ def custom_generate(
     seed: int | None = None,
     rule: Rule = "coupled",
     batch_size: int = 8,
-    attention_mask: Tensor | None = None,
-    **_: Any,
+    **stock: Any,
 ) -> Any:
     """Speculative decoding behind `model.generate`: `input_ids` [b, l] left-padded -> ids [b, l + new] right-padded.
 
@@ -54,7 +63,9 @@ def custom_generate(
     """
     check(model, logits_processor, stopping_criteria, generation_config, rule)
     engine = _engine(model, drafter, rule)
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    # Not an argument of our own: transformers would then pass it twice. It is None where all tokens count.
+    given = stock.get("attention_mask")
+    mask = torch.ones_like(input_ids) if given is None else given
     if bool((mask[:, -1] == 0).any()):
         raise InputError("the batch is right-padded; pad on the left (tokenizer.padding_side = 'left') to generate")
     copies = generation_config.num_return_sequences or 1
@@ -68,7 +79,7 @@ def custom_generate(
             max_new_tokens=limit,
             sampling=law,
             cut=_cut(ids, stopping_criteria),
-            process=_process(ids, logits_processor) if len(logits_processor) else None,
+            process=_process(ids, _of_row(logits_processor, i)) if len(logits_processor) else None,
         )
         for i, (ids, m) in enumerate(zip(input_ids, mask, strict=True))
     ]
@@ -76,7 +87,9 @@ def custom_generate(
     for piece in generate(engine, requests, batch_size):
         rows[piece.row.index] = piece.row
     sequences = _pad(input_ids, [rows[i].output for i in range(len(requests))], _pad_id(generation_config))
-    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=sequences.long())  # type: ignore[arg-type]
+    return sequences
 
 
 def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str) -> None:
@@ -105,6 +118,18 @@ def _engine(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule) -> E
         race = RaceNoise(target.vocab, model.device)
         found[key] = Engine(target, loaded, AdaptiveBudget(), race, rule)  # type: ignore[arg-type]
     return found[key]
+
+
+def _of_row(processors: Any, row: int) -> Any:
+    """The processors for one row alone: where they hold the padding of every row, that row's."""
+    found = type(processors)()
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor):
+            processor = copy(processor)
+            processor.prompt_ignore_length = ignored[row : row + 1]
+        found.append(processor)
+    return found
 
 
 def _process(prompt: Tensor, processors: Any) -> Process:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,6 +72,8 @@ def optimal_gamma(alpha: float, c: float, verify: Cost | None = None, most: int 
     if verify is not None:
         top = most if callable(verify) else min(most, len(verify) - 1)
         return max(range(top + 1), key=lambda gamma: speedup(alpha, gamma, c, verify))
+    if c == 0 and alpha > 0:
+        return most
     gamma, reach, tokens = 0, alpha, 1.0
     # One more drafted token adds reach = alpha^(gamma+1) tokens at the cost c: worth it above today's rate.
     while gamma < most and reach * (gamma * c + 1) > c * tokens:
@@ -80,7 +82,7 @@ def optimal_gamma(alpha: float, c: float, verify: Cost | None = None, most: int 
 
 
 def guaranteed_speedup(alpha: float, c: float) -> float:
-    """The improvement that the best gamma reaches at least: (1 + alpha) / (1 + c) if alpha > c (Corollary 3.9), else 1."""
+    """What the best gamma reaches at least: (1 + alpha) / (1 + c) if alpha > c (Corollary 3.9), else 1."""
     _check(alpha, 0, c)
     return (1 + alpha) / (1 + c) if alpha > c else 1.0
 
@@ -227,8 +229,8 @@ class Comparison:
 def measured(document: Any) -> Comparison:
     """A run's own numbers, out of the JSON of `outrider generate [--compare] --json`, or of one that states them.
 
-    The latter is an object with alpha, gamma, c and optionally speedup, tau and verify. Of a run with trees, gamma is the
-    deepest depth that was tested: the theorems are about chains, and a tree's alpha counts a hit among all siblings.
+    The latter is an object with alpha, gamma, c and optionally speedup, tau and verify. Of a run with trees, gamma is
+    at most the deepest depth tested: the theorems are about chains, and a tree's alpha counts a hit among all siblings.
     """
     if isinstance(document, Mapping) and {"alpha", "gamma", "c"} <= document.keys():
         numbers = {k: document.get(k) for k in ("alpha", "gamma", "c", "speedup", "tau", "verify")}
@@ -239,8 +241,9 @@ def measured(document: Any) -> Comparison:
         assert alpha is not None
         assert gamma is not None
         assert c is not None
+        gamma = round(gamma)  # a mean, where it varied
         _check(alpha, gamma, c)
-        return Comparison(alpha, round(gamma), c, gain, tau, verify or 1.0)
+        return Comparison(alpha, gamma, c, gain, tau, verify or 1.0)
     return _of_usages(document, list(_usages(document)))
 
 
@@ -264,7 +267,7 @@ def _of_usages(document: Any, usages: list[Mapping[str, Any]]) -> Comparison:
     compared = document.get("comparison", {})
     one = verify = total("verify_seconds") / rounds
     if compared.get("prompts"):
-        # With the plain run beside it, its time per token is the pass over one token.
+        # With the plain run beside it, its time per token (prompt included) is the pass over one token.
         one = compared["plain_seconds"] / sum(p["tokens"] for p in compared["prompts"])
     draft = total("draft_seconds") / rounds / gamma
     tau = (total("new_tokens") - len(usages)) / rounds
@@ -311,16 +314,16 @@ def plot_gains(
     axes.legend(fontsize="small")
 
 
-def _check(alpha: float, gamma: float, c: float = 0.0) -> None:
+def _check(alpha: float, gamma: int, c: float = 0.0) -> None:
     if not 0 <= alpha <= 1:
         _refuse(f"alpha is a probability between 0 and 1, not {alpha}")
-    if not (gamma >= 0 and gamma == math.floor(gamma)):
+    if gamma < 0:
         _refuse(f"gamma is a whole number of at least 0, not {gamma}")
     if not 0 <= c < math.inf:
         _refuse(f"a cost is a finite number of at least 0, not {c}")
 
 
-def _refuse(sentence: str) -> None:
+def _refuse(sentence: str) -> NoReturn:
     from .types import InputError  # its module imports torch, which the command line should not wait for
 
     raise InputError(sentence)

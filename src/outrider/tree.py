@@ -111,14 +111,15 @@ def from_paths(
     limit: int = 1 << 30,
     device: torch.device | str | None = None,
 ) -> tuple[DraftTree, list[list[list[int]]]]:
-    """A trie per row: paths that share a prefix share its nodes. At most `limit` nodes, root included, first come first.
+    """A trie per row: paths that share a prefix share its nodes; at most `limit` nodes, root included, in order.
 
     Returns the tree and, for each path, the node ids of its tokens (cut short where the limit was reached):
     roots [9], paths [[[5, 6], [5, 7], [8]]] -> the miniature above and [[[1, 2], [1, 3], [4]]].
     """
     all_tokens, all_parents, where = [], [], []
     for root, row in zip(roots, paths, strict=True):
-        tokens, parents, child, ids = [root], [0], {}, []
+        tokens, parents, ids = [root], [0], []
+        child: dict[tuple[int, int], int] = {}
         for path in row:
             node, track = 0, []
             for token in path:
@@ -143,7 +144,7 @@ def template(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Parents of the static tree (N1, ..., Ng) in breadth-first order: (2, 1) -> (0, 0, 0, 1, 2)."""
     parents, last = [0], [0]
     for width in shape:
-        layer = []
+        layer: list[int] = []
         for node in last:
             layer += range(len(parents), len(parents) + width)
             parents += [node] * width
@@ -310,8 +311,6 @@ def check(tree: DraftTree) -> None:
     assert torch.equal(tree.ancestors & real[..., None], ancestors(tree.parents) & real[..., None])
     assert int(tree.depths.max()) <= tree.deepest, "deepest bounds the depths"
     if tree.q is None or not tree.replacement:
-        for tokens, parents, size in zip(
-            tree.tokens.tolist(), tree.parents.tolist(), tree.size.tolist(), strict=True
-        ):
+        for tokens, parents, size in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.size.tolist(), strict=True):
             pairs = list(zip(parents[1:size], tokens[1:size], strict=True))
             assert len(pairs) == len(set(pairs)), "siblings carry distinct tokens"

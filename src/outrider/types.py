@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Rule = Literal["coupled", "rejection", "block", "typical"]  # block: rejection with block verification, for chains
+Rule = str  # one of RULES; block: rejection with block verification, for chains
 RULES: tuple[Rule, ...] = ("coupled", "rejection", "block", "typical")
 LOSSY: tuple[Rule, ...] = ("typical",)
 
@@ -215,7 +215,9 @@ class Session(Protocol):
     longest: int  # an upper bound of `lengths`, on the host
 
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]: ...
-    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None) -> Look:
+    def forward(
+        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
+    ) -> Look:
         """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already."""
 
     def keep(self, path: Tensor, count: Tensor) -> None:
@@ -252,6 +254,9 @@ class Drafting(Protocol):
 class Drafter(Protocol):
     """Weights and configuration; immutable, shared by concurrent generations."""
 
-    taps: tuple[int, ...]
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states it reads; () for none."""
+
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting: ...

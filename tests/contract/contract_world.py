@@ -84,7 +84,9 @@ def stop_at(eos: set[int]) -> Callable[..., tuple[int, str | None]]:
     return cut
 
 
-def plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
+def plain(
+    model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int] = frozenset()
+) -> list[int]:  # type: ignore[assignment]
     """Plain decoding, independent of the engine: stock cache, one token at a time, transformers' own processors."""
     warps, repeats = LogitsProcessorList(), RepetitionPenaltyLogitsProcessor(law.repetition_penalty)
     if law.temperature > 0:

@@ -137,7 +137,9 @@ def test_row_order_and_company_do_not_matter(world: World) -> None:
 
 
 def test_a_mix_of_drafters(world: World) -> None:
-    mixed = drafters.load(["lookup", f"model:{world.folder}?kids=2", "lookahead?window=3&ngram=3&guesses=3"], world.target)
+    mixed = drafters.load(
+        ["lookup", f"model:{world.folder}?kids=2", "lookahead?window=3&ngram=3&guesses=3"], world.target
+    )
     for law in ("greedy", "T1", "penalties"):
         made = requests(LAWS[law], [40, 12, 40, 30])
         rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)

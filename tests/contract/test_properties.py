@@ -106,7 +106,9 @@ def test_proposals_are_trees_within_the_budget(world: World, name: str) -> None:
 def test_forked_rows_are_independent(world: World, name: str) -> None:
     """`select` with repeats forks: each copy then lives as if alone."""
     drafter = world.drafter(name)
-    batch = started(world, drafter, [Request(PROMPTS[0], 5, 40, Sampling(1.0)), Request(PROMPTS[3], 6, 40, Sampling(1.0))])
+    batch = started(
+        world, drafter, [Request(PROMPTS[0], 5, 40, Sampling(1.0)), Request(PROMPTS[3], 6, 40, Sampling(1.0))]
+    )
     with torch.no_grad():
         for _ in range(2):
             batch.round()

@@ -18,7 +18,14 @@ def rows(b: int = 1, room: int = 100) -> Rows:
 
 
 def play(
-    budget: AdaptiveBudget, alpha: float, rounds: int, *, node: float = 0.02, step: float = 0.05, seed: int = 0, b: int = 1
+    budget: AdaptiveBudget,
+    alpha: float,
+    rounds: int,
+    *,
+    node: float = 0.02,
+    step: float = 0.05,
+    seed: int = 0,
+    b: int = 1,
 ) -> tuple[float, float]:
     """Run a simulated drafter of chains; tokens per unit of time, and the share of rounds that drafted.
 
@@ -64,9 +71,7 @@ def test_a_good_drafter_is_used_to_the_depth_that_pays(alpha: float, b: int) -> 
     budget = AdaptiveBudget()
     play(budget, alpha, 150, b=b)
     rate, _ = play(budget, alpha, 800, b=b)
-    best = max(
-        (1 - alpha ** (g + 1)) / (1 - alpha) / (1 + (0.02 * b + 0.05) * g) for g in range(1, budget.depth + 1)
-    )
+    best = max((1 - alpha ** (g + 1)) / (1 - alpha) / (1 + (0.02 * b + 0.05) * g) for g in range(1, budget.depth + 1))
     assert rate > 0.93 * best
 
 

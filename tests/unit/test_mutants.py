@@ -13,12 +13,24 @@ from dataclasses import replace
 import pytest
 import torch
 from enumerating import (
-    Branches, Draft, Rule, Text, World, bias, distance, emitted, joint, plain, repeat, sampled, world,
+    Branches,
+    Draft,
+    Rule,
+    Text,
+    World,
+    bias,
+    distance,
+    emitted,
+    joint,
+    plain,
+    repeat,
+    sampled,
+    world,
 )  # fmt: skip
 from torch import Tensor
 
 from outrider import verify
-from outrider.tree import best, from_lists, from_template, prune
+from outrider.tree import best, from_lists, prune
 from outrider.types import DraftTree, Sampling, Verdict
 
 EXACT = 1e-12
@@ -257,16 +269,21 @@ def test_killed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_real_rule_passes_in_the_same_world(name: str) -> None:
-    w = MUTANTS[name][2]
+def test_the_real_rules_pass_in_the_same_world(name: str) -> None:
+    w = replace(MUTANTS[name][2], length=min(2, MUTANTS[name][2].length))
     for rule, draft in (
-        (verify.rejection, sampled((2, 1))),
+        (verify.rejection, sampled((2,))),
         (verify.rejection, sampled((2,), replacement=True)),
         (verify.rejection, top_k(2, judged=False)),
         (verify.block, chain(2)),
-        (block_mutant("in nothing"), chain(2)),
     ):
         assert bias(rule, draft, w) < EXACT
+
+
+def test_the_mutated_block_without_a_mutation_passes() -> None:
+    """So it is the one changed line that the bias comes from."""
+    for kind in ("random", "near"):
+        assert bias(block_mutant("in nothing"), chain(2), world(kind, seed=2, length=2)) < EXACT
 
 
 def test_argmax_drafts_judged_by_a_softmax_come_out_as_the_page_says() -> None:

@@ -102,13 +102,27 @@ def spelled(tree: DraftTree, verdict: Verdict) -> list[list[int]]:
     return [[*(tokens[i] for i in path[1:count]), last] for tokens, path, count, last in rows]
 
 
+def chooser(
+    law: Sampling, race: RaceNoise, seeds: list[int], prompts: list[list[int]], outputs: list[list[int]]
+) -> Callable:
+    """The target's draw in a batch, as the engine makes it; the root is the last token of each output."""
+    history = list(zip(prompts, outputs, strict=True))
+    start = [len(p) + len(o) - 1 for p, o in history]
+
+    def choose(logits: Tensor, depth: int, path: Tensor) -> Tensor:
+        scores = sampling.penalise(logits, [law] * len(seeds), history, path)
+        return sampling.draw(scores, [law] * len(seeds), race.at(seeds, [s + depth for s in start]))
+
+    return choose
+
+
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("law", LAWS, ids=range(len(LAWS)))
 @pytest.mark.parametrize("seeing", [False, True])
 def test_coupled_is_plain_decoding(walk: Callable, law: Sampling, seeing: bool) -> None:
     """Whatever the tree, round after round, in a ragged batch: token for token."""
-    v, b, n = 5, 3, 12
-    for trial in range(8):
+    v, b, n = 5, 3, 9
+    for trial in range(3):
         g = random.Random(trial)
         table, race = Table(v, trial), RaceNoise(v)
         prompts = [[g.randrange(v) for _ in range(1 + 2 * i)] for i in range(b)]
@@ -122,12 +136,7 @@ def test_coupled_is_plain_decoding(walk: Callable, law: Sampling, seeing: bool) 
             tree = seeing_tree(g, ahead, v, roots) if seeing else random_tree(g, v, roots)
             check(tree)
 
-            def choose(logits: Tensor, depth: int, path: Tensor, texts=texts, outputs=outputs) -> Tensor:
-                history = list(zip(prompts, outputs, strict=True))
-                scores = sampling.penalise(logits, [law] * b, history, path)
-                noise = race.at(seeds, [len(t) - 1 + depth for t in texts])
-                return sampling.draw(scores, [law] * b, noise)
-
+            choose = chooser(law, race, seeds, prompts, outputs)
             verdict = walk(tree, look(table, texts, tree), choose, tree.deepest)
             for out, new, known in zip(outputs, spelled(tree, verdict), truth, strict=True):
                 out += new[: n + 8 - len(out)]
@@ -156,7 +165,7 @@ def test_a_tree_of_the_truth_is_accepted_whole() -> None:
 @pytest.mark.parametrize("depth", [0, 1, 2, 9])
 def test_the_walks_agree(depth: int) -> None:
     g = random.Random(depth)
-    for trial in range(60):
+    for trial in range(24):
         b, v = 1 + trial % 4, 3
         tree = random_tree(g, v, [0] * b, most=14)
         logits = torch.randn(b, tree.nodes, v, generator=torch.Generator().manual_seed(trial))
@@ -232,7 +241,7 @@ def _law(logits: Tensor, depth: int, path: Tensor) -> Tensor:
 def test_typical_by_the_definition() -> None:
     """Against the definition, path by path."""
     g = random.Random(5)
-    for trial in range(40):
+    for trial in range(16):
         tree = random_tree(g, 4, [0, 0], most=14)
         logits = torch.randn(2, tree.nodes, 4, generator=torch.Generator().manual_seed(trial))
         p = logits.double().softmax(-1)
@@ -258,8 +267,7 @@ def test_typical_at_zero_temperature_is_greedy() -> None:
     for trial in range(20):
         tree = random_tree(g, 3, [0, 0], most=14)
         logits = torch.randn(2, tree.nodes, 3, generator=torch.Generator().manual_seed(trial))
-        law = Sampling()
-        a = verify.typical(tree, logits, lambda z, d, path: sampling.law(z, law))
+        a = verify.typical(tree, logits, lambda z, d, path: sampling.law(z, Sampling()))
         b = verify.coupled(tree, logits, lambda z, d, path: z.argmax(-1), 99)
         assert spelled(tree, a) == spelled(tree, b)
 
@@ -276,9 +284,7 @@ def test_typical_is_bounded_by_depth() -> None:
 
 def rows(b: int, law: Sampling, rule: str = "rejection", serial: int = 0, v: int = 4) -> Rows:
     zeros = torch.zeros(b, dtype=torch.long)
-    return Rows(
-        zeros, zeros, (0,) * b, tuple(range(b)), (serial,) * b, (law,) * b, rule, (9,) * b, RaceNoise(v)
-    )  # type: ignore[arg-type]
+    return Rows(zeros, zeros, (0,) * b, tuple(range(b)), (serial,) * b, (law,) * b, rule, (9,) * b, RaceNoise(v))  # type: ignore[arg-type]
 
 
 P = torch.tensor([[0.40, 0.30, 0.20, 0.10], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])
@@ -292,12 +298,12 @@ GUESS = torch.tensor([0.2, 0.3, 0.4, 0.1])
     [("rejection", (1, 1), False), ("rejection", (2, 1), False), ("rejection", (2, 1), True), ("block", (1, 1), False)],
 )
 def test_the_real_dice_follow_the_law(rule: str, shape: tuple[int, ...], replacement: bool) -> None:
-    """G-test on pairs of first tokens, 2 x 1e5 samples, through `sampling.sample` and `Dice`: no enumeration here.
+    """G-test on pairs of first tokens, 1e5 samples, through `sampling.sample` and `Dice`: no enumeration here.
 
     99 % power at TV 0.015. Seeds are fixed; four tests at family level 1e-3.
     """
     b, counts = 50_000, torch.zeros(16)
-    for serial in range(0, 8, 2):
+    for serial in range(0, 4, 2):
         r = rows(b, Sampling(temperature=1.0), rule, serial)
         first = sampling.sample(GUESS.expand(b, 1, 4), shape[0], r, 0, replacement)[:, 0]
         q = Q[first]
@@ -310,9 +316,7 @@ def test_the_real_dice_follow_the_law(rule: str, shape: tuple[int, ...], replace
         logits[:, 0] = FIRST.log()
         logits[:, 1:] = P[tree.tokens[:, 1:]].log()
         verdict = getattr(verify, rule)(tree, logits, _law, verify.Dice(r.seeds, r.serial), 2)
-        after = sampling.draw(  # a row that added one token needs a second
-            P[verdict.next].log(), [Sampling(temperature=1.0)] * b, torch.rand(b, 4, generator=_g(serial)).log().neg().log().neg()
-        )  # fmt: skip
+        after = torch.multinomial(P[verdict.next], 1, generator=_g(serial))[:, 0]  # where one token was added
         one = torch.where(verdict.count > 1, tree.tokens.gather(1, verdict.path[:, 1:2])[:, 0], verdict.next)
         third = tree.tokens.gather(1, verdict.path[:, 2:3])[:, 0]
         two = torch.where(verdict.count > 2, third, torch.where(verdict.count > 1, verdict.next, after))
@@ -383,12 +387,12 @@ def test_a_grown_tree_hits_more_often_with_the_shared_noise() -> None:
     """The drafter that ranks by log q + T * G proposes the target's own draw more often than one that does not."""
     v, law = 200, Sampling(temperature=1.0)
     g = _g(3)
-    p = torch.randn(400, v, generator=g) * 2
-    q = p + 0.4 * torch.randn(400, v, generator=g)
+    p = torch.randn(200, v, generator=g) * 2
+    q = p + 0.4 * torch.randn(200, v, generator=g)
     race = RaceNoise(v)
     hits = {}
     for rule in ("coupled", "rejection"):
-        r = replace(rows(400, law, rule, v=v), race=race)
+        r = replace(rows(200, law, rule, v=v), race=race)
         drawn = sampling.draw(p, r.sampling, r.noise(1))
         offered = sampling.rank(q[:, None], r, 1, 4)[0][:, 0]
         hits[rule] = float((offered == drawn[:, None]).any(1).float().mean())

@@ -7,7 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 from enumerating import (
-    Branches, Draft, Text, World, bias, emitted, explore, joint, outcomes, plain, repeat, sampled, world,
+    Branches,
+    Draft,
+    Text,
+    World,
+    bias,
+    emitted,
+    explore,
+    joint,
+    outcomes,
+    plain,
+    repeat,
+    sampled,
+    world,
 )  # fmt: skip
 
 from outrider import sampling, verify
@@ -53,24 +65,26 @@ def guessed(seed: int, nodes: int) -> Draft:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_chain(kind: str, gamma: int) -> None:
-    assert bias(verify.rejection, sampled((1,) * gamma), world(kind, seed=3, length=4 - gamma)) < EXACT
+    assert bias(verify.rejection, sampled((1,) * gamma), world(kind, seed=3, length=(3, 2, 1)[gamma - 1])) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_block(kind: str, gamma: int) -> None:
-    assert bias(verify.block, sampled((1,) * gamma), world(kind, seed=3, length=5 - gamma)) < EXACT
+    assert bias(verify.block, sampled((1,) * gamma), world(kind, seed=3, length=(3, 3, 2)[gamma - 1])) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("shape", [(2, 2), (3, 1), (1, 2)])
+@pytest.mark.parametrize("shape", [(2, 1), (3,), (1, 2)])
 def test_tree(kind: str, shape: tuple[int, ...], replacement: bool) -> None:
     assert bias(verify.rejection, sampled(shape, replacement), world(kind, seed=5, length=2)) < EXACT
 
 
-def test_tree_of_depth_three() -> None:
-    assert bias(verify.rejection, sampled((2, 1, 1)), world(seed=5, length=2)) < EXACT
+def test_larger_trees() -> None:
+    for draft in (sampled((2, 1, 1)), sampled((2, 2)), sampled((3, 1)), sampled((2, 2), replacement=True)):
+        assert bias(verify.rejection, draft, world(seed=5, length=1)) < EXACT
+        assert bias(verify.rejection, draft, world("zeros", seed=5, length=2)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +98,7 @@ def test_four_tokens(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_deterministic_trees(kind: str, seed: int) -> None:
-    assert bias(verify.rejection, guessed(seed, 8), world(kind, seed=seed, length=3)) < EXACT
+    assert bias(verify.rejection, guessed(seed, 8), world(kind, seed=seed, length=2)) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,7 +121,7 @@ def test_warps_and_penalties(warp: Sampling) -> None:
 @pytest.mark.parametrize("warp", WARPS[1:6], ids=range(5))
 def test_the_drafter_may_be_warped_otherwise(warp: Sampling) -> None:
     w = world("near", v=3, seed=13, length=2, draft_sampling=warp)
-    for draft in (sampled((1, 1)), sampled((2, 1)), sampled((2,), replacement=True)):
+    for draft in (sampled((1, 1)), sampled((2,)), sampled((2,), replacement=True)):
         assert bias(verify.rejection, draft, w) < EXACT
     assert bias(verify.block, sampled((1, 1)), w) < EXACT
 
@@ -119,7 +133,7 @@ def test_the_first_token_is_exact_after_an_end_of_text() -> None:
         for code in range(len(table)):
             if code % 3 == 2:
                 table[code] = torch.tensor([float("-inf"), float("-inf"), 0.0])
-    for draft in (sampled((1, 1)), sampled((2, 2)), sampled((2, 1), replacement=True)):
+    for draft in (sampled((1, 1)), sampled((2, 1)), sampled((2,), replacement=True)):
         assert bias(verify.rejection, draft, w) < EXACT
     assert bias(verify.block, sampled((1, 1)), w) < EXACT
 
@@ -128,7 +142,7 @@ def test_block_accepts_more_than_token_by_token() -> None:
     """Sun et al. 2024, Theorem 2: optimal among chain rules, never behind."""
 
     def length(rule: object, w: World) -> float:
-        return sum(len(t) * p for t, p in outcomes(rule, sampled((1, 1, 1)), w, ()).items())  # type: ignore[arg-type]
+        return sum(len(t) * p for t, p in outcomes(rule, sampled((1, 1)), w, ()).items())  # type: ignore[arg-type]
 
     gains = [length(verify.block, w) - length(verify.rejection, w) for w in map(world, KINDS)]
     assert min(gains) > -1e-12
@@ -146,19 +160,21 @@ def test_acceptance_of_a_chain_is_the_overlap() -> None:
 
 def test_no_draft_emits_from_the_target() -> None:
     for rule in (verify.rejection, verify.block):
-        assert bias(rule, lambda chance, w, text: root_only(torch.zeros(len(chance), dtype=torch.long)), world()) < EXACT
+        assert (
+            bias(rule, lambda chance, w, text: root_only(torch.zeros(len(chance), dtype=torch.long)), world()) < EXACT
+        )
 
 
 def test_a_bound_on_the_depth_stays_exact() -> None:
-    for bound in (0, 1, 2):
-        for rule, draft in ((verify.rejection, sampled((2, 1))), (verify.block, sampled((1, 1, 1)))):
+    for bound in (0, 1):
+        for rule, draft in ((verify.rejection, sampled((2, 1))), (verify.block, sampled((1, 1)))):
 
-            def bounded(tree, logits, law, chance, depth, rule=rule, bound=bound):  # noqa: ANN001, ANN202
+            def bounded(tree, logits, law, chance, depth, rule=rule, bound=bound):
                 verdict = rule(tree, logits, law, chance, min(bound, depth))
                 assert int(verdict.count.max()) <= bound + 1
                 return verdict
 
-            assert bias(bounded, draft, world("near", length=2)) < EXACT
+            assert bias(bounded, draft, world("near", length=1)) < EXACT
 
 
 def test_ragged_rows_in_one_batch() -> None:
@@ -212,7 +228,7 @@ def test_rounded_laws_stay_close() -> None:
     """float32 laws whose sums are off by rounding: the rules normalise and stay within rounding of the truth."""
     w = world("near", v=4, seed=2, length=2)
 
-    def rule(tree, logits, law, chance, depth):  # noqa: ANN001, ANN202
+    def rule(tree, logits, law, chance, depth):
         tree = replace(tree, q=None if tree.q is None else tree.q.float() * 1.0001)
         return verify.rejection(tree, logits, lambda z, d, path: law(z, d, path).float() * 0.9999, chance, depth)
 

@@ -61,15 +61,18 @@ def _one(llm: LLM, plain: LLM, prompt: Any, seed: int, options: dict[str, Any]) 
     return row, texts["drafted"]
 
 
-def _report(
-    llm: LLM, outputs: list[Output], rows: list[dict[str, Any]], found: dict[str, Any], as_json: bool
-) -> None:
+def _report(llm: LLM, outputs: list[Output], rows: list[dict[str, Any]], found: dict[str, Any], as_json: bool) -> None:
     plain, drafted = sum(r["plain_seconds"] for r in rows), sum(r["drafted_seconds"] for r in rows)
     tokens, same = sum(r["tokens"] for r in rows), sum(r["equal"] for r in rows)
     if as_json:
         import json
 
-        totals = {"equal": same == len(rows), "plain_seconds": plain, "drafted_seconds": drafted, "speedup": plain / drafted}
+        totals = {
+            "equal": same == len(rows),
+            "plain_seconds": plain,
+            "drafted_seconds": drafted,
+            "speedup": plain / drafted,
+        }
         typer.echo(json.dumps({**found, "comparison": {"prompts": rows, **totals}}, ensure_ascii=False))
         return
     typer.echo()

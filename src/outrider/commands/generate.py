@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..types import InputError
-
 if TYPE_CHECKING:
     from ..llm import LLM, Output
 
@@ -19,7 +17,9 @@ DRAFTED = "cyan"
 def generate(
     args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL] PROMPT...", help="A hub id or folder, then prompts; one word alone is a prompt."),
+        typer.Argument(
+            metavar="[MODEL] PROMPT...", help="A hub id or folder, then prompts; one argument alone is a prompt."
+        ),
     ] = None,
     drafter: Annotated[
         list[str] | None, typer.Option(help="SPEC such as lookup, suffix, model:DIR; give several for a mix.")
@@ -40,10 +40,12 @@ def generate(
     prompts_file: Annotated[str | None, typer.Option(help="JSONL of prompts or chat messages.")] = None,
     batch_size: int = 8,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap each prompt in the model's chat template.")] = False,
-    nodes: Annotated[int | None, typer.Option(help="A fixed tree size (root included) instead of the adaptive one.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="A fixed tree size (root included) instead of the adaptive one.")
+    ] = None,
     depth: Annotated[int | None, typer.Option(help="A fixed depth instead of the adaptive one.")] = None,
-    dtype: str = "auto",
-    device: str = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Compile the target's forward pass (slow start).")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; show equality and speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
@@ -52,19 +54,24 @@ def generate(
 
     Without MODEL, the demo model that ships with the package. With --compare and no prompt, its held-out prompts.
     """
-    from .. import load
+    from .. import InputError, Sampling, load
+    from . import check_place
 
-    law = dict(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-    )  # fmt: skip
+    law: dict[str, Any] = {
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+    }  # fmt: skip
     if rule == "typical" and not lossy:
         raise InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
+    Sampling(**law)  # these complain before a model is loaded
+    check_place(dtype, device)
+    budget = _budget(nodes, depth)
     model, prompts = _prompts(args or [], prompts_file, compare, chat)
-    llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile)
-    options: dict[str, Any] = dict(
-        max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=_budget(nodes, depth), **law
-    )
+    llm = load(model, drafter or None, dtype=dtype, device=device)
+    if compile:
+        llm.target.model.compile(dynamic=True)  # type: ignore[attr-defined]
+    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=budget, **law)
     if compare:
         from .compare import compare as show
 
@@ -82,7 +89,7 @@ def generate(
 
 def _prompts(args: list[str], file: str | None, compare: bool, chat: bool) -> tuple[str | None, list[Any]]:
     """MODEL and prompts: a word alone is a prompt, unless the prompts come from a file."""
-    from .. import prompts
+    from .. import InputError, prompts
 
     if file is not None:
         if len(args) > 1:
@@ -115,6 +122,7 @@ def held_out() -> list[Any]:
 
 def _budget(nodes: int | None, depth: int | None) -> Any:
     from ..budget import FixedBudget
+    from ..types import InputError
 
     if nodes is None and depth is None:
         return None

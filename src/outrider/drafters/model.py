@@ -133,7 +133,8 @@ class ModelDrafting:
 
     def _static(self, rows: Rows, logits: Tensor, shape: tuple[int, ...]) -> DraftTree:
         sampled = rows.rule in ("rejection", "block") and rows.hot
-        fed, since, tokens, laws = root_only(rows.root), 0, [], []
+        fed, since, tokens = root_only(rows.root), 0, []
+        laws: list[Tensor] = []
         for depth, n in enumerate(shape, 1):
             logits = self._step(fed, since) if since else logits
             children = self._children(rows, logits, depth, n, since, laws if sampled else None)

@@ -1,4 +1,4 @@
-"""Grouped attention with a mask: the query groups are folded into rows, so keys and values are read once.
+"""Grouped attention with a mask: the query groups are folded into rows, so that keys and values are read once.
 
 Registered with transformers as "outrider" and switched on only around our own passes.
 """
@@ -10,44 +10,54 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from ..types import InputError
 
 NAME = "outrider"
 
 
 def attend(
     module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Float[Tensor, "b h n d"],
+    key: Float[Tensor, "b g view d"],
+    value: Float[Tensor, "b g view e"],
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Scaled dot-product attention [b, h, n, d] x [b, g, view, d] -> [b, n, h, d]; h / g query heads share a key head.
+) -> tuple[Float[Tensor, "b n h e"], None]:
+    """Scaled dot-product attention in which h / g query heads share a key head.
 
     Stock attention repeats keys and values over the whole buffer; folding makes [b, g, (h / g) n, d] of the queries.
     """
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise InputError(f"grouped attention has no {name}; this family must be listed as eager in families.py")
     b, h, n, _ = query.shape
     groups = h // key.shape[1]
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    if attention_mask is None:
-        grouped = groups > 1
-        out = sdpa(query, key, value, scale=scaling, is_causal=n > 1 and n == key.shape[2], enable_gqa=grouped)
+    if attention_mask is None:  # a prompt's first chunk, or a single token
+        out = sdpa(query, key, value, scale=scaling, is_causal=n > 1, enable_gqa=groups > 1)
     elif groups == 1:
         out = sdpa(query, key, value, attn_mask=attention_mask, scale=scaling)
     else:
-        mask = attention_mask
-        if mask.shape[1] == 1:
-            mask = mask if n == 1 else mask.repeat(1, 1, groups, 1)
-        else:
-            mask = mask.reshape(b, h // groups, groups * n, -1)
         folded = query.reshape(b, h // groups, groups * n, query.shape[3])
-        out = sdpa(folded, key, value, attn_mask=mask, scale=scaling).reshape(b, h, n, value.shape[3])
+        out = sdpa(folded, key, value, attn_mask=_repeated(attention_mask, groups), scale=scaling)
+        out = out.reshape(b, h, n, value.shape[3])
     return out.transpose(1, 2).contiguous(), None
+
+
+def _repeated(mask: Shaped[Tensor, "b 1 n view"], groups: int) -> Shaped[Tensor, "b 1 gn view"]:
+    """The mask (ours in floats, the model's own in booleans) once for each head of a group; kept on the mask, since all layers of a pass share it."""
+    if mask.shape[2] == 1:
+        return mask
+    done = mask.__dict__.get(NAME)
+    if done is None or done[0] != groups:
+        done = mask.__dict__[NAME] = (groups, mask.repeat(1, 1, groups, 1))
+    return done[1]
 
 
 AttentionInterface.register(NAME, attend)
@@ -55,14 +65,18 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 @contextmanager
-def switched(config: Any, name: str) -> Iterator[None]:
-    """This attention for the passes inside; the user's own again afterwards, whatever happens."""
-    before = config._attn_implementation
-    if before == name:
+def switched(config: Any, attention: str | None, experts: str | None) -> Iterator[None]:
+    """This attention, and these kernels for mixtures of experts, for the passes inside; the user's own afterwards.
+
+    None leaves things as they are.
+    """
+    before = config._attn_implementation, config._experts_implementation
+    after = attention or before[0], experts or before[1]
+    if after == before:
         yield
         return
-    config._attn_implementation = name
+    config._attn_implementation, config._experts_implementation = after
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation, config._experts_implementation = before

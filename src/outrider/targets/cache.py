@@ -1,8 +1,8 @@
 """The tree cache: keys and values at explicit slots, committed by gathering.
 
-Every layer is stored as [b * capacity, heads * width] and written in place at `slot = length_b + node`. Layers of equal
-width share one slab [layers, b * capacity, width], so that committing an accepted path is two kernels for the whole
-model. Rows have their own length; slots at and beyond it hold what nobody will read again.
+Node i of row b is written at slot `length_b + i`. Layers of equal width share one slab [layers, rows, capacity, width], so
+that committing an accepted path, or moving a row, is a few kernels for the whole model. Slots at and beyond a row's
+length hold finite leftovers that masks hide.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..types import InputError
 
+FIRST = 1024  # slots a row is given at first, where the whole capacity is more
+
 
 class TreeLayer(CacheLayerMixin):
-    """One layer as transformers sees it. Its storage belongs to the `TreeCache`."""
+    """One layer as transformers sees it. The storage belongs to the `TreeCache`; these are views of it."""
 
     is_compileable = False  # or generate would build masks of its own
     is_sliding = False
@@ -27,42 +29,35 @@ class TreeLayer(CacheLayerMixin):
     def __init__(self, owner: TreeCache):
         super().__init__()
         self.owner = owner
-        self.heads = (0, 0)
-        self.widths = (0, 0)
+        self.parts: list[Tensor] = []  # keys and values [b, h, n, d] of the first pass, until the slabs exist
+        self.shapes: list[tuple[int, int]] = []  # (h, d) of keys and of values
+        self.flat: list[Tensor] = []  # [b * capacity, h * d]: where slots are written
+        self.wide: list[Tensor] = []  # [b, h, capacity, d]: the same memory, as attention reads it
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        # Sized by the first real keys and values: latent attention stores different widths.
-        rows = key_states.shape[0] * self.owner.capacity
-        self.heads = key_states.shape[1], value_states.shape[1]
-        self.widths = key_states.shape[3], value_states.shape[3]
-        self.keys = key_states.new_zeros(rows, self.heads[0] * self.widths[0])
-        self.values = value_states.new_zeros(rows, self.heads[1] * self.widths[1])
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.is_initialized = True
+        self.parts, self.is_initialized = [key_states, value_states], True
+        self.shapes = [(p.shape[1], p.shape[3]) for p in self.parts]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+        """Write [b, h, n, d] at the pass's slots; what the queries may attend to, [b, h, view, d]."""
         owner = self.owner
-        b, _, n, _ = key_states.shape
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys.index_copy_(0, owner.slots, key_states.transpose(1, 2).reshape(b * n, -1))
-        self.values.index_copy_(0, owner.slots, value_states.transpose(1, 2).reshape(b * n, -1))
         if owner.fresh:
+            self.lazy_initialization(key_states, value_states)
             return key_states, value_states
-        keys = self.keys.view(b, owner.capacity, self.heads[0], self.widths[0])[:, : owner.view]
-        values = self.values.view(b, owner.capacity, self.heads[1], self.widths[1])[:, : owner.view]
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        slots = owner.slots if owner.slots.device == key_states.device else owner.slots.to(key_states.device)
+        (keys, values), (all_keys, all_values) = self.flat, self.wide
+        keys.index_copy_(0, slots, key_states.transpose(1, 2).reshape(-1, keys.shape[1]))
+        values.index_copy_(0, slots, value_states.transpose(1, 2).reshape(-1, values.shape[1]))
+        return all_keys.narrow(2, 0, owner.view), all_values.narrow(2, 0, owner.view)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self.owner.fresh else self.owner.view), 0
 
     def get_seq_length(self) -> int:
-        return 0
+        return 0  # positions and masks are always given; an int, or generate would wait for the device
 
     def get_max_length(self) -> int:
-        return self.owner.capacity
+        return self.owner.limit
 
 
 class TreeCache(Cache):
@@ -70,42 +65,55 @@ class TreeCache(Cache):
 
     def __init__(self, layers: int, capacity: int, limit: int):
         super().__init__(layers=[TreeLayer(self) for _ in range(layers)])
-        self.capacity, self.limit = capacity, limit
-        self.slabs: list[Tensor] | None = None
+        self.capacity, self.limit = min(capacity, FIRST), limit
+        self.rows = 0
+        self.slabs: list[Float[Tensor, "layers r c w"]] = []  # r >= rows: rows that left are kept for newcomers
+        self.members: list[list[tuple[TreeLayer, int]]] = []  # of each slab: its layers, keys (0) or values (1)
+        self.fresh = True  # the first pass attends to its own keys alone, by the plain causal kernels
         self.view = 0
-        self.fresh = False  # a prompt's first chunk attends to its own keys alone, by the plain causal kernels
-        self.slots: Tensor = torch.zeros(0, dtype=torch.long)
+        self.slots: Int[Tensor, " bn"] = torch.zeros(0, dtype=torch.long)
 
     @property
     def bytes(self) -> int:
         """Memory held by keys and values."""
-        return sum(s.numel() * s.element_size() for s in self.slabs or ())
+        return sum(s.numel() * s.element_size() for s in self.slabs)
 
     def pack(self) -> None:
-        """Gather the layers' storage into slabs, one for each width: after the first pass."""
-        if self.slabs is not None:
-            return
-        groups: dict[tuple[int, torch.dtype, torch.device], list[tuple[TreeLayer, str]]] = {}
+        """After the first pass: slabs sized by its real keys and values (latent attention has two widths)."""
+        groups: dict[tuple[int, torch.dtype, torch.device], list[tuple[TreeLayer, int]]] = {}
         for layer in self.layers:
-            for name in ("keys", "values"):
-                t = getattr(layer, name)
-                if t is None:
-                    raise InputError("a layer of this model keeps no keys and values; it cannot be a tree's target")
-                groups.setdefault((t.shape[1], t.dtype, t.device), []).append((layer, name))
-        self.members = list(groups.values())
-        self._set([torch.stack([getattr(layer, name) for layer, name in group]) for group in self.members])
+            for i, part in enumerate(layer.parts):
+                groups.setdefault((part.shape[1] * part.shape[3], part.dtype, part.device), []).append((layer, i))
+        if not groups:
+            raise InputError("this model writes no keys and values to its cache, so it cannot verify a tree")
+        self.rows, _, n, _ = next(p.shape for layer in self.layers for p in layer.parts)
+        self.capacity = max(self.capacity, min(self.limit, n))
+        self.members, slabs = list(groups.values()), []
+        for (width, dtype, device), group in groups.items():
+            slab = _zeros((len(group), self.rows, self.capacity, width), dtype, device)
+            for row, (layer, i) in zip(slab, group, strict=True):
+                row[:, :n] = layer.parts[i].transpose(1, 2).flatten(2)
+            slabs.append(slab)
+        self.fresh = False
+        self._hold(slabs, self.rows)
 
-    def _set(self, slabs: list[Tensor]) -> None:
-        self.slabs = slabs
+    def _hold(self, slabs: list[Tensor], rows: int) -> None:
+        """Take these slabs, of which the first `rows` rows are in use."""
+        self.slabs, self.rows = slabs, rows
+        views: dict[TreeLayer, list[Tensor]] = {}
         for slab, group in zip(slabs, self.members, strict=True):
-            for part, (layer, name) in zip(slab, group, strict=True):
-                setattr(layer, name, part)
+            for part, (layer, i) in zip(slab, group, strict=True):
+                views.setdefault(layer, [part, part])[i] = part[:rows]
+        for layer, pair in views.items():
+            layer.flat = [p.flatten(0, 1) for p in pair]
+            layer.wide = [p.unflatten(2, s).transpose(1, 2) for p, s in zip(pair, layer.shapes, strict=True)]
+            layer.parts = []
 
     def move(self, source: Int[Tensor, " k"], destination: Int[Tensor, " k"]) -> None:
         """Copy slots (counted over the whole batch); all are read before any is written."""
-        assert self.slabs is not None
         for slab in self.slabs:
-            slab.index_copy_(1, destination.to(slab.device), slab.index_select(1, source.to(slab.device)))
+            flat = slab.flatten(1, 2)
+            flat.index_copy_(1, destination.to(slab.device), flat.index_select(1, source.to(slab.device)))
 
     def reserve(self, needed: int) -> None:
         """Make room for `needed` slots a row, by doubling, up to the limit."""
@@ -117,34 +125,51 @@ class TreeCache(Cache):
             )
         self.resize(min(self.limit, max(needed, 2 * self.capacity)))
 
-    def resize(self, capacity: int) -> None:
-        """Give every row `capacity` slots."""
-        assert self.slabs is not None
-        try:
-            grown = [
-                torch.nn.functional.pad(self._rows(slab), (0, 0, 0, capacity - self.capacity)).flatten(1, 2)
-                for slab in self.slabs
-            ]
-        except RuntimeError as error:
-            raise InputError(f"there is no memory for a cache of {capacity} slots a row ({error})") from None
+    def resize(self, capacity: int, rows: int | None = None) -> None:
+        """Give the slabs `capacity` slots a row, and room for `rows` rows."""
+        rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
+        slabs = []
+        for old in self.slabs:
+            new = _zeros((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device)
+            new[:, : self.rows, : self.capacity] = old[:, : self.rows]
+            slabs.append(new)
         self.capacity = capacity
-        self._set(grown)
+        if slabs:
+            self._hold(slabs, self.rows)
 
-    def _rows(self, slab: Float[Tensor, "layers s w"]) -> Float[Tensor, "layers b c w"]:
-        return slab.view(slab.shape[0], -1, self.capacity, slab.shape[2])
+    def select(self, index: Sequence[int], used: int) -> None:
+        """Row i := old row index[i], of which `used` slots matter. Rows that only close ranks move in place."""
+        index = list(index)
+        if index == list(range(self.rows)):
+            return
+        if all(a < b for a, b in zip(index, index[1:], strict=False)):
+            for new, old in enumerate(index):  # ascending: a row is read before it is written
+                if new != old:
+                    for slab in self.slabs:
+                        slab[:, new, :used] = slab[:, old, :used]
+            self._hold(self.slabs, len(index))
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            wanted = torch.tensor(index, dtype=torch.long)
+            self._hold([slab.index_select(1, wanted.to(slab.device)) for slab in self.slabs], len(index))
 
-    def select(self, index: Sequence[int]) -> None:
-        """Row i := old row index[i]."""
-        assert self.slabs is not None
-        rows = torch.tensor(list(index), dtype=torch.long)
-        self._set([self._rows(slab).index_select(1, rows.to(slab.device)).flatten(1, 2) for slab in self.slabs])
+    def join(self, other: TreeCache, used: int) -> None:
+        """Append the rows of another cache of the same model, of which `used` slots matter."""
+        total, capacity = self.rows + other.rows, max(self.capacity, used)
+        if total > self.slabs[0].shape[1] or capacity > self.capacity:
+            self.resize(capacity, max(total, self.slabs[0].shape[1]))
+        self.limit = max(self.limit, other.limit)
+        for mine, theirs in zip(self.slabs, other.slabs, strict=True):
+            mine[:, self.rows : total, :used] = theirs[:, : other.rows, :used]
+        self._hold(self.slabs, total)
 
-    def join(self, other: TreeCache) -> None:
-        """Append the rows of another cache of the same model."""
-        for cache in (self, other):
-            cache.pack()
-            if cache.capacity < max(self.capacity, other.capacity):
-                cache.resize(max(self.capacity, other.capacity))
-        assert self.slabs is not None
-        assert other.slabs is not None
-        self._set([torch.cat([a, b], 1) for a, b in zip(self.slabs, other.slabs, strict=True)])
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros (leftovers of other programs may be NaN, which no mask hides), writable under any later mode."""
+    try:
+        with torch.inference_mode(False):
+            return torch.zeros(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        raise InputError(
+            f"there is no memory for a cache of {shape[1]} rows and {shape[2]} slots; ask for fewer ({error})"
+        ) from None

@@ -1,106 +1,136 @@
 """What the stock models differ in, in one table. A family that is not listed is proved at load (`validate.py`).
 
-Families are named by `config.model_type`. Masks are built once per pass from the tree and given as the family takes
-them: one tensor, or one per layer type. Windows count positions, never slots.
+Families are named by `config.model_type`. All listed ones are held to exactness by tests/models. Masks are built once
+per pass from the tree and given as the family takes them: one tensor, or one per layer type.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from ..types import InputError
+from . import positions
+from .session import Pass
+
+Binding = Callable[[Any, Pass], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Family:
     """How a family's stock forward pass takes a tree."""
 
-    masks: str = "single"  # single: one tensor; typed: a dict by layer type
-    attention: str = "outrider"  # outrider: our grouped attention; eager: the model's own, float masks only
-    alibi: Callable[[Any, Tensor, Tensor], Tensor] | None = None  # (model, slots' positions, mask) -> mask
+    typed: bool = False  # masks as a dict by layer type, or one tensor for all layers
+    windowed: bool = False  # one tensor for all layers, and all have the config's sliding window
+    attention: str = "outrider"  # outrider: our grouped attention; sdpa or eager: the model's own code
+    binding: Binding | None = None  # what stands in for code that takes slots for positions, during a tree's pass
     context: str = "max_position_embeddings"
     proved: bool = True  # by tests/models; False: `validate` runs at load
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """Press et al. 2022: a geometric sequence; between powers of two, every other slope of the next."""
-    whole = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
-    return slopes + [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
-
-
-def shift_alibi(model: Any, where: Int[Tensor, "b view"], mask: Float[Tensor, "b 1 n view"]) -> Tensor:
-    """The stock bias is slope * slot; add slope * (position - slot), which the mask can carry per head."""
-    heads = model.config.num_attention_heads
-    slopes = torch.tensor(alibi_slopes(heads), dtype=mask.dtype, device=mask.device)
-    off = where - torch.arange(where.shape[1], device=where.device)
-    return mask + slopes[None, :, None, None] * off[:, None, None].to(mask.dtype)
-
-
 TABLE: dict[str, Family] = {
+    # one mask for all layers
     "llama": Family(),
-    "mistral": Family(),
-    "mixtral": Family(),
-    "qwen3_moe": Family(),
-    "phi3": Family(),
     "gpt_neox": Family(),
-    "gpt2": Family(context="n_positions"),
+    "gpt2": Family(),
     "opt": Family(),
+    "phi": Family(),
     "granite": Family(),
     "olmo2": Family(),
     "deepseek_v3": Family(),
-    "qwen2": Family(masks="typed"),
-    "qwen3": Family(masks="typed"),
-    "cohere2": Family(masks="typed"),
-    "gemma2": Family(masks="typed", attention="eager"),
-    "gemma3_text": Family(masks="typed"),
-    "bloom": Family(alibi=shift_alibi, context="seq_length"),
-    "falcon": Family(),
+    "gemma": Family(),
+    "cohere": Family(),
+    "stablelm": Family(attention="sdpa"),
+    # the same with a sliding window
+    "mistral": Family(windowed=True),
+    "mixtral": Family(windowed=True),
+    "qwen3_moe": Family(windowed=True),
+    "phi3": Family(windowed=True),
+    "starcoder2": Family(windowed=True),
+    # one mask per layer type
+    "qwen2": Family(typed=True),
+    "qwen3": Family(typed=True),
+    "gemma2": Family(typed=True, attention="eager"),  # soft-capped scores
+    "gemma3_text": Family(typed=True),
+    "cohere2": Family(typed=True),
+    "olmo3": Family(typed=True),
+    "smollm3": Family(typed=True),
+    "gpt_oss": Family(typed=True, attention="eager"),  # attention sinks
+    # positions read off slots
+    "bloom": Family(attention="eager", binding=positions.bloom, context="seq_length"),
+    "falcon": Family(attention="sdpa", binding=positions.falcon),
+    "mpt": Family(attention="eager", binding=positions.mpt, context="max_seq_len"),
+    "gpt_neo": Family(attention="eager", binding=positions.gpt_neo),
 }
 
-RECURRENT = ("mamba", "rwkv", "recurrent", "jamba", "zamba", "bamba", "xlstm", "lfm2", "qwen3_next", "falcon_h1", "nemotron_h")
+RECURRENT = (
+    "mamba", "rwkv", "recurrent", "jamba", "zamba", "bamba", "xlstm", "lfm2", "qwen3_next", "falcon_h1", "nemotron_h",
+    "granitemoehybrid", "minimax",
+)  # fmt: skip
+LAYERS = {"full_attention", "sliding_attention"}  # whose masks are known
 
 
 def of(model: Any) -> Family:
     """The family of a stock model; refused by name where a tree cannot be right."""
-    config = model.config
+    config = text_config(model)
     kind = config.model_type
     layers = {str(t) for t in getattr(config, "layer_types", None) or ()}
-    if any(name in kind for name in RECURRENT) or any("linear" in t or "mamba" in t or "conv" in t for t in layers):
-        raise InputError(f"{kind} keeps a recurrent state, which cannot hold a tree; it can draft, but not be a target")
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(v for v in rope.values() if isinstance(v, dict))]
-    moving = {k.get("rope_type") for k in kinds} & {"dynamic", "longrope"}
-    if moving:
+    if getattr(model, "_is_stateful", False) or any(r in kind for r in RECURRENT) or any("linear" in t for t in layers):
         raise InputError(
-            f"this model's {moving.pop()} positions depend on the longest text in the batch, so that a draft would "
-            "change the text; set another rope_type in its config to use it within its original context"
+            f"{kind} keeps a recurrent state, which cannot hold a tree; such a model can draft, but not be a target"
         )
-    found = TABLE.get(kind)
-    if found is not None:
-        return found
-    source = inspect.getsource(type(model.base_model))
-    typed = "causal_mask_mapping" in source
-    return Family(masks="typed" if typed else "single", proved=False)
+    if layers - LAYERS:
+        raise InputError(f"{kind} has layers of type {min(layers - LAYERS)!r}, whose masks are not known for a tree")
+    return TABLE[kind] if kind in TABLE else guess(model)
+
+
+def guess(model: Any) -> Family:
+    """The likely habits of a family nobody listed, read off its code; `validate` has the last word."""
+    source = inspect.getsource(sys.modules[type(model).__module__])
+    supports = getattr(model, "_supports_attention_backend", False), getattr(model, "_supports_sdpa", False)
+    return Family(
+        typed="causal_mask_mapping" in source,
+        windowed="create_sliding_window_causal_mask" in source and "causal_mask_mapping" not in source,
+        attention="outrider" if all(supports) else "sdpa" if supports[1] else "eager",
+        proved=False,
+    )
+
+
+def text_config(model: Any) -> Any:
+    """The config of the layers that write text."""
+    return model.config.get_text_config(decoder=True)
+
+
+def windows(config: Any, family: Family) -> dict[str, int | None]:
+    """The sliding window of each layer type; under "" that of all layers, where one mask serves them all."""
+    window = getattr(config, "sliding_window", None) or None
+    if not family.typed:
+        return {"": window if family.windowed else None}
+    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
 
 
 def context_of(model: Any, family: Family) -> int:
-    """How many positions the model has; a very large number where it has no bound."""
-    config = model.config
-    return int(getattr(config, family.context, None) or getattr(config, "max_position_embeddings", None) or 1 << 20)
+    """How many positions the model has; a very large number where it has no bound.
+
+    Dynamic and long RoPE choose their frequencies by the longest position of a batch, so that a draft across the
+    threshold would change the text: such a model is used within its original context, where they are constant.
+    """
+    config = text_config(model)
+    most = int(getattr(config, family.context, None) or getattr(config, "max_position_embeddings", None) or 1 << 20)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(v for v in rope.values() if isinstance(v, dict))):
+        if part.get("rope_type") == "longrope":
+            most = min(most, int(part.get("original_max_position_embeddings") or most))
+    return most
 
 
-def pin_experts(model: Any) -> None:
-    """Mixtures of experts: one implementation for prompts and trees alike (they differ in rounding)."""
-    config = model.config
-    if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or getattr(config, "n_routed_experts", None):
-        if hasattr(model, "set_experts_implementation"):
-            model.set_experts_implementation("batched_mm")
+def experts_of(model: Any) -> str | None:
+    """Mixtures of experts: one kernel for prompts and trees alike. Grouped products exist in no double precision."""
+    found = getattr(model.config, "_experts_implementation", None)
+    double = "float64" in str(model.dtype)
+    return "batched_mm" if double and found == "grouped_mm" else found

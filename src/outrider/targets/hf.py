@@ -2,257 +2,145 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..tree import chain_of
-from ..types import DraftTree, Look, Prefill, Session
+from ..types import InputError, Look, Prefill
 from . import attention, families
 from .cache import TreeCache
+from .session import Pass, TreeSession
 
 CHUNK = 512  # tokens of a prompt read per pass
 SLACK = 256  # slots beyond the context that a tree may use
 
 
-@dataclass
 class HFTarget:
-    """A stock model with a language-modelling head. It is never changed, except that it is put into `eval` mode."""
+    """A stock model with a language-modelling head.
 
-    model: Any
-    family: families.Family
-    vocab: int
-    context: int
-    dtype: torch.dtype
-    device: torch.device
-    layers: int
+    The model is put into `eval` mode; its config is another only while one of our passes runs, so that the user's own
+    `model.generate` keeps its attention. A family not listed in `families.py` must pass `validate` before it is trusted.
+    """
 
-    @classmethod
-    def of(cls, model: Any) -> HFTarget:
-        family = families.of(model)
-        model.eval()
-        families.pin_experts(model)
-        config = model.config
-        weight = model.get_output_embeddings().weight
-        return cls(
-            model, family, int(weight.shape[0]), families.context_of(model, family), model.dtype, model.device,
-            int(config.num_hidden_layers),
-        )  # fmt: skip
+    def __init__(self, model: Any):
+        self.family = families.of(model)
+        self.model = model.eval()
+        self.config = families.text_config(model)
+        self.vocab = int(model.get_output_embeddings().weight.shape[0])
+        self.context = families.context_of(model, self.family)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.experts = families.experts_of(model)
+        self.windows = families.windows(self.config, self.family)
+        self.accepts = frozenset(inspect.signature(model.forward).parameters)
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
-        """Token embeddings, with the family's scaling."""
-        return self.model.get_input_embeddings()(tokens) * self.embed_scale
+        """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""
+        return self.model.get_input_embeddings()(tokens) * self._scale
 
     @property
-    def embed_scale(self) -> float:
-        """Most families that scale do so inside the embedding; these multiply after it."""
-        config = self.model.config
-        if config.model_type == "gemma2":
-            return float(torch.tensor(config.hidden_size**0.5, dtype=self.dtype))
-        return float(getattr(config, "embedding_multiplier", 1.0))
+    def _scale(self) -> float:
+        return float(getattr(self.config, "embedding_multiplier", None) or 1.0)
 
     def head(self, features: Float[Tensor, "*s h"]) -> Float[Tensor, "*s v"]:
-        """Logits of features taken after the final norm, with soft cap or scale."""
-        config, logits = self.model.config, self.model.get_output_embeddings()(features)
-        logits = logits / float(getattr(config, "logits_scaling", 1.0)) * float(getattr(config, "logit_scale", None) or 1.0)
+        """Logits of features taken after the final norm (tap -1), with the family's scale and soft cap."""
+        config, logits = self.config, self.model.get_output_embeddings()(features)
+        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+        logits = logits if scale == 1.0 else logits * scale
         cap = getattr(config, "final_logit_softcapping", None)
-        return logits if not cap else torch.tanh(logits / cap) * cap
+        return torch.tanh(logits / cap) * cap if cap else logits
 
-    def open(self, capacity: int) -> HFSession:
-        limit = self.context + SLACK
-        return HFSession(self, TreeCache(self.layers, min(capacity, limit), max(limit, capacity)))
+    def open(self, capacity: int) -> TreeSession:
+        """A session whose rows have room for `capacity` tokens, those of the tree included; it grows if they must."""
+        limit = max(capacity, self.context + SLACK)
+        return TreeSession(self, TreeCache(int(self.config.num_hidden_layers), capacity, limit))
 
+    def read(self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]) -> Iterator[Prefill]:
+        """Prompts, right-padded, CHUNK tokens at a time. Pads lie beyond a row's length and are overwritten.
 
-@dataclass
-class HFSession:
-    """One batch inside a stock model. Row b has `lengths[b]` committed tokens, in slots 0 .. lengths[b] - 1."""
-
-    target: HFTarget
-    cache: TreeCache
-    lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    host: list[int] = field(default_factory=list)  # the same, on the host
-
-    @property
-    def longest(self) -> int:
-        return max(self.host, default=0)
-
-    @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
-        """Read the prompts, right-padded, CHUNK tokens at a time. Pads lie beyond a row's length and are overwritten."""
-        device, sizes = self.target.device, [len(p) for p in prompts]
-        n = max(sizes)
+        A chunk's logits are computed at the rows' last tokens alone.
+        """
+        sizes, device = [len(p) for p in prompts], self.device
+        b, n = len(sizes), max(sizes)
+        if n > session.cache.limit:
+            raise InputError(f"a prompt has {n} tokens and the cache is limited to {session.cache.limit}; shorten it")
         tokens = torch.tensor([[*p, *[0] * (n - len(p))] for p in prompts], dtype=torch.long, device=device)
-        self.lengths, self.host = torch.zeros(len(prompts), dtype=torch.long, device=device), [0] * len(prompts)
         for first in range(0, n, CHUNK):
             end = min(first + CHUNK, n)
             counts = [min(max(size - first, 0), end - first) for size in sizes]
             count = torch.tensor(counts, dtype=torch.long, device=device)
             tree = chain_of(tokens[:, first:end], count, matrix=False)
-            look = self._read(tree, first, [max(c, 1) - 1 for c in counts], taps)
-            self.lengths, self.host = self.lengths + count, [h + c for h, c in zip(self.host, counts, strict=True)]
-            upcoming = [p[end] if end < len(p) else -1 for p in prompts]
-            last = tuple(first < size <= end for size in sizes)
-            yield Prefill(tree, look, count, last, torch.tensor(upcoming, dtype=torch.long, device=device))
+            ends = [max(c, 1) - 1 for c in counts]
+            asked = sorted(set(ends))
+            look = session.pass_over(_chunk(tree.tokens, first, taps, torch.tensor(asked, device=device)))
+            rows = torch.tensor([asked.index(e) for e in ends], device=device)
+            look = Look(look.logits[torch.arange(b, device=device), rows][:, None], look.features)
+            session.advance(count, counts)
+            upcoming = torch.tensor([p[end] if end < len(p) else -1 for p in prompts], device=device)
+            yield Prefill(tree, look, count, tuple(first < size <= end for size in sizes), upcoming)
 
-    def _read(self, tree: DraftTree, first: int, last: list[int], taps: tuple[int, ...]) -> Look:
-        """One chunk of right-padded prompts that all begin at slot `first`; logits of each row's last token."""
-        b, n = tree.tokens.shape
-        index = torch.arange(first, first + n, device=self.lengths.device).expand(b, n)
-        mask = None
-        self.cache.fresh = first == 0 and n > 1 and self._plain(n)
-        if not self.cache.fresh:
-            slots = torch.arange(first + n, device=index.device).expand(b, -1)
-            mask = slots[:, None] <= index[..., None]
-        asked = sorted(set(last))
-        rows = torch.tensor([asked.index(i) for i in last], device=index.device)
-        try:
-            look = self._pass(
-                tree.tokens, None, index, first + n, index, mask, taps, torch.tensor(asked, device=index.device)
-            )
-        finally:
-            self.cache.fresh = False
-        return Look(look.logits[torch.arange(b, device=rows.device), rows][:, None], look.features)
-
-    def _plain(self, n: int) -> bool:
-        """May the plain causal kernels read n tokens? Not where a window or a positional bias needs a mask."""
-        return self.target.family.alibi is None and self.target.family.attention != "eager" and n <= min(
-            self._windows().values(), default=n
-        )
-
-    @torch.no_grad()
-    def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
-    ) -> Look:
-        """Logits [b, n - since, v] of the nodes from `since` on; the nodes before are in the cache. Commits nothing."""
-        assert tree.ancestors is not None
-        n, longest = tree.nodes, self.longest
-        self.cache.reserve(longest + n)
-        here = self.lengths[:, None] + torch.arange(n, device=self.lengths.device)
-        places = self.lengths[:, None] + tree.depths
-        mask = self._mask(tree.ancestors[:, since:], here, longest)
-        inputs = None if embeds is not None else tree.tokens[:, since:]
-        where = self._positions(here, places, longest + n)
-        return self._pass(inputs, embeds, here[:, since:], longest + n, places[:, since:], mask, taps, None, where)
-
-    def _mask(
-        self, ancestors: Bool[Tensor, "b m n"], here: Int[Tensor, "b n"], longest: int
-    ) -> Bool[Tensor, "b m view"] | Float[Tensor, "b m view"]:
-        """Who sees whom: the committed slots of the row, and a node's own ancestors."""
-        b, m, n = ancestors.shape
-        if min(self.host) == longest:
-            return torch.nn.functional.pad(ancestors, (longest, 0), value=True)
-        mask = torch.arange(longest + n, device=here.device) < self.lengths[:, None, None]
-        return mask.expand(b, m, -1).scatter(2, here[:, None].expand(b, m, n), ancestors)
-
-    def _positions(self, here: Tensor, places: Tensor, view: int) -> Tensor | None:
-        """The true position of every slot, where somebody asks: windows and positional biases."""
-        if self.target.family.alibi is None and not any(view > w for w in self._windows().values()):
-            return None
-        return torch.arange(view, device=here.device).expand(here.shape[0], -1).scatter(1, here, places)
-
-    def _windows(self) -> dict[str, int]:
-        """Sliding windows by layer type (or "" for all layers)."""
-        config = self.target.model.config
-        window = getattr(config, "sliding_window", None)
-        if not window:
-            return {}
-        if self.target.family.masks == "typed":
-            return {"sliding_attention": int(window)} if "sliding_attention" in (config.layer_types or ()) else {}
-        return {"": int(window)}
-
-    def _pass(
-        self,
-        tokens: Tensor | None,
-        embeds: Tensor | None,
-        slots: Int[Tensor, "b m"],
-        view: int,
-        places: Int[Tensor, "b m"],
-        mask: Tensor | None,
-        taps: tuple[int, ...],
-        asked: Tensor | None = None,
-        where: Tensor | None = None,
-    ) -> Look:
+    def run(self, session: TreeSession, given: Pass) -> Look:
         """One forward pass of the stock model over the tree cache."""
-        target, cache = self.target, self.cache
-        b = slots.shape[0]
-        cache.reserve(view)
-        cache.view = view
-        cache.slots = (slots + torch.arange(b, device=slots.device)[:, None] * cache.capacity).flatten()
-        inputs: dict[str, Any] = dict(input_ids=tokens) if embeds is None else dict(inputs_embeds=embeds)
-        if asked is not None:
-            inputs["logits_to_keep"] = asked
-        with attention.switched(target.model.config, target.family.attention):
-            out = target.model(
-                **inputs,
-                position_ids=places.clamp(max=target.context - 1),
-                attention_mask=None if mask is None else self._given(mask, places, where),
-                past_key_values=cache,
-                use_cache=True,
-                output_hidden_states=bool(taps),
-            )
-        cache.pack()
-        hidden = out.hidden_states if taps else ()
-        return Look(out.logits, {t: hidden[t] for t in taps})
+        inputs = self._inputs(given)
+        with ExitStack() as stack:
+            stack.enter_context(attention.switched(self.config, self.family.attention, self.experts))
+            if self.family.binding is not None and given.ancestors is not None:
+                stack.enter_context(self.family.binding(self.model, given))
+            out = self.model(**inputs, past_key_values=session.cache, use_cache=True, return_dict=True)
+        logits = out.logits
+        if given.asked is not None and "logits_to_keep" not in self.accepts:
+            logits = logits[:, given.asked]
+        return Look(logits, {tap: out.hidden_states[tap] for tap in given.taps})
 
-    def _given(self, mask: Tensor, places: Tensor, where: Tensor | None) -> Any:
-        """The mask as the family takes it: floats in the model's precision, one tensor or one per layer type."""
-        target = self.target
+    def _inputs(self, given: Pass) -> dict[str, Any]:
+        """A pass in the words of the model's forward."""
+        inputs: dict[str, Any] = {"attention_mask": self._mask(given)}
+        if given.embeds is None:
+            inputs["input_ids"] = given.tokens
+        else:  # a model that scales after its embedding would scale these again
+            inputs["inputs_embeds"] = given.embeds if self._scale == 1.0 else given.embeds / self._scale
+        if "position_ids" in self.accepts:
+            inside = given.bound < self.context  # a tree may reach beyond the last position; nobody reads it there
+            inputs["position_ids"] = given.places if inside else given.places.clamp(max=self.context - 1)
+        if given.asked is not None and "logits_to_keep" in self.accepts:
+            inputs["logits_to_keep"] = given.asked
+        if given.taps:
+            inputs["output_hidden_states"] = True
+        return inputs
 
-        def floats(seen: Tensor) -> Tensor:
-            zero = torch.zeros((), dtype=target.dtype, device=seen.device)
-            return torch.where(seen, zero, float("-inf"))[:, None]
+    def _mask(self, given: Pass) -> Any:
+        """None for a prompt's first chunk (its slots are its positions: the model's own causal masks are right)."""
+        if given.ancestors is None:
+            return None
+        if not self.family.typed:
+            return given.mask(self.dtype, self.windows[""])
+        made: dict[int | None, Tensor] = {}
+        for window in self.windows.values():
+            if window not in made:
+                made[window] = given.mask(self.dtype, window)
+        return {kind: made[window] for kind, window in self.windows.items()}
 
-        def windowed(window: int) -> Tensor:
-            if mask.shape[2] <= window and where is None:
-                return floats(mask)
-            at = torch.arange(mask.shape[2], device=mask.device)[None] if where is None else where
-            return floats(mask & (at[:, None] > places[..., None] - window))
 
-        windows = self._windows()
-        if target.family.masks == "typed":
-            kinds = set(target.model.config.layer_types or ("full_attention",))
-            return {kind: windowed(windows[kind]) if kind in windows else floats(mask) for kind in kinds}
-        given = windowed(windows[""]) if windows else floats(mask)
-        if target.family.alibi is not None and where is not None:
-            given = target.family.alibi(target.model, where, given)
-        return given
-
-    def keep(self, path: Int[Tensor, "b k"], count: Int[Tensor, " b"]) -> None:
-        """Commit the accepted path: move its slots behind the row's length (a chain moves nothing)."""
-        paths, counts = path.tolist(), count.tolist()
-        source, destination = [], []
-        for b, (nodes, n, length) in enumerate(zip(paths, counts, self.host, strict=True)):
-            start = b * self.cache.capacity + length
-            for i, node in enumerate(nodes[:n]):
-                if node != i:
-                    source.append(start + node)
-                    destination.append(start + i)
-        if source:
-            self.cache.move(torch.tensor(source), torch.tensor(destination))
-        self.lengths = self.lengths + count
-        self.host = [h + c for h, c in zip(self.host, counts, strict=True)]
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Forget all but the first `lengths[b]` tokens of every row."""
-        assert all(0 <= new <= old for new, old in zip(lengths, self.host, strict=True)), "rewinding goes back"
-        self.host = list(lengths)
-        self.lengths = torch.tensor(self.host, dtype=torch.long, device=self.lengths.device)
-
-    def select(self, index: Sequence[int]) -> None:
-        """Row i := old row index[i]; repeats fork."""
-        self.cache.select(index)
-        self.rewind_to([self.host[i] for i in index])
-
-    def join(self, other: Session) -> None:
-        """Append the rows of another session of the same target."""
-        assert isinstance(other, HFSession)
-        self.cache.join(other.cache)
-        self.rewind_to(self.host + other.host)
-
-    def rewind_to(self, host: list[int]) -> None:
-        self.host = host
-        self.lengths = torch.tensor(host, dtype=torch.long, device=self.lengths.device)
+def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked: Int[Tensor, " k"]) -> Pass:
+    """A chunk of right-padded prompts that all begin at slot `first`: slots are positions."""
+    (b, n), device = tokens.shape, tokens.device
+    lower = torch.ones(1, n, n, dtype=torch.bool, device=device).tril_() if first else None
+    return Pass(
+        tokens=tokens,
+        embeds=None,
+        spots=torch.arange(first, first + n, device=device).expand(b, n),
+        since=0,
+        lengths=torch.full((b,), first, device=device),
+        prefix=first,
+        level=True,
+        bound=first + n - 1,
+        ancestors=lower,
+        taps=taps,
+        asked=asked,
+    )

@@ -37,8 +37,8 @@ def load_target(
     if stock.config.is_encoder_decoder:
         from .seq2seq import SeqTarget
 
-        return SeqTarget.of(stock)
-    target = HFTarget.of(stock)
+        return SeqTarget(stock)
+    target = HFTarget(stock)
     if not target.family.proved:
         ensure(target)
     return target

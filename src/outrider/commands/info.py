@@ -1,0 +1,81 @@
+"""`outrider info`: versions, threads, devices, the models that ship with the package, the drafters found."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+PACKAGE = Path(__file__).resolve().parents[1]
+DEMO = ("target", "draft")
+
+
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+) -> None:
+    """Versions, threads, devices, demo models and drafters here."""
+    found = collect()
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    typer.echo("versions  " + ", ".join(f"{name} {v}" for name, v in found["versions"].items()))
+    typer.echo(f"threads   {found['threads']} of {found['cores']} cores")
+    typer.echo("devices   " + ", ".join(found["devices"]))
+    here = {True: "here", False: "absent"}
+    typer.echo("models    " + ", ".join(f"{name} {here[there]}" for name, there in found["models"].items()))
+    width = max(map(len, found["drafters"]))
+    for i, (name, line) in enumerate(found["drafters"].items()):
+        typer.echo(f"{'drafters' if i == 0 else '':8}  {name:{width}}  {line}")
+
+
+def collect() -> dict[str, Any]:
+    import torch
+
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    return {
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "devices": devices,
+        "models": models(),
+        "drafters": drafters(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("outrider", "torch", "transformers", "safetensors", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def models() -> dict[str, bool]:
+    """The models that ship with the package: is each complete?"""
+    demo = PACKAGE / "demo"
+    there = {f.parent.name for f in demo.glob("*/config.json")} if demo.is_dir() else set()
+    return {name: name in there and any((demo / name).glob("*.safetensors")) for name in sorted({*DEMO, *there})}
+
+
+def drafters() -> dict[str, str]:
+    """The methods there are, with the first line of their file."""
+    files = sorted(f for f in (PACKAGE / "drafters").glob("*.py") if not f.name.startswith("_"))
+    return {f.stem: _first_line(f) for f in files}
+
+
+def _first_line(file: Path) -> str:
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    sentence = re.split(r"(?<!et al)\.\s", text.split("\n\n")[0] + " ", maxsplit=1)[0]
+    return " ".join(sentence.split()).rstrip(".")

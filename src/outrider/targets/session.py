@@ -1,0 +1,253 @@
+"""The state of one batch inside a target: rows of the tree cache, and what a pass over them sees.
+
+A `Pass` is one forward pass before the model's family has its say: which slots it writes, at which positions its tokens
+stand, and who sees whom. Targets (`hf.py`, `seq2seq.py`) turn it into their own model's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..types import DraftTree, InputError, Look, Prefill, Session
+from .cache import TreeCache
+
+
+@dataclass
+class Pass:
+    """One pass over m = n - since tokens a row. Row b's node i is written at slot lengths[b] + i."""
+
+    tokens: Int[Tensor, "b m"] | None
+    embeds: Float[Tensor, "b m h"] | None
+    spots: Int[Tensor, "b n"]  # absolute positions of all n nodes, those before `since` included
+    since: int
+    lengths: Int[Tensor, " b"]
+    prefix: int  # committed slots of the longest row
+    level: bool  # have all rows `prefix` committed slots?
+    bound: int  # no position lies beyond this one
+    ancestors: Bool[Tensor, "#b n n"] | None = None  # None: the first chunk of a prompt, plainly causal
+    taps: tuple[int, ...] = ()
+    asked: Int[Tensor, " k"] | None = None  # prompts: the places of a chunk whose logits are wanted
+
+    @property
+    def n(self) -> int:
+        return self.spots.shape[1]
+
+    @property
+    def view(self) -> int:
+        """Slots a query may look at."""
+        return self.prefix + self.n
+
+    @property
+    def places(self) -> Int[Tensor, "b m"]:
+        """Absolute positions of the tokens read."""
+        return self.spots[:, self.since :]
+
+    def slots(self, capacity: int) -> Int[Tensor, " bm"]:
+        """Where keys and values are written, counted over the whole batch."""
+        b, n = self.spots.shape
+        if self.level:
+            here = index(self.view, self.spots.device)[self.prefix + self.since :]
+            if b == 1:
+                return here
+        else:
+            here = self.lengths[:, None] + index(n, self.spots.device)[self.since :]
+        return (here + (index(b, self.spots.device) * capacity)[:, None]).flatten()
+
+    def where(self) -> Int[Tensor, "b view"]:
+        """The true position of every slot: windows and positional biases count positions."""
+        b, n = self.spots.shape
+        count = index(self.view, self.spots.device)
+        if self.level:
+            return torch.cat([count[: self.prefix].expand(b, -1), self.spots], 1)
+        return count.expand(b, -1).scatter(1, self.lengths[:, None] + count[:n], self.spots)
+
+    def mask(self, dtype: torch.dtype, window: int | None = None) -> Float[Tensor, "#b 1 m view"]:
+        """Who sees whom, as numbers to add to the scores: 0 for the row's text and a node's ancestors, else -inf.
+
+        `window`: only keys at most window - 1 positions back.
+        """
+        assert self.ancestors is not None
+        near = window is None or max(self.view, self.bound + 1) <= window
+        if near and self.level and self.n == 1:
+            return _zeros(self.view, dtype, self.spots.device)[:, :, :, : self.view]
+        if near and self.level:
+            own = _additive(self.ancestors[:, self.since :], dtype)
+            return torch.nn.functional.pad(own, (self.prefix, 0))[:, None]
+        seen = self._seen()
+        if not near:
+            assert window is not None
+            seen = seen & (self.where()[:, None] > self.places[..., None] - window)
+        return _additive(seen, dtype)[:, None]
+
+    def _seen(self) -> Bool[Tensor, "#b m view"]:
+        assert self.ancestors is not None
+        (b, n), m = self.spots.shape, self.n - self.since
+        own = self.ancestors[:, self.since :]
+        if self.level:
+            return torch.nn.functional.pad(own, (self.prefix, 0), value=True)
+        count = index(self.view, self.spots.device)
+        text = (count < self.lengths[:, None, None]).expand(b, m, -1)
+        here = (self.lengths[:, None] + count[:n])[:, None].expand(b, m, n)
+        return text.scatter(2, here, own.expand(b, m, n))
+
+
+def _additive(seen: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"]:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+def index(n: int, device: torch.device) -> Int[Tensor, " n"]:
+    """0 .. n - 1, from a stock of such vectors."""
+    return _arange(max(256, 1 << (n - 1).bit_length()), device)[:n]
+
+
+@lru_cache(maxsize=64)
+def _arange(n: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(n, device=device)
+
+
+def _zeros(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _zeros_of(max(256, 1 << (n - 1).bit_length()), dtype, device)
+
+
+@lru_cache(maxsize=64)
+def _zeros_of(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(1, 1, 1, n, dtype=dtype, device=device)
+
+
+@runtime_checkable
+@runtime_checkable
+class Companion(Protocol):
+    """What a row has beside its tree cache (an encoder's output), carried along when rows move."""
+
+    def select(self, index: Sequence[int]) -> None: ...
+    def join(self, other: Companion) -> None: ...
+
+
+@runtime_checkable
+@runtime_checkable
+class Runner(Protocol):
+    """A target as its sessions see it."""
+
+    device: torch.device
+
+    def read(
+        self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]
+    ) -> Iterator[Prefill]: ...
+    def run(self, session: TreeSession, given: Pass) -> Look: ...
+
+
+@dataclass
+class TreeSession:
+    """One batch. Row b has `lengths[b]` committed tokens, in slots 0 .. lengths[b] - 1."""
+
+    target: Runner
+    cache: TreeCache
+    lengths: Int[Tensor, " b"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    host: list[int] = field(default_factory=list)  # the same, on the host
+    companion: Companion | None = None
+
+    @property
+    def longest(self) -> int:
+        return max(self.host, default=0)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
+        """Read and commit the prompts, a chunk at a time."""
+        if self.host:
+            raise InputError("this session holds texts already; open another one and join it")
+        if not prompts or not all(prompts):
+            raise InputError("a prompt is empty; give at least one token (most models have a begin-of-text token)")
+        self.lengths = torch.zeros(len(prompts), dtype=torch.long, device=self.target.device)
+        self.host = [0] * len(prompts)
+        yield from self.target.read(self, prompts, taps)
+
+    @torch.no_grad()
+    def forward(
+        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
+    ) -> Look:
+        """Logits [b, n - since, v] of the nodes from `since` on; the nodes before are in the cache. Commits nothing."""
+        assert tree.ancestors is not None, "a tree to verify carries its ancestor matrix"
+        prefix = self.longest
+        return self.pass_over(
+            Pass(
+                tokens=None if embeds is not None else tree.tokens[:, since:] if since else tree.tokens,
+                embeds=embeds,
+                spots=self.lengths[:, None] + tree.depths,
+                since=since,
+                lengths=self.lengths,
+                prefix=prefix,
+                level=min(self.host) == prefix,
+                bound=prefix + tree.deepest,
+                ancestors=tree.ancestors,
+                taps=taps,
+            )
+        )
+
+    def pass_over(self, given: Pass) -> Look:
+        """Aim the cache and run the model."""
+        cache = self.cache
+        if given.ancestors is not None:
+            cache.reserve(given.view)
+            cache.view, cache.slots = given.view, given.slots(cache.capacity)
+        look = self.target.run(self, given)
+        if cache.fresh:
+            cache.pack()
+        return look
+
+    def advance(self, count: Int[Tensor, " b"], counts: Sequence[int]) -> None:
+        """The next `count` slots of every row are text from now on."""
+        self.lengths = self.lengths + count
+        self.host = [h + c for h, c in zip(self.host, counts, strict=True)]
+
+    def keep(self, path: Int[Tensor, "b k"], count: Int[Tensor, " b"]) -> None:
+        """Commit the accepted path: move its slots behind the row's length (a chain moves nothing).
+
+        One wait for the device, which the engine's own fetch of the verdict has just emptied.
+        """
+        source, destination, counts = [], [], []
+        for b, (n, *nodes) in enumerate(torch.cat([count[:, None], path], 1).tolist()):
+            counts.append(n)
+            start = b * self.cache.capacity + self.host[b]
+            for i, node in enumerate(nodes[:n]):
+                if node != i:
+                    source.append(start + node)
+                    destination.append(start + i)
+        if source:
+            self.cache.move(torch.tensor(source), torch.tensor(destination))
+        self.advance(count, counts)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first `lengths[b]` tokens of every row."""
+        if any(not 0 <= new <= old for new, old in zip(lengths, self.host, strict=True)):
+            raise InputError(f"rewinding goes back: rows of {self.host} tokens cannot be given {list(lengths)}")
+        self._set(list(lengths))
+
+    def select(self, index: Sequence[int]) -> None:
+        """Row i := old row index[i]; repeats fork."""
+        self.cache.select(index, self.longest)
+        if self.companion is not None:
+            self.companion.select(index)
+        self._set([self.host[i] for i in index])
+
+    def join(self, other: Session) -> None:
+        """Append the rows of another session of the same target."""
+        assert isinstance(other, TreeSession)
+        assert other.target is self.target, "sessions of one target join"
+        self.cache.join(other.cache, other.longest)
+        if self.companion is not None:
+            assert other.companion is not None
+            self.companion.join(other.companion)
+        self._set(self.host + other.host)
+
+    def _set(self, host: list[int]) -> None:
+        self.host = host
+        self.lengths = torch.tensor(host, dtype=torch.long, device=self.lengths.device)

@@ -1,0 +1,235 @@
+"""The public face on a tiny model with a real byte-level tokenizer: text, streams, seeds, stop strings, bad input."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import outrider
+from outrider.budget import FixedBudget
+from outrider.types import InputError
+
+TEXT = [
+    "the cat sat on the mat and the dog sat on the log",
+    "naïve café, 東京 and 😀 are words too",
+    "one two three",
+] * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model folder as users have it."""
+    made = tmp_path_factory.mktemp("llm")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<end>", "<user>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(TEXT, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = "{% for m in messages %}<user>{{ m['content'] }}<end>{% endfor %}"
+    fast.save_pretrained(made)
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=304, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(made)
+    return str(made)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: str) -> outrider.LLM:
+    return outrider.load(folder, dtype="float32")
+
+
+def test_many_prompts_many_samples(llm: outrider.LLM) -> None:
+    out = llm.generate(["the cat", "one two three four"], n=3, seed=5, temperature=1.0, max_new_tokens=12)
+    assert [o.prompt for o in out] == [0, 0, 0, 1, 1, 1]
+    assert [o.seed for o in out] == [5, 6, 7, 5, 6, 7]
+    for o in out:
+        alone = llm.generate(
+            ["the cat", "one two three four"][o.prompt], seed=o.seed, temperature=1.0, max_new_tokens=12
+        )
+        assert alone[0].tokens == o.tokens
+        assert o.usage.new_tokens == len(o.tokens) <= 12
+        assert o.finish_reason in ("length", "eos")
+        assert o.text == llm.decode(o.tokens)
+
+
+def test_a_prompts_text_does_not_depend_on_the_batch(llm: outrider.LLM) -> None:
+    prompts = ["the cat", "naïve café", "on the log and the", "dog"]
+    kind = {"temperature": 0.9, "max_new_tokens": 20}
+    a = llm.generate(prompts, seed=[1, 2, 3, 4], batch_size=2, **kind)
+    b = llm.generate(prompts[::-1], seed=[4, 3, 2, 1], batch_size=8, **kind)
+    assert [o.tokens for o in a] == [o.tokens for o in b[::-1]]
+
+
+def test_streams_join_to_the_text_and_hold_whole_characters(llm: outrider.LLM) -> None:
+    for seed in range(12):
+        kind: dict[str, Any] = {"seed": seed, "temperature": 1.5, "max_new_tokens": 30}
+        pieces = list(llm.stream("東京 and 😀", **kind))
+        whole = llm.generate("東京 and 😀", **kind)[0]
+        assert "".join(pieces) == whole.text
+        assert all(pieces)
+
+
+def test_stop_strings_end_the_text_across_token_borders(llm: outrider.LLM) -> None:
+    free = llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=40, ignore_eos=True)[0]
+    for width in (1, 2, 5):
+        stop = free.text[10 : 10 + width]
+        if "\ufffd" in stop:
+            continue
+        cut = llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=40, ignore_eos=True, stop=stop)[0]
+        assert cut.text == free.text[: free.text.index(stop)]
+        assert cut.finish_reason == "stop"
+        assert cut.tokens == free.tokens[: len(cut.tokens)]
+        assert stop in llm.decode(cut.tokens)
+        assert stop not in llm.decode(cut.tokens[:-1])
+        streamed = llm.stream(
+            "the cat", seed=3, temperature=1.0, max_new_tokens=40, ignore_eos=True, stop=[stop, "zzz"]
+        )
+        assert "".join(streamed) == cut.text
+
+
+def test_eos_is_kept_in_the_tokens_and_left_out_of_the_text(llm: outrider.LLM) -> None:
+    found = [
+        o for o in llm.generate("the", n=40, seed=0, temperature=2.0, max_new_tokens=60) if o.finish_reason == "eos"
+    ]
+    assert found
+    for o in found:
+        assert o.tokens[-1] == 0
+        assert 0 not in o.tokens[:-1]
+        assert "<end>" not in o.text
+
+
+def test_chat_messages_and_ids_are_prompts_too(llm: outrider.LLM) -> None:
+    messages = [{"role": "user", "content": "one two"}]
+    ids = llm.encode(messages)
+    assert llm.tokenizer.decode(ids) == "<user>one two<end>"
+    kind: dict[str, Any] = {"seed": 1, "max_new_tokens": 5}
+    assert llm.generate(messages, **kind)[0].tokens == llm.generate(ids, **kind)[0].tokens
+    assert len(llm.generate([messages, "the", ids], **kind)) == 3
+
+
+def test_greedy_equals_stock_generate(llm: outrider.LLM) -> None:
+    ids = llm.encode("the dog sat on")
+    out = llm.target.model.generate(torch.tensor([ids]), max_new_tokens=50, do_sample=False, pad_token_id=1)  # type: ignore[attr-defined]
+    assert llm.generate("the dog sat on", max_new_tokens=50)[0].tokens == out[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
+def test_the_other_rules_write_texts_of_the_right_length(llm: outrider.LLM, rule: str) -> None:
+    out = llm.generate(["the", "one two"], rule=rule, temperature=1.0, seed=1, max_new_tokens=25, ignore_eos=True)
+    assert [len(o.tokens) for o in out] == [25, 25]
+    greedy = llm.generate(["the", "one two"], rule=rule, max_new_tokens=25)
+    plain = llm.generate(["the", "one two"], max_new_tokens=25)
+    assert [o.tokens for o in greedy] == [o.tokens for o in plain]
+
+
+def test_interrupted_streams_leave_a_clean_state(llm: outrider.LLM) -> None:
+    before = llm.target.model.config._attn_implementation  # type: ignore[attr-defined]
+    whole = llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=30)[0].text
+    for n in range(3):
+        stream = llm.stream("the cat", seed=3, temperature=1.0, max_new_tokens=30)
+        for _ in range(n):
+            next(stream)
+        stream.close()
+    assert llm.target.model.config._attn_implementation == before  # type: ignore[attr-defined]
+    assert torch.is_grad_enabled()
+    assert llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=30)[0].text == whole
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "sentence"),
+    [
+        ("", {}, "prompt is empty"),
+        ([], {}, "prompt is empty"),
+        (["the", ""], {}, "prompt is empty"),
+        ("the " * 400, {}, "context is 128"),
+        ([5, 9999], {}, "outside the model's vocabulary"),
+        ("the", {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ("the", {"max_new_tokens": -3}, "max_new_tokens must be at least 1"),
+        ("the", {"temperature": -1.0}, "temperature must be"),
+        ("the", {"temperature": math.nan}, "temperature must be"),
+        ("the", {"temperature": math.inf}, "temperature must be"),
+        ("the", {"top_p": 0.0}, "top_p must lie"),
+        ("the", {"top_p": 1.5}, "top_p must lie"),
+        ("the", {"top_k": -1}, "top_k must be"),
+        ("the", {"min_p": 2.0}, "min_p must lie"),
+        ("the", {"repetition_penalty": 0.0}, "repetition_penalty must be"),
+        ("the", {"rule": "magic"}, "there is no rule 'magic'"),
+        ("the", {"seed": [1, 2]}, "one per prompt"),
+        ("the", {"n": 0}, "n must be at least 1"),
+        ("the", {"batch_size": 0}, "batch_size must be at least 1"),
+        ("the", {"stop": ["x", ""]}, "a stop string is empty"),
+    ],
+    ids=lambda x: str(x)[:24],
+)
+def test_bad_input_is_one_sentence(llm: outrider.LLM, prompt: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as caught:
+        llm.generate(prompt, **options)
+    assert "\n" not in str(caught.value)
+    if not isinstance(prompt, str) or not {"n", "batch_size"} & set(options):
+        return
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("magic", "there is no drafter 'magic'"),
+        ("lookup?size=3", "has no option 'size'"),
+        ("lookup?ngram=many", "ngram must be int"),
+        ("lookup?ngram=0", "ngram must be a whole number"),
+        ("model?tree=round", "tree must be dynamic, static or chain"),
+        (["none", "lookup"], "none cannot be mixed"),
+        (["lookup", "lookup?ngram=2"], "two drafters of the same method"),
+        ("suffix:missing.txt", "missing.txt cannot be read"),
+    ],
+    ids=str,
+)
+def test_bad_drafters_are_one_sentence(folder: str, spec: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        outrider.load(folder, drafter=spec, dtype="float32")
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused(folder: str, tmp_path: Path) -> None:
+    other = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(["<end>", "the", "cat", "sat", "one"])}, unk_token="the")
+    )
+    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<end>").save_pretrained(tmp_path)
+    LlamaForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="needs the same tokenizer"):
+        outrider.load(folder, drafter=f"model:{tmp_path}", dtype="float32")
+
+
+@pytest.mark.parametrize("rows", [300, 320])
+def test_a_draft_model_with_other_padding_rows_works(folder: str, tmp_path: Path, rows: int) -> None:
+    """The same tokenizer, but an embedding padded to another number of rows."""
+    draft = LlamaForCausalLM.from_pretrained(folder)
+    draft.resize_token_embeddings(rows, mean_resizing=False)
+    draft.save_pretrained(tmp_path)
+    for file in Path(folder).glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    llm = outrider.load(folder, drafter=f"model:{tmp_path}", dtype="float32")
+    plain = outrider.load(folder, drafter="none", dtype="float32")
+    kinds: list[dict[str, Any]] = [
+        {},
+        "temperature": 1.0, "seed": 2},
+        {"temperature": 1.0, "seed": 2, "rule": "rejection"},
+    ]
+    for kind in kinds:
+        kind = {"max_new_tokens": 30, "ignore_eos": True, "budget": FixedBudget(16, 4), **kind}
+        out = llm.generate(["the cat", "one"], **kind)
+        if "rule" not in kind:
+            assert out[0].usage.tau > 2
+            assert [o.tokens for o in out] == [o.tokens for o in plain.generate(["the cat", "one"], **kind)]

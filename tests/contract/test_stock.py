@@ -1,0 +1,158 @@
+"""The drop-in behind `model.generate`: stock texts, stock processors, stock criteria, stock shapes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from contract_world import PROMPTS, World
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import outrider
+from outrider.types import InputError
+
+PAD = 0
+
+
+def padded(rows: list[list[int]]) -> dict[str, torch.Tensor]:
+    n = max(map(len, rows))
+    return {
+        "input_ids": torch.tensor([[PAD] * (n - len(r)) + r for r in rows]),
+        "attention_mask": torch.tensor([[0] * (n - len(r)) + [1] * len(r) for r in rows]),
+    }
+
+
+def both(world: World, rows: list[list[int]], **options: Any) -> tuple[Any, Any]:
+    """(stock, ours) for the same call."""
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, **options}
+    stock = world.model.generate(**padded(rows), **options)
+    ours = world.model.generate(**padded(rows), **options, custom_generate=outrider.custom_generate, drafter="lookup")
+    return stock, ours
+
+
+@pytest.mark.parametrize("rows", [PROMPTS[:1], PROMPTS], ids=["one", "left-padded"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[36], [5, 33]], "min_new_tokens": 6, "eos_token_id": 58},
+        {"suppress_tokens": [1, 2, 3], "forced_eos_token_id": 9},
+        {"eos_token_id": [36, 31, 10]},
+        {"max_new_tokens": 1},
+    ],
+    ids=str,
+)
+def test_greedy_equals_stock(world: World, rows: list[list[int]], options: dict[str, Any]) -> None:
+    stock, ours = both(world, rows, **options)
+    assert torch.equal(stock, ours)
+
+
+def test_a_draft_model_and_a_dict_in_return(world: World) -> None:
+    drafter = world.drafter("model")
+    options: dict[str, Any] = {
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "pad_token_id": PAD,
+        "return_dict_in_generate": True,
+    }
+    stock = world.model.generate(**padded(PROMPTS), **options)
+    ours = world.model.generate(**padded(PROMPTS), **options, custom_generate=outrider.custom_generate, drafter=drafter)
+    assert torch.equal(stock.sequences, ours.sequences)
+
+
+def test_sampling_depends_on_the_seed_alone(world: World) -> None:
+    options: dict[str, Any] = {
+        "max_new_tokens": 16,
+        "do_sample": True,
+        "temperature": 0.9,
+        "top_p": 0.8,
+        "pad_token_id": PAD,
+    }
+
+    def run(rows: list[list[int]], drafter: str, **more: Any) -> torch.Tensor:
+        return world.model.generate(
+            **padded(rows), **options, custom_generate=outrider.custom_generate, drafter=drafter, **more
+        )
+
+    a, b = run(PROMPTS[:1], "none", seed=3), run(PROMPTS[:1], "lookup", seed=3)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, run(PROMPTS[:1], "lookup", seed=4))
+    torch.manual_seed(11)
+    free = run(PROMPTS[:1], "lookup")
+    torch.manual_seed(11)
+    assert torch.equal(free, run(PROMPTS[:1], "suffix"))
+    several = run(PROMPTS[:1], "lookup", seed=3, num_return_sequences=3)
+    assert torch.equal(several[:1], a)
+    assert torch.equal(several[1:2], run(PROMPTS[:1], "lookup", seed=4))
+
+
+class NoEven(LogitsProcessor):
+    """A user's own processor."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.arange(0, scores.shape[1], 2), float("-inf"))
+
+
+class Ends(StoppingCriteria):
+    """A user's own criterion: ends when the last three tokens sum to a multiple of seven."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, -3:].sum(1) % 7 == 0
+
+
+def test_the_users_own_processor_and_criterion(world: World) -> None:
+    stock, ours = both(
+        world,
+        PROMPTS,
+        logits_processor=LogitsProcessorList([NoEven()]),
+        stopping_criteria=StoppingCriteriaList([Ends()]),
+        max_new_tokens=40,
+        eos_token_id=60,  # without one, stock decoding goes on writing behind a row's end
+    )
+    assert torch.equal(stock, ours)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_beams": 2}, "beam search cannot be speculated"),
+        ({"prefix_allowed_tokens_fn": lambda i, ids: [1, 2]}, "PrefixConstrainedLogitsProcessor"),
+        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidance"),
+        ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores is not recorded"),
+        ({"rule": "magic"}, "there is no rule 'magic'"),
+        ({"drafter": "magic"}, "there is no drafter 'magic'"),
+    ],
+    ids=lambda x: str(x)[:30],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(world: World, options: dict[str, Any], sentence: str) -> None:
+    asked = {"drafter": "lookup", **options}
+    with pytest.raises(InputError, match=sentence):
+        world.model.generate(
+            **padded(PROMPTS[:1]), max_new_tokens=4, pad_token_id=PAD, custom_generate=outrider.custom_generate, **asked
+        )
+
+
+def test_right_padding_is_refused(world: World) -> None:
+    with pytest.raises(InputError, match="right-padded"):
+        world.model.generate(
+            input_ids=torch.tensor([[1, 2, 0]]), attention_mask=torch.tensor([[1, 1, 0]]), max_new_tokens=4,
+            do_sample=False, pad_token_id=PAD, custom_generate=outrider.custom_generate,
+        )  # fmt: skip
+
+
+def test_the_model_is_left_as_it_was(world: World) -> None:
+    model = copy.deepcopy(world.model)
+    before = model.config._attn_implementation
+    first = model.generate(**padded(PROMPTS[:1]), max_new_tokens=8, do_sample=False, pad_token_id=PAD)
+    model.generate(
+        **padded(PROMPTS[:1]), max_new_tokens=8, do_sample=False, pad_token_id=PAD,
+        custom_generate=outrider.custom_generate,
+    )  # fmt: skip
+    assert model.config._attn_implementation == before
+    again = model.generate(**padded(PROMPTS[:1]), max_new_tokens=8, do_sample=False, pad_token_id=PAD)
+    assert torch.equal(first, again)

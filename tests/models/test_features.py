@@ -1,0 +1,86 @@
+"""What drafters read from a target: hidden states, the head and the embedding, for every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential
+
+from outrider.targets import load_target
+from outrider.tree import from_lists
+
+TAPS = (1, -1)
+
+
+def first_layer_input(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """What the model makes of tokens before any layer, positions apart: hidden_states[0] at position 0."""
+    return model(tokens[:, None], position_ids=torch.zeros_like(tokens)[:, None], output_hidden_states=True).hidden_states[0]
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.no_grad()
+def test_features_head_and_embedding(name: str) -> None:
+    model = build(name)
+    target = load_target(model)
+    session, turn = target.open(40), ROUNDS[0]
+    tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
+    for _ in session.prefill(PROMPTS):
+        pass
+    look = session.forward(from_lists(turn["tokens"], turn["parents"]), TAPS)
+    assert set(look.features) == set(TAPS)
+    for b, prompt in enumerate(PROMPTS):
+        path = turn["path"][b][: turn["count"][b]]
+        _, right = sequential(model, prompt + [turn["tokens"][b][i] for i in path], TAPS)
+        for tap in TAPS:
+            assert (look.features[tap][b, path] - right[tap][len(prompt) :]).abs().max() < tolerance
+    assert (target.head(look.features[-1]) - look.logits).abs().max() < 1e-12, "head(features[-1]) is the logits"
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.no_grad()
+def test_features_of_a_prompt(name: str) -> None:
+    model = build(name)
+    tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
+    for chunk in load_target(model).open(40).prefill(PROMPTS, TAPS):
+        for b, prompt in enumerate(PROMPTS):
+            _, right = sequential(model, prompt, TAPS)
+            for tap in TAPS:
+                assert (chunk.look.features[tap][b, : len(prompt)] - right[tap]).abs().max() < tolerance
+
+
+LEARNED = ("gpt2", "gpt_neo", "opt")  # they add a learned position to the embedding
+NORMED = ("bloom",)  # it norms the embedding
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if n not in LEARNED + NORMED])
+@torch.no_grad()
+def test_embed_is_what_enters_the_first_layer(name: str) -> None:
+    model = build(name)
+    target, tokens = load_target(model), torch.tensor([3, 50, 96])
+    assert (target.embed(tokens)[:, None] - first_layer_input(model, tokens)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@torch.no_grad()
+def test_embed_lacks_only_the_position(name: str) -> None:
+    """Learned positions are added later: the difference is the same for every token."""
+    model = build(name)
+    target, tokens = load_target(model), torch.tensor([3, 50, 96])
+    off = first_layer_input(model, tokens) - target.embed(tokens)[:, None]
+    assert (off - off[:1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.no_grad()
+def test_embeddings_in_place_of_tokens(name: str) -> None:
+    """`embeds` given to forward (soft drafts) does what the tokens would."""
+    model = build(name)
+    target = load_target(model)
+    session = target.open(40)
+    for _ in session.prefill(PROMPTS):
+        pass
+    tree = from_lists(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])
+    right = session.forward(tree).logits
+    assert (session.forward(tree, embeds=target.embed(tree.tokens)).logits - right).abs().max() < 1e-10

@@ -1,0 +1,197 @@
+"""Race noise: the same bits everywhere, and the right law."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from outrider import noise
+from outrider.noise import ACCEPT, DRAFT, EMIT, GRID, RACE, RaceNoise, bits, gumbel, gumbels, key, uniforms
+
+ALPHA = 1e-4  # per test; seeds are fixed
+EULER = 0.57721566490153286
+
+
+def raw(seeds: list[int], positions: list[int], n: int) -> np.ndarray:
+    """The 32 bits of ids 0..n-1, as unsigned numbers."""
+    k = noise._keys(seeds, positions, RACE, None)
+    h = bits(k[:, :1], k[:, 1:], torch.arange(n, dtype=torch.int32))
+    return h.numpy().view(np.uint32)
+
+
+def even(counts: np.ndarray) -> float:
+    return float(stats.chisquare(counts.ravel()).pvalue)
+
+
+# --- the same everywhere
+
+
+def test_pinned_values() -> None:
+    """These may never change: texts of a given seed depend on them."""
+    g = gumbels([0, 1, 12345678901234567890], [0, 1, 100_000], torch.arange(1000))
+    u = uniforms([7, 8], [0, 3], 100)
+    digest = hashlib.sha256(g.numpy().tobytes() + u.numpy().tobytes()).hexdigest()
+    assert digest == "e7f35a83d6d7e6fd7c8a82cf36ba39e6f3055714b7ff25e42c436fed7cc369ca"
+
+
+def test_many_keys_at_once_are_the_same_keys() -> None:
+    seeds = [(3**i) * (-1) ** i for i in range(60)]
+    counters = [7**i % (1 << 62) for i in range(60)]
+    for stream in (RACE, ACCEPT, EMIT, DRAFT):
+        many = noise._keys(seeds, counters, stream, None)
+        assert many.tolist() == [list(key(s, c, stream)) for s, c in zip(seeds, counters, strict=True)]
+
+
+def test_any_batch_any_subset_any_layout() -> None:
+    v, seeds, positions = 3000, [3, 3, 99, 1 << 63], [0, 17, 17, 123_456]
+    full = gumbels(seeds, positions, torch.arange(v))
+    assert full.shape == (4, v)
+    for i in range(4):
+        assert torch.equal(gumbels(seeds[i : i + 1], positions[i : i + 1], torch.arange(v))[0], full[i])
+    ids = torch.randint(v, (4, 3, 5), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(gumbels(seeds, positions, ids).flatten(1), full.gather(1, ids.flatten(1)))
+    assert torch.equal(gumbels(seeds, positions, torch.arange(v)[::7]), full[:, ::7])
+    turned = ids.transpose(1, 2)
+    assert torch.equal(gumbels(seeds, positions, turned).flatten(1), full.gather(1, turned.flatten(1)))
+    for n in (1, 2, 7, 15, 17, 63):  # every tail of the vectorised loops
+        assert torch.equal(gumbels(seeds, positions, torch.arange(n)), full[:, :n])
+
+
+def test_the_cache_is_only_a_cache() -> None:
+    race = RaceNoise(500)
+    full = gumbels([4] * 100, range(100), torch.arange(500))
+    for position in (0, 99, 31, 32, 33, 0):
+        assert torch.equal(race.at([4], [position])[0], full[position])
+    assert torch.equal(race.at([4, 4], [5, 60]), full[[5, 60]])
+    ids = torch.tensor([[3, 499], [0, 7]])
+    assert torch.equal(race.at([4, 4], [5, 60], ids), full[[5, 60]].gather(1, ids))
+    race.limit = 8
+    for position in range(0, 2000, 7):
+        race.at([5], [position])
+    assert len(race.store) <= 8
+    assert torch.equal(race.at([4], [2])[0], full[2])
+
+
+COMPILED = """
+import torch
+from outrider import noise
+torch.set_num_threads(1)
+
+def both(k0, k1, ids):
+    return noise.gumbel(noise.bits(k0, k1, ids))
+
+k = noise._keys([3, 4], [9, 10], noise.RACE, None)
+ids = torch.arange(10_007, dtype=torch.int32)
+args = k[:, :1], k[:, 1:], ids
+assert torch.equal(torch.compile(both, fullgraph=True)(*args), both(*args))
+"""
+
+
+def test_compiled_is_eager() -> None:
+    """In a process of its own: the compiler does not look through the shape checks that tests switch on."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=300)
+
+
+def test_uniforms_do_not_depend_on_how_many_are_asked_for() -> None:
+    assert torch.equal(uniforms([5, 6], [1, 2], 10), uniforms([5, 6], [1, 2], 200)[:, :10])
+    u = uniforms(range(1000), [0] * 1000, 100)
+    assert float(u.min()) > 0
+    assert float(u.max()) < 1
+    assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > ALPHA
+    assert u.unique().numel() == u.numel()
+
+
+# --- the right law
+
+
+def test_bits_are_uniform() -> None:
+    h = raw([1], [5], 1 << 20)
+    assert stats.kstest((h[0].astype(np.float64) + 0.5) / 2**32, "uniform").pvalue > ALPHA
+    for shift in (0, 8, 16, 24):
+        assert even(np.bincount((h[0] >> shift) & 255, minlength=256)) > ALPHA
+    assert np.unique(h[0]).size == h.size, "distinct ids have distinct bits under one key"
+
+
+@pytest.mark.parametrize("along", ["positions", "tokens", "seeds", "streams", "serials far apart"])
+def test_neighbours_are_independent(along: str) -> None:
+    """Pairs of neighbours over 2^20 draws: high and low nibbles of both, and the correlation."""
+    m, n = 1025, 1024
+    k = {
+        "positions": ([7] * m, list(range(m))),
+        "tokens": ([7] * m, list(range(m))),
+        "seeds": (list(range(m)), [7] * m),
+        "streams": ([i // 4 for i in range(m)], [7] * m),
+        "serials far apart": ([7] * m, [i << 20 for i in range(m)]),
+    }[along]
+    h = raw(*k, n)
+    if along == "streams":
+        rows = [noise._keys([i // 4], [7], i % 4, None)[0] for i in range(m)]
+        pairs = torch.stack(rows)
+        h = bits(pairs[:, :1], pairs[:, 1:], torch.arange(n, dtype=torch.int32)).numpy().view(np.uint32)
+    one, two = (h[:, :-1], h[:, 1:]) if along == "tokens" else (h[:-1], h[1:])
+    one, two = one.ravel(), two.ravel()
+    assert one.size >= 1_000_000
+    for a, b in ((28, 28), (0, 0), (28, 0), (0, 28)):
+        cells = ((one >> a) & 15) * 16 + ((two >> b) & 15)
+        assert even(np.bincount(cells, minlength=256)) > ALPHA
+    r = np.corrcoef(one.astype(np.float64), two.astype(np.float64))[0, 1]
+    assert abs(r) < 4 / math.sqrt(one.size)
+
+
+def test_positions_are_no_permutations_of_each_other() -> None:
+    """With one xor key alone the sorted noise of every position would be the same."""
+    h = np.sort(raw([3, 3], [0, 1], 4096), axis=1)
+    assert np.mean(h[0] == h[1]) < 0.01
+
+
+def exact(h: np.ndarray) -> np.ndarray:
+    """Gumbel variates of 32 bits in float64: x = (2 h + 1) / 2^33 is 1 - u, or u where the first bit is set."""
+    x = (2.0 * np.where(h < 0, ~h, h).astype(np.int64) + 1) * 2.0**-33
+    return np.where(h < 0, -np.log(-np.log(x)), -np.log(-np.log1p(-x)))
+
+
+def ladder(n: int) -> np.ndarray:
+    """Bits over the whole range, and all around the powers of two."""
+    spaced = np.linspace(0, 2**32 - 1, n).astype(np.int64)
+    edges = np.concatenate([2 ** np.arange(32), 2**32 - 2 ** np.arange(32), [0, 2**32 - 1]])
+    return np.unique(np.concatenate([spaced, edges]) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+
+
+def test_gumbel_map() -> None:
+    """Within 1e-4 of the logarithms, over the whole range and at its edges."""
+    h = ladder(1 << 20)
+    g = gumbel(torch.from_numpy(h)).numpy().astype(np.float64)
+    assert np.abs(g - exact(h)).max() < 1e-4
+    assert np.abs(g).max() < 24
+    assert np.array_equal(g * GRID, np.rint(g * GRID)), "multiples of 2^-18: sums are exact"
+
+
+def test_moments() -> None:
+    g = gumbels(range(64), [3] * 64, torch.arange(1 << 15)).double()
+    n = g.numel()
+    assert n >= 2_000_000
+    assert float(g.mean()) == pytest.approx(EULER, abs=4 * math.pi / math.sqrt(6 * n))
+    assert float(g.var()) == pytest.approx(math.pi**2 / 6, abs=4 * math.sqrt(4.4 * (math.pi**2 / 6) ** 2 / n))
+    assert stats.kstest(g.flatten().numpy()[:1_000_000], "gumbel_r").pvalue > ALPHA
+
+
+@pytest.mark.parametrize("p", [0.5, 0.3, 0.1, 0.01, 0.9])
+def test_bias_of_a_two_token_race(p: float) -> None:
+    """P(log p + G_1 > log(1 - p) + G_2) under the map itself, by quadrature over both: within 1e-6 of p."""
+    n = 1 << 20
+    spaced = ((np.arange(n) + 0.5) * (2**32 / n)).astype(np.int64).astype(np.uint32).view(np.int32)
+    first = gumbel(torch.from_numpy(spaced)).numpy().astype(np.float64)
+    # Its distribution function at dense knots.
+    h = ladder(1 << 20)
+    values, index = np.unique(gumbel(torch.from_numpy(h)).numpy().astype(np.float64), return_index=True)
+    x = (np.where(h < 0, ~h, h).astype(np.int64)[index] + 0.5) / 2**32
+    share = np.where(h[index] < 0, x, 1 - x)
+    won = np.interp(first + math.log(p) - math.log1p(-p), values, share).mean()
+    assert won == pytest.approx(p, abs=1e-6)

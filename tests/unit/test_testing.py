@@ -1,0 +1,123 @@
+"""The table target behaves like a real session: trees read as their paths do, and slots follow keep, select, join."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.testing import POISON, TableSession, TableTarget, plain
+from outrider.tree import chain, from_lists, from_paths
+from outrider.types import InputError, Look, Session, Target
+
+TARGET = TableTarget(vocab=7, order=3, seed=1, context=40, chunk=4)
+PROMPTS = [[1, 2, 3, 4, 5, 6, 0, 1, 2], [3], [5, 5, 2, 6, 1]]
+
+
+def opened(prompts: list[list[int]] = PROMPTS) -> TableSession:
+    session = TARGET.open(8)
+    for _ in session.prefill(prompts):
+        pass
+    return session
+
+
+def same(look: Look, node: int, texts: list[list[int]]) -> None:
+    expected = torch.stack([TARGET.logits_after(text) for text in texts])
+    assert torch.equal(look.logits[:, node], expected)
+
+
+def test_it_is_a_target() -> None:
+    assert isinstance(TARGET, Target)
+    assert isinstance(opened(), Session)
+    assert torch.equal(TARGET.table, TableTarget(vocab=7, order=3, seed=1).table)
+    assert not torch.equal(TARGET.table, TableTarget(vocab=7, order=3, seed=2).table)
+
+
+def test_prefill_is_chunked_and_exact() -> None:
+    session = TARGET.open(4)
+    chunks = list(session.prefill(PROMPTS))
+    assert [c.count.tolist() for c in chunks] == [[4, 1, 4], [4, 0, 1], [1, 0, 0]]
+    assert [c.last for c in chunks] == [(False, True, False), (False, False, True), (True, False, False)]
+    assert [c.next.tolist() for c in chunks] == [[5, -1, 1], [2, -1, -1], [-1, -1, -1]]
+    assert torch.equal(chunks[0].look.logits[1, 0], TARGET.logits_after([3]))
+    assert torch.equal(chunks[1].look.logits[0, 0], TARGET.logits_after(PROMPTS[0][:8]))
+    assert torch.equal(chunks[2].look.logits[0, 0], TARGET.logits_after(PROMPTS[0]))
+    assert session.lengths.tolist() == [9, 1, 5]
+    assert session.longest == 9
+
+
+def test_a_tree_reads_as_its_paths() -> None:
+    paths = [[[1, 2, 3], [1, 4], [6]], [[0], [2, 2]], [[5, 5, 5, 5]]]
+    tree, where = from_paths([4, 4, 0], paths)
+    look = opened().forward(tree, taps=(-1,))
+    for b, row in enumerate(paths):
+        assert torch.equal(look.logits[b, 0], TARGET.logits_after([*PROMPTS[b], int(tree.tokens[b, 0])]))
+        for path, ids in zip(row, where[b], strict=True):
+            for depth, node in enumerate(ids, 1):
+                text = [*PROMPTS[b], int(tree.tokens[b, 0]), *path[:depth]]
+                assert torch.equal(look.logits[b, node], TARGET.logits_after(text))
+    assert torch.equal(TARGET.head(look.features[-1]), look.logits)
+
+
+def test_keep_gathers_and_the_next_round_sees_it() -> None:
+    session = opened()
+    tree, _ = from_paths([4, 4, 0], [[[1, 2, 3], [1, 4], [6]], [[0], [2, 2]], [[5, 5]]])
+    session.forward(tree)
+    session.keep(torch.tensor([[0, 1, 4], [0, 2, 3], [0, 0, 0]]), torch.tensor([3, 3, 1]))
+    texts = [[*PROMPTS[0], 4, 1, 4], [*PROMPTS[1], 4, 2, 2], [*PROMPTS[2], 0]]
+    assert session.lengths.tolist() == [len(t) for t in texts]
+    same(session.forward(chain([[3], [3], [3]])), 0, [[*t, 3] for t in texts])
+
+
+def test_since_reads_the_slots_not_the_tree() -> None:
+    session, root = opened(), [[4], [4], [0]]
+    session.forward(chain(root))
+    grown = chain([[r[0], 2] for r in root])
+    look = session.forward(grown, since=1)
+    assert look.logits.shape == (3, 1, 7)
+    same(look, 0, [[*p, *r, 2] for p, r in zip(PROMPTS, root, strict=True)])
+    assert torch.equal(opened().forward(grown, embeds=TARGET.embed(grown.tokens)).logits[:, 1:], look.logits)
+
+
+def test_an_unwritten_slot_is_poison() -> None:
+    with pytest.raises(AssertionError, match="never written"):
+        opened().forward(chain([[4, 2], [4, 2], [0, 2]]), since=1)
+    session = opened()
+    session.forward(chain([[4], [4], [4]]))
+    with pytest.raises(AssertionError, match="did not hold"):
+        session.keep(torch.tensor([[0, 1]] * 3), torch.tensor([2, 1, 1]))
+
+
+def test_a_tree_that_is_none_is_refused() -> None:
+    with pytest.raises(AssertionError, match="distinct"):
+        opened([[1]]).forward(from_lists([[1, 2, 2]], [[0, 0, 0]]))
+
+
+def test_select_forks_join_appends_rewind_forgets() -> None:
+    one, other = opened(), opened([[2, 2, 2], [6]])
+    one.select([2, 0, 2])
+    one.join(other)
+    texts = [PROMPTS[2], PROMPTS[0], PROMPTS[2], [2, 2, 2], [6]]
+    assert one.lengths.tolist() == [len(t) for t in texts]
+    tree = chain([[i, 1] for i in range(5)])
+    look = one.forward(tree)
+    same(look, 0, [[*t, i] for i, t in enumerate(texts)])
+    same(look, 1, [[*t, i, 1] for i, t in enumerate(texts)])
+    one.keep(torch.tensor([[0, 1]] * 5), torch.tensor([2, 1, 2, 2, 1]))
+    one.rewind([2, 2, 2, 2, 1])
+    assert bool((one.slots[:, 2:] == POISON).all())
+    same(one.forward(chain([[3]] * 5)), 0, [[*t[:2], 3] for t in texts])
+
+
+def test_plain_decoding_looks_up() -> None:
+    text = plain(TARGET, [1, 2], 5)
+    for i, token in enumerate(text):
+        assert token == int(TARGET.logits_after([1, 2, *text[:i]]).argmax())
+    assert plain(TARGET, [1, 2], 9, 1.0, 4) == plain(TARGET, [1, 2], 9, 1.0, 4) != plain(TARGET, [1, 2], 9, 1.0, 5)
+    assert len(plain(TARGET, [1] * 38, 9)) == 2
+
+
+def test_bad_tables_are_refused() -> None:
+    with pytest.raises(InputError, match="too large"):
+        TableTarget(vocab=1000, order=3)
+    with pytest.raises(InputError, match="at least 1"):
+        TableTarget(vocab=5, order=0)

@@ -1,0 +1,181 @@
+"""Leviathan's formulas: the paper's own numbers, their limits, simulation, and the two generalisations."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from outrider import theory
+from outrider.types import InputError
+
+COSTS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.95)
+
+
+def test_the_papers_six_rows_to_two_decimals() -> None:
+    rows = theory.table()
+    assert [(r["alpha"], r["gamma"]) for r in rows] == [(0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10)]
+    for r in rows:
+        assert f"{r['operations']:.2f}" == f"{r['published_operations']:.2f}"
+        assert f"{r['speedup']:.2f}" == f"{r['published_speedup']:.2f}"
+    assert [r["published_operations"] for r in rows] == [1.53, 1.58, 1.23, 1.63, 1.11, 1.60]
+    assert [r["published_speedup"] for r in rows] == [1.96, 2.53, 2.44, 3.69, 2.71, 6.86]
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, 25])
+def test_expected_tokens_is_the_geometric_sum_up_to_its_limits(gamma: int) -> None:
+    for alpha in (0.0, 1e-12, 0.3, 0.9, 1 - 1e-9, 1 - 1e-15, 1.0):
+        expected = math.fsum(alpha**i for i in range(gamma + 1))
+        assert theory.expected_tokens(alpha, gamma) == pytest.approx(expected, rel=1e-12)
+    assert theory.expected_tokens(0, gamma) == 1
+    assert theory.expected_tokens(1, gamma) == gamma + 1
+
+
+def test_expected_tokens_is_what_a_chain_commits() -> None:
+    rng, rounds, alpha, gamma = random.Random(0), 40_000, 0.7, 4
+    total = 0
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < gamma and rng.random() < alpha:
+            accepted += 1
+        total += accepted + 1
+    assert total / rounds == pytest.approx(theory.expected_tokens(alpha, gamma), abs=0.04)  # over 5 standard errors
+
+
+@pytest.mark.parametrize("c", COSTS)
+@pytest.mark.parametrize("alpha", [0.0, 0.04, 0.3, 0.5, 0.8, 0.93, 1.0])
+def test_the_optimal_gamma_is_optimal(alpha: float, c: float) -> None:
+    best = theory.optimal_gamma(alpha, c)
+    gains = [theory.speedup(alpha, g, c) for g in range(300)]
+    assert (best > 0) == (alpha > c)  # Corollary 3.9
+    assert max(gains) <= theory.speedup(alpha, best, c) * (1 + 1e-12)
+    assert theory.speedup(alpha, best, c) >= theory.guaranteed_speedup(alpha, c) * (1 - 1e-12)
+
+
+def test_free_drafts_have_no_best_gamma() -> None:
+    assert theory.optimal_gamma(0.1, 0) == theory.MOST
+    assert theory.optimal_gamma(1.0, 0.9, most=7) == 7
+    assert theory.optimal_gamma(0, 0) == 0
+
+
+def test_operations_of_plain_decoding_are_one() -> None:
+    assert theory.operations(0.5, 0, 0.3) == 1
+    assert theory.operations(0.0, 3, 0.1) == pytest.approx(4.3)
+    assert theory.operations(1.0, 3, 0.1) == pytest.approx(4.3 / 4)
+
+
+@pytest.mark.parametrize("gamma", [None, 1, 5])
+def test_required_alpha_inverts_the_theorem(gamma: int | None) -> None:
+    alpha = theory.required_alpha(1.7, 0.05, gamma)
+    assert alpha is not None
+    chosen = theory.optimal_gamma(alpha, 0.05) if gamma is None else gamma
+    assert theory.speedup(alpha, chosen, 0.05) == pytest.approx(1.7)
+    assert theory.required_alpha(1.0, 0.05) == 0
+    assert theory.required_alpha(9, 0.2, gamma=5) is None
+
+
+def test_a_verification_pass_that_costs_more() -> None:
+    curve = [2.0, 2.2, 2.4, 3.0, 5.0]
+    assert theory.speedup(0.8, 2, 0.1, curve) == pytest.approx(2.44 / (0.2 + 1.2))
+    assert theory.speedup(0.8, 2, 0.1, lambda n: curve[n - 1]) == theory.speedup(0.8, 2, 0.1, curve)
+    assert theory.speedup(0.8, 4, 0.1, lambda n: 7.0) == pytest.approx(theory.speedup(0.8, 4, 0.1))
+    best = theory.optimal_gamma(0.8, 0.05, curve)
+    assert best == max(range(5), key=lambda g: theory.speedup(0.8, g, 0.05, curve)) == 2
+    assert theory.optimal_gamma(0.8, 0.05, lambda n: float(n)) == 0  # no parallelism, no gain
+
+
+def test_trees() -> None:
+    assert theory.tree_tokens([0, 0, 0, 1], [[0.6, 0.2], 0.5]) == pytest.approx(2.1)
+    chain = [0, 0, 1, 2]
+    assert theory.tree_tokens(chain, [0.8] * 3) == pytest.approx(theory.expected_tokens(0.8, 3))
+    assert theory.tree_tokens(chain, [0.9, 0.5, 0.1]) == pytest.approx(1 + 0.9 + 0.45 + 0.045)
+    assert theory.tree_tokens([0], []) == 1
+    assert theory.tree_tokens([0, 0, 1], [0.5]) == 1.5  # an unknown depth is never accepted
+    assert theory.tree_speedup(chain, [0.8] * 3, 0.15) == pytest.approx(theory.speedup(0.8, 3, 0.05))
+    assert theory.tree_speedup(chain, [0.8] * 3, 0.15, [1, 1.1, 1.2, 1.3]) == pytest.approx(2.952 / 1.45)
+
+
+def test_a_tree_commits_what_it_promises() -> None:
+    rng, parents, rates, rounds = random.Random(1), [0, 0, 0, 1, 1, 2], [[0.5, 0.3], [0.6, 0.1]], 40_000
+    children = {i: [j for j in range(1, 6) if parents[j] == i] for i in range(6)}
+    total = 0
+    for _ in range(rounds):
+        node, depth, on = 0, 0, True
+        while on:
+            u, on = rng.random(), False
+            total += 1
+            for child, rate in zip(children[node], rates[depth] if depth < 2 else [], strict=False):
+                if u < rate:
+                    node, depth, on = child, depth + 1, True
+                    break
+                u -= rate
+    assert total / rounds == pytest.approx(theory.tree_tokens(parents, rates), abs=0.03)
+
+
+def test_measured_against_promised() -> None:
+    run = theory.measured({"alpha": 0.8, "gamma": 5, "c": 0.05, "speedup": 2.5, "tau": 3.6, "verify": 1.2})
+    assert run.promised == pytest.approx(theory.speedup(0.8, 5, 0.05))
+    assert run.promised_at_cost == pytest.approx(run.tau / 1.45)
+    assert run.best_gamma == 8
+    assert "promises 2.95x at 3.69 tokens per round (2.54x with a verification pass that costs 1.20)" in run.sentence
+    assert "measured: 2.50x at 3.60, 85% of the promise." in run.sentence
+    assert theory.measured({"alpha": 0.8, "gamma": 5, "c": 0}).sentence.endswith("the speed-up was not measured.")
+
+
+def usage(**more: object) -> dict[str, object]:
+    return {
+        "new_tokens": 31, "rounds": 10, "drafted": 40, "accepted": 20, "tested": 25, "tested_at": [10, 8, 5, 2],
+        "draft_seconds": 0.4, "verify_seconds": 1.2, **more,
+    }  # fmt: skip
+
+
+def test_a_run_of_generate() -> None:
+    run = theory.measured({"outputs": [{"usage": usage()}, {"usage": usage()}]})
+    assert (run.alpha, run.gamma, run.measured_tau, run.measured_speedup) == (0.8, 4, 3.0, None)
+    assert run.c == pytest.approx(0.01 / 0.12)
+    compared = {"prompts": [{"tokens": 31}, {"tokens": 31}], "plain_seconds": 6.2, "speedup": 1.9}
+    run = theory.measured({"outputs": [{"usage": usage()}, {"usage": usage()}], "comparison": compared})
+    assert run.c == pytest.approx(0.1)
+    assert run.verify == pytest.approx(1.2)
+    assert run.measured_speedup == 1.9
+    tree = theory.measured({"outputs": [{"usage": usage(drafted=300)}]})
+    assert tree.gamma == 4
+
+
+@pytest.mark.parametrize("document", [[], {}, {"outputs": []}, {"outputs": [{"usage": {"rounds": 3}}]}, 3, "x"])
+def test_a_file_without_a_run_is_refused(document: object) -> None:
+    with pytest.raises(InputError, match="generate --json"):
+        theory.measured(document)
+
+
+def test_bad_input_is_refused() -> None:
+    for bad in (-0.1, 1.1, math.nan):
+        with pytest.raises(InputError, match="probability"):
+            theory.expected_tokens(bad, 2)
+    with pytest.raises(InputError, match="at least 0"):
+        theory.expected_tokens(0.5, -1)
+    with pytest.raises(InputError, match="cost"):
+        theory.speedup(0.5, 2, -1)
+    with pytest.raises(InputError, match="measure more"):
+        theory.speedup(0.5, 2, 0, [1.0, 1.1])
+    with pytest.raises(InputError, match="positive"):
+        theory.speedup(0.5, 1, 0, [1.0, 0.0])
+    with pytest.raises(InputError, match="at most 1"):
+        theory.tree_tokens([0, 0], [[0.9, 0.2]])
+    with pytest.raises(InputError, match="smaller index"):
+        theory.tree_tokens([0, 2, 0], [0.5])
+    with pytest.raises(InputError, match="a number"):
+        theory.measured({"alpha": "x", "gamma": 1, "c": 0})
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"theory{suffix}"
+    theory.plot(file, alpha=0.8, c=0.05)
+    assert file.stat().st_size > 10_000
+    if suffix == ".svg":
+        assert file.read_text().count('<g id="axes_') == 3
+    with pytest.raises(InputError, match="svg"):
+        theory.plot(tmp_path / "theory.txt")
