@@ -8,12 +8,15 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from jaxtyping import install_import_hook
-
-install_import_hook("outrider", "checking.check")
-
 import pytest
 import torch
+import transformers.generation.utils  # noqa: F401
+from jaxtyping import install_import_hook
+from transformers import AutoModelForCausalLM  # noqa: F401
+
+# transformers comes before the hook: while jaxtyping loads a module of outrider, whatever that module imports is compiled
+# anew (jaxtyping changes where bytecode is cached), which takes half a minute and turns others' syntax warnings into errors.
+install_import_hook("outrider", "checking.check")
 
 torch.set_num_threads(1)
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -28,6 +28,7 @@ COMMANDS = {
     "info": "Versions, threads, devices, demo models and drafters here.",
 }
 
+INTERRUPTED = 130
 PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
@@ -89,10 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = app(args, prog_name="outrider", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer has caught Ctrl-C
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("outrider: interrupted", err=True)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

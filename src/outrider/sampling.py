@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .noise import DRAFT, gumbels
+from .noise import DRAFT, uniforms
 from .types import Rows, Sampling
 
 History = Sequence[tuple[Sequence[int], Sequence[int]]]  # per row: the prompt's tokens, the output's tokens
@@ -174,18 +174,21 @@ def sample(
 ) -> Int[Tensor, "b w k"]:
     """k children of each of the nodes first, first + 1, ..., drawn from their laws q, in the order they were drawn.
 
-    Without replacement: the k winners of one Gumbel race, in order; with: k races. The randomness belongs to (seed,
+    Where q has run out without replacement, the first tokens that no sibling carries. The randomness belongs to (seed,
     round, node), never to a position, which would tie successive rounds together and bias the rejection rules.
     """
     b, w, v = q.shape
-    races = k if replacement else 1
-    seeds = [s for s in rows.seeds for _ in range(w * races)]
-    counters = [
-        (((serial << 12) + first + i) << 8) + j for serial in rows.serial for i in range(w) for j in range(races)
-    ]
-    ids = torch.arange(v, dtype=torch.int32, device=q.device)
-    noise = gumbels(seeds, counters, ids, DRAFT).view(b, w, races, v)
-    race = q.log()[:, :, None] + noise
-    if replacement:
-        return race.argmax(-1)
-    return race[:, :, 0].topk(k).indices
+    seeds = [s for s in rows.seeds for _ in range(w)]
+    counters = [(serial << 16) + first + i for serial in rows.serial for i in range(w)]
+    u = uniforms(seeds, counters, k, DRAFT, q.device).view(b, w, k)
+    weights, free, children = q.double(), None, []
+    for j in range(k):
+        sums = weights.cumsum(-1)
+        child = torch.searchsorted(sums, u[..., j : j + 1] * sums[..., -1:], right=True).clamp(max=v - 1)
+        if j > 0 and free is not None:
+            child = torch.where(sums[..., -1:] > 0, child, free.byte().argmax(-1, keepdim=True))
+        children.append(child)
+        if not replacement and j + 1 < k:
+            weights = weights.scatter(-1, child, 0.0)
+            free = (torch.ones_like(weights, dtype=torch.bool) if free is None else free).scatter(-1, child, False)
+    return torch.cat(children, -1)

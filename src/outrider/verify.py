@@ -184,11 +184,12 @@ def _test_children(
     chance: Chance,
 ) -> tuple[Int[Tensor, " b"], Float64[Tensor, "b v"]]:
     """The child each row descends to (0: none) and what is left of P after the rejections."""
-    n = tree.nodes
+    n, host = tree.nodes, p.device.type == "cpu"
     row, node = torch.arange(len(at), device=at.device), torch.arange(n, device=at.device)
-    q = torch.zeros_like(p) if tree.q is None else tree.q[row, at.clamp(max=tree.q.shape[1] - 1)].double()
+    q = p.new_zeros(1, 1).expand_as(p)
     if tree.q is not None:
-        q = torch.where((at < tree.q.shape[1])[:, None], _normal(q), 0.0)
+        inner = tree.q.shape[1]
+        q = torch.where((at < inner)[:, None], _normal(tree.q[row, at.clamp(max=inner - 1)].double()), 0.0)
     chosen = torch.zeros_like(at)
     below = tree.parents == at[:, None]
     for j in range(width):
@@ -196,13 +197,15 @@ def _test_children(
         testing = alive & (chosen == 0) & (child < n)
         child = torch.where(testing, child, 0)
         x = tree.tokens.gather(1, child[:, None])
-        point = torch.zeros_like(p).scatter_(1, x, 1.0)
-        proposal = torch.where(q.gather(1, x) > 0, q, point)
-        ratio = (p.gather(1, x) / proposal.gather(1, x))[:, 0]
+        qx = q.gather(1, x)
+        ratio = (p.gather(1, x) / torch.where(qx > 0, qx, 1.0))[:, 0]
         hit = chance.accept(ratio.clamp(max=1) * testing, child, n) & testing
         chosen = torch.where(hit, child, chosen)
         missed = (testing & ~hit)[:, None]
-        p = torch.where(missed, _residual(p, proposal), p)
+        if host and not bool(missed.any()):
+            continue
+        point = torch.zeros_like(p).scatter_(1, x, 1.0)
+        p = torch.where(missed, _residual(p, torch.where(qx > 0, q, point)), p)
         if not tree.replacement:
             q = torch.where(missed, _normal(q.scatter(1, x, 0.0)), q)
     return chosen, p
@@ -217,7 +220,7 @@ def _sibling_ranks(tree: DraftTree) -> Int[Tensor, "b n"]:
 
 def _normal(weights: Float64[Tensor, "b v"]) -> Float64[Tensor, "b v"]:
     total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total, weights)
+    return weights / torch.where(total > 0, total, 1.0)
 
 
 def _residual(p: Float64[Tensor, "b v"], q: Float64[Tensor, "b v"]) -> Float64[Tensor, "b v"]:

@@ -224,7 +224,7 @@ def test_a_draft_model_with_other_padding_rows_works(folder: str, tmp_path: Path
     plain = outrider.load(folder, drafter="none", dtype="float32")
     kinds: list[dict[str, Any]] = [
         {},
-        "temperature": 1.0, "seed": 2},
+        {"temperature": 1.0, "seed": 2},
         {"temperature": 1.0, "seed": 2, "rule": "rejection"},
     ]
     for kind in kinds:

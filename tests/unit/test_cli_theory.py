@@ -138,7 +138,7 @@ def test_failures_exit_1_and_debug_shows_why(run: Any, monkeypatch: pytest.Monke
     fail(InputError("say this"))
     assert (run("info").code, run("info").err) == (2, "outrider: say this\n")
     fail(KeyboardInterrupt())
-    assert run("info").code == 130
+    assert (run("info").code, run("info").err) == (130, "outrider: interrupted\n")
     fail(typer.Exit(1))
     assert run("info").code == 1
 
