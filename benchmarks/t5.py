@@ -1,4 +1,4 @@
-"""Leviathan's table 2 on a small pair: `python benchmarks/t5.py --pair runs/t5` (built by `python -m recipes.t5.build`).
+"""Leviathan's table 2 on a small T5 pair: `python benchmarks/t5.py`, once `python -m recipes.t5.build` has run.
 
 The larger T5 is the target, the smaller one drafts chains of gamma = 3, 5, 7 tokens at T = 0 and T = 1. For each:
 alpha (acceptance per token tested), tau, the measured speed-up over the same loop without drafts, and what Theorem 3.8

@@ -10,12 +10,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-import transformers.generation.utils  # noqa: F401
 from jaxtyping import install_import_hook
-from transformers import AutoModelForCausalLM  # noqa: F401
+from transformers import PreTrainedModel  # noqa: F401
 
-# transformers comes before the hook: while jaxtyping loads a module of outrider, whatever that module imports is compiled
-# anew (jaxtyping changes where bytecode is cached), which takes half a minute and turns others' syntax warnings into errors.
+# transformers comes before the hook: while jaxtyping loads a module of outrider, whatever that module imports is
+# compiled anew (jaxtyping changes where bytecode is cached). That takes half a minute, and others' syntax warnings
+# become errors.
 install_import_hook("outrider", "checking.check")
 
 torch.set_num_threads(1)

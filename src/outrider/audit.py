@@ -29,7 +29,7 @@ from .types import LOSSY, InputError, Sampling
 LAWS = (Sampling(0.0), Sampling(0.7), Sampling(1.0), Sampling(1.0, top_p=0.9))
 ALPHA, POWER = 1e-3, 0.99  # of the whole family; at which the smallest detectable deviation is reported
 LEAST, CELLS = 5.0, 32  # a cell's expectation; cells at most
-TOGETHER = 64  # samples drawn at a time
+TOGETHER = 256  # samples drawn at a time
 EXACT = 1e-12
 Progress = Callable[[str, int, int], None]  # (part, done, of)
 
@@ -109,7 +109,7 @@ def audit(
         raise InputError("the audit needs prompts of at least two tokens, and a context with room for them")
     same = equality(engine, ids, seed, tokens, progress)
     found = exact(seed)
-    stats = statistics(engine, ids[:2], samples, seed, progress)
+    stats = statistics(engine, [p[-64:] for p in ids[:2]], samples, seed, progress)
     return judge(llm.name, llm.drafter_name, rule, seed, same, found, stats)
 
 
@@ -158,7 +158,7 @@ def equality(
 ) -> tuple[Equality, ...]:
     """The engine's texts beside plain decoding's. Rules other than `coupled` have the same text at T = 0 alone."""
     laws, out = LAWS if engine.rule == "coupled" else LAWS[:1], []
-    model, batches = engine.target.model, sorted({1, max(1, len(prompts) - 1), len(prompts)})  # type: ignore[attr-defined]
+    model, batches = engine.target.model, sorted({1, min(len(prompts), max(2, len(prompts) - 1))})  # type: ignore[attr-defined]
     for i, law in enumerate(laws):
         texts = [plain(model, p, seed + j, law, tokens) for j, p in enumerate(prompts)]
         rounding = max(_rounding(model, [*p, *t], len(p)) for p, t in zip(prompts, texts, strict=True))

@@ -122,7 +122,7 @@ class AdaptiveBudget:
         best, rate = self._best(b)
         if best == 0:
             return Budget(1, 0)
-        floor = min(0.5, rate * verify.slope(max(2, round(self.size(best)))) / b)
+        floor = min(0.5, rate * verify.slope(max(2, round(self.size(best)))))
         return Budget(self.nodes, min(best, useful), floor=floor)
 
     def learn(self, report: Report) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import sampling, verify
 from .budget import Budgeter, Report
-from .noise import RaceNoise
+from .noise import RaceNoise, digest
 from .tree import root_only
 from .types import (
     Budget,
@@ -61,7 +61,17 @@ class Row:
     length: int = 0  # committed tokens, = the root's position
     serial: int = 0
     finish: str | None = None
+    mixed: int | None = None  # a hash of seed and prompt
     usage: Usage = field(default_factory=Usage)
+
+    def key(self, rule: Rule) -> int:
+        """What its randomness is keyed by. Rounds, unlike positions, are no property of the text: under the rejection
+        rules two prompts with one seed must not share their draws, which a budget may have seen."""
+        if rule == "coupled":
+            return self.request.seed
+        if self.mixed is None:
+            self.mixed = digest(self.request.seed, self.request.prompt)
+        return self.mixed
 
     def room(self, context: int) -> int:
         return min(self.request.max_new_tokens - len(self.output), context - 1 - self.length)
@@ -163,6 +173,8 @@ class Batch:
         verdict = self.judge(view, tree, look)
         self.root = verdict.next
         tokens, counts, tested = self.fetch(tree, verdict)
+        if self.root.device.type != "cpu":
+            looked = perf_counter()  # the pass runs while the host goes on; the fetch has waited for it
         self.session.keep(verdict.path, verdict.count)
         observing = perf_counter()
         self.drafting.observe(Round(view, tree, look, verdict.path, verdict.count, verdict.next, tokens))
@@ -200,7 +212,7 @@ class Batch:
             root=self.root,
             position=self.session.lengths - back,
             start=start,
-            seeds=tuple(row.request.seed for row in self.rows),
+            seeds=tuple(row.key(self.engine.rule) for row in self.rows),
             serial=tuple(row.serial for row in self.rows),
             sampling=tuple(row.request.sampling for row in self.rows),
             rule=self.engine.rule,
@@ -324,5 +336,6 @@ def check_prompt(request: Request, target: Target) -> None:
         )
     if request.max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
-    if min(request.prompt) < 0 or max(request.prompt) >= target.vocab:
-        raise InputError(f"the prompt has a token outside the model's vocabulary of {target.vocab}")
+    for what, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
+        if any(not 0 <= token < target.vocab for token in ids):
+            raise InputError(f"the {what} has a token outside the model's vocabulary of {target.vocab}")

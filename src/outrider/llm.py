@@ -146,12 +146,17 @@ class LLM:
             return [int(t) for t in prompt]  # type: ignore[arg-type]
         if not prompt:
             raise InputError("the prompt is empty; give some text")
+        if self.tokenizer is None:
+            raise InputError("this model has no tokenizer; give the prompt as token ids")
         return list(self.tokenizer(prompt)["input_ids"])
 
     def text_stream(self, stops: Stop) -> TextStream:
         return TextStream(self.decode, stops.strings)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones left out; empty for a model in memory that has no tokenizer."""
+        if self.tokenizer is None:
+            return ""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _request(self, prompt: list[int], seed: int, limit: int, law: Sampling, stops: Stop) -> Request:
@@ -165,6 +170,8 @@ class LLM:
         wanted = (strings,) if isinstance(strings, str) else tuple(strings)
         if "" in wanted:
             raise InputError("a stop string is empty; leave it out")
+        if wanted and self.tokenizer is None:
+            raise InputError("stop strings need a tokenizer, and this model has none")
         return Stop(frozenset() if ignore_eos else self.eos, wanted, max_new_tokens, self.decode)
 
     def output(self, row: Row, prompt: int, stops: Stop) -> Output:
@@ -196,7 +203,7 @@ def load(
     stock = target.model
     origin = where if isinstance(where, str) else stock.config._name_or_path
     name = "demo" if demo else origin or type(stock).__name__
-    tokenizer = load_tokenizer(origin)
+    tokenizer = load_tokenizer(origin, trust_remote_code)
     chosen = drafter if drafter is not None else ("model" if demo else "lookup")
     if isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else " + ".join(chosen)

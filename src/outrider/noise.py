@@ -44,6 +44,13 @@ def _splitmix(z: Word) -> Word:
     return z ^ (z >> 31)
 
 
+def digest(seed: int, tokens: Sequence[int]) -> int:
+    """64 bits of a seed and a text."""
+    for token in tokens:
+        seed = _splitmix((seed ^ token) & MASK64)
+    return _splitmix(seed & MASK64)
+
+
 def _signed(x: int) -> int:
     x &= 0xFFFFFFFF
     return x - (1 << 32) if x >> 31 else x

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from . import drafters
 from .budget import AdaptiveBudget
 from .engine import Cut, Engine, Process, Request, Row, generate
 from .noise import RaceNoise
-from .targets import load_target
+from .targets import load_target, load_tokenizer
 from .types import RULES, Drafter, InputError, Rule, Sampling
 
 # Processors that run the model, keep a state of their own, or look a row up by its number in the batch.
@@ -40,8 +39,6 @@ REFUSED = {
     "ConfidenceCriteria",
 }
 UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-
-_engines: WeakKeyDictionary[Any, dict[Any, Engine]] = WeakKeyDictionary()
 
 
 def custom_generate(
@@ -69,13 +66,13 @@ def custom_generate(
     if bool((mask[:, -1] == 0).any()):
         raise InputError("the batch is right-padded; pad on the left (tokenizer.padding_side = 'left') to generate")
     copies = generation_config.num_return_sequences or 1
-    base = int(torch.randint(2**62, ()).item()) if seed is None else seed
+    fresh = torch.randint(2**62, (len(input_ids) // copies,)).tolist() if seed is None else []
     law = Sampling(temperature=1.0 if generation_config.do_sample else 0.0)
     limit = generation_config.max_length - input_ids.shape[1]
     requests = [
         Request(
             prompt=ids[m.bool()].tolist(),
-            seed=base + i % copies,
+            seed=(fresh[i // copies] if seed is None else seed) + i % copies,
             max_new_tokens=limit,
             sampling=law,
             cut=_cut(ids, stopping_criteria),
@@ -109,15 +106,24 @@ def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str) ->
 
 
 def _engine(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule) -> Engine:
-    """One engine per model, drafter and rule, so that its budget keeps what it learnt."""
-    key = (drafter if isinstance(drafter, str) else tuple(drafter) if isinstance(drafter, list) else id(drafter), rule)
-    found = _engines.setdefault(model, {})
+    """One engine per model, drafter and rule: its budget keeps what it learnt. It lives as long as the model."""
+    named = isinstance(drafter, str | list | tuple)
+    key = (drafter if isinstance(drafter, str) else tuple(drafter) if named else id(drafter), rule)  # type: ignore[arg-type]
+    found: dict[Any, Engine] = model.__dict__.setdefault("_outrider_engines", {})
     if key not in found:
         target = load_target(model)
-        loaded = drafters.load(drafter, target) if isinstance(drafter, str | list | tuple) else drafter
+        loaded = drafters.load(drafter, target, _tokenizer(model)) if named else drafter  # type: ignore[arg-type]
         race = RaceNoise(target.vocab, model.device)
         found[key] = Engine(target, loaded, AdaptiveBudget(), race, rule)  # type: ignore[arg-type]
     return found[key]
+
+
+def _tokenizer(model: Any) -> Any:
+    """The tokenizer that lies beside the model, if it came from a folder or a hub: corpora and draft models need it."""
+    try:
+        return load_tokenizer(model.config._name_or_path)
+    except InputError:
+        return None
 
 
 def _of_row(processors: Any, row: int) -> Any:

@@ -258,5 +258,4 @@ class Drafter(Protocol):
     def taps(self) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads; () for none."""
 
-
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ MAY = {
 }
 
 
+@lru_cache
 def edges() -> set[tuple[str, str]]:
     """(room, room) for every import inside the package; a room is a file or folder of src/outrider."""
     found = set()

@@ -272,7 +272,7 @@ def test_pooling_changes_little() -> None:
     assert float((tokens[..., :1] == race.argmax(-1, keepdim=True)).float().mean()) > 0.95
     torch.testing.assert_close(confidence, inside.log_softmax(-1).gather(-1, tokens))
     assert sampling.rank(x, r, 1, 100)[0].shape == (2, 50, 100), "never fewer than k"
-    assert sampling.rank(x[..., :3], rows(2, (GREEDY,) * 2, v=3), 1, 9)[0].shape == (2, 3, 3)
+    assert sampling.rank(x[..., :3], rows(2, (GREEDY,) * 2, v=3), 1, 9)[0].shape == (2, 50, 3)
 
 
 def test_confidences_never_exceed_one() -> None:

@@ -73,6 +73,8 @@ def generate(
         llm.target.model.compile(dynamic=True)  # type: ignore[attr-defined]
     options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=budget, **law)
     if compare:
+        if n != 1:
+            raise InputError("--compare decodes one text per prompt; leave out --samples")
         from .compare import compare as show
 
         show(llm, prompts, seed, options, as_json)
@@ -116,7 +118,7 @@ def held_out() -> list[Any]:
     lines = (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     first: dict[str, Any] = {}
     for line in map(json.loads, lines):
-        first.setdefault(line["domain"], line.get("messages") or line["prompt"])
+        first.setdefault(line["domain"], line.get("messages") or line["text"])
     return list(first.values())
 
 

@@ -178,7 +178,7 @@ def load(
 
     if tree not in ("dynamic", "static", "chain"):
         raise InputError(f"tree must be dynamic, static or chain, not {tree!r}")
-    if min(shape, default=0) < 1 or width < 1 or kids < 1 or not scale > 0:
+    if min(shape, default=0) < 1 or width < 1 or kids < 1 or not 0 < scale < float("inf"):
         raise InputError("the shape, width, kids and scale of a draft model must be positive")
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")

@@ -51,7 +51,10 @@ def attend(
 
 
 def _repeated(mask: Shaped[Tensor, "b 1 n view"], groups: int) -> Shaped[Tensor, "b 1 gn view"]:
-    """The mask (ours in floats, the model's own in booleans) once for each head of a group; kept on the mask, since all layers of a pass share it."""
+    """The mask once for each head of a group; kept on the mask, since all layers of a pass share it.
+
+    Ours is of numbers; the model's own, for a prompt read through a window, is of booleans.
+    """
     if mask.shape[2] == 1:
         return mask
     done = mask.__dict__.get(NAME)

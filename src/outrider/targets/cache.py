@@ -1,13 +1,14 @@
 """The tree cache: keys and values at explicit slots, committed by gathering.
 
-Node i of row b is written at slot `length_b + i`. Layers of equal width share one slab [layers, rows, capacity, width], so
-that committing an accepted path, or moving a row, is a few kernels for the whole model. Slots at and beyond a row's
+Node i of row b is written at slot `length_b + i`. Layers of equal width share one slab [layers, rows, capacity, width],
+so that committing an accepted path, or moving a row, is a few kernels for the whole model. Slots at and beyond a row's
 length hold finite leftovers that masks hide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ class TreeCache(Cache):
     """The layers of one batch, their slabs, and where the pass under way writes (`slots`) and reads (`view`)."""
 
     def __init__(self, layers: int, capacity: int, limit: int):
-        super().__init__(layers=[TreeLayer(self) for _ in range(layers)])
+        self.tree_layers = [TreeLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.tree_layers))
         self.capacity, self.limit = min(capacity, FIRST), limit
         self.rows = 0
         self.slabs: list[Float[Tensor, "layers r c w"]] = []  # r >= rows: rows that left are kept for newcomers
@@ -81,12 +83,12 @@ class TreeCache(Cache):
     def pack(self) -> None:
         """After the first pass: slabs sized by its real keys and values (latent attention has two widths)."""
         groups: dict[tuple[int, torch.dtype, torch.device], list[tuple[TreeLayer, int]]] = {}
-        for layer in self.layers:
+        for layer in self.tree_layers:
             for i, part in enumerate(layer.parts):
                 groups.setdefault((part.shape[1] * part.shape[3], part.dtype, part.device), []).append((layer, i))
         if not groups:
             raise InputError("this model writes no keys and values to its cache, so it cannot verify a tree")
-        self.rows, _, n, _ = next(p.shape for layer in self.layers for p in layer.parts)
+        self.rows, _, n, _ = next(p.shape for layer in self.tree_layers for p in layer.parts)
         self.capacity = max(self.capacity, min(self.limit, n))
         self.members, slabs = list(groups.values()), []
         for (width, dtype, device), group in groups.items():
@@ -142,7 +144,7 @@ class TreeCache(Cache):
         index = list(index)
         if index == list(range(self.rows)):
             return
-        if all(a < b for a, b in zip(index, index[1:], strict=False)):
+        if all(a < b for a, b in pairwise(index)):
             for new, old in enumerate(index):  # ascending: a row is read before it is written
                 if new != old:
                     for slab in self.slabs:

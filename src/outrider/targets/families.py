@@ -85,7 +85,19 @@ def of(model: Any) -> Family:
         )
     if layers - LAYERS:
         raise InputError(f"{kind} has layers of type {min(layers - LAYERS)!r}, whose masks are not known for a tree")
+    if "dynamic" in rope_types(config):
+        raise InputError(
+            f"the dynamic RoPE of this {kind} depends on the longest text of a batch, so that a draft would change the "
+            "text; set rope_type to default in its config to use it within its original context"
+        )
     return TABLE[kind] if kind in TABLE else guess(model)
+
+
+def rope_types(config: Any) -> dict[str, dict[str, Any]]:
+    """The rotary embeddings a model has, by type; layer types may have one each."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = (rope, *(v for v in rope.values() if isinstance(v, dict)))
+    return {part["rope_type"]: part for part in parts if "rope_type" in part}
 
 
 def guess(model: Any) -> Family:
@@ -117,15 +129,13 @@ def windows(config: Any, family: Family) -> dict[str, int | None]:
 def context_of(model: Any, family: Family) -> int:
     """How many positions the model has; a very large number where it has no bound.
 
-    Dynamic and long RoPE choose their frequencies by the longest position of a batch, so that a draft across the
-    threshold would change the text: such a model is used within its original context, where they are constant.
+    Long RoPE chooses its frequencies by the longest position of a batch, so that a draft across the threshold would
+    change the text: such a model is used within its original context, where they are constant.
     """
     config = text_config(model)
     most = int(getattr(config, family.context, None) or getattr(config, "max_position_embeddings", None) or 1 << 20)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *(v for v in rope.values() if isinstance(v, dict))):
-        if part.get("rope_type") == "longrope":
-            most = min(most, int(part.get("original_max_position_embeddings") or most))
+    stretched = rope_types(config).get("longrope", {})
+    most = min(most, int(stretched.get("original_max_position_embeddings") or most))
     return most
 
 

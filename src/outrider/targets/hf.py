@@ -25,7 +25,7 @@ class HFTarget:
     """A stock model with a language-modelling head.
 
     The model is put into `eval` mode; its config is another only while one of our passes runs, so that the user's own
-    `model.generate` keeps its attention. A family not listed in `families.py` must pass `validate` before it is trusted.
+    `model.generate` keeps its attention. `load_target` lets a family that `families.py` does not list prove itself first.
     """
 
     def __init__(self, model: Any):
@@ -51,8 +51,9 @@ class HFTarget:
     def head(self, features: Float[Tensor, "*s h"]) -> Float[Tensor, "*s v"]:
         """Logits of features taken after the final norm (tap -1), with the family's scale and soft cap."""
         config, logits = self.config, self.model.get_output_embeddings()(features)
-        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-        logits = logits if scale == 1.0 else logits * scale
+        scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+        logits = logits * scale if scale else logits
+        logits = logits / divisor if divisor else logits
         cap = getattr(config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 

@@ -66,15 +66,20 @@ def _from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: 
         raise InputError(f"{where} cannot be loaded: {reason}") from None
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if type(config) not in kind._model_mapping and not trust:
-        raise InputError(f"{where} is a {config.model_type}, which is no language model that transformers can generate with")
+        raise InputError(f"{where} is a {config.model_type}, which is no language model that transformers knows")
     try:
-        stock = kind.from_pretrained(where, dtype=dtype, trust_remote_code=trust, **options)
+        stock, found = kind.from_pretrained(
+            where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **options
+        )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise InputError(f"{where} cannot be loaded: {_first_line(error)}") from None
     except Exception as error:  # safetensors raises a type of its own for truncated files
         if "safetensor" not in type(error).__name__.lower():
             raise
         raise InputError(f"the weights of {where} are damaged ({_first_line(error)}); fetch them again") from None
+    lacking = sorted(found["missing_keys"])
+    if lacking:  # transformers would fill them with random numbers
+        raise InputError(f"the weights of {where} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again")
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     return stock if getattr(stock, "hf_device_map", None) else stock.to(place)
 

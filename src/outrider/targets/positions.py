@@ -102,7 +102,7 @@ def gpt_neo(model: Any, given: Pass) -> Iterator[None]:
 
     Our mask forbids more than the triangle ever does, so a global layer gets a plain yes; a local one its window.
     """
-    (b, _), m, view, device = given.spots.shape, given.places.shape[1], given.view, given.spots.device
+    m, view, device = given.places.shape[1], given.view, given.spots.device
     everything = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).expand(1, 1, view, view)
     local, window = everything, model.config.window_size
     if max(view, given.bound + 1) > window:

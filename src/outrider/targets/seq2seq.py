@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from ..tree import chain_of
 from ..types import InputError, Look, Prefill
 from .cache import TreeCache
-from .session import Pass, TreeSession
+from .session import Companion, Pass, TreeSession
 
 FAMILIES = ("t5", "mt5")
 
@@ -33,13 +33,18 @@ class Encoded:
     states: Float[Tensor, "b e h"]
     cross: DynamicCache
 
+    @property
+    def layers(self) -> list[Any]:
+        return self.cross.layers
+
     def select(self, index: Sequence[int]) -> None:
         rows = torch.tensor(list(index), dtype=torch.long, device=self.mask.device)
         self.mask, self.states = self.mask[rows], self.states[rows]
-        for layer in self.cross.layers:
+        for layer in self.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
-    def join(self, other: Encoded) -> None:
+    def join(self, other: Companion) -> None:
+        assert isinstance(other, Encoded)
         longest = max(self.mask.shape[1], other.mask.shape[1])
         pads = longest - self.mask.shape[1], longest - other.mask.shape[1]
 
@@ -49,7 +54,7 @@ class Encoded:
             return torch.cat([torch.nn.functional.pad(x, (*still, 0, p)) for x, p in zip((a, b), pads, strict=True)])
 
         self.mask, self.states = both(self.mask, other.mask, 0), both(self.states, other.states, 1)
-        for mine, theirs in zip(self.cross.layers, other.cross.layers, strict=True):
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.keys, mine.values = both(mine.keys, theirs.keys, 1), both(mine.values, theirs.values, 1)
 
 
@@ -103,11 +108,11 @@ class SeqTarget:
         encoded = session.companion
         assert isinstance(encoded, Encoded)
         cache = EncoderDecoderCache(session.cache, encoded.cross)
-        cache.is_updated = dict.fromkeys(range(len(session.cache.layers)), len(encoded.cross.layers) > 0)
-        inputs = {"decoder_input_ids": given.tokens} if given.embeds is None else {"decoder_inputs_embeds": given.embeds}
+        cache.is_updated = dict.fromkeys(range(len(session.cache.layers)), len(encoded.layers) > 0)
+        name, read = ("input_ids", given.tokens) if given.embeds is None else ("inputs_embeds", given.embeds)
         with _biased(self.model, given):
             out = self.model(
-                **inputs,
+                **{f"decoder_{name}": read},
                 encoder_outputs=(encoded.states,),
                 attention_mask=encoded.mask.long(),
                 decoder_attention_mask=None if given.ancestors is None else given.mask(self.dtype),
@@ -121,7 +126,7 @@ class SeqTarget:
 
 @contextmanager
 def _biased(model: Any, given: Pass) -> Iterator[None]:
-    """During a tree's pass, the decoder's first layer takes distances from true positions (the others share its bias)."""
+    """During a tree's pass, the decoder's first layer, whose bias all layers share, counts true positions."""
     if given.ancestors is None:
         yield
         return

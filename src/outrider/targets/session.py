@@ -124,7 +124,6 @@ def _zeros_of(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @runtime_checkable
-@runtime_checkable
 class Companion(Protocol):
     """What a row has beside its tree cache (an encoder's output), carried along when rows move."""
 
@@ -132,7 +131,6 @@ class Companion(Protocol):
     def join(self, other: Companion) -> None: ...
 
 
-@runtime_checkable
 @runtime_checkable
 class Runner(Protocol):
     """A target as its sessions see it."""

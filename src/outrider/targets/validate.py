@@ -1,8 +1,8 @@
 """Proof, on this machine, that tree passes equal sequential decoding for a model; with a negative control.
 
-Three ragged prompts, two rounds of tree -> commit -> tree with a different acceptance in every row. The reference is the
-stock model with a stock cache, one token at a time along every path. The control lets every node see its siblings, and
-must be further off than what is allowed: else agreement would prove nothing.
+Three ragged prompts, two rounds of tree -> commit -> tree with a different acceptance in every row. The reference is
+the stock model with a stock cache, one token at a time along every path. The control lets every node see its siblings,
+and must be further off than what is allowed: else agreement would prove nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
     exact = worst <= allowed < control / 2
     name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
     if exact:
-        found = f"tree passes equal sequential decoding to {worst:.1e} (rounding {noise:.1e}, a wrong mask {control:.1e})"
+        found = f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
     elif not worst <= allowed:
         found = f"a tree pass differs from sequential decoding by {worst:.1e}, more than rounding ({allowed:.1e})"
     else:

@@ -1,0 +1,148 @@
+"""What is refused at the door, in one sentence; what is proved there; and the tiny pretrained models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from small import BASE, build
+
+from outrider.targets import load_target, validate
+from outrider.types import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build("llama", torch.float32).save_pretrained(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def refused(where: Any, words: str, **options: Any) -> None:
+    with pytest.raises(InputError, match=words) as found:
+        load_target(where, **options)
+    assert "\n" not in str(found.value), "one sentence"
+
+
+def test_a_folder_loads(folder: Path) -> None:
+    assert load_target(folder, device="cpu").vocab == 97
+
+
+def test_a_folder_without_a_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    refused(folder, "config.json")
+
+
+def test_a_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    refused(folder, "not valid JSON")
+
+
+def test_a_config_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refused(folder, "no safetensors weights")
+
+
+def test_truncated_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    refused(folder, "damaged")
+
+
+def test_missing_tensors_are_not_made_up(folder: Path) -> None:
+    """transformers initialises what it does not find, at random, with no more than a warning."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, "up_proj")
+
+
+def test_tensors_of_another_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
+    refused(folder, "cannot be loaded|damaged|do not fit")
+
+
+def test_no_language_model(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    refused(tmp_path, "no language model")
+    refused(transformers.LlamaModel(build("llama").config), "not a language model")
+    refused(7, "hub id")
+
+
+def test_code_of_its_own_needs_trust(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    remote = {"model_type": "odd", "auto_map": {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddModel"}}
+    (folder / "config.json").write_text(json.dumps({**config, **remote}))
+    (folder / "odd.py").write_text("raise RuntimeError('this must never run')")
+    refused(folder, "trust_remote_code=True only if")
+
+
+def test_recurrent_models_are_refused_by_name() -> None:
+    config = transformers.MambaConfig(vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=1)
+    refused(transformers.MambaForCausalLM(config), "mamba keeps a recurrent state")
+
+
+def rope(kind: str, **more: Any) -> Any:
+    half = BASE["hidden_size"] // BASE["num_attention_heads"] // 2  # type: ignore[operator]
+    factors = {"long_factor": [2.0] * half, "short_factor": [1.0] * half} if kind == "longrope" else {"factor": 2.0}
+    return build("phi3", rope_parameters={"rope_type": kind, "rope_theta": 1e4, **factors, **more})
+
+
+def test_dynamic_rope_is_refused() -> None:
+    refused(rope("dynamic"), "dynamic")
+
+
+def test_long_rope_is_used_within_its_original_context() -> None:
+    target = load_target(rope("longrope", original_max_position_embeddings=48))
+    assert target.context == 48
+    assert validate(target).exact
+
+
+@pytest.mark.parametrize("name", ["stablelm", "starcoder2", "smollm3"])
+def test_an_unlisted_family_is_proved_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family missing from the table passes `validate` at load; the second load trusts the first."""
+    from outrider.targets import families
+
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    model = build(name)
+    monkeypatch.delitem(families.TABLE, model.config.model_type, raising=False)
+    target = load_target(model)
+    assert not target.family.proved
+    (proof,) = (tmp_path / "validated").glob("*.json")
+    assert json.loads(proof.read_text())["exact"]
+    stamp = proof.stat().st_mtime_ns
+    load_target(model)
+    assert proof.stat().st_mtime_ns == stamp
+
+
+def test_a_model_that_ignores_masks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.targets import families
+
+    model = build("llama")
+    monkeypatch.delitem(families.TABLE, "llama")
+    stock = model.forward
+
+    def careless(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        kept = None if attention_mask is None else torch.zeros_like(attention_mask)
+        return stock(*args, attention_mask=kept, **kwargs)
+
+    monkeypatch.setattr(model, "forward", careless)
+    refused(model, "refused")
+    assert not list(tmp_path.glob("**/*.json")), "a failed proof is not remembered"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["stories260K", "tinystories-656k"])
+def test_pretrained_models_pass_the_proof(shared: Path, name: str, dtype: str) -> None:
+    where = shared / "models" / name
+    if not where.is_dir():
+        pytest.skip(f"the tiny pretrained model {name} is not beside the repository")
+    report = validate(load_target(where, dtype=dtype, device="cpu"))
+    assert report.exact, report.sentence
+    assert report.worst < (1e-5 if dtype == "float64" else 1e-3)

@@ -1,0 +1,64 @@
+"""A tree's pass never waits for the device: on the meta device, no scalar is read and no mask is counted.
+
+`keep` is not held to this: it takes the accepted path to the host, which costs the round's one wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import build
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.targets import hf, load_target
+from outrider.types import DraftTree
+
+FREE = [
+    "llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3", "phi3", "opt", "mixtral",
+    "qwen3_moe",
+]  # fmt: skip
+WAITS = ("_local_scalar_dense", "nonzero")
+
+
+class Counting(TorchDispatchMode):
+    """Remembers every operation that would wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        if name in WAITS:
+            self.waits.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def on_meta(name: str) -> tuple[Any, DraftTree]:
+    """A session of two unequal rows on the meta device, beyond every window, and a tree for it."""
+    target = load_target(build(name, torch.float32).to("meta"))
+    assert isinstance(target, hf.HFTarget)
+    session = target.open(64)
+    for _ in session.prefill([[1] * 11, [2] * 5]):
+        pass
+    whole = torch.zeros(2, 6, dtype=torch.long, device="meta")
+    size = torch.zeros(2, dtype=torch.long, device="meta")
+    return session, DraftTree(whole, whole, whole, size, whole[..., None].bool().expand(2, 6, 6), 3)
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_tree_is_read_without_waiting(name: str) -> None:
+    session, tree = on_meta(name)
+    with Counting() as mode:
+        look = session.forward(tree, taps=(-1,))
+    assert look.logits.shape == (2, 6, 97)
+    assert mode.waits == []
+
+
+def test_the_counter_counts() -> None:
+    with Counting() as mode:
+        torch.ones(3).sum().item()
+        torch.ones(3).nonzero()
+    assert sorted(mode.waits) == sorted(WAITS)
