@@ -138,7 +138,7 @@ def _draw(logits: Tensor, sampling: Sampling, noise: Tensor | None) -> Tensor:
 def rank(
     logits: Float[Tensor, "b w v"],
     rows: Rows,
-    depth: int,
+    depth: int | Int[Tensor, "b w"],
     k: int,
     scale: float = 1.0,
     pool: int = 64,
@@ -149,7 +149,8 @@ def rank(
     Under `coupled` candidates are ranked by r = log q + T * G, with the noise G of absolute position
     `rows.position + depth` that the target's own choice there will use; elsewhere, and at T = 0, by log q (EAGLE-2).
     The confidence is softmax(r / scale). q is taken at temperature 1 and unfiltered, which is best for trees; `warp`
-    applies the row's filters to q, which is best for chains. Above 4,096 tokens only the `pool` best of q are raced.
+    applies the row's filters to q, which is best for chains. `depth` is that of the candidates, one for all nodes or
+    one for each. Above 4,096 tokens only the `pool` best of q are raced.
     """
     x = _wide(logits)
     k = min(k, x.shape[-1])
@@ -160,13 +161,23 @@ def rank(
     if raced and x.shape[-1] > POOLED:
         x, ids = x.topk(min(max(pool, k), x.shape[-1]))
     if raced:
-        noise = rows.noise(depth)[:, None] if ids is None else rows.noise(depth, ids)
-        x = x + noise * rows.temperature.view(-1, 1, 1)
+        x = x + _noise(rows, depth, ids) * rows.temperature.view(-1, 1, 1)
     # softmax is blind to a constant, so log q needs no normalising of its own.
     top = x.topk(k)
     total = torch.logsumexp(x / scale, -1, keepdim=True)
     confidence = (top.values / scale - total).clamp(max=0)
     return top.indices if ids is None else ids.gather(-1, top.indices), confidence
+
+
+def _noise(rows: Rows, depth: int | Tensor, ids: Tensor | None) -> Tensor:
+    """G of candidates at their depths: [b, 1, v] or [b, w, v], for `ids` [b, w, k] the same shape."""
+    if isinstance(depth, int):
+        return rows.noise(depth)[:, None] if ids is None else rows.noise(depth, ids)
+    levels = depth.unique().tolist()
+    which = torch.bucketize(depth, depth.new_tensor(levels))
+    found = torch.stack([rows.noise(d, ids) for d in levels])
+    row = torch.arange(depth.shape[0], device=depth.device)[:, None]
+    return found[which, row] if ids is None else found[which, row, torch.arange(depth.shape[1], device=depth.device)]
 
 
 def sample(

@@ -144,3 +144,15 @@ def test_a_mix_of_drafters(world: World) -> None:
         made = requests(LAWS[law], [40, 12, 40, 30])
         rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)
         assert [r.output for r in rows] == expected(world, made)
+
+
+@pytest.mark.parametrize(
+    "options", ["tree=best&width=2", "tree=static&shape=2,2,1", "tree=chain", "scale=0.5&kids=6&width=2"]
+)
+def test_every_shape_of_a_draft_model(world: World, options: str) -> None:
+    drafter = drafters.load(f"model:{world.folder}?{options}", world.target)
+    for law in ("greedy", "T1", "top-p"):
+        made = requests(LAWS[law], [40, 12, 40, 30])
+        rows = outputs(world.engine(drafter, nodes=14, depth=5), made, batch_size=3)
+        assert [r.output for r in rows] == expected(world, made)
+        assert max(r.usage.tau for r in rows) > 1.2

@@ -14,17 +14,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 VOCAB, WINDOW = 97, 8
-BASE = dict(
-    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-    max_position_embeddings=96, initializer_range=0.2, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-)  # fmt: skip
-GQA = dict(num_key_value_heads=2)
-SLIDING = dict(sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
-MOE = dict(num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
-MLA = dict(
-    num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
-    first_k_dense_replace=1, n_routed_experts=4, n_group=2, topk_group=1, n_shared_experts=1, routed_scaling_factor=1.5,
-)  # fmt: skip
+BASE = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 96, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+GQA = {"num_key_value_heads": 2}
+SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+MLA = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
+    "first_k_dense_replace": 1, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 
 # name -> (the config class's prefix, what differs from BASE)
 ZOO: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,7 +47,10 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", {**MOE, **MLA}),
     "granite": (
         "Granite",
-        {**GQA, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.4},
+        {
+            **GQA, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.4,
+        },
     ),
     "cohere2": ("Cohere2", {**GQA, **SLIDING, "logit_scale": 0.3}),
     "olmo2": ("Olmo2", GQA),
@@ -64,18 +67,18 @@ ROUNDS_TO_32 = {"gemma2": "softmax", "bloom": "softmax", "gpt_neo": "attention",
 PROMPTS = [[(7 * i + 3) % VOCAB for i in range(13)], [5, 80, 33], [(11 * i) % VOCAB for i in range(1, 8)]]
 # Per round: tokens and parents of each row's tree, and the node ids of the path it accepts.
 ROUNDS = [
-    dict(
-        tokens=[[9, 5, 6, 7, 8, 1, 2], [4, 60, 61], [70, 1, 2, 3, 4, 5]],
-        parents=[[0, 0, 1, 1, 0, 4, 5], [0, 0, 0], [0, 0, 0, 2, 2, 4]],
-        path=[[0, 4, 5, 6], [0, 0, 0, 0], [0, 2, 4, 0]],
-        count=[4, 1, 3],
-    ),
-    dict(
-        tokens=[[90, 3, 4], [8, 9, 10, 11, 12, 13, 14, 15], [44]],
-        parents=[[0, 0, 1], [0, 0, 1, 2, 3, 0, 5, 6], [0]],
-        path=[[0, 1, 0, 0], [0, 5, 6, 7], [0, 0, 0, 0]],
-        count=[2, 4, 1],
-    ),
+    {
+        "tokens": [[9, 5, 6, 7, 8, 1, 2], [4, 60, 61], [70, 1, 2, 3, 4, 5]],
+        "parents": [[0, 0, 1, 1, 0, 4, 5], [0, 0, 0], [0, 0, 0, 2, 2, 4]],
+        "path": [[0, 4, 5, 6], [0, 0, 0, 0], [0, 2, 4, 0]],
+        "count": [4, 1, 3],
+    },
+    {
+        "tokens": [[90, 3, 4], [8, 9, 10, 11, 12, 13, 14, 15], [44]],
+        "parents": [[0, 0, 1], [0, 0, 1, 2, 3, 0, 5, 6], [0]],
+        "path": [[0, 1, 0, 0], [0, 5, 6, 7], [0, 0, 0, 0]],
+        "count": [2, 4, 1],
+    },
 ]
 
 

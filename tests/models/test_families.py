@@ -17,6 +17,7 @@ from outrider.targets import load_target
 from outrider.tree import from_lists
 from outrider.types import DraftTree
 
+
 def paths_to_leaves(parents: list[int]) -> list[list[int]]:
     """Node ids of every path from the root to a leaf, read off the parent list by hand."""
     leaves, paths = set(range(len(parents))) - set(parents[1:]), []

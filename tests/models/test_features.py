@@ -16,7 +16,9 @@ TAPS = (1, -1)
 
 def first_layer_input(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """What the model makes of tokens before any layer, positions apart: hidden_states[0] at position 0."""
-    return model(tokens[:, None], position_ids=torch.zeros_like(tokens)[:, None], output_hidden_states=True).hidden_states[0]
+    return model(
+        tokens[:, None], position_ids=torch.zeros_like(tokens)[:, None], output_hidden_states=True
+    ).hidden_states[0]
 
 
 @pytest.mark.parametrize("name", ZOO)

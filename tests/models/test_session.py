@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def test_growth_by_doubling_up_to_the_limit(target: Any) -> None:
         text += piece
     assert close(look.logits[0], sequential(target.model, text)[0][-8:])
     steps = sorted(set(capacities))
-    assert all(b >= 2 * a for a, b in zip(steps, steps[1:], strict=False)), "it grows by doubling"
+    assert all(b >= 2 * a for a, b in itertools.pairwise(steps)), "it grows by doubling"
     with pytest.raises(InputError, match="limit"):
         session.forward(chain([[1] * 400]))
     assert close(session.forward(chain([[9]])).logits[0], sequential(target.model, [*text, 9])[0][-1:]), "still alive"
@@ -152,7 +153,12 @@ def test_the_user_s_model_is_left_as_it_was(implementation: str, monkeypatch: py
         model = build(name)
         model.config._attn_implementation = implementation
         prompt = torch.tensor([[3, 4, 5]])
-        settings = dict(max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt), pad_token_id=0)
+        settings = {
+            "max_new_tokens": 6,
+            "do_sample": False,
+            "attention_mask": torch.ones_like(prompt),
+            "pad_token_id": 0,
+        }
         before, kept = model.generate(prompt, **settings), _settings(model)
         session = opened(load_target(model), PROMPTS)
         session.forward(TREE)

@@ -16,8 +16,8 @@ from outrider.targets import hf, load_target
 from outrider.types import DraftTree
 
 FREE = [
-    "llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3", "phi3", "opt", "mixtral",
-    "qwen3_moe",
+    "llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3", "phi3", "opt",
+    "mixtral", "qwen3_moe",
 ]  # fmt: skip
 WAITS = ("_local_scalar_dense", "nonzero")
 

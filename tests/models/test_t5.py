@@ -119,7 +119,9 @@ def test_engine_writes_the_stock_text(model: Any, drafter: str, tmp_path: Path) 
     engine = Engine(target, drafters.load(drafter, target), FixedBudget(10, 4), RaceNoise(VOCAB))  # type: ignore[arg-type]
     prompts, limits = [*PROMPTS, [5] * 9], (NEW, 5, 9, NEW)
     for temperature in (0.0, 1.0):
-        requests = [Request(p, 7 + i, n, Sampling(temperature)) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
+        requests = [
+            Request(p, 7 + i, n, Sampling(temperature)) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))
+        ]
         rows: dict[int, Any] = {}
         for piece in generate(engine, requests, 2):
             rows[piece.row.index] = piece.row

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider import drafters
+from outrider.budget import FixedBudget
+from outrider.engine import Engine, Request, generate
+from outrider.noise import RaceNoise
 from outrider.testing import POISON, TableSession, TableTarget, plain
 from outrider.tree import chain, from_lists, from_paths
-from outrider.types import InputError, Look, Session, Target
+from outrider.types import InputError, Look, Sampling, Session, Target
 
 TARGET = TableTarget(vocab=7, order=3, seed=1, context=40, chunk=4)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 0, 1, 2], [3], [5, 5, 2, 6, 1]]
@@ -114,6 +118,16 @@ def test_plain_decoding_looks_up() -> None:
         assert token == int(TARGET.logits_after([1, 2, *text[:i]]).argmax())
     assert plain(TARGET, [1, 2], 9, 1.0, 4) == plain(TARGET, [1, 2], 9, 1.0, 4) != plain(TARGET, [1, 2], 9, 1.0, 5)
     assert len(plain(TARGET, [1] * 38, 9)) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["none", "lookup", "suffix", "ngram", "lookahead"])
+def test_the_engine_runs_on_it(name: str, temperature: float) -> None:
+    engine = Engine(TARGET, drafters.load(name, TARGET), FixedBudget(10, 4), RaceNoise(TARGET.vocab))
+    made = [Request(p, i, 20, Sampling(temperature), lambda out, new: (len(new), None)) for i, p in enumerate(PROMPTS)]
+    rows = {piece.row.index: piece.row for piece in generate(engine, made, batch_size=2)}
+    for i, prompt in enumerate(PROMPTS):
+        assert rows[i].output == plain(TARGET, prompt, 20, temperature, seed=i)
 
 
 def test_bad_tables_are_refused() -> None:

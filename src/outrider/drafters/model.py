@@ -4,6 +4,7 @@ The draft model lives in a tree cache of its own, which holds the committed text
 it has not seen, then grows a tree over its own cache, one pass per depth:
 
     dynamic  EAGLE-2's growth: expand the `width` best nodes of the last layer, re-rank, keep the best
+    best     the same, best first: expand the `width` best nodes that were not expanded yet, whatever their depth
     static   a fixed shape (N1, ..., Ng); a chain of gamma tokens is (1, 1, ..., 1)
 
 Under `coupled` candidates are ranked by the shared noise of their positions. Under `rejection` a static shape is
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,8 +32,9 @@ class ModelDrafter:
 
     model: Target
     vocab: int
-    tree: str = "dynamic"  # dynamic | static | chain
+    tree: str = "dynamic"  # dynamic | best | static | chain
     shape: tuple[int, ...] = (3, 2, 2, 1, 1)
+    depth: int = 16  # at most; the budget decides below it
     width: int = 4
     kids: int = 4
     scale: float = 1.0  # s of the confidences softmax(r / s)
@@ -69,7 +71,7 @@ class ModelDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         logits = self._read(rows)
-        depth = min(budget.depth, max(rows.room) - 1)
+        depth = min(budget.depth, self.drafter.depth, max(rows.room) - 1)
         shape = self._shape(budget, depth, rows)
         if shape is None:
             return self._dynamic(rows, logits, budget, depth)
@@ -105,7 +107,7 @@ class ModelDrafting:
         """The static shape of this round, fixed before anything is drawn; None asks for a dynamic tree."""
         if budget.shape is not None:
             return budget.shape[:depth]
-        if self.drafter.tree == "dynamic":
+        if self.drafter.tree in ("dynamic", "best"):
             return None
         shape = (1,) * depth if self.drafter.tree == "chain" else self.drafter.shape[:depth]
         while shape and len(template(shape)) > budget.nodes:
@@ -123,12 +125,14 @@ class ModelDrafting:
 
         def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
             logits = self._step(fed, since) if since else first
-            return sampling.rank(logits, rows, fed.deepest + 1, drafter.kids, drafter.scale)
+            below = fed.depths[:, since:] + 1 if drafter.tree == "best" else fed.deepest + 1
+            return sampling.rank(logits, rows, below, drafter.kids, drafter.scale)
 
         floor = budget.floor if rows.rule == "coupled" else 0.0
+        frontier: Literal["layer", "any"] = "any" if drafter.tree == "best" else "layer"
         tree, self.fed = grow(
-            rows.root, expand, depth=depth, width=drafter.width, nodes=budget.nodes, floor=floor
-        )  # fmt: skip
+            rows.root, expand, depth=depth, width=drafter.width, nodes=budget.nodes, floor=floor, frontier=frontier
+        )
         return tree
 
     def _static(self, rows: Rows, logits: Tensor, shape: tuple[int, ...]) -> DraftTree:
@@ -167,6 +171,7 @@ def load(
     path: str | None = None,
     tree: str = "dynamic",
     shape: tuple[int, ...] = (3, 2, 2, 1, 1),
+    depth: int = 16,
     width: int = 4,
     kids: int = 4,
     scale: float = 1.0,
@@ -176,10 +181,10 @@ def load(
     """A draft model from a folder or hub id; without a path, the demo draft model."""
     from ..targets import load_target, load_tokenizer
 
-    if tree not in ("dynamic", "static", "chain"):
-        raise InputError(f"tree must be dynamic, static or chain, not {tree!r}")
-    if min(shape, default=0) < 1 or width < 1 or kids < 1 or not 0 < scale < float("inf"):
-        raise InputError("the shape, width, kids and scale of a draft model must be positive")
+    if tree not in ("dynamic", "best", "static", "chain"):
+        raise InputError(f"tree must be dynamic, best, static or chain, not {tree!r}")
+    if min(shape, default=0) < 1 or min(depth, width, kids) < 1 or not 0 < scale < float("inf"):
+        raise InputError("the shape, depth, width, kids and scale of a draft model must be positive")
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
     where = path if path is not None else _demo_path()
@@ -190,7 +195,7 @@ def load(
     draft = load_target(where, dtype=_dtype_like(target) if dtype == "auto" else dtype, device=device)
     if type(draft) is not type(target) and model is not None:
         raise InputError(f"{where} and the target are not of one kind: both must be encoder-decoder models, or neither")
-    return ModelDrafter(draft, target.vocab, tree, shape, width, kids, scale, replacement)
+    return ModelDrafter(draft, target.vocab, tree, shape, depth, width, kids, scale, replacement)
 
 
 def check_tokenizer(where: str, target: Any, draft: Any) -> None:

@@ -134,8 +134,10 @@ def context_of(model: Any, family: Family) -> int:
     """
     config = text_config(model)
     most = int(getattr(config, family.context, None) or getattr(config, "max_position_embeddings", None) or 1 << 20)
-    stretched = rope_types(config).get("longrope", {})
-    most = min(most, int(stretched.get("original_max_position_embeddings") or most))
+    stretched = rope_types(config).get("longrope")
+    if stretched is not None:
+        name = "original_max_position_embeddings"
+        most = min(most, int(stretched.get(name) or getattr(config, name, None) or most))
     return most
 
 

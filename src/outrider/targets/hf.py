@@ -25,7 +25,7 @@ class HFTarget:
     """A stock model with a language-modelling head.
 
     The model is put into `eval` mode; its config is another only while one of our passes runs, so that the user's own
-    `model.generate` keeps its attention. `load_target` lets a family that `families.py` does not list prove itself first.
+    `model.generate` keeps its attention. `load_target` lets a family that is not in `families.py` prove itself first.
     """
 
     def __init__(self, model: Any):

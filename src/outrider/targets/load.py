@@ -79,7 +79,9 @@ def _from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: 
         raise InputError(f"the weights of {where} are damaged ({_first_line(error)}); fetch them again") from None
     lacking = sorted(found["missing_keys"])
     if lacking:  # transformers would fill them with random numbers
-        raise InputError(f"the weights of {where} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again")
+        raise InputError(
+            f"the weights of {where} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again"
+        )
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     return stock if getattr(stock, "hf_device_map", None) else stock.to(place)
 

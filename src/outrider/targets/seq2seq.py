@@ -93,7 +93,8 @@ class SeqTarget:
         sizes, device, b = [len(p) for p in prompts], self.device, len(prompts)
         ids = torch.tensor([[*p, *[0] * (max(sizes) - len(p))] for p in prompts], dtype=torch.long, device=device)
         mask = torch.arange(max(sizes), device=device) < torch.tensor(sizes, device=device)[:, None]
-        states = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        with torch.no_grad():
+            states = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         session.companion = Encoded(mask, states, DynamicCache())
         one = torch.ones(b, dtype=torch.long, device=device)
         tree = chain_of(torch.full((b, 1), self.start, device=device), one, matrix=False)

@@ -190,6 +190,7 @@ class TreeSession:
             )
         )
 
+    @torch.no_grad()
     def pass_over(self, given: Pass) -> Look:
         """Aim the cache and run the model."""
         cache = self.cache

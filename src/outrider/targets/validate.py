@@ -60,7 +60,9 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
     exact = worst <= allowed < control / 2
     name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
     if exact:
-        found = f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
+        found = (
+            f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
+        )
     elif not worst <= allowed:
         found = f"a tree pass differs from sequential decoding by {worst:.1e}, more than rounding ({allowed:.1e})"
     else:
