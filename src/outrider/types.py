@@ -91,7 +91,7 @@ class Look:
     """What a verification pass returns, per node it was asked about."""
 
     logits: Float[Tensor, "b n v"]
-    features: Mapping[int, Float[Tensor, "b m h"]] = field(default_factory=dict)  # tap -> hidden states; m = n but in prompts
+    features: Mapping[int, Float[Tensor, "b m h"]] = field(default_factory=dict)  # by tap; m = n, but in prompts
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,16 @@ from transformers import AutoModelForCausalLM, DynamicCache
 VOCAB, WINDOW = 97, 8
 BASE = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 96, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    "max_position_embeddings": 96, "initializer_range": 0.2, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
 GQA = {"num_key_value_heads": 2}
 SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 MLA = {
-    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
-    "first_k_dense_replace": 1, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5,
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 12, "first_k_dense_replace": 1, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+    "n_shared_experts": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 
 # name -> (the config class's prefix, what differs from BASE)

@@ -38,7 +38,7 @@ class Counting(TorchDispatchMode):
 
 def on_meta(name: str) -> tuple[Any, DraftTree]:
     """A session of two unequal rows on the meta device, beyond every window, and a tree for it."""
-    target = load_target(build(name, torch.float32).to("meta"))
+    target = load_target(build(name, torch.bfloat16).to("meta"))
     assert isinstance(target, hf.HFTarget)
     session = target.open(64)
     for _ in session.prefill([[1] * 11, [2] * 5]):

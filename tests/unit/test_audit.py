@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider import audit, drafters, sampling, verify
+from outrider import audit, branches, drafters, sampling, verify
 from outrider.budget import FixedBudget
 from outrider.commands.audit import document, show
 from outrider.engine import Batch
@@ -57,22 +57,34 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny(load_target(model), str(folder))
 
 
-def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int = 3000, shape: Any = None) -> float:
+@pytest.fixture(scope="module")
+def laws() -> tuple[branches.Exact, ...]:
+    return branches.exact()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, laws: tuple[branches.Exact, ...]) -> None:
+    """The exact laws are computed once for all tests."""
+    monkeypatch.setattr(audit, "exact", lambda seed: laws)
+
+
+def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int = 2000, shape: Any = None) -> float:
     """The p-value of one prompt's pairs under one law."""
     engine = tiny.llm(drafter).engine(rule, FixedBudget(16, 3, shape))
     with torch.no_grad():
         cells = audit.exact_cells(engine.target.model, PROMPTS[0], law, samples)  # type: ignore[attr-defined]
         counts = torch.zeros(len(cells.law), dtype=torch.float64)
-        for first in range(0, samples, 500):
-            for pair in audit.pairs(engine, PROMPTS[0], law, range(first, first + 500)):
+        for first in range(0, samples, 1000):
+            for pair in audit.pairs(engine, PROMPTS[0], law, range(first, first + 1000)):
                 counts[cells.of(*pair)] += 1
     return g_test(counts, cells.law)[1]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("drafter", "rule"), [("lookup", "coupled"), ("suffix", "rejection"), ("model", "block")])
 def test_lossless_passes(tiny: Tiny, drafter: str, rule: str, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[str, int, int]] = []
-    found = audit.audit(tiny.llm(drafter), rule, PROMPTS, 300, 1, 16, lambda *step: seen.append(step))
+    found = audit.audit(tiny.llm(drafter), rule, PROMPTS, 256, 1, 16, lambda *step: seen.append(step))
     assert found.lossless, found
     assert "lossless" in found.sentence
     assert "99 % power" in found.sentence
@@ -94,13 +106,14 @@ def test_model_drafter_under_coupled(tiny: Tiny) -> None:
     assert not any(e.divergences for e in same)
 
 
-def test_exact_laws() -> None:
-    found = {(x.rule, x.draft): x.tv for x in audit.exact()}
+def test_exact_laws(laws: tuple[branches.Exact, ...]) -> None:
+    found = {(x.rule, x.draft): x.tv for x in laws}
     assert len(found) == 7
     assert all(tv < audit.EXACT for (rule, _), tv in found.items() if rule != "typical")
     assert found["typical", "deterministic tree"] > 0.1
 
 
+@pytest.mark.usefixtures("quick")
 def test_typical_is_lossy(tiny: Tiny) -> None:
     found = audit.audit(tiny.llm("model"), "typical", PROMPTS, 500, 0, 12)
     assert not found.lossless
@@ -199,10 +212,11 @@ class BigramDrafting:
 
 @pytest.mark.parametrize("how", ["honest", "pruned", "top-k"])
 def test_statistics_catch_a_wrong_draft(tiny: Tiny, how: str) -> None:
-    p = deviations(tiny, Bigram(how), "rejection", HOT, 6000)
+    p = deviations(tiny, Bigram(how), "rejection", HOT, 4000)
     assert (p > 1e-3) if how == "honest" else (p < 1e-6)
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_audit_says_so(tiny: Tiny) -> None:
     found = audit.audit(tiny.llm(Bigram("top-k")), "rejection", PROMPTS, 500, 0, 12)
     assert not found.lossless
@@ -216,8 +230,8 @@ def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     def forward(self: TreeSession, tree: DraftTree, *more: Any, **named: Any) -> Any:
         """Every node sees its elders, whether they are its ancestors or not."""
         n = tree.nodes
-        return right(self, replace(tree, ancestors=torch.ones(n, n, dtype=torch.bool).tril().expand(len(tree.size), n, n)),
-                     *more, **named)  # fmt: skip
+        seen = torch.ones(n, n, dtype=torch.bool).tril().expand(len(tree.size), n, n)
+        return right(self, replace(tree, ancestors=seen), *more, **named)
 
     monkeypatch.setattr(TreeSession, "forward", forward)
     engine = tiny.llm("model").engine("coupled", FixedBudget(16, 4))
@@ -260,8 +274,9 @@ def test_holm() -> None:
 
 
 def test_cells_are_a_partition(tiny: Tiny) -> None:
+    model: Any = tiny.target
     with torch.no_grad():
-        cells = audit.exact_cells(tiny.target.model, PROMPTS[0], Sampling(1.0, top_p=0.9), 1000)  # type: ignore[attr-defined]
+        cells = audit.exact_cells(model.model, PROMPTS[0], Sampling(1.0, top_p=0.9), 1000)
     assert float(cells.law.sum()) == pytest.approx(1.0)
     assert 4 < len(cells.law) <= audit.CELLS
     assert bool((cells.law * 1000 >= audit.LEAST).all())

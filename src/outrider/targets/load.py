@@ -64,7 +64,7 @@ def _from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: 
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own; pass trust_remote_code=True only if you trust its author"
         raise InputError(f"{where} cannot be loaded: {reason}") from None
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if type(config) not in kind._model_mapping and not trust:
         raise InputError(f"{where} is a {config.model_type}, which is no language model that transformers knows")
     try:
