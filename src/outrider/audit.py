@@ -126,7 +126,7 @@ def judge(
     differ = [e for e in same if not all(d.within for d in e.divergences)]
     biased = [x for x in found if x.counts(rule) and x.tv >= EXACT]
     deviant = [s for s in stats if s.rejected]
-    worst = max((s.detectable for s in stats), default=1.0)
+    worst = max((s.detectable for s in stats if s.cells > 1), default=1.0)  # one cell tests nothing
     lossless = rule not in LOSSY and not (differ or biased or deviant)
     seen = (
         [f"{sum(len(e.divergences) for e in differ)} texts differ from plain decoding beyond rounding"]

@@ -39,13 +39,17 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {**GQA, **MOE, "num_experts": 4, "head_dim": 8}),
     "gpt_neox": ("GPTNeoX", {}),
     "gpt2": ("GPT2", {}),
+    "gemma": ("Gemma", {**GQA, "head_dim": 8}),
     "gemma2": ("Gemma2", {**GQA, **SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3Text", {**GQA, **SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    "phi": ("Phi", GQA),
     "phi3": ("Phi3", GQA),
+    "phi3-sliding": ("Phi3", {**GQA, "sliding_window": WINDOW}),
     "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2}),
     "bloom": ("Bloom", {"n_layer": 3, "n_head": 4}),
     "falcon-rotary": ("Falcon", {"alibi": False, "multi_query": True, "bias": False, "parallel_attn": True}),
     "falcon-alibi": ("Falcon", {"alibi": True, "multi_query": False, "bias": True, "parallel_attn": False}),
+    "mpt": ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 96}),
     "deepseek_v3": ("DeepseekV3", {**MOE, **MLA}),
     "granite": (
         "Granite",
@@ -54,17 +58,26 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.4,
         },
     ),
+    "cohere": ("Cohere", {**GQA, "logit_scale": 0.3}),
     "cohere2": ("Cohere2", {**GQA, **SLIDING, "logit_scale": 0.3}),
     "olmo2": ("Olmo2", GQA),
-    "gpt_neo": ("GPTNeo", {"num_layers": 3, "num_heads": 4, "attention_types": [[["global", "local", "local"], 1]]}),
-}  # fmt: skip
-REST = {  # in no table of ours: proved at load
+    "olmo3": ("Olmo3", {**GQA, **SLIDING}),
+    "smollm3": ("SmolLM3", {**GQA, "no_rope_layers": [1, 0, 1]}),
     "stablelm": ("StableLm", GQA),
     "starcoder2": ("Starcoder2", {**GQA, "sliding_window": WINDOW}),
-    "smollm3": ("SmolLM3", {**GQA, "no_rope_layers": [1, 0, 1]}),
-}
+    "gpt_neo": ("GPTNeo", {"num_layers": 3, "num_heads": 4, "attention_types": [[["global", "local", "local"], 1]]}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **GQA, **SLIDING, **MOE, "num_local_experts": 4, "head_dim": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+}  # fmt: skip
 # Families that compute in float32, whatever their precision: softmax, whole attention, or router.
-ROUNDS_TO_32 = {"gemma2": "softmax", "bloom": "softmax", "gpt_neo": "attention", "deepseek_v3": "router"}
+ROUNDS_TO_32 = {
+    "gemma2": "softmax", "bloom": "softmax", "mpt": "softmax", "gpt_neo": "attention", "deepseek_v3": "router",
+}  # fmt: skip
 
 PROMPTS = [[(7 * i + 3) % VOCAB for i in range(13)], [5, 80, 33], [(11 * i) % VOCAB for i in range(1, 8)]]
 # Per round: tokens and parents of each row's tree, and the node ids of the path it accepts.
@@ -85,7 +98,7 @@ ROUNDS = [
 
 
 def config_of(name: str, **more: Any) -> Any:
-    prefix, differing = {**ZOO, **REST}[name]
+    prefix, differing = ZOO[name]
     settings = {**BASE, **differing, **more}
     if prefix in ("Cohere2", "Qwen3Moe"):
         settings["pad_token_id"] = None

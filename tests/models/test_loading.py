@@ -134,7 +134,7 @@ def test_a_model_that_ignores_masks_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["stories260K", "tinystories-656k"])
+@pytest.mark.parametrize("name", ["stories260K", "tinystories-656k", "tinystories-chat-neo-3m"])
 def test_pretrained_models_pass_the_proof(shared: Path, name: str, dtype: str) -> None:
     where = shared / "models" / name
     if not where.is_dir():

@@ -84,7 +84,7 @@ def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int 
 @pytest.mark.parametrize(("drafter", "rule"), [("lookup", "coupled"), ("suffix", "rejection"), ("model", "block")])
 def test_lossless_passes(tiny: Tiny, drafter: str, rule: str, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[str, int, int]] = []
-    found = audit.audit(tiny.llm(drafter), rule, PROMPTS, 256, 1, 16, lambda *step: seen.append(step))
+    found = audit.audit(tiny.llm(drafter), rule, PROMPTS, 200, 1, 10, lambda *step: seen.append(step))
     assert found.lossless, found
     assert "lossless" in found.sentence
     assert "99 % power" in found.sentence
@@ -101,8 +101,8 @@ def test_lossless_passes(tiny: Tiny, drafter: str, rule: str, capsys: pytest.Cap
 def test_model_drafter_under_coupled(tiny: Tiny) -> None:
     engine = tiny.llm("model").engine("coupled", FixedBudget(16, 4))
     with torch.no_grad():
-        same = audit.equality(engine, PROMPTS, 0, 16)
-    assert [e.tokens for e in same] == [16 * len(PROMPTS)] * 8
+        same = audit.equality(engine, PROMPTS, 0, 10)
+    assert [e.tokens for e in same] == [10 * len(PROMPTS)] * 8
     assert not any(e.divergences for e in same)
 
 
@@ -115,7 +115,7 @@ def test_exact_laws(laws: tuple[branches.Exact, ...]) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_typical_is_lossy(tiny: Tiny) -> None:
-    found = audit.audit(tiny.llm("model"), "typical", PROMPTS, 500, 0, 12)
+    found = audit.audit(tiny.llm("model"), "typical", PROMPTS, 400, 0, 6)
     assert not found.lossless
     assert "LOSSY by design" in found.sentence
     assert any(s.rejected for s in found.statistics)
@@ -218,7 +218,7 @@ def test_statistics_catch_a_wrong_draft(tiny: Tiny, how: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_audit_says_so(tiny: Tiny) -> None:
-    found = audit.audit(tiny.llm(Bigram("top-k")), "rejection", PROMPTS, 500, 0, 12)
+    found = audit.audit(tiny.llm(Bigram("top-k")), "rejection", PROMPTS, 400, 0, 6)
     assert not found.lossless
     assert "NOT lossless" in found.sentence
     assert any(s.rejected for s in found.statistics)
@@ -236,7 +236,7 @@ def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(TreeSession, "forward", forward)
     engine = tiny.llm("model").engine("coupled", FixedBudget(16, 4))
     with torch.no_grad():
-        same = audit.equality(engine, PROMPTS, 0, 24)
+        same = audit.equality(engine, PROMPTS, 0, 12)
     wrong = [d for e in same for d in e.divergences]
     assert wrong
     assert any(not d.within and d.margin > 1e-6 for d in wrong)

@@ -29,9 +29,14 @@ FAMILIES = ("t5", "mt5")
 class Encoded:
     """What the encoder left for a batch: real tokens [b, e], and each decoder layer's keys and values of them."""
 
+    sizes: list[int]  # prompt lengths, on the host
     mask: Bool[Tensor, "b e"]
     states: Float[Tensor, "b e h"]
     cross: DynamicCache
+
+    @property
+    def padded(self) -> bool:
+        return min(self.sizes) < self.mask.shape[1]
 
     @property
     def layers(self) -> list[Any]:
@@ -39,12 +44,14 @@ class Encoded:
 
     def select(self, index: Sequence[int]) -> None:
         rows = torch.tensor(list(index), dtype=torch.long, device=self.mask.device)
+        self.sizes = [self.sizes[i] for i in index]
         self.mask, self.states = self.mask[rows], self.states[rows]
         for layer in self.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
     def join(self, other: Companion) -> None:
         assert isinstance(other, Encoded)
+        self.sizes = self.sizes + other.sizes
         longest = max(self.mask.shape[1], other.mask.shape[1])
         pads = longest - self.mask.shape[1], longest - other.mask.shape[1]
 
@@ -95,7 +102,7 @@ class SeqTarget:
         mask = torch.arange(max(sizes), device=device) < torch.tensor(sizes, device=device)[:, None]
         with torch.no_grad():
             states = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        session.companion = Encoded(mask, states, DynamicCache())
+        session.companion = Encoded(sizes, mask, states, DynamicCache())
         one = torch.ones(b, dtype=torch.long, device=device)
         tree = chain_of(torch.full((b, 1), self.start, device=device), one, matrix=False)
         look = session.pass_over(
@@ -115,7 +122,7 @@ class SeqTarget:
             out = self.model(
                 **{f"decoder_{name}": read},
                 encoder_outputs=(encoded.states,),
-                attention_mask=encoded.mask.long(),
+                attention_mask=encoded.mask.long() if encoded.padded else None,
                 decoder_attention_mask=None if given.ancestors is None else given.mask(self.dtype),
                 past_key_values=cache,
                 use_cache=True,
