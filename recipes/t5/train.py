@@ -34,8 +34,8 @@ class Recipe:
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (self.cooldown * self.steps))
 
 
-LARGER = Recipe("larger", hidden=192, inner=320, layers=4, heads=3, head_dim=64, steps=1200)
-SMALLER = Recipe("smaller", hidden=96, inner=192, layers=2, heads=2, head_dim=48, steps=1200)
+LARGER = Recipe("larger", hidden=192, inner=320, layers=4, heads=3, head_dim=64, steps=500)
+SMALLER = Recipe("smaller", hidden=96, inner=192, layers=2, heads=2, head_dim=48, steps=500)
 
 
 def network(recipe: Recipe, tokenizer) -> T5ForConditionalGeneration:

@@ -308,10 +308,16 @@ def exact_cells(model: Any, prompt: list[int], law: Sampling, samples: int) -> C
     several = sorted(((p, (x,)) for x, p in rests.items() if samples * p >= LEAST), reverse=True)
     named = [*named, *several[: CELLS - 1 - len(named)]]
     rest = max(0.0, 1 - sum(p for p, _ in named))
-    if samples * rest < LEAST and named:  # the least cell becomes the rest's
-        rest += named.pop(min(range(len(named)), key=lambda i: named[i][0]))[0]
-    masses = torch.tensor([*(p for p, _ in named), rest], dtype=torch.float64)
-    return Cells(masses / masses.sum(), {key: i for i, (_, key) in enumerate(named)})
+    index = {key: i for i, (_, key) in enumerate(named)}
+    masses = [p for p, _ in named]
+    if samples * rest < LEAST and named:  # the rest joins the least of the cells
+        least = min(range(len(masses)), key=masses.__getitem__)
+        masses.append(masses.pop(least) + rest)
+        index = {key: len(named) - 1 if i == least else i - (i > least) for key, i in index.items()}
+    else:
+        masses.append(rest)
+    weights = torch.tensor(masses, dtype=torch.float64)
+    return Cells(weights / weights.sum(), index)
 
 
 def _law(ids: Int[Tensor, "b n"], logits: Float[Tensor, "b v"], law: Sampling) -> Float64[Tensor, "b v"]:

@@ -25,6 +25,11 @@ MAY = {
     "drafters": {"types", "tree", "noise", "sampling", "targets", "nn", "checkpoints"},
     "testing": {"types", "tree", "noise"},
     "engine": {"types", "tree", "noise", "sampling", "verify", "budget"},
+    "llm": {"types", "noise", "stopping", "budget", "engine", "targets", "drafters"},
+    "stock": {"types", "noise", "budget", "engine", "targets", "drafters"},
+    "branches": {"types", "tree", "sampling", "verify"},
+    "gtest": set(),
+    "audit": {"types", "noise", "budget", "engine", "branches", "gtest"},
 }
 
 

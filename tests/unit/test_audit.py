@@ -273,14 +273,24 @@ def test_holm() -> None:
     assert holm([], 0.05) == []
 
 
-def test_cells_are_a_partition(tiny: Tiny) -> None:
+@pytest.mark.parametrize(
+    ("law", "samples"), [(HOT, 300), (HOT, 10_000), (Sampling(0.3), 500), (Sampling(1.0, top_p=0.5), 1000)]
+)
+def test_cells_hold_their_law(tiny: Tiny, law: Sampling, samples: int) -> None:
+    """Every pair goes to one cell, and a cell's law is the sum of its pairs'."""
     model: Any = tiny.target
+    sums: dict[int, float] = {}
     with torch.no_grad():
-        cells = audit.exact_cells(model.model, PROMPTS[0], Sampling(1.0, top_p=0.9), 1000)
-    assert float(cells.law.sum()) == pytest.approx(1.0)
-    assert 4 < len(cells.law) <= audit.CELLS
-    assert bool((cells.law * 1000 >= audit.LEAST).all())
-    assert {cells.of(x, y) for x in range(VOCAB) for y in range(VOCAB)} == set(range(len(cells.law)))
+        cells = audit.exact_cells(model.model, PROMPTS[0], law, samples)
+        first = sampling.law(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], law)
+        for x in range(VOCAB):
+            second = sampling.law(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], law)
+            for y in range(VOCAB):
+                cell = cells.of(x, y)
+                sums[cell] = sums.get(cell, 0.0) + float(first[x] * second[y])
+    assert 1 < len(cells.law) <= audit.CELLS
+    assert bool((cells.law * samples >= audit.LEAST - 1e-9).all())
+    assert [sums[i] for i in range(len(cells.law))] == pytest.approx(cells.law.tolist())
 
 
 def test_refusals(tiny: Tiny) -> None:

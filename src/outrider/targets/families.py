@@ -69,7 +69,7 @@ TABLE: dict[str, Family] = {
 
 RECURRENT = (
     "mamba", "rwkv", "recurrent", "jamba", "zamba", "bamba", "xlstm", "lfm2", "qwen3_next", "falcon_h1", "nemotron_h",
-    "granitemoehybrid", "minimax",
+    "granitemoehybrid",
 )  # fmt: skip
 LAYERS = {"full_attention", "sliding_attention"}  # whose masks are known
 

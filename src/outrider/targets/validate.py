@@ -141,10 +141,14 @@ def _seeing_siblings(tree: DraftTree) -> DraftTree:
 
 
 def _noise(target: HFTarget | SeqTarget, prompt: list[int], tokens: list[int]) -> float:
-    """What rounding alone does, in stock code: one pass over several tokens against one pass for each."""
+    """What rounding alone does, in stock code: one pass over several tokens against one pass for each.
+
+    Eight tokens may agree by luck, so it is at least what rounding the logits themselves does.
+    """
     text = Stock(target, prompt)
     together, one = text.fork().read(tokens), text.fork()
-    return max(_distance(both, one.read([token])[0]) for token, both in zip(tokens, together, strict=True))
+    least = float(together.abs().max()) * torch.finfo(together.dtype).eps / 2
+    return max(least, *(_distance(both, one.read([token])[0]) for token, both in zip(tokens, together, strict=True)))
 
 
 def _distance(a: Float[Tensor, " v"], b: Float[Tensor, " v"]) -> float:
@@ -153,10 +157,14 @@ def _distance(a: Float[Tensor, " v"], b: Float[Tensor, " v"]) -> float:
 
 
 def ensure(target: HFTarget | SeqTarget) -> None:
-    """Refuse a model that fails the proof. What passed is remembered by its configuration, per user."""
-    file = _folder() / f"{_key(target)}.json"
-    if file.is_file():
+    """Refuse a model that fails the proof. What passed is remembered by its configuration, per user.
+
+    A proof in float32 or float64 holds in any precision: masks and positions are the same, only rounding is not.
+    """
+    fine = torch.float32, torch.float64
+    if any((_folder() / f"{_key(target, dtype)}.json").is_file() for dtype in {target.dtype, *fine}):
         return
+    file = _folder() / f"{_key(target, target.dtype)}.json"
     kind = target.config.model_type
     try:
         report = validate(target)
@@ -166,7 +174,8 @@ def ensure(target: HFTarget | SeqTarget) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{kind} is a family that cannot take a tree ({reason[:200]})") from error
     if not report.exact:
-        raise InputError(f"{report.sentence}; its texts would not be its own, so it is refused")
+        hint = "" if target.dtype in fine else "; loading it once with dtype float32 tells rounding from a wrong mask"
+        raise InputError(f"{report.sentence}; its texts would not be its own, so it is refused{hint}")
     try:
         _remember(file, report)
     except OSError:
@@ -186,9 +195,9 @@ def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "validated"
 
 
-def _key(target: HFTarget | SeqTarget) -> str:
+def _key(target: HFTarget | SeqTarget, dtype: torch.dtype) -> str:
     config: dict[str, Any] = target.model.config.to_dict()
-    for name in ("_name_or_path", "transformers_version"):
+    for name in ("_name_or_path", "transformers_version", "dtype"):
         config.pop(name, None)
-    facts = [config, str(target.dtype), target.device.type, transformers.__version__, torch.__version__]
+    facts = [config, str(dtype), target.device.type, transformers.__version__, torch.__version__]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
