@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,28 @@ def test_an_unlisted_family_is_proved_once(name: str, tmp_path: Path, monkeypatc
     stamp = proof.stat().st_mtime_ns
     load_target(model)
     assert proof.stat().st_mtime_ns == stamp
+
+
+def test_a_proof_in_full_precision_holds_in_a_lower_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 a router may flip by rounding; masks and positions do not depend on the precision."""
+    from outrider.targets import families
+
+    monkeypatch.delitem(families.TABLE, "qwen3_moe")
+    load_target(build("qwen3_moe", torch.float32))
+
+    def never(*args: Any) -> None:
+        raise AssertionError("proved again")
+
+    monkeypatch.setattr(importlib.import_module("outrider.targets.validate"), "_compare", never)
+    load_target(build("qwen3_moe", torch.bfloat16))
+    with pytest.raises(InputError, match="proved again"):
+        load_target(build("qwen3_moe", torch.bfloat16, norm_topk_prob=False))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "cohere2", "gemma2"])
+def test_low_precision_is_no_reason_to_refuse(name: str) -> None:
+    report = validate(load_target(build(name, torch.bfloat16)))
+    assert report.exact, report.sentence
 
 
 def test_a_model_that_ignores_masks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from ..types import InputError
 from .hf import HFTarget
+from .seq2seq import SeqTarget
 from .validate import ensure
 
 
@@ -20,7 +21,7 @@ def load_target(
     device: str = "auto",
     trust_remote_code: bool = False,
     **options: Any,
-) -> Any:
+) -> HFTarget | SeqTarget:
     """A target from a hub id, a folder, or a transformers model in memory (which keeps its precision and place).
 
     `options` go to `from_pretrained` (quantization_config, revision, ...). A family that our tests do not prove is
@@ -35,8 +36,6 @@ def load_target(
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
         raise InputError(f"{type(stock).__name__} is not a language model: it has no head to write tokens with")
     if stock.config.is_encoder_decoder:
-        from .seq2seq import SeqTarget
-
         return SeqTarget(stock)
     target = HFTarget(stock)
     if not target.family.proved:
