@@ -258,9 +258,8 @@ def statistics(
         counts = torch.zeros(len(cells.law), dtype=torch.float64)
         for first in range(0, samples, TOGETHER):
             number = min(TOGETHER, samples - first)
-            for pair in pairs(
-                chosen, prompts[i], law, range(seed + n * samples + first, seed + n * samples + first + number)
-            ):
+            begin = (seed * len(plans) + n) * samples + first  # no seed serves twice
+            for pair in pairs(chosen, prompts[i], law, range(begin, begin + number)):
                 counts[cells.of(*pair)] += 1
             progress("samples", n * samples + first + number, len(plans) * samples)
         g, p = g_test(counts, cells.law)

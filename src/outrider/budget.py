@@ -1,8 +1,9 @@
 """How much to draft: a cost model of this machine, the drafter's record, and the depth that pays best.
 
-A round that drafts to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the product of the hit
-rates of the depths up to d, and costs t(D) = verify(n) + draft(D) + the rest. The engine takes the D with the highest
-E(D) / t(D); D = 0 is plain decoding. Inside a tree a node is worth its pass only if its probability is at least
+A round that is asked to draft to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the share of
+rounds, of those asked for depth d or more, that accepted depth d; it costs t(D) = verify(n) + draft(D) + the rest. The
+engine takes the D with the highest E(D) / t(D); D = 0 is plain decoding. (Products of hit rates would not do: a tree
+that drops unlikely nodes tests deep nodes only where they are likely.) Inside a tree a node is worth its pass only if its probability is at least
 `rate * slope`: tokens per second now, times the seconds one more node costs (`Budget.floor`).
 
 All of it looks at past rounds only, so it may be used under every rule. (Under `coupled` the text does not depend on
@@ -19,8 +20,11 @@ from typing import Protocol, runtime_checkable
 from .types import Budget, Rows
 
 DECAY = 0.98  # forgetting of hit rates, per round
-PROBE = 16  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
+PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
 PROBE_MAX = 256
+PRIOR = 8.0  # rows that a belief about a depth never seen is worth
+EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
+FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,12 @@ class Report:
     """What one round cost and gave: the budget's only input."""
 
     rows: int
-    depth: int  # the deepest node proposed; 0 for no draft
+    depth: int  # the depth asked for; 0 for no draft
     nodes: int  # nodes of the widest row, root included
     draft_seconds: float
     verify_seconds: float
     rest_seconds: float
-    tested: Sequence[int]  # rows that tested depth d + 1
-    accepted: Sequence[int]  # rows that accepted it
+    accepted: Sequence[int]  # [d]: rows that accepted depth d + 1, up to the depth asked for
 
 
 @runtime_checkable
@@ -60,18 +63,23 @@ class FixedBudget:
 
 @dataclass
 class Curve:
-    """Seconds by size, learnt from noisy measurements: a running median-like estimate per size, lines between."""
+    """Seconds by size, learnt from noisy measurements: a running low quantile per size, lines between.
+
+    What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
+    rise. Sizes share the nearest power of two, or most would be seen once and never again.
+    """
 
     prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
     points: dict[int, float] = field(default_factory=dict)
 
     def learn(self, size: int, seconds: float) -> None:
+        size = nearest(size)
         old = self.points.get(size)
         if old is None:
             self.points[size] = seconds
             return
-        # An outlier (another process took the core) moves the estimate by a bounded step.
-        self.points[size] = old + 0.2 * max(-0.5 * old, min(0.5 * old, seconds - old))
+        step = min(0.5 * old, seconds - old)
+        self.points[size] = old + (0.1 if step > 0 else 0.4) * step
 
     def __call__(self, size: int) -> float:
         if not self.points:
@@ -90,6 +98,12 @@ class Curve:
         return max(0.0, self(2 * size) - self(size)) / size if size else 0.0
 
 
+def nearest(size: int) -> int:
+    """The nearest power of two: 5 -> 4, 6 -> 8."""
+    low = 1 << (size.bit_length() - 1)
+    return low if 2 * size * size < 4 * low * low else 2 * low
+
+
 @dataclass
 class AdaptiveBudget:
     """Chooses the depth that pays best on this machine, down to none. One instance serves a target and a drafter."""
@@ -100,8 +114,8 @@ class AdaptiveBudget:
     draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0))  # nodes by depth
     rest: float = 0.0
-    hits: list[float] = field(default_factory=list)  # [d]: decayed accepts of depth d + 1
-    tests: list[float] = field(default_factory=list)
+    hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
+    asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
     idle: int = 0  # rounds since the last draft
     patience: int = PROBE
     rounds: int = 0
@@ -115,15 +129,20 @@ class AdaptiveBudget:
         if verify is None or len(verify.points) < 2 or 1 not in verify.points:
             # The first rounds measure: with a draft, and without.
             none = verify is not None and bool(verify.points) and 1 not in verify.points
-            return Budget(1, 0) if none else Budget(self.nodes, min(self.depth, useful))
+            return Budget(1, 0) if none else self._try(useful)
         if self.idle >= self.patience:
             self.patience = min(2 * self.patience, PROBE_MAX)
-            return Budget(self.nodes, min(self.depth, useful))
+            return self._try(useful)
         best, rate = self._best(b)
         if best == 0:
             return Budget(1, 0)
+        if self.rounds % EXPLORE == 0:
+            best = min(self.depth, best + 1) if self.rounds % (2 * EXPLORE) else max(1, best - 1)
         floor = min(0.5, rate * verify.slope(max(2, round(self.size(best)))))
         return Budget(self.nodes, min(best, useful), floor=floor)
+
+    def _try(self, useful: int) -> Budget:
+        return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful))
 
     def learn(self, report: Report) -> None:
         b = report.rows
@@ -136,31 +155,27 @@ class AdaptiveBudget:
         self.idle = 0
         self.draft.setdefault(b, Curve(prior_slope=0.5)).learn(report.depth, report.draft_seconds)
         self.size.learn(report.depth, float(report.nodes))
-        for d, (tested, accepted) in enumerate(zip(report.tested, report.accepted, strict=True)):
-            if d >= len(self.tests):
-                # A depth never seen is believed to be like the one above it, lightly.
-                self.tests.append(1.0)
-                self.hits.append(self.rate(d - 1) if d else 0.7)
-            decay = DECAY if tested else 1.0
-            self.tests[d] = decay * self.tests[d] + tested
-            self.hits[d] = decay * self.hits[d] + accepted
+        for d, accepted in enumerate(report.accepted):
+            if d >= len(self.asked):
+                # A depth never seen is believed to go on as the one above it does.
+                self.hits.append(PRIOR * self.reach(d))
+                self.asked.append(PRIOR)
+            self.asked[d] = DECAY * self.asked[d] + b
+            self.hits[d] = DECAY * self.hits[d] + accepted
         if self._best(b)[0] > 0:
             self.patience = PROBE
 
-    def rate(self, d: int) -> float:
-        """The estimated hit rate of depth d + 1."""
-        if not self.tests:
-            return 0.7
-        d = min(d, len(self.tests) - 1)
-        return self.hits[d] / self.tests[d]
+    def reach(self, d: int) -> float:
+        """The share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""
+        seen = [h / a for h, a in zip(self.hits, self.asked, strict=True)]
+        if d < len(seen):
+            return seen[d]
+        last, above = seen[-1] if seen else 0.7, seen[-2] if len(seen) > 1 else 1.0
+        return last * (min(0.9, last / above) if above > 0 else 0.0) ** (d + 1 - len(seen) if seen else d)
 
     def expected(self, depth: int) -> float:
         """Tokens that a round of this depth commits."""
-        reach, total = 1.0, 1.0
-        for d in range(depth):
-            reach *= self.rate(d)
-            total += reach
-        return total
+        return 1 + sum(self.reach(d) for d in range(depth))
 
     def seconds(self, rows: int, depth: int) -> float:
         """What a round of this depth costs."""

@@ -193,13 +193,12 @@ class Batch:
         seconds = perf_counter() - began
         for row in self.rows:
             row.usage.decode_seconds += seconds
-        depths = range(1, tree.deepest + 1)
+        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.room) - 1))
         engine.budget.learn(
             Report(
-                len(self.rows), tree.deepest, tree.nodes, draft_seconds, verify_seconds,
+                len(self.rows), asked, tree.nodes, draft_seconds, verify_seconds,
                 seconds - draft_seconds - verify_seconds,
-                [sum(t >= d for t in tested) for d in depths],
-                [sum(c > d for c in counts) for d in depths],
+                [sum(c > d for c in counts) for d in range(1, asked + 1)],
             )
         )  # fmt: skip
         return pieces

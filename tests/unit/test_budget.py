@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from outrider.budget import AdaptiveBudget, Curve, FixedBudget, Report
+from outrider.budget import AdaptiveBudget, Curve, FixedBudget, Report, nearest
 from outrider.noise import RaceNoise
 from outrider.types import Budget, Rows, Sampling
 
@@ -49,7 +49,6 @@ def play(
         budget.learn(
             Report(
                 b, depth, depth + 1, draft * wobble[0], verify * wobble[1], 0.01,
-                [sum(min(n + 1, depth) >= d for n in accepted) for d in range(1, depth + 1)],
                 [sum(n >= d for n in accepted) for d in range(1, depth + 1)],
             )
         )  # fmt: skip
@@ -95,7 +94,7 @@ def test_the_first_rounds_measure_with_and_without_a_draft() -> None:
     budget = AdaptiveBudget()
     first = budget.choose(rows())
     assert first.nodes > 1
-    budget.learn(Report(1, 4, 5, 0.1, 1.1, 0.0, [1, 1, 0, 0], [1, 0, 0, 0]))
+    budget.learn(Report(1, 4, 5, 0.1, 1.1, 0.0, [1, 0, 0, 0]))
     assert budget.choose(rows()) == Budget(1, 0)
 
 
@@ -104,16 +103,23 @@ def test_curve() -> None:
     assert curve(5) == 0
     curve.learn(1, 10.0)
     assert curve(11) == pytest.approx(20)
-    curve.learn(11, 30.0)
-    assert curve(6) == pytest.approx(20)
-    assert curve(21) == pytest.approx(50)
-    curve.learn(11, 3000.0)  # an outlier moves the estimate by a bounded step
-    assert curve(11) == pytest.approx(33)
-    assert curve.slope(3) == pytest.approx((curve(6) - curve(3)) / 3)
+    curve.learn(8, 24.0)
+    assert curve(4) == pytest.approx(16)
+    assert curve(16) == pytest.approx(40)
+    curve.learn(9, 2400.0)  # an outlier moves the estimate of its power of two by a bounded step
+    assert curve(8) == pytest.approx(25.2)
+    assert curve.slope(2) == pytest.approx((curve(4) - curve(2)) / 2)
+    curve.learn(8, 15.2)  # and back again, faster
+    assert curve(8) == pytest.approx(21.2)
     falling = Curve()
     falling.learn(1, 10.0)
     falling.learn(8, 5.0)  # noise: more nodes never cost less
     assert falling(8) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("size", "power"), [(1, 1), (2, 2), (3, 4), (5, 4), (6, 8), (11, 8), (12, 16), (33, 32)])
+def test_nearest(size: int, power: int) -> None:
+    assert nearest(size) == power
 
 
 def test_fixed() -> None:

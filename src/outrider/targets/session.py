@@ -151,11 +151,8 @@ class TreeSession:
     cache: TreeCache
     lengths: Int[Tensor, " b"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     host: list[int] = field(default_factory=list)  # the same, on the host
+    longest: int = 0
     companion: Companion | None = None
-
-    @property
-    def longest(self) -> int:
-        return max(self.host, default=0)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
@@ -206,6 +203,7 @@ class TreeSession:
         """The next `count` slots of every row are text from now on."""
         self.lengths = self.lengths + count
         self.host = [h + c for h, c in zip(self.host, counts, strict=True)]
+        self.longest = max(self.host)
 
     def keep(self, path: Int[Tensor, "b k"], count: Int[Tensor, " b"]) -> None:
         """Commit the accepted path: move its slots behind the row's length (a chain moves nothing).
@@ -248,5 +246,5 @@ class TreeSession:
         self._set(self.host + other.host)
 
     def _set(self, host: list[int]) -> None:
-        self.host = host
+        self.host, self.longest = host, max(host, default=0)
         self.lengths = torch.tensor(host, dtype=torch.long, device=self.lengths.device)
