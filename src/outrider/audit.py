@@ -29,7 +29,7 @@ from .types import LOSSY, InputError, Sampling
 LAWS = (Sampling(0.0), Sampling(0.7), Sampling(1.0), Sampling(1.0, top_p=0.9))
 ALPHA, POWER = 1e-3, 0.99  # of the whole family; at which the smallest detectable deviation is reported
 LEAST, CELLS = 5.0, 32  # a cell's expectation; cells at most
-TOGETHER = 256  # samples drawn at a time
+TOGETHER = 128  # samples drawn at a time
 EXACT = 1e-12
 Progress = Callable[[str, int, int], None]  # (part, done, of)
 

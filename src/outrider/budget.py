@@ -3,8 +3,11 @@
 A round that is asked to draft to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the share of
 rounds, of those asked for depth d or more, that accepted depth d; it costs t(D) = verify(n) + draft(D) + the rest. The
 engine takes the D with the highest E(D) / t(D); D = 0 is plain decoding. (Products of hit rates would not do: a tree
-that drops unlikely nodes tests deep nodes only where they are likely.) Inside a tree a node is worth its pass only if its probability is at least
-`rate * slope`: tokens per second now, times the seconds one more node costs (`Budget.floor`).
+that drops unlikely nodes tests deep nodes only where they are likely.)
+
+Inside a tree a node is worth its place only if its probability is at least `rate * slope`: tokens per second now, times
+the seconds one more node costs (`Budget.floor`). The drafter goes one depth further only while its best node is worth a
+step of the drafter's (`Budget.reach`).
 
 All of it looks at past rounds only, so it may be used under every rule. (Under `coupled` the text does not depend on
 it; under `rejection` the law does not, but the text does, and hence depends on the clock.)
@@ -139,7 +142,9 @@ class AdaptiveBudget:
         if self.rounds % EXPLORE == 0:
             best = min(self.depth, best + 1) if self.rounds % (2 * EXPLORE) else max(1, best - 1)
         floor = min(0.5, rate * verify.slope(max(2, round(self.size(best)))))
-        return Budget(self.nodes, min(best, useful), floor=floor)
+        # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
+        step = self.draft[b].slope(1) if b in self.draft else 0.0
+        return Budget(self.nodes, min(best, useful), floor=floor, reach=min(0.5, rate * step))
 
     def _try(self, useful: int) -> Budget:
         return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful))

@@ -242,6 +242,7 @@ def grow(
     width: int,
     nodes: int,
     floor: float = 0.0,
+    reach: float = 0.0,
     frontier: Literal["layer", "any"] = "layer",
     steps: int | None = None,
 ) -> tuple[DraftTree, Int[Tensor, "b m"]]:
@@ -252,7 +253,8 @@ def grow(
 
     `frontier="layer"` feeds the `width` best nodes of the last layer, `depth` times; `frontier="any"` (best-first)
     feeds the `width` best nodes not fed yet, whatever their depth, `steps` times. Then all nodes are ranked again and
-    the best `nodes` (root included) are kept.
+    the best `nodes` (root included) are kept. `reach` ends the growth once no row has a node to feed whose value lies
+    above it (on the CPU, where looking costs no wait).
 
     Returns the tree and each node's index among the fed nodes (-1: never fed, so not in the drafter's cache).
     """
@@ -287,6 +289,8 @@ def grow(
         index = torch.arange(since, since + count, device=device).expand(b, count)
         parents_fed = fed_as.gather(1, everything.parents.gather(1, chosen)).clamp(min=0)
         fed = append(fed, everything.tokens.gather(1, chosen), parents_fed)
+        if reach > 0 and device.type == "cpu" and float(ranked.gather(1, chosen).max()) < math.log(reach):
+            break
         live = open_.gather(1, chosen)
         fed_as = fed_as.scatter(1, chosen, torch.where(live, index, fed_as.gather(1, chosen)))
         node_of = torch.cat([node_of, chosen], 1)

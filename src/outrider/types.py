@@ -148,6 +148,7 @@ class Budget:
     nodes: int
     depth: int
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
+    reach: float = 0.0  # coupled only: draft no deeper once no node's value lies above
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
 
 

@@ -128,10 +128,17 @@ class ModelDrafting:
             below = fed.depths[:, since:] + 1 if drafter.tree == "best" else fed.deepest + 1
             return sampling.rank(logits, rows, below, drafter.kids, drafter.scale)
 
-        floor = budget.floor if rows.rule == "coupled" else 0.0
+        floor, reach = (budget.floor, budget.reach) if rows.rule == "coupled" else (0.0, 0.0)
         frontier: Literal["layer", "any"] = "any" if drafter.tree == "best" else "layer"
         tree, self.fed = grow(
-            rows.root, expand, depth=depth, width=drafter.width, nodes=budget.nodes, floor=floor, frontier=frontier
+            rows.root,
+            expand,
+            depth=depth,
+            width=drafter.width,
+            nodes=budget.nodes,
+            floor=floor,
+            reach=reach,
+            frontier=frontier,
         )
         return tree
 

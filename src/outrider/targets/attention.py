@@ -18,6 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ..types import InputError
 
 NAME = "outrider"
+OPEN = "outrider_open"  # set on a mask that hides nothing: kernels are faster without one
 
 
 def attend(
@@ -45,7 +46,8 @@ def attend(
         out = sdpa(query, key, value, attn_mask=attention_mask, scale=scaling)
     else:
         folded = query.reshape(b, h // groups, groups * n, query.shape[3])
-        out = sdpa(folded, key, value, attn_mask=_repeated(attention_mask, groups), scale=scaling)
+        mask = None if OPEN in attention_mask.__dict__ else _repeated(attention_mask, groups)
+        out = sdpa(folded, key, value, attn_mask=mask, scale=scaling)
         out = out.reshape(b, h, n, value.shape[3])
     return out.transpose(1, 2).contiguous(), None
 

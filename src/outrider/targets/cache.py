@@ -45,8 +45,13 @@ class TreeLayer(CacheLayerMixin):
         if owner.fresh:
             self.lazy_initialization(key_states, value_states)
             return key_states, value_states
+        all_keys, all_values = self.wide
+        if owner.span is not None:  # rows of equal length write one stretch: cheaper than an index
+            all_keys.narrow(2, *owner.span).copy_(key_states)
+            all_values.narrow(2, *owner.span).copy_(value_states)
+            return all_keys.narrow(2, 0, owner.view), all_values.narrow(2, 0, owner.view)
         slots = owner.slots if owner.slots.device == key_states.device else owner.slots.to(key_states.device)
-        (keys, values), (all_keys, all_values) = self.flat, self.wide
+        keys, values = self.flat
         keys.index_copy_(0, slots, key_states.transpose(1, 2).reshape(-1, keys.shape[1]))
         values.index_copy_(0, slots, value_states.transpose(1, 2).reshape(-1, values.shape[1]))
         return all_keys.narrow(2, 0, owner.view), all_values.narrow(2, 0, owner.view)
@@ -74,6 +79,7 @@ class TreeCache(Cache):
         self.fresh = True  # the first pass attends to its own keys alone, by the plain causal kernels
         self.view = 0
         self.slots: Int[Tensor, " bn"] = torch.zeros(0, dtype=torch.long)
+        self.span: tuple[int, int] | None = None  # (first slot, how many) where all rows write the same stretch
 
     @property
     def bytes(self) -> int:

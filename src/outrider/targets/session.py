@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..types import DraftTree, InputError, Look, Prefill, Session
+from .attention import OPEN
 from .cache import TreeCache
 
 
@@ -76,7 +77,9 @@ class Pass:
         assert self.ancestors is not None
         near = window is None or max(self.view, self.bound + 1) <= window
         if near and self.level and self.n == 1:
-            return _zeros(self.view, dtype, self.spots.device)[:, :, :, : self.view]
+            hides_nothing = _zeros(self.view, dtype, self.spots.device)[:, :, :, : self.view]
+            hides_nothing.__dict__[OPEN] = True
+            return hides_nothing
         if near and self.level:
             own = _additive(self.ancestors[:, self.since :], dtype)
             return torch.nn.functional.pad(own, (self.prefix, 0))[:, None]
@@ -193,7 +196,10 @@ class TreeSession:
         cache = self.cache
         if given.ancestors is not None:
             cache.reserve(given.view)
-            cache.view, cache.slots = given.view, given.slots(cache.capacity)
+            cache.view = given.view
+            cache.span = (given.prefix + given.since, given.n - given.since) if given.level else None
+            if not given.level:
+                cache.slots = given.slots(cache.capacity)
         look = self.target.run(self, given)
         if cache.fresh:
             cache.pack()
