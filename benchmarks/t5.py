@@ -1,4 +1,4 @@
-"""Leviathan's table 2 on a small T5 pair: `python benchmarks/t5.py`, once `python -m recipes.t5.build` has run.
+"""Leviathan's table 2 on a small T5 pair: `PYTHONPATH=. python benchmarks/t5.py`, after `python -m recipes.t5.build`.
 
 The larger T5 is the target, the smaller one drafts chains of gamma = 3, 5, 7 tokens at T = 0 and T = 1. For each:
 alpha (acceptance per token tested), tau, the measured speed-up over the same loop without drafts, and what Theorem 3.8

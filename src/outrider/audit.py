@@ -92,7 +92,7 @@ def audit(
     llm: Any,
     rule: str = "coupled",
     prompts: Sequence[Any] = (),
-    samples: int = 4000,
+    samples: int = 1000,
     seed: int = 0,
     tokens: int = 48,
     progress: Progress = lambda part, done, of: None,
@@ -244,13 +244,8 @@ def statistics(
     engine: Engine, prompts: Sequence[list[int]], samples: int, seed: int, progress: Progress = lambda *_: None
 ) -> tuple[Statistic, ...]:
     """Pairs of tokens drawn by the rule, against the target's law; a test for each prompt, law and kind of draft."""
-    plans = [
-        (i, law, draft, shape)
-        for draft, shape in _drafts(engine)
-        for i in range(len(prompts))
-        for law in LAWS
-        if law.temperature > 0
-    ]
+    hot = [law for law in LAWS if law.temperature > 0]
+    plans = [(i, law, draft, shape) for draft, shape in _drafts(engine) for i in range(len(prompts)) for law in hot]
     out = []
     for n, (i, law, draft, shape) in enumerate(plans):
         chosen = replace(engine, budget=FixedBudget(16, 4, shape))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -148,3 +151,15 @@ def test_a_cache_made_under_inference_mode_can_be_written_later() -> None:
 def test_a_model_that_caches_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="no keys and values"):
         TreeCache(2, 8, 8).pack()
+
+
+def test_a_cache_is_freed_with_its_last_user() -> None:
+    """Without waiting for a garbage collection: caches are large."""
+    cache = opened()
+    alive = weakref.ref(cache)
+    gc.disable()
+    try:
+        del cache
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ length hold finite leftovers that masks hide.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -29,11 +30,17 @@ class TreeLayer(CacheLayerMixin):
 
     def __init__(self, owner: TreeCache):
         super().__init__()
-        self.owner = owner
+        self._owner = weakref.ref(owner)  # or cache and layers would outlive their batch until a collection
         self.parts: list[Tensor] = []  # keys and values [b, h, n, d] of the first pass, until the slabs exist
         self.shapes: list[tuple[int, int]] = []  # (h, d) of keys and of values
         self.flat: list[Tensor] = []  # [b * capacity, h * d]: where slots are written
         self.wide: list[Tensor] = []  # [b, h, capacity, d]: the same memory, as attention reads it
+
+    @property
+    def owner(self) -> TreeCache:
+        owner = self._owner()
+        assert owner is not None, "a layer does not outlive its cache"
+        return owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.parts, self.is_initialized = [key_states, value_states], True
