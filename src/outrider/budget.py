@@ -28,6 +28,7 @@ PROBE_MAX = 256
 PRIOR = 8.0  # rows that a belief about a depth never seen is worth
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
+LEARN = 6  # rounds of a new batch size that measure, one of them without a draft: a single round is no measurement
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class AdaptiveBudget:
     verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes
     draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0))  # nodes by depth
+    seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
     rest: float = 0.0
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
     asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
@@ -128,11 +130,9 @@ class AdaptiveBudget:
         if useful < 1 or self.nodes < 2 or self.depth < 1:
             return Budget(1, 0)
         b = len(rows)
-        verify = self.verify.get(b)
-        if verify is None or len(verify.points) < 2 or 1 not in verify.points:
-            # The first rounds measure: with a draft, and without.
-            none = verify is not None and bool(verify.points) and 1 not in verify.points
-            return Budget(1, 0) if none else self._try(useful)
+        seen = self.seen.get(b, 0)
+        if seen < LEARN:
+            return Budget(1, 0) if seen == 1 else self._try(useful)
         if self.idle >= self.patience:
             self.patience = min(2 * self.patience, PROBE_MAX)
             return self._try(useful)
@@ -141,7 +141,7 @@ class AdaptiveBudget:
             return Budget(1, 0)
         if self.rounds % EXPLORE == 0:
             best = min(self.depth, best + 1) if self.rounds % (2 * EXPLORE) else max(1, best - 1)
-        floor = min(0.5, rate * verify.slope(max(2, round(self.size(best)))))
+        floor = min(0.5, rate * self.verify[b].slope(max(2, round(self.size(best)))))
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
         step = self.draft[b].slope(1) if b in self.draft else 0.0
         return Budget(self.nodes, min(best, useful), floor=floor, reach=min(0.5, rate * step))
@@ -152,6 +152,7 @@ class AdaptiveBudget:
     def learn(self, report: Report) -> None:
         b = report.rows
         self.rounds += 1
+        self.seen[b] = self.seen.get(b, 0) + 1
         self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if report.depth == 0:

@@ -13,7 +13,7 @@ from .budget import AdaptiveBudget, Budgeter
 from .engine import Engine, Piece, Request, Row, check_prompt, generate
 from .noise import RaceNoise
 from .stopping import Stop, TextStream
-from .targets import load_target, load_tokenizer
+from .targets import HFTarget, load_target, load_tokenizer
 from .types import RULES, Drafter, InputError, Rule, Sampling, Target, Usage
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -187,6 +187,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
+    compile: bool = False,
     **options: Any,
 ) -> LLM:
     """A model by hub id or folder (or a transformers model already in memory), with a drafter.
@@ -194,12 +195,19 @@ def load(
     Without a model: the demo target that ships with the package, computing in float32. Without a drafter: the demo's
     own draft model for the demo target, prompt lookup for any other (the adaptive budget turns it off where it does
     not pay). `drafter` is a SPEC such as "lookup?ngram=3" or "model:DIR", several SPECs, or a loaded drafter.
+
+    `compile` records the models' passes and replays them without their Python: a second or two at load, and then the
+    same logits sooner (`targets/graphs.py`); it pays most for small models.
     """
     demo = model is None
     where = str(files("outrider") / "demo" / "target") if demo else model
     if demo and dtype == "auto":
         dtype = "float32"
     target = load_target(where, dtype=dtype, device=device, trust_remote_code=trust_remote_code, **options)
+    if compile:
+        if not isinstance(target, HFTarget):
+            raise InputError("only decoder-only models can be compiled; leave compile out")
+        target.compile()
     stock = target.model
     origin = where if isinstance(where, str) else stock.config._name_or_path
     name = "demo" if demo else origin or type(stock).__name__
@@ -210,6 +218,8 @@ def load(
         chosen = drafters.load(chosen, target, tokenizer)
     else:
         label = type(chosen).__name__
+    if compile and isinstance(target, HFTarget):
+        target.warm(chosen.taps)
     return LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer))
 
 

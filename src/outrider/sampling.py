@@ -143,6 +143,7 @@ def rank(
     scale: float = 1.0,
     pool: int = 64,
     warp: bool = False,
+    names: Int[Tensor, " v"] | None = None,
 ) -> tuple[Int[Tensor, "b w k"], Float[Tensor, "b w k"]]:
     """The k candidates [b, w, k] below each of w nodes, best first, and the logs of their confidences.
 
@@ -150,7 +151,8 @@ def rank(
     `rows.position + depth` that the target's own choice there will use; elsewhere, and at T = 0, by log q (EAGLE-2).
     The confidence is softmax(r / scale). q is taken at temperature 1 and unfiltered, which is best for trees; `warp`
     applies the row's filters to q, which is best for chains. `depth` is that of the candidates, one for all nodes or
-    one for each. Above 4,096 tokens only the `pool` best of q are raced.
+    one for each. Above 4,096 tokens only the `pool` best of q are raced. `names`: the token ids of the columns, where
+    they are not 0 .. v - 1.
     """
     x = _wide(logits)
     k = min(k, x.shape[-1])
@@ -161,12 +163,17 @@ def rank(
     if raced and x.shape[-1] > POOLED:
         x, ids = x.topk(min(max(pool, k), x.shape[-1]))
     if raced:
-        x = x + _noise(rows, depth, ids) * rows.temperature.view(-1, 1, 1)
+        if names is None or ids is not None:
+            noise = _noise(rows, depth, ids if names is None or ids is None else names[ids])
+        else:
+            noise = _noise(rows, depth, None)[..., names]
+        x = x + noise * rows.temperature.view(-1, 1, 1)
     # softmax is blind to a constant, so log q needs no normalising of its own.
     top = x.topk(k)
-    total = torch.logsumexp(x / scale, -1, keepdim=True)
-    confidence = (top.values / scale - total).clamp(max=0)
-    return top.indices if ids is None else ids.gather(-1, top.indices), confidence
+    best, x = (top.values, x) if scale == 1 else (top.values / scale, x / scale)
+    confidence = (best - torch.logsumexp(x, -1, keepdim=True)).clamp(max=0)
+    chosen = top.indices if ids is None else ids.gather(-1, top.indices)
+    return chosen if names is None else names[chosen], confidence
 
 
 def _noise(rows: Rows, depth: int | Tensor, ids: Tensor | None) -> Tensor:

@@ -245,8 +245,10 @@ def grow(
     reach: float = 0.0,
     frontier: Literal["layer", "any"] = "layer",
     steps: int | None = None,
+    value: bool = True,
+    rerank: bool = True,
 ) -> tuple[DraftTree, Int[Tensor, "b m"]]:
-    """Grow a tree by value (EAGLE-2): a node's value is the product of the confidences on its path.
+    """Grow a tree by value (EAGLE-2, section 4): a node's value is the product of the confidences on its path.
 
     `expand(fed, since)` feeds the nodes `fed.tokens[:, since:]` to the drafter and returns, for each, k candidate
     tokens and their log-confidences, both [b, fed - since, k]. Its first call has `since=0` and the root alone.
@@ -256,49 +258,75 @@ def grow(
     the best `nodes` (root included) are kept. `reach` ends the growth once no row has a node to feed whose value lies
     above it (on the CPU, where looking costs no wait).
 
+    EAGLE-2's ablations: `value=False` feeds the nodes of highest own confidence (still ranking again by value);
+    `rerank=False` keeps only the nodes that were chosen to be fed, those chosen from the last layer included.
+
     Returns the tree and each node's index among the fed nodes (-1: never fed, so not in the drafter's cache).
     """
     b, device = root.shape[0], root.device
     fed = root_only(root)
-    everything = replace(fed, values=torch.zeros(b, 1, device=device))
-    fed_as = torch.zeros(b, 1, dtype=torch.long, device=device)  # node -> index among the fed, or -1
-    node_of = torch.zeros(b, 1, dtype=torch.long, device=device)  # fed index -> node
-    live = torch.ones(b, 1, dtype=torch.bool, device=device)  # of the nodes fed last: really new in this row?
+    tokens, below = root[:, None], root.new_zeros(b, 1)  # every candidate; its parent's index among the fed
+    values = own = torch.zeros(b, 1, device=device)  # candidates' values, and their own confidences
+    level, fed_as = below, below  # candidates' depths; index among the fed, or -1
+    worth = values  # values of the fed nodes; -inf: a row that had nothing left to feed
     since, steps = 0, depth if steps is None else steps
     for step in range(steps):
-        tokens, confidence = expand(fed, since)
-        w, k = tokens.shape[1:]
-        assert everything.values is not None
-        parents = node_of[:, since:].repeat_interleave(k, 1)
-        values = everything.values.gather(1, parents) + confidence.flatten(1).clamp(max=0)
-        values = values.masked_fill(~live.repeat_interleave(k, 1), float("-inf"))
-        first = everything.nodes
-        ranked = torch.cat([everything.values, values], 1)
-        everything = replace(append(everything, tokens.flatten(1), parents), values=ranked)
+        found, confidence = expand(fed, since)
+        w, k = found.shape[1:]
+        first, confidence = tokens.shape[1], confidence.clamp(max=0)
+        parents = torch.arange(since, since + w, device=device).repeat_interleave(k).expand(b, w * k)
+        new = (worth[:, since:, None] + confidence).flatten(1)
+        tokens, below = torch.cat([tokens, found.flatten(1)], 1), torch.cat([below, parents], 1)
+        values = torch.cat([values, new], 1)
         fed_as = torch.nn.functional.pad(fed_as, (0, w * k), value=-1)
-        if step + 1 == steps:
+        level = torch.cat([level, fed.depths.gather(1, parents) + 1], 1)
+        own = values if value else torch.cat([own, confidence.flatten(1)], 1)
+        if step + 1 == steps and rerank:
             break
         if frontier == "layer":
-            chosen = values.topk(min(width, w * k), -1).indices + first
-            open_ = ranked > float("-inf")
+            open_, start = values > -math.inf, first
         else:
-            open_ = (fed_as < 0) & (everything.depths < depth) & (ranked > float("-inf"))
-            chosen = ranked.masked_fill(~open_, float("-inf")).topk(min(width, open_.shape[1] - 1), -1).indices
+            open_, start = (fed_as < 0) & (level < depth) & (values > -math.inf), 1
+        score = own[:, start:].masked_fill(~open_[:, start:], -math.inf)
+        chosen = score.topk(min(width, score.shape[1]), -1).indices + start
         since = fed.nodes
-        count = chosen.shape[1]
-        index = torch.arange(since, since + count, device=device).expand(b, count)
-        parents_fed = fed_as.gather(1, everything.parents.gather(1, chosen)).clamp(min=0)
-        fed = append(fed, everything.tokens.gather(1, chosen), parents_fed)
-        if reach > 0 and device.type == "cpu" and float(ranked.gather(1, chosen).max()) < math.log(reach):
-            break
         live = open_.gather(1, chosen)
+        index = torch.arange(since, since + chosen.shape[1], device=device)
         fed_as = fed_as.scatter(1, chosen, torch.where(live, index, fed_as.gather(1, chosen)))
-        node_of = torch.cat([node_of, chosen], 1)
-    assert everything.values is not None
-    ids, kept = best(everything.values, nodes, floor)
-    pruned = prune(everything, ids, kept)
+        if step + 1 == steps:
+            break
+        fed = append(fed, tokens.gather(1, chosen), below.gather(1, chosen))
+        picked = values.gather(1, chosen).masked_fill(~live, -math.inf)
+        worth = torch.cat([worth, picked], 1)
+        if reach > 0 and device.type == "cpu" and float(picked.max()) < math.log(reach):
+            break
+    ids, kept = best(values if rerank else values.masked_fill(fed_as < 0, -math.inf), nodes, floor)
     real = torch.arange(ids.shape[1], device=device) < kept[:, None]
-    return pruned, torch.where(real, fed_as.gather(1, ids), -1)
+    where = fed_as.gather(1, ids).masked_fill(~real, -1)
+    where = where.masked_fill(where >= fed.nodes, -1)  # chosen last and never fed
+    parents = below.gather(1, ids) * real
+    made = _rewired(fed, tokens.gather(1, ids) * real, parents, level.gather(1, ids) * real, where, kept)
+    return replace(made, values=values.gather(1, ids).masked_fill(~real, -math.inf)), where
+
+
+def _rewired(
+    fed: DraftTree,
+    tokens: Int[Tensor, "b m"],
+    below: Int[Tensor, "b m"],
+    level: Int[Tensor, "b m"],
+    where: Int[Tensor, "b m"],
+    kept: Int[Tensor, " b"],
+) -> DraftTree:
+    """The tree of nodes whose parents are `below` among the fed and who are `where` (-1: not) among them themselves."""
+    assert fed.ancestors is not None
+    (b, m), inside = tokens.shape, where >= 0
+    node_of = torch.zeros(b, fed.nodes + 1, dtype=torch.long, device=tokens.device)
+    node_of.scatter_(1, where.masked_fill(~inside, fed.nodes), torch.arange(m, device=tokens.device).expand(b, m))
+    anc = fed.ancestors.gather(1, below[..., None].expand(b, m, fed.nodes))
+    anc = anc.gather(2, where.clamp(min=0)[:, None].expand(b, m, m)) & inside[:, None]
+    anc |= torch.eye(m, dtype=torch.bool, device=tokens.device)
+    anc[:, :, 0] = True
+    return DraftTree(tokens, node_of.gather(1, below), level, kept, anc, fed.deepest + 1)
 
 
 def check(tree: DraftTree) -> None:

@@ -33,6 +33,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Audit recorded passes, as generate --compile uses.")] = False,
 ) -> None:
     """Prove on this machine that a drafter and a rule change nothing about MODEL's text.
 
@@ -46,7 +47,7 @@ def audit(
 
     given = read(prompts_file) if prompts_file else None
     model = None if model == "demo" else model
-    llm = load(model, drafter or None, dtype=dtype, device=device)
+    llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile)
     prompts = given or (held_out() if model is None else list(PROMPTS))
     with bars() as progress:
         found = run(llm, rule, prompts[:8], samples, seed, progress=progress)

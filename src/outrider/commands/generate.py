@@ -46,6 +46,9 @@ def generate(
     depth: Annotated[int | None, typer.Option(help="A fixed depth instead of the adaptive one.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Record the models' passes first: the same text, sooner.")
+    ] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; show equality and speed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
@@ -67,7 +70,7 @@ def generate(
     check_place(dtype, device)
     budget = _budget(nodes, depth)
     model, prompts = _prompts(args or [], prompts_file, compare, chat)
-    llm = load(model, drafter or None, dtype=dtype, device=device)
+    llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile)
     options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=budget, **law)
     if compare:
         if n != 1:

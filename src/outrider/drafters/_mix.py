@@ -27,18 +27,19 @@ class MixDrafter:
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
-        return MixDrafting([part.open(prompts, capacity) for part in self.parts])
+        return MixDrafting([part.open(prompts, capacity) for part in self.parts], [bool(p.taps) for p in self.parts])
 
 
 @dataclass
 class MixDrafting:
     parts: list[Drafting]
+    reads: list[bool]  # does the drafter read features? It needs those of every accepted node, whoever proposed it
     trees: list[DraftTree] | None = None  # the last proposals, and where their nodes went
     maps: list[Tensor] | None = None
 
     def observe(self, round: Round) -> None:
         for i, part in enumerate(self.parts):
-            if self.maps is None or self.trees is None:
+            if self.maps is None or self.trees is None or self.reads[i]:
                 part.observe(round)
             else:
                 part.observe(_translate(round, self.trees[i], self.maps[i]))

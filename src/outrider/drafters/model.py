@@ -1,29 +1,21 @@
 """Speculative sampling with a draft model (Leviathan et al. 2023; Chen et al. 2023): any causal LM, or T5 for T5.
 
 The draft model lives in a tree cache of its own, which holds the committed text only. Each round feeds it the tokens
-it has not seen, then grows a tree over its own cache, one pass per depth:
-
-    dynamic  EAGLE-2's growth: expand the `width` best nodes of the last layer, re-rank, keep the best
-    best     the same, best first: expand the `width` best nodes that were not expanded yet, whatever their depth
-    static   a fixed shape (N1, ..., Ng); a chain of gamma tokens is (1, 1, ..., 1)
-
-Under `coupled` candidates are ranked by the shared noise of their positions. Under `rejection` a static shape is
-sampled and keeps its laws q; a dynamic tree offers deterministic children, judged as point masses (a sampled tree must
-never be re-ranked or cut by its own scores).
+it has not seen, then grows a tree over its own cache, one pass per depth (`_growth.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import sampling
-from ..tree import append, chain, from_template, grow, root_only, template
+from ..tree import chain
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
+from ._growth import Growth
 
 
 @dataclass(frozen=True)
@@ -32,17 +24,11 @@ class ModelDrafter:
 
     model: Target
     vocab: int
-    tree: str = "dynamic"  # dynamic | best | static | chain
-    shape: tuple[int, ...] = (3, 2, 2, 1, 1)
-    depth: int = 16  # at most; the budget decides below it
-    width: int = 4
-    kids: int = 4
-    scale: float = 1.0  # s of the confidences softmax(r / s)
-    replacement: bool = False
+    growth: Growth
     taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ModelDrafting:
-        session = self.model.open(capacity + 2 * sum(self.shape) + self.width * 16)
+        session = self.model.open(capacity + 2 * sum(self.growth.shape) + self.growth.width * 16)
         limit = self.model.vocab - 1
         for _ in session.prefill([[min(t, limit) for t in p] for p in prompts]):
             pass
@@ -70,12 +56,8 @@ class ModelDrafting:
         self.fed = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        logits = self._read(rows)
-        depth = min(budget.depth, self.drafter.depth, max(rows.room) - 1)
-        shape = self._shape(budget, depth, rows)
-        if shape is None:
-            return self._dynamic(rows, logits, budget, depth)
-        return self._static(rows, logits, shape)
+        tree, self.fed = self.drafter.growth.propose(rows, self._read(rows), self._step, budget)
+        return tree
 
     def select(self, index: Sequence[int]) -> None:
         self.session.select(index)
@@ -103,73 +85,11 @@ class ModelDrafting:
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[..., : self.drafter.vocab]
 
-    def _shape(self, budget: Budget, depth: int, rows: Rows) -> tuple[int, ...] | None:
-        """The static shape of this round, fixed before anything is drawn; None asks for a dynamic tree."""
-        if budget.shape is not None:
-            return budget.shape[:depth]
-        if self.drafter.tree in ("dynamic", "best"):
-            return None
-        shape = (1,) * depth if self.drafter.tree == "chain" else self.drafter.shape[:depth]
-        while shape and len(template(shape)) > budget.nodes:
-            shape = shape[:-1]
-        return shape
-
     def _step(self, fed: DraftTree, since: int) -> Tensor:
         limit = self.drafter.model.vocab - 1
         if self.drafter.vocab > self.drafter.model.vocab:
             fed = replace(fed, tokens=fed.tokens.clamp(max=limit))
         return self._fit(self.session.forward(fed, since=since).logits)
-
-    def _dynamic(self, rows: Rows, first: Tensor, budget: Budget, depth: int) -> DraftTree:
-        drafter = self.drafter
-
-        def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
-            logits = self._step(fed, since) if since else first
-            below = fed.depths[:, since:] + 1 if drafter.tree == "best" else fed.deepest + 1
-            return sampling.rank(logits, rows, below, drafter.kids, drafter.scale)
-
-        floor, reach = (budget.floor, budget.reach) if rows.rule == "coupled" else (0.0, 0.0)
-        frontier: Literal["layer", "any"] = "any" if drafter.tree == "best" else "layer"
-        tree, self.fed = grow(
-            rows.root,
-            expand,
-            depth=depth,
-            width=drafter.width,
-            nodes=budget.nodes,
-            floor=floor,
-            reach=reach,
-            frontier=frontier,
-        )
-        return tree
-
-    def _static(self, rows: Rows, logits: Tensor, shape: tuple[int, ...]) -> DraftTree:
-        sampled = rows.rule in ("rejection", "block") and rows.hot
-        fed, since, tokens = root_only(rows.root), 0, []
-        laws: list[Tensor] = []
-        for depth, n in enumerate(shape, 1):
-            logits = self._step(fed, since) if since else logits
-            children = self._children(rows, logits, depth, n, since, laws if sampled else None)
-            tokens.append(children.flatten(1))
-            if depth < len(shape):
-                parents = torch.arange(since, fed.nodes, device=children.device).repeat_interleave(n)
-                since = fed.nodes
-                fed = append(fed, tokens[-1], parents.expand(len(rows), -1))
-        parents_of = template(shape)
-        index = torch.arange(len(parents_of), device=rows.root.device).expand(len(rows), -1)
-        self.fed = index.masked_fill(index >= fed.nodes, -1)
-        flat = torch.cat(tokens, 1) if tokens else rows.root.new_empty(len(rows), 0)
-        q = torch.cat(laws, 1) if laws else None
-        return from_template(rows.root, flat, parents_of, q=q, replacement=self.drafter.replacement and q is not None)
-
-    def _children(
-        self, rows: Rows, logits: Tensor, depth: int, n: int, first: int, laws: list[Tensor] | None
-    ) -> Tensor:
-        """n children of each node [b, w, n]: drawn from q, whose laws are kept, or the best n by shared noise."""
-        if laws is None:
-            return sampling.rank(logits, rows, depth, n, self.drafter.scale, warp=n == 1)[0]
-        q = torch.stack([sampling.law(logits[i], s) for i, s in enumerate(rows.sampling)])
-        laws.append(q)
-        return sampling.sample(q, n, rows, first, self.drafter.replacement)
 
 
 def load(
@@ -186,12 +106,9 @@ def load(
     dtype: str = "auto",
 ) -> ModelDrafter:
     """A draft model from a folder or hub id; without a path, the demo draft model."""
-    from ..targets import load_target, load_tokenizer
+    from ..targets import HFTarget, load_target, load_tokenizer
 
-    if tree not in ("dynamic", "best", "static", "chain"):
-        raise InputError(f"tree must be dynamic, best, static or chain, not {tree!r}")
-    if min(shape, default=0) < 1 or min(depth, width, kids) < 1 or not 0 < scale < float("inf"):
-        raise InputError("the shape, depth, width, kids and scale of a draft model must be positive")
+    growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
     where = path if path is not None else _demo_path()
@@ -202,7 +119,10 @@ def load(
     draft = load_target(where, dtype=_dtype_like(target) if dtype == "auto" else dtype, device=device)
     if type(draft) is not type(target) and model is not None:
         raise InputError(f"{where} and the target are not of one kind: both must be encoder-decoder models, or neither")
-    return ModelDrafter(draft, target.vocab, tree, shape, depth, width, kids, scale, replacement)
+    if isinstance(draft, HFTarget) and getattr(target, "graphs", None) is not None:
+        draft.compile()
+        draft.warm()
+    return ModelDrafter(draft, target.vocab, growth)
 
 
 def check_tokenizer(where: str, target: Any, draft: Any) -> None:

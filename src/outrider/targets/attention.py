@@ -38,7 +38,7 @@ def attend(
         if kwargs.get(name) is not None:
             raise InputError(f"grouped attention has no {name}; this family must be listed as eager in families.py")
     b, h, n, _ = query.shape
-    groups = h // key.shape[1]
+    groups = int(h) // int(key.shape[1])  # plain numbers in a recording too
     sdpa = torch.nn.functional.scaled_dot_product_attention
     if attention_mask is None:  # a prompt's first chunk, or a single token
         out = sdpa(query, key, value, scale=scaling, is_causal=n > 1, enable_gqa=groups > 1)

@@ -15,6 +15,7 @@ from ..tree import chain_of
 from ..types import InputError, Look, Prefill
 from . import attention, families
 from .cache import TreeCache
+from .graphs import PROOFS, Graphs
 from .session import Pass, TreeSession
 
 CHUNK = 512  # tokens of a prompt read per pass
@@ -38,6 +39,7 @@ class HFTarget:
         self.device: torch.device = model.device
         self.experts = families.experts_of(model)
         self.windows = families.windows(self.config, self.family)
+        self.graphs: Graphs | None = None
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
@@ -86,20 +88,47 @@ class HFTarget:
             upcoming = torch.tensor([p[end] if end < len(p) else -1 for p in prompts], device=device)
             yield Prefill(tree, look, count, tuple(first < size <= end for size in sizes), upcoming)
 
+    def compile(self) -> None:
+        """From now on, record passes over trees and replay them (`graphs.py`). The weights must not change afterwards."""
+        self.graphs = self.graphs or Graphs(self)
+
+    def warm(self, taps: tuple[int, ...] = ()) -> None:
+        """Make the recordings now and prove them, or the first rounds would. One costs about as much as fifty passes."""
+        for prompts in ([[0] * 3], [[0] * 3, [0] * 5]):  # rows of equal length, and of unequal: two kinds of pass
+            session = self.open(64)
+            for _ in session.prefill(prompts, taps):
+                pass
+            for n in (1, 1, 2, 3, 8, 16, 16) + (1,) * PROOFS:
+                tokens = torch.arange(n, device=self.device).expand(len(prompts), n) % self.vocab
+                size = torch.full((len(prompts),), n, device=self.device)
+                session.forward(chain_of(tokens, size), taps)
+                session.keep(tokens[:, :1] * 0, size * 0 + 1)
+
     def run(self, session: TreeSession, given: Pass) -> Look:
-        """One forward pass of the stock model over the tree cache."""
-        inputs = self._inputs(given)
+        """One forward pass of the model over the tree cache."""
+        if self.graphs is not None and given.ancestors is not None:
+            return self.graphs.run(session, given, self.stock)
+        return self.stock(session, given)
+
+    def stock(self, session: TreeSession, given: Pass) -> Look:
+        """The same by the stock model's own forward."""
         with ExitStack() as stack:
-            stack.enter_context(attention.switched(self.config, self.family.attention, self.experts))
             if self.family.binding is not None and given.ancestors is not None:
                 stack.enter_context(self.family.binding(self.model, given))
-            out = self.model(**inputs, past_key_values=session.cache, use_cache=True, return_dict=True)
-        logits = out.logits
+            logits, features = self.call(self.inputs(given), session.cache, given.taps)
         if given.asked is not None and "logits_to_keep" not in self.accepts:
             logits = logits[:, given.asked]
-        return Look(logits, {tap: out.hidden_states[tap] for tap in given.taps})
+        return Look(logits, dict(zip(given.taps, features, strict=True)))
 
-    def _inputs(self, given: Pass) -> dict[str, Any]:
+    def call(self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+        """Logits and tapped hidden states of the stock forward with our attention."""
+        if taps:
+            inputs = {**inputs, "output_hidden_states": True}
+        with attention.switched(self.config, self.family.attention, self.experts):
+            out = self.model(**inputs, past_key_values=cache, use_cache=True, return_dict=True)
+        return out.logits, [out.hidden_states[tap] for tap in taps]
+
+    def inputs(self, given: Pass) -> dict[str, Any]:
         """A pass in the words of the model's forward."""
         inputs: dict[str, Any] = {"attention_mask": self._mask(given)}
         if given.embeds is None:
@@ -111,8 +140,6 @@ class HFTarget:
             inputs["position_ids"] = given.places if inside else given.places.clamp(max=self.context - 1)
         if given.asked is not None and "logits_to_keep" in self.accepts:
             inputs["logits_to_keep"] = given.asked
-        if given.taps:
-            inputs["output_hidden_states"] = True
         return inputs
 
     def _mask(self, given: Pass) -> Any:

@@ -50,11 +50,15 @@ class Pass:
         """Absolute positions of the tokens read."""
         return self.spots[:, self.since :]
 
+    def stretch(self) -> Int[Tensor, " m"]:
+        """The slots that level rows write."""
+        return index(self.view, self.spots.device)[self.prefix + self.since :]
+
     def slots(self, capacity: int) -> Int[Tensor, " bm"]:
         """Where keys and values are written, counted over the whole batch."""
         b, n = self.spots.shape
         if self.level:
-            here = index(self.view, self.spots.device)[self.prefix + self.since :]
+            here = self.stretch()
             if b == 1:
                 return here
         else:

@@ -1,0 +1,188 @@
+"""The life of a drafter that reads the target's features and steps on its own: EAGLE, EAGLE-2, HASS, EAGLE-3.
+
+A pair is (feature of position i, token i + 1). Pairs of committed text are fed with the target's true features and stay
+in the layer's cache; from the root's pair on, the network goes on with its own vectors, which last for one round:
+
+    text       t_0   t_1   ..   t_L = root          L committed tokens before the root
+    pairs      (f_0, t_1) .. (f_{L-1}, t_L)         positions 0 .. L - 1, true features
+    a node at depth d: (its parent's vector, its token)       position L + d - 1, slot L + (number among the fed) - 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..nn import Layer, Prefix, Store
+from ..types import Budget, Drafting, DraftTree, Round, Rows
+from ._growth import Growth
+
+FLUSH = 128  # pairs a row may wait before they are fed: rounds that do not draft cost nothing, prompts do not pile up
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """A network as this life sees it."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+    @property
+    def growth(self) -> Growth: ...
+    @property
+    def layer(self) -> Layer: ...
+    @property
+    def shifted(self) -> bool:
+        """Is feature i paired with token i + 1 (or with token i)?"""
+
+    @property
+    def names(self) -> Tensor | None:
+        """The token ids of a draft vocabulary."""
+
+    @property
+    def vocab(self) -> int: ...
+    def given(self, features: Tensor) -> Tensor:
+        """What the first step reads of the taps' features, side by side."""
+
+    def step(self, vectors: Tensor, tokens: Tensor, mask: Tensor | None, store: Store, turn: Tensor) -> Tensor: ...
+    def logits(self, vectors: Tensor) -> Tensor: ...
+
+
+@dataclass
+class FeatureDrafting:
+    drafter: Steps
+    cache: Prefix
+    pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
+    waiting: int = 0
+    last: Float[Tensor, "b 1 h"] | None = None  # the step after the last pair: it foretells the root's feature
+
+    def observe(self, round: Round) -> None:
+        """Keep the true features of what was committed, each with its token."""
+        path, prompt = round.path, round.tree.ancestors is None
+        features = [round.look.features[tap] for tap in self.drafter.taps]
+        joined = features[0] if len(features) == 1 else torch.cat(features, -1)
+        if prompt:
+            counts, spelled = round.count.tolist(), round.tree.tokens
+        else:
+            counts = [len(tokens) for tokens in round.tokens]
+            path = path[:, : max(counts)]
+            spelled = round.tree.tokens.gather(1, path)
+            joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
+        if self.drafter.shifted:
+            spelled = torch.cat([spelled[:, 1:], round.next[:, None]], 1)
+            spelled = spelled.scatter(1, (round.count - 1).clamp(min=0)[:, None], round.next[:, None])
+        self.pending.append((joined, spelled, counts))
+        self.waiting += joined.shape[1]
+        if self.waiting >= FLUSH:
+            self._read()
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        self._read()
+        assert self.last is not None
+        assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
+        drafter, vectors = self.drafter, self.last
+
+        def step(fed: DraftTree, since: int) -> Tensor:
+            nonlocal vectors
+            made = self._step(fed, since, vectors)
+            vectors = torch.cat([vectors, made], 1)
+            return drafter.logits(made)
+
+        return drafter.growth.propose(rows, drafter.logits(self.last), step, budget, drafter.names, drafter.vocab)[0]
+
+    def select(self, index: Sequence[int]) -> None:
+        if list(index) == list(range(len(self.cache.host))):
+            return
+        wanted = torch.tensor(list(index), device=self.cache.keys.device)
+        self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
+        self.last = None if self.last is None else self.last[wanted]
+        self.cache.select(index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, FeatureDrafting)
+        self._read()
+        other._read()
+        assert self.last is not None
+        assert other.last is not None
+        self.last = torch.cat([self.last, other.last])
+        self.cache.join(other.cache)
+
+    def _read(self) -> None:
+        """Feed the pairs that wait, as one chain per row."""
+        if not self.pending:
+            return
+        features, tokens, counts = self.pending[0] if len(self.pending) == 1 else _merged(self.pending)
+        self.pending, self.waiting = [], 0
+        m, drafter, cache = max(counts), self.drafter, self.cache
+        if m == 0:
+            return
+        features, tokens = features[:, :m], tokens[:, :m]
+        mask = None
+        if cache.longest and (m > 1 or not cache.level):
+            lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
+            mask = cache.mask(lower, features.dtype)
+        elif m > 1:
+            mask = None
+        turn = self._turn(m, features.dtype, torch.arange(m, device=tokens.device))
+        made = drafter.step(drafter.given(features), tokens, mask, cache.place(m), turn)
+        if m == 1 and min(counts) == 1:
+            self.last = made
+        else:
+            at = torch.tensor([max(c, 1) - 1 for c in counts], device=tokens.device)
+            ends = made.gather(1, at[:, None, None].expand(-1, 1, made.shape[2]))
+            if self.last is not None and min(counts) == 0:
+                fed = torch.tensor([c > 0 for c in counts], device=tokens.device)
+                ends = torch.where(fed[:, None, None], ends, self.last)
+            self.last = ends
+        cache.advance(counts)
+
+    def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> Float[Tensor, "b m h"]:
+        """The nodes from `since` on, each fed its parent's vector. Node 0 is the root's pair, which is committed."""
+        drafter, cache, (b, n) = self.drafter, self.cache, fed.tokens.shape
+        parents = fed.parents[:, since:]
+        tokens = fed.tokens[:, since:] if drafter.shifted else fed.tokens.gather(1, parents)
+        given = vectors.gather(1, parents[..., None].expand(b, n - since, vectors.shape[2]))
+        mask = None
+        if not (cache.level and n == fed.deepest + 1 == since + 1):  # a chain sees everything before it
+            assert fed.ancestors is not None
+            mask = cache.mask(fed.ancestors[:, since:, 1:], vectors.dtype)
+        if drafter.growth.tree == "best":
+            turn = self._turn(fed.deepest, vectors.dtype, fed.depths[:, since:] - 1)
+        else:
+            turn = self._turn(fed.deepest, vectors.dtype, None, fed.deepest - 1)
+        return drafter.step(given, tokens, mask, cache.place(n - since, since - 1), turn)
+
+    def _turn(self, reach: int, dtype: torch.dtype, places: Tensor | None, place: int = 0) -> Tensor:
+        """Rotations at positions `lengths + places`, or all at `lengths + place`; [#b, #m, 2, 1, d]."""
+        cache, rope = self.cache, self.drafter.layer.rope
+        table = rope.table(cache.longest + reach + 1, dtype, cache.keys.device)
+        if places is None:
+            if cache.level:
+                return table[cache.longest + place][None, None]
+            return table[cache.lengths + place][:, None]
+        if places.dim() == 1:
+            if cache.level:
+                return table[cache.longest : cache.longest + len(places)][None]
+            return table[cache.lengths[:, None] + places]
+        return table[cache.lengths[:, None] + places]
+
+
+def _merged(
+    pending: Sequence[tuple[Tensor, Tensor, list[int]]],
+) -> tuple[Float[Tensor, "b m f"], Int[Tensor, "b m"], list[int]]:
+    """Several rounds' pairs behind one another, the gaps closed."""
+    features, tokens = torch.cat([p[0] for p in pending], 1), torch.cat([p[1] for p in pending], 1)
+    index: list[list[int]] = [[] for _ in pending[0][2]]
+    first = 0
+    for f, _, counts in pending:
+        for row, count in zip(index, counts, strict=True):
+            row.extend(range(first, first + count))
+        first += f.shape[1]
+    counts = [len(row) for row in index]
+    m = max(counts)
+    where = torch.tensor([row + [0] * (m - len(row)) for row in index], dtype=torch.long, device=tokens.device)
+    return features.gather(1, where[..., None].expand(*where.shape, features.shape[2])), tokens.gather(1, where), counts

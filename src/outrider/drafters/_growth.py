@@ -1,0 +1,226 @@
+"""Trees grown by a drafter that steps: what model, EAGLE, EAGLE-3, Medusa and Hydra share.
+
+`step(fed, since)` gives the logits [b, fed - since, v] below the nodes `fed.tokens[:, since:]`; `first` [b, 1, v] are
+those below the root. Under `coupled` candidates are ranked by the shared noise of their positions. Under `rejection` a
+static shape is sampled and keeps its laws q; a dynamic tree offers deterministic children, judged as point masses (a
+sampled tree must never be re-ranked or cut by its own scores).
+
+`names` [v] are the token ids of the logits' columns, for drafters with a vocabulary of their own within the target's,
+of `vocab` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .. import sampling
+from ..tree import append, from_template, grow, root_only, template
+from ..types import Budget, DraftTree, InputError, Rows
+
+Step = Callable[[DraftTree, int], Tensor]
+TREES = ("dynamic", "best", "static", "chain")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a drafter grows its trees.
+
+    dynamic  EAGLE-2's growth: expand the `width` best nodes of the last layer, re-rank, keep the best
+    best     the same, best first: expand the `width` best nodes that were not expanded yet, whatever their depth
+    static   a fixed shape: (N1, ..., Ng), or `parents`, where given; a chain of gamma tokens is (1, 1, ..., 1)
+
+    `nodes` caps the budget and counts the root, as the papers' code does (60 are 59 drafted tokens and the root).
+    `value`, `rerank`: EAGLE-2's ablations, see `tree.grow`.
+    """
+
+    tree: str = "dynamic"
+    shape: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depth: int = 8  # at most; the budget decides below it
+    width: int = 10
+    kids: int = 10
+    nodes: int = 60
+    scale: float = 1.0  # s of the confidences softmax(r / s)
+    value: bool = True
+    rerank: bool = True
+    replacement: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tree not in TREES:
+            raise InputError(f"tree must be {', '.join(TREES[:-1])} or {TREES[-1]}, not {self.tree!r}")
+        if min(self.shape, default=1) < 1 or min(self.depth, self.width, self.kids) < 1 or self.nodes < 2:
+            raise InputError("the shape, depth, width and kids of a tree must be positive, and its nodes at least 2")
+        if not 0 < self.scale < float("inf"):
+            raise InputError(f"scale must be a positive number, not {self.scale}")
+        if len(self.parents) > 1:
+            plan(self.parents)
+
+    def reach(self, budget: Budget, rows: Rows) -> int:
+        """How deep a draft may go."""
+        return min(budget.depth, self.depth, max(rows.room) - 1)
+
+    def fixed(self, budget: Budget, depth: int) -> tuple[int, ...] | None:
+        """The parents of this round's static tree, fixed before anything is drawn; None asks for a dynamic one."""
+        if budget.shape is not None:
+            return template(budget.shape[:depth])
+        if self.tree in ("dynamic", "best"):
+            return None
+        nodes = min(self.nodes, budget.nodes)
+        if self.tree == "static" and self.parents:
+            return cut(self.parents, depth, nodes)
+        shape = (1,) * depth if self.tree == "chain" else self.shape[:depth]
+        while shape and len(template(shape)) > nodes:
+            shape = shape[:-1]
+        return template(shape)
+
+    def propose(
+        self, rows: Rows, first: Tensor, step: Step, budget: Budget, names: Tensor | None = None, vocab: int = 0
+    ) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+        """A tree, and each node's index among the nodes that were fed (-1: never fed)."""
+        depth = self.reach(budget, rows)
+        parents = self.fixed(budget, depth)
+        if parents is None:
+            return dynamic(rows, first, step, budget, depth, self, names)
+        return static(rows, first, step, parents, self, names, vocab)
+
+
+def dynamic(
+    rows: Rows,
+    first: Float[Tensor, "b 1 v"],
+    step: Step,
+    budget: Budget,
+    depth: int,
+    growth: Growth,
+    names: Int[Tensor, " v"] | None = None,
+) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+    """Layer by layer or best first; deterministic given the noise."""
+    any_depth = growth.tree == "best"
+
+    def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
+        logits = step(fed, since) if since else first
+        below = fed.depths[:, since:] + 1 if any_depth else fed.deepest + 1
+        return sampling.rank(logits, rows, below, growth.kids, growth.scale, names=names)
+
+    floor, reach = (budget.floor, budget.reach) if rows.rule == "coupled" else (0.0, 0.0)
+    frontier: Literal["layer", "any"] = "any" if any_depth else "layer"
+    return grow(
+        rows.root,
+        expand,
+        depth=depth,
+        width=growth.width,
+        nodes=min(growth.nodes, budget.nodes),
+        floor=floor,
+        reach=reach,
+        frontier=frontier,
+        value=growth.value,
+        rerank=growth.rerank,
+    )
+
+
+def static(
+    rows: Rows,
+    first: Float[Tensor, "b 1 v"],
+    step: Step,
+    parents: tuple[int, ...],
+    growth: Growth,
+    names: Int[Tensor, " v"] | None = None,
+    vocab: int = 0,
+) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+    """A tree of fixed shape. Its inner nodes come first, so that a fed node's index is its own."""
+    b, device = len(rows), rows.root.device
+    sampled = rows.rule in ("rejection", "block") and rows.hot
+    fed, since, n = root_only(rows.root), 0, len(parents)
+    tokens = torch.zeros(b, n, dtype=torch.long, device=device)
+    laws: list[Tensor] = []
+    layers = plan(parents)
+    for depth, layer in enumerate(layers, 1):
+        logits = step(fed, since) if since else first
+        if sampled:
+            q = torch.stack([sampling.law(logits[i], s) for i, s in enumerate(rows.sampling)])
+            if names is not None:
+                q = q.new_zeros((*q.shape[:2], vocab)).index_copy_(2, names, q)
+            laws.append(q)
+            children = sampling.sample(q, layer.most, rows, since, growth.replacement)
+        else:
+            chain = layer.most == 1
+            children = sampling.rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)[0]
+        if children.shape[2] < layer.most:  # a vocabulary smaller than the shape
+            raise InputError(f"a node cannot have {layer.most} children in a vocabulary of {children.shape[2]}")
+        ids, ranks = (torch.tensor(x, device=device) for x in (layer.ids, layer.ranks))
+        tokens[:, ids] = children.flatten(1)[:, ranks]
+        if layer.inner:
+            since = fed.nodes
+            more = slice(since, since + layer.inner)
+            fed = append(fed, tokens[:, more], torch.tensor(parents[more], device=device).expand(b, -1))
+    index = torch.arange(n, device=device).expand(b, n)
+    q = torch.cat(laws, 1) if laws else None
+    made = from_template(rows.root, tokens[:, 1:], parents, q=q, replacement=growth.replacement and q is not None)
+    return made, index.masked_fill(index >= fed.nodes, -1)
+
+
+@dataclass(frozen=True)
+class Level:
+    """How the children of one level of a static tree come out of its inner nodes' ranked children [inner * most]."""
+
+    most: int  # children of the node that has most
+    ids: tuple[int, ...]  # the nodes below
+    ranks: tuple[int, ...]  # where each is among the ranked children
+    inner: int  # how many of them have children themselves
+
+
+@lru_cache(maxsize=256)
+def plan(parents: tuple[int, ...]) -> tuple[Level, ...]:
+    """The levels of a static tree, whose inner nodes must come first, layer by layer."""
+    n = len(parents)
+    children: list[list[int]] = [[] for _ in range(n)]
+    for i in range(1, n):
+        if not 0 <= parents[i] < i:
+            raise InputError(f"node {i} of a tree must have an earlier node as its parent, not {parents[i]}")
+        children[parents[i]].append(i)
+    levels, layer, since = [], [0] if n > 1 else [], 0
+    while layer:
+        most = max(len(children[i]) for i in layer)
+        ids = [c for i in layer for c in children[i]]
+        ranks = [most * at + rank for at, i in enumerate(layer) for rank in range(len(children[i]))]
+        since += len(layer)
+        layer = sorted(c for c in ids if children[c])
+        if layer != list(range(since, since + len(layer))):
+            raise InputError("a static tree names its inner nodes first, layer by layer, and then its leaves")
+        levels.append(Level(most, tuple(ids), tuple(ranks), len(layer)))
+    return tuple(levels)
+
+
+def from_ranks(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Parents of the static tree with these nodes, each a path of ranks from the root: (0,), (1,), (0, 0) ...
+
+    Inner nodes come first, as q and `plan` want them; among siblings, an inner one must have the better rank, since
+    the order of siblings is the order in which they are drawn.
+    """
+    known = sorted({tuple(p) for p in paths}, key=lambda p: (len(p), p))
+    inner = {p[:-1] for p in known}
+    if any((p[:-1] and p[:-1] not in known) or (p[-1] and (*p[:-1], p[-1] - 1) not in known) for p in known):
+        raise InputError("a static tree needs every node's parent and its better-ranked siblings too")
+    if any(p in inner and p[-1] and (*p[:-1], p[-1] - 1) not in inner for p in known):
+        raise InputError("in a static tree, a node with children may not follow a sibling without")
+    order: list[tuple[int, ...]] = [(), *(p for p in known if p in inner), *(p for p in known if p not in inner)]
+    place = {p: i for i, p in enumerate(order)}
+    return (0, *(place[p[:-1]] for p in order[1:]))
+
+
+@lru_cache(maxsize=256)
+def cut(parents: tuple[int, ...], depth: int, nodes: int) -> tuple[int, ...]:
+    """The tree without what lies deeper, and its first `nodes` nodes, the shallow and better-ranked ones."""
+    paths: list[tuple[int, ...]] = [()]
+    count = [0] * len(parents)
+    for p in parents[1:]:
+        paths.append((*paths[p], count[p]))
+        count[p] += 1
+    kept = sorted((p for p in paths[1:] if len(p) <= depth), key=lambda p: (len(p), p))[: max(0, nodes - 1)]
+    return from_ranks(kept)

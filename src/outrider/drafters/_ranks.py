@@ -1,0 +1,274 @@
+"""Trees of ranks: which candidate of which depth. The path (0, 2) is the third best below the best.
+
+A tree of ranks is fixed before anything is drafted; its tokens are filled in each round. They come from
+
+    product      all paths of ranks below a shape, (s_1, ..., s_g): Medusa's Cartesian product (section 2.1.2)
+    greedy       the paths with the highest product of accuracies, one after the other (section 2.3.3)
+    candidates   whatever can be among the n best nodes if all nodes of a depth share their candidates (`plant` chooses)
+
+Nodes are in breadth-first order, siblings by rank: parents come first and ties go to the shallower node.
+
+    paths  (0) (1) (0 0) (0 1) (1 0)      nodes  0 1 2 3 4 5      parents  0 0 0 1 1 2
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path as File
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .. import sampling
+from ..tree import append, best, from_template, prune, root_only
+from ..types import DraftTree, InputError, Rows, Target
+
+Path = tuple[int, ...]
+Paths = tuple[Path, ...]
+Step = Callable[[DraftTree, int], Tensor]  # logits [b, fed - since, v] of the nodes fed from `since` on
+
+# Assumed, not measured: how often the right token is head k's candidate of rank i. The best candidates of heads 1 to 4
+# are right in 60, 45, 35 and 30 % of the cases, and rank i is right (i + 1)^1.5 times less often than the best.
+ASSUMED = tuple(tuple(top / (i + 1) ** 1.5 for i in range(10)) for top in (0.60, 0.45, 0.35, 0.30))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The non-root nodes of a tree, as paths in breadth-first order."""
+
+    paths: Paths
+
+    def __post_init__(self) -> None:
+        assert list(self.paths) == sorted(set(self.paths), key=lambda p: (len(p), p)), "breadth first, each once"
+
+    @cached_property
+    def depth(self) -> int:
+        return max(map(len, self.paths), default=0)
+
+    @cached_property
+    def kids(self) -> int:
+        """One more than the highest rank."""
+        return 1 + max((r for p in self.paths for r in p), default=0)
+
+    @cached_property
+    def parents(self) -> Path:
+        node = {p: i for i, p in enumerate(self.paths, 1)}
+        return (0, *(node[p[:-1]] if len(p) > 1 else 0 for p in self.paths))
+
+    @cached_property
+    def levels(self) -> tuple[tuple[Paths, Paths], ...]:
+        """Per depth: its paths, and those among them that have children."""
+        inner = {p[:-1] for p in self.paths}
+        of = [tuple(p for p in self.paths if len(p) == d) for d in range(1, self.depth + 1)]
+        return tuple((level, tuple(p for p in level if p in inner)) for level in of)
+
+
+def ordered(paths: Sequence[Path]) -> Ranks:
+    return Ranks(tuple(sorted(paths, key=lambda p: (len(p), p))))
+
+
+@lru_cache(maxsize=256)
+def candidates(widths: Path, nodes: int) -> Ranks:
+    """Every path, with ranks below `widths`, that can be among the best `nodes` (root included).
+
+    A path is outdone by all paths of its own or a smaller length whose ranks are nowhere higher: there are
+    sum over j of (r_1 + 1) ... (r_j + 1) of them, itself included, so at most nodes - 1 may be.
+    """
+    found: list[Path] = []
+
+    def go_on(path: Path, product: int, above: int) -> None:
+        if len(path) == len(widths):
+            return
+        for r in range(widths[len(path)]):
+            here = product * (r + 1)
+            if above + here > nodes - 1:
+                break
+            found.append((*path, r))
+            go_on((*path, r), here, above + here)
+
+    go_on((), 1, 0)
+    return ordered(found)
+
+
+@lru_cache(maxsize=256)
+def within(paths: Paths, nodes: int, depth: int) -> Ranks:
+    """The first nodes - 1 of the paths that are at most `depth` long; paths are given best first, parents first."""
+    return ordered([p for p in paths if len(p) <= depth][: max(0, nodes - 1)])
+
+
+def greedy(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Paths, tuple[float, ...]]:
+    """The `nodes` non-root paths with the highest products of accuracies[depth][rank], best first, and the products.
+
+    One node at a time, always the most valuable one whose parent is there. Since a path is never worth more than its
+    parent, this is the best tree of that size: it maximises 1 + sum of values, the tokens a round commits, as far as
+    the accuracies of different depths multiply.
+    """
+    found: list[Path] = []
+    values: list[float] = []
+    # Ranks are tried by accuracy: measured ones need not fall with the rank.
+    order = [sorted(range(len(a)), key=lambda i, a=a: (-a[i], i)) for a in accuracies]  # type: ignore[misc]
+
+    def entry(parent: Path, value: float, at: int) -> tuple[float, int, Path, float, int] | None:
+        d = len(parent)
+        if d == len(order) or at == len(order[d]):
+            return None
+        rank = order[d][at]
+        worth = value * accuracies[d][rank]
+        return (-worth, d + 1, (*parent, rank), value, at) if worth > 0 else None
+
+    heap = [e for e in [entry((), 1.0, 0)] if e is not None]
+    while heap and len(found) < nodes:
+        worth, _, path, above, at = heapq.heappop(heap)
+        found.append(path)
+        values.append(-worth)
+        for following in (entry(path[:-1], above, at + 1), entry(path, -worth, 0)):
+            if following is not None:
+                heapq.heappush(heap, following)
+    return tuple(found), tuple(values)
+
+
+@lru_cache(maxsize=1)
+def greedy63() -> Paths:
+    return greedy(ASSUMED, 63)[0]
+
+
+@lru_cache(maxsize=256)
+def _places(ranks: Ranks, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where each node's path is found in flat [depth * k] candidates, [depth, n]; beyond its end: the entry behind
+    them. And where its own token is, [n]."""
+    end = ranks.depth * k
+    places = [[d * k + r for d, r in enumerate(p)] + [end] * (ranks.depth - len(p)) for p in ranks.paths]
+    own = [(len(p) - 1) * k + p[-1] for p in ranks.paths]
+    return torch.tensor(places, device=device).T.contiguous(), torch.tensor(own, device=device)
+
+
+def plant(
+    root: Int[Tensor, " b"],
+    tokens: Int[Tensor, "b d k"],
+    confidence: Float[Tensor, "b d k"],
+    ranks: Ranks,
+    nodes: int,
+    floor: float = 0.0,
+) -> DraftTree:
+    """The best `nodes` nodes (root included) of a tree of ranks whose depths have candidates independent of the path.
+
+    tokens, confidence: the candidates of each depth, best first, and the logs of their confidences.
+    """
+    if not ranks.paths:
+        return root_only(root)
+    k = tokens.shape[2]
+    places, own = _places(ranks, k, root.device)
+    flat = torch.nn.functional.pad(confidence[:, : ranks.depth].flatten(1), (1, 1))
+    values = flat.index_select(1, torch.nn.functional.pad(places[0] + 1, (1, 0)))  # a zero for the root
+    for place in places[1:]:  # one by one: a sum over all would round a child above its parent
+        values[:, 1:] += flat.index_select(1, place + 1)
+    chosen = tokens.flatten(1).index_select(1, own)
+    whole = from_template(root, chosen, ranks.parents, values=values)
+    if whole.nodes <= nodes and floor <= 0:
+        return whole
+    return prune(whole, *best(values, nodes, floor))
+
+
+def follow(
+    rows: Rows, first: Float[Tensor, "b 1 v"], step: Step, ranks: Ranks, scale: float = 1.0
+) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+    """The tokens of a tree of ranks whose candidates depend on the path, one step a depth.
+
+    first: logits below the root. Returns the tree and each node's index among the fed nodes (-1: never fed).
+    """
+    fed, logits, tokens = root_only(rows.root), first, []
+    above: Paths = ((),)  # the nodes fed last
+    fed_as = {(): 0}
+    for depth, (level, inner) in enumerate(ranks.levels, 1):
+        k = 1 + max(p[-1] for p in level)
+        flat = sampling.rank(logits, rows, depth, k, scale)[0]
+        k, flat = flat.shape[2], flat.flatten(1)
+        at = {p: i for i, p in enumerate(above)}
+        tokens.append(flat[:, [at[p[:-1]] * k + p[-1] for p in level]])
+        if not inner:
+            break
+        here = {p: i for i, p in enumerate(level)}
+        parents = torch.tensor([fed_as[p[:-1]] for p in inner], device=flat.device).expand(len(rows), -1)
+        since = fed.nodes
+        fed = append(fed, tokens[-1][:, [here[p] for p in inner]], parents)
+        fed_as.update({p: since + i for i, p in enumerate(inner)})
+        above, logits = inner, step(fed, since)
+    if not tokens:
+        return fed, torch.zeros_like(rows.root)[:, None]
+    grown = from_template(rows.root, torch.cat(tokens, 1), ranks.parents)
+    index = torch.tensor([0, *(fed_as.get(p, -1) for p in ranks.paths)], device=rows.root.device)
+    return grown, index.expand(len(rows), -1)
+
+
+def below(
+    rows: Rows, first: Float[Tensor, "b 1 v"], step: Step, truth: Int[Tensor, "b d"], k: int, scale: float = 1.0
+) -> Int[Tensor, "b d k"]:
+    """The k candidates at each depth below a path of known tokens, which is fed one by one: for `tuning.py`."""
+    fed, logits, found = root_only(rows.root), first, []
+    for depth in range(1, truth.shape[1] + 1):
+        found.append(sampling.rank(logits, rows, depth, k, scale)[0])
+        if depth < truth.shape[1]:
+            since = fed.nodes
+            fed = append(fed, truth[:, depth - 1 : depth], torch.full_like(truth[:, :1], since - 1))
+            logits = step(fed, since)
+    return torch.cat(found, 1)
+
+
+def checked(tree: Any, where: str) -> Paths:
+    """Paths as they come from JSON, best first: no path twice, none before its parent."""
+    sentence = f"the tree of {where} must be a list of lists of ranks, each after its parent; make it by tune-tree"
+    if not isinstance(tree, list | tuple) or not tree:
+        raise InputError(sentence)
+    seen: set[Path] = {()}
+    for path in tree:
+        ranks = isinstance(path, list | tuple) and all(type(r) is int and 0 <= r < 4096 for r in path)
+        if not ranks or not path or tuple(path) in seen or tuple(path[:-1]) not in seen:
+            raise InputError(sentence)
+        seen.add(tuple(path))
+    return tuple(tuple(path) for path in tree)
+
+
+def read(file: str) -> Paths:
+    """The paths of a file that `outrider tune-tree` wrote."""
+    try:
+        found = json.loads(File(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"the tree {file} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"the tree {file} is not JSON; make it by outrider tune-tree") from None
+    return checked(found.get("paths") if isinstance(found, dict) else None, file)
+
+
+def chosen(tree: str, stored: Paths | None, names: Sequence[str], most: int, vocab: int) -> tuple[str, Paths]:
+    """What `tree=` asks for: one of `names`, or "ranks" and the paths (greedy63, a file, or the drafter's own).
+
+    Paths with more than `most` ranks, or with ranks that a vocabulary has not, are left out.
+    """
+    if tree == "" and stored is None:
+        return names[0], ()
+    if tree in names:
+        return tree, ()
+    paths = greedy63() if tree == "greedy63" else read_named(tree, names) if tree else stored
+    assert paths is not None
+    return "ranks", tuple(p for p in paths if len(p) <= most and max(p) < vocab)
+
+
+def read_named(tree: str, names: Sequence[str]) -> Paths:
+    if not File(tree).is_file():
+        raise InputError(f"tree must be {', '.join(names)}, greedy63 or a file of outrider tune-tree, not {tree!r}")
+    return read(tree)
+
+
+def check_target(vocab: int, hidden: int, width: int, target: Target, path: str | None) -> None:
+    """Refuse heads that were made for another target."""
+    if (vocab, hidden) != (target.vocab, width):
+        raise InputError(
+            f"{path} was trained for a target of width {hidden} and {vocab} tokens, and this one has width {width} "
+            f"and {target.vocab} tokens; train the heads on this target"
+        )

@@ -1,0 +1,226 @@
+"""EAGLE-3 (Li et al. 2025): three layers of the target fused into one vector, tokens foretold without features.
+
+g_i     = fc(cat(l_i, m_i, h_i))                   hidden states of three layers, low, middle and high
+a_{i+1} = layer(cat(norm(e(t_{i+1})), norm(g_i)))  at position i, residual g_i; then a takes the place of g
+law of t_{i+2} = lm_head(norm(a_{i+1}))            over the draft vocabulary; target id = i + d2t[i]
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..nn import Layer, LayerShape, Prefix, RMSNorm, Store
+from ..types import InputError, Target
+from . import _weights
+from ._features import FeatureDrafting
+from ._growth import Growth
+from .eagle import STATIC
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """`taps`: indices of the target's hidden states (k: the input of layer k). The flags are those found in published
+    checkpoints: the residual is the normed hidden state; norms before fc over the whole or over each tap; the step fed
+    back is taken after the final norm. `own_embedding`: the network has one (it must where the widths differ)."""
+
+    layer: LayerShape
+    vocab: int
+    draft_vocab: int
+    target_hidden: int
+    taps: tuple[int, int, int]
+    scale: float = 1.0
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    own_embedding: bool = False
+
+    def __post_init__(self) -> None:
+        check_taps(self.taps)
+        if self.layer.inputs != 2 * self.layer.hidden:
+            raise InputError(f"EAGLE-3's attention reads {2 * self.layer.hidden} numbers, not {self.layer.inputs}")
+        if self.layer.hidden != self.target_hidden and not self.own_embedding:
+            raise InputError("an EAGLE-3 drafter that is not as wide as its target needs an embedding of its own")
+        if not 1 <= self.draft_vocab <= self.vocab:
+            raise InputError(f"the draft vocabulary holds 1 to {self.vocab} tokens, not {self.draft_vocab}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "layer": self.layer.to_dict(), "taps": list(self.taps)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Eagle3Config:
+        low, middle, high = given["taps"]
+        return cls(**{**given, "layer": LayerShape.from_dict(given["layer"]), "taps": (low, middle, high)})
+
+
+def default_taps(layers: int) -> tuple[int, int, int]:
+    """The published choice, 2, L // 2 and L - 3; refused where they are not three."""
+    taps = (2, layers // 2, layers - 3)
+    if len(set(taps)) < 3 or min(taps) < 0:
+        raise InputError(f"EAGLE-3's layers 2, L/2, L-3 are not distinct for {layers} layers; name three as taps")
+    return taps
+
+
+def check_taps(taps: tuple[int, ...]) -> None:
+    if len(taps) != 3 or len(set(taps)) < 3:
+        raise InputError(f"EAGLE-3 fuses three distinct layers of the target, not {list(taps)}; correct its taps")
+    if min(taps) < 0:
+        raise InputError(f"EAGLE-3's taps count the target's hidden states from 0; {list(taps)} has a negative one")
+
+
+class MidLayer(Layer):
+    """The decoder layer with its two input norms."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
+        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+
+
+class Eagle3Net(nn.Module):
+    """`fuse` once per true token, `forward` per step, `logits` over the draft vocabulary."""
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        h, wide, eps, self.config = config.layer.hidden, config.target_hidden, config.layer.eps, config
+        self.fc = nn.Linear(3 * wide, h, bias=False)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(3 * wide, eps)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList([RMSNorm(wide, eps) for _ in range(3)])
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab, h)
+        self.midlayer = MidLayer(config.layer)
+        self.norm = RMSNorm(h, eps)
+        self.lm_head = nn.Linear(h, config.draft_vocab, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
+        self.register_buffer("t2d", torch.arange(config.vocab) < config.draft_vocab)
+
+    def fuse(self, features: Float[Tensor, "*s h3"]) -> Float[Tensor, "*s h"]:
+        """The target's three hidden states [.., 3 H], low to high, as one vector."""
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
+        if self.config.fc_norm:
+            parts = features.chunk(3, -1)
+            features = torch.cat([norm(p) for norm, p in zip(self.fc_norm, parts, strict=True)], -1)
+        return self.fc(features)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "b m h"],
+        embeds: Float[Tensor, "b m h"],
+        positions: Int[Tensor, "#b m"] | None,
+        mask: Float[Tensor, "#b 1 m s"] | None = None,
+        store: Store | None = None,
+        turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
+    ) -> Float[Tensor, "b m h"]:
+        """a_{i+1}: what the next step is fed, and what `logits` reads. Pair i is (g_i, embedding of token_{i+1})."""
+        layer = self.midlayer
+        normed = layer.hidden_norm(hidden)
+        x = torch.cat([layer.input_layernorm(embeds), normed], -1)
+        residual = normed if self.config.norm_before_residual else hidden
+        out = layer(x, residual, positions, mask, store, turn)
+        return self.norm(out) if self.config.norm_output else out
+
+    def logits(self, hidden: Float[Tensor, "*s h"]) -> Float[Tensor, "*s vd"]:
+        return self.lm_head(hidden if self.config.norm_output else self.norm(hidden))
+
+    def ids(self) -> Int[Tensor, " vd"]:
+        """The target's token id of every draft token."""
+        return self.d2t + torch.arange(self.config.draft_vocab, device=self.d2t.device)
+
+
+@dataclass(frozen=True)
+class Eagle3Drafter:
+    net: Eagle3Net
+    target: Target
+    config: Eagle3Config
+    growth: Growth
+    names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
+    shifted: bool = True
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
+
+    @property
+    def layer(self) -> Layer:
+        return self.net.midlayer
+
+    @property
+    def vocab(self) -> int:
+        return self.target.vocab
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FeatureDrafting:
+        weight = self.net.fc.weight
+        return FeatureDrafting(self, Prefix(self.config.layer, len(prompts), capacity, weight.dtype, weight.device))
+
+    def given(self, features: Tensor) -> Tensor:
+        return self.net.fuse(features)
+
+    def step(self, vectors: Tensor, tokens: Tensor, mask: Tensor | None, store: Store, turn: Tensor) -> Tensor:
+        embeds = self.net.embed_tokens(tokens) if self.config.own_embedding else self.target.embed(tokens)
+        return self.net(vectors, embeds, None, mask, store, turn)
+
+    def logits(self, vectors: Tensor) -> Tensor:
+        return self.net.logits(vectors)
+
+
+def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Eagle3Drafter:
+    """A drafter of a network in memory (of a copy: it is cast, and its matrices fused)."""
+    net = copy.deepcopy(net).requires_grad_(False).eval()
+    net.to(device=getattr(target, "device", None), dtype=getattr(target, "dtype", None))
+    return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
+
+
+def _drafter(net: Eagle3Net, target: Target, growth: Growth) -> Eagle3Drafter:
+    config, ids = net.config, net.ids()
+    _weights.fits("this EAGLE-3 drafter", target, config.vocab, config.target_hidden, config.taps)
+    if int(ids.min()) < 0 or int(ids.max()) >= config.vocab or len(ids.unique()) < len(ids):
+        raise InputError("d2t must give every draft token a token id of its own (id = i + d2t[i]); this one does not")
+    own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
+    net.midlayer.fuse()
+    return Eagle3Drafter(net, target, config, growth, None if own else ids)
+
+
+def save(folder: str | Path, net: Eagle3Net, config: Eagle3Config | None = None) -> None:
+    """Write a drafter's folder: config.json and model.safetensors."""
+    _weights.save(folder, "eagle3", net, (config or net.config).to_dict())
+
+
+def load(
+    target: Target | None,
+    tokenizer: Any = None,
+    path: str | None = None,
+    tree: str = "dynamic",
+    shape: tuple[int, ...] = (),
+    depth: int = 8,
+    width: int = 10,
+    kids: int = 10,
+    nodes: int = 60,
+    scale: float = 0.0,
+    value: bool = True,
+    rerank: bool = True,
+    replacement: bool = False,
+) -> Eagle3Drafter:
+    """A trained EAGLE-3 from its folder. Without a shape, the static tree is EAGLE-1's; scale 0: the checkpoint's."""
+    if target is None:
+        raise InputError("EAGLE-3 reads its target's features, so it needs the target that it drafts for")
+    given, tensors = _weights.read(path, "eagle3")
+    config = _weights.config_of(Eagle3Config.from_dict, given, path)
+    _weights.fits("this EAGLE-3 drafter", target, config.vocab, config.target_hidden, config.taps)
+    scale = scale or config.scale
+    parents = () if shape else STATIC
+    growth = Growth(tree, shape, parents, depth, width, kids, nodes, scale, value, rerank, replacement)
+    return _drafter(_weights.fill(lambda: Eagle3Net(config), tensors, path, target), target, growth)

@@ -1,0 +1,174 @@
+"""Captured forwards: the kernels of a verification pass, recorded once and replayed without the model's Python.
+
+A small model on a CPU spends half of a pass walking through Python modules. Recording it (`torch.jit.trace`) takes half a
+second, one recording serves trees of every size, and the kernels and their order stay the model's own: the logits are
+bit for bit those of the stock forward. A recording is not trusted, it is proved: the first passes it serves, at several
+shapes, are run both ways, and at the first difference it is dropped for good and the stock forward goes on.
+(`torch.compile` needs some 25 seconds for every tree size and gains no more on the demo model: docs/log.md.)
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from ..types import InputError, Look
+from .attention import OPEN
+from .cache import TreeCache
+from .session import Pass, TreeSession
+
+PROOFS = 4  # passes of different shape that a recording must equal the stock forward in
+logger = logging.getLogger(__name__)
+
+Kind = tuple[bool, bool, tuple[bool, ...], bool, tuple[int, ...]]  # one token a row, level rows, open masks, embeds, taps
+Forward = Callable[[TreeSession, Pass], Look]
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """What a recording needs to know of a target."""
+
+    model: Any
+    family: Any
+
+    def inputs(self, given: Pass) -> dict[str, Any]: ...
+    def call(self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]: ...
+
+
+@dataclass
+class Recording:
+    replay: Any
+    proofs: set[tuple[int, ...]] = field(default_factory=set)
+
+
+class Graphs:
+    """The recordings of one target: one for each kind of pass, made when it is first needed."""
+
+    def __init__(self, target: Recordable):
+        if target.family.binding is not None:
+            kind = target.model.config.model_type
+            raise InputError(f"{kind} reads positions off its cache, so its passes cannot be recorded; leave compile out")
+        if not hasattr(torch.jit, "trace"):
+            raise InputError(f"torch {torch.__version__} cannot record a forward pass; leave compile out")
+        self.target = target
+        self.made: dict[Kind, Recording | None] = {}
+
+    def run(self, session: TreeSession, given: Pass, stock: Forward) -> Look:
+        """One pass over a tree: replayed, or by the stock forward where recording it failed."""
+        inputs = self.target.inputs(given)
+        open_ = tuple(OPEN in mask.__dict__ for mask in _masks(inputs))
+        kind = (given.n - given.since == 1, given.level, open_, given.embeds is not None, given.taps)
+        if kind not in self.made:
+            self.made[kind] = self._record(session.cache, given, inputs, kind)
+        recording = self.made[kind]
+        if recording is None:
+            return stock(session, given)
+        logits, *features = recording.replay(*_tensors(inputs, given, session.cache))
+        look = Look(logits, dict(zip(given.taps, features, strict=True)))
+        shape = (*logits.shape[:2], given.view)
+        if len(recording.proofs) < PROOFS and shape not in recording.proofs:
+            true = stock(session, given)
+            if not _same(look, true):
+                logger.warning("a recorded pass differs from the model's own; the model's own is used from now on")
+                self.made[kind] = None
+                return true
+            recording.proofs.add(shape)
+        return look
+
+    def _record(self, cache: TreeCache, given: Pass, inputs: dict[str, Any], kind: Kind) -> Recording | None:
+        tensors = _tensors(inputs, given, cache)
+        body = _Body(self.target, inputs, given, kind).eval()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # tracing is deprecated in favour of torch.compile (see above)
+                made = torch.jit.freeze(torch.jit.trace(body, tensors, check_trace=False))
+        except (RuntimeError, TypeError, ValueError) as error:
+            logger.warning("this model's pass cannot be recorded (%s); its own forward is used", str(error)[:200])
+            return None
+        return Recording(made)
+
+
+class _Body(torch.nn.Module):
+    """The pass as a function of tensors alone."""
+
+    def __init__(self, target: Recordable, inputs: dict[str, Any], given: Pass, kind: Kind):
+        super().__init__()
+        self.model = target.model  # so that its weights become constants of the recording
+        self.target, self.kind, self.taps = target, kind, given.taps
+        masks = inputs["attention_mask"]
+        self.types = tuple(masks) if isinstance(masks, dict) else None
+        self.places = "position_ids" in inputs
+
+    def forward(
+        self, read: Tensor, places: Tensor, slots: Tensor, masks: list[Tensor], flat: list[Tensor], wide: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        _, level, open_, embedded, taps = self.kind
+        for mask, hides_nothing in zip(masks, open_, strict=True):
+            if hides_nothing:
+                mask.__dict__[OPEN] = True
+        view = masks[0].shape[-1]
+        layers = [
+            _Layer(flat[2 * i : 2 * i + 2], wide[2 * i : 2 * i + 2], slots, view, level) for i in range(len(flat) // 2)
+        ]
+        inputs: dict[str, Any] = {"inputs_embeds" if embedded else "input_ids": read}
+        if self.places:
+            inputs["position_ids"] = places
+        inputs["attention_mask"] = masks[0] if self.types is None else dict(zip(self.types, masks, strict=True))
+        logits, features = self.target.call(inputs, Cache(layers=layers), taps)
+        return (logits, *features)
+
+
+class _Layer(CacheLayerMixin):
+    """A layer of the tree cache whose slots, view and storage are inputs of the recording."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, flat: Sequence[Tensor], wide: Sequence[Tensor], slots: Tensor, view: Any, level: bool):
+        super().__init__()
+        self.flat, self.wide, self.slots, self.view, self.level = flat, wide, slots, view, level
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("the storage is given")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        for flat, wide, states in zip(self.flat, self.wide, (key_states, value_states), strict=True):
+            if self.level:
+                wide.index_copy_(2, self.slots, states)
+            else:
+                flat.index_copy_(0, self.slots, states.transpose(1, 2).reshape(-1, flat.shape[1]))
+        return self.wide[0].narrow(2, 0, self.view), self.wide[1].narrow(2, 0, self.view)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.view, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return int(self.wide[0].shape[2])
+
+
+def _masks(inputs: dict[str, Any]) -> list[Tensor]:
+    masks = inputs["attention_mask"]
+    return list(masks.values()) if isinstance(masks, dict) else [masks]
+
+
+def _tensors(inputs: dict[str, Any], given: Pass, cache: TreeCache) -> tuple[Any, ...]:
+    read = inputs["inputs_embeds"] if given.embeds is not None else inputs["input_ids"]
+    slots = given.stretch() if given.level else given.slots(cache.capacity)
+    flat = [part for layer in cache.tree_layers for part in layer.flat]
+    wide = [part for layer in cache.tree_layers for part in layer.wide]
+    return read, inputs.get("position_ids", given.places), slots, _masks(inputs), flat, wide
+
+
+def _same(a: Look, b: Look) -> bool:
+    return torch.equal(a.logits, b.logits) and all(torch.equal(a.features[t], b.features[t]) for t in b.features)

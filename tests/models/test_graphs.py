@@ -1,0 +1,90 @@
+"""Recorded passes: bit for bit the stock forward, for every shape of tree, and never trusted without proof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import outrider
+from outrider.targets import HFTarget, graphs
+from outrider.tree import from_paths
+from outrider.types import InputError, Look
+
+from small import build
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3", "qwen2-sliding", "deepseek_v3", "mixtral", "phi3", "opt", "olmo2"]
+TREES = [
+    [[[5, 6], [5, 7], [8]], [[1], [2, 3]]],
+    [[[9]], [[4, 4, 4]]],
+    [[], []],
+    [[[1, 2, 3, 4, 5], [1, 2, 9], [7, 8], [6]], [[3]]],
+]
+
+
+def rounds(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> list[Look]:
+    """A few rounds on ragged rows, keeping a path off the first chain each time."""
+    session = target.open(64)
+    for _ in session.prefill(prompts, taps):
+        pass
+    looks = []
+    for paths in TREES:
+        tree, _ = from_paths([3] * len(prompts), paths[: len(prompts)])
+        looks.append(session.forward(tree, taps))
+        last = tree.size - 1
+        path = torch.stack([torch.zeros_like(last), last], 1)
+        session.keep(path, 1 + (last > 0).long())
+    return looks
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recording_equals_the_stock_forward(family: str) -> None:
+    model = build(family)
+    plain, recorded = HFTarget(model), HFTarget(model)
+    recorded.compile()
+    for prompts in ([[1, 2, 3, 4]], [[1, 2, 3, 4, 5, 6], [7, 8]], [[1, 2], [3, 4]]):
+        for taps in ((), (1, -1)):
+            for a, b in zip(rounds(plain, prompts, taps), rounds(recorded, prompts, taps), strict=True):
+                assert torch.equal(a.logits, b.logits)
+                assert all(torch.equal(a.features[t], b.features[t]) for t in taps)
+    assert recorded.graphs is not None
+    assert None not in recorded.graphs.made.values(), "every kind of pass was recorded and none was dropped"
+
+
+def test_a_wrong_recording_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """A model whose Python looks at the data cannot be recorded: the proof notices, and the text stays right."""
+    model = build("llama")
+    plain, recorded = HFTarget(model), HFTarget(model)
+    recorded.compile()
+    stock = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        out = stock(*args, **kwargs)
+        out.logits = out.logits * (2.0 if kwargs["input_ids"].shape[1] > 3 else 1.0)  # a constant in a recording
+        return out
+
+    model.forward = forward
+    for a, b in zip(rounds(plain, [[1, 2, 3]]), rounds(recorded, [[1, 2, 3]]), strict=True):
+        assert torch.equal(a.logits, b.logits)
+    assert recorded.graphs is not None
+    assert None in recorded.graphs.made.values()
+    assert "differs" in caplog.text
+
+
+def test_texts_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    stock = outrider.load(model, "lookup")
+    recorded = outrider.load(model, "lookup", compile=True)
+    law = dict(max_new_tokens=24, temperature=0.8, seed=[1, 2, 3])
+    prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5], [6, 7, 8]]
+    calls = []
+    replay = graphs.Graphs.run
+    monkeypatch.setattr(graphs.Graphs, "run", lambda *a: calls.append(1) or replay(*a))
+    assert [o.tokens for o in stock.generate(prompts, **law)] == [o.tokens for o in recorded.generate(prompts, **law)]
+    assert calls
+
+
+def test_what_cannot_be_recorded_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="bloom reads positions off its cache"):
+        outrider.load(build("bloom"), "none", compile=True)
