@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -138,6 +139,18 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
 
 
+@dataclass(frozen=True)
+class Fused:
+    """A layer's matrices for inference, a few attribute look-ups away."""
+
+    qkv: Tensor
+    bias: Tensor | None
+    o: Tensor
+    norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
 class Layer(nn.Module):
     """The layer of this page. Its caller normalises `x` (or does not: EAGLE's layer has no norm before attention)."""
 
@@ -146,7 +159,8 @@ class Layer(nn.Module):
         self.shape, self.rope = shape, Rope(shape)
         self.self_attn, self.mlp = Attention(shape), MLP(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.fused: tuple[Tensor, Tensor | None, Tensor] | None = None  # q, k, v; their bias; gate, up
+        self.groups = shape.heads // shape.kv_heads
+        self.fused: Fused | None = None
 
     def fuse(self) -> None:
         """For inference: one matrix for q, k, v and one for gate, up. Call it after casting and moving."""
@@ -154,30 +168,38 @@ class Layer(nn.Module):
         three, two = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
         with torch.inference_mode(False), torch.no_grad():
             bias = torch.cat([p.bias for p in three]) if self.shape.qkv_bias else None
-            self.fused = _shared(three), bias, _shared(two)
+            self.fused = Fused(
+                _shared(three), bias, attention.o_proj.weight, self.post_attention_layernorm.weight, _shared(two),
+                mlp.down_proj.weight,
+            )  # fmt: skip
 
     def _project(self, x: Float[Tensor, "b m inputs"]) -> Float[Tensor, "b m heads d"]:
         """Queries, keys and values, one behind the other."""
         if self.fused is not None:
-            made = functional.linear(x, self.fused[0], self.fused[1])
+            made = functional.linear(x, self.fused.qkv, self.fused.bias)
         else:
             a = self.self_attn
             made = torch.cat([a.q_proj(x), a.k_proj(x), a.v_proj(x)], -1)
-        return made.unflatten(-1, (-1, self.shape.head_dim))
+        return made.view(*x.shape[:2], -1, self.shape.head_dim)
 
-    def _feed(self, x: Float[Tensor, "b m hidden"]) -> Float[Tensor, "b m hidden"]:
-        if self.fused is not None:
-            gate, up = functional.linear(x, self.fused[2]).chunk(2, -1)
-        else:
-            gate, up = self.mlp.gate_proj(x), self.mlp.up_proj(x)
-        return self.mlp.down_proj(functional.silu(gate) * up)
+    def _finish(self, residual: Float[Tensor, "b m hidden"], seen: Tensor) -> Float[Tensor, "b m hidden"]:
+        """Behind attention: the output projection and the feed-forward block."""
+        fused, shape = self.fused, self.shape
+        if fused is None:
+            h = residual + self.self_attn.o_proj(seen)
+            x = self.post_attention_layernorm(h)
+            return h + self.mlp.down_proj(functional.silu(self.mlp.gate_proj(x)) * self.mlp.up_proj(x))
+        h = residual + functional.linear(seen, fused.o)
+        x = functional.rms_norm(h, (shape.hidden,), fused.norm, shape.eps)
+        gate, up = functional.linear(x, fused.gate_up).chunk(2, -1)
+        return h + functional.linear(functional.silu(gate).mul_(up), fused.down)
 
     def forward(
         self,
         x: Float[Tensor, "b m inputs"],
         residual: Float[Tensor, "b m hidden"],
         positions: Int[Tensor, "#b m"] | None,
-        mask: Float[Tensor, "#b 1 m s"] | None = None,
+        mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
     ) -> Float[Tensor, "b m hidden"]:
@@ -192,8 +214,7 @@ class Layer(nn.Module):
         q, k = qk[:, :, : shape.heads].transpose(1, 2), qk[:, :, shape.heads :].transpose(1, 2)
         v = made[:, :, shape.heads + shape.kv_heads :].transpose(1, 2)
         keys, values = (k, v) if store is None else store(k, v)
-        h = residual + self.self_attn.o_proj(attend(q, keys, values, mask, self.fused is not None))
-        return h + self._feed(self.post_attention_layernorm(h))
+        return self._finish(residual, attend(q, keys, values, mask, self.fused is not None))
 
 
 def _shared(projections: Sequence[nn.Linear]) -> Tensor:
@@ -208,18 +229,20 @@ def attend(
     q: Float[Tensor, "b h m d"],
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s d"],
-    mask: Float[Tensor, "#b 1 m s"] | None,
+    mask: Float[Tensor, "#b 1 gm s"] | None,
     fold: bool = False,
 ) -> Float[Tensor, "b m hd"]:
     """Attention in which h / g heads share a key head. `fold` puts the heads of a group side by side, so that keys are
-    not repeated (inference: the mask is repeated instead, and is small)."""
+    not repeated (inference: the mask is repeated instead, unless it comes repeated)."""
     b, h, m, _ = q.shape
     groups, sdpa = h // k.shape[1], functional.scaled_dot_product_attention
     if mask is None and m > 1:
         assert k.shape[2] == m, "without a mask, queries and keys are the same tokens"
         out = sdpa(q, k, v, is_causal=True, enable_gqa=groups > 1)
     elif fold and groups > 1:
-        wide = None if mask is None else mask if m == 1 else mask.repeat(1, 1, groups, 1)
+        wide = mask
+        if mask is not None and mask.shape[2] == m > 1:
+            wide = mask.repeat(1, 1, groups, 1)
         out = sdpa(q.reshape(b, h // groups, groups * m, -1), k, v, attn_mask=wide).reshape(b, h, m, -1)
     else:
         out = sdpa(q, k, v, attn_mask=mask, enable_gqa=groups > 1)
@@ -228,7 +251,13 @@ def attend(
 
 def additive(seen: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"]:
     """0 where a query sees, -inf where it does not."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+    return torch.where(seen, *_ends(dtype, seen.device))
+
+
+@lru_cache(maxsize=32)
+def _ends(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=dtype, device=device), torch.full((), -math.inf, dtype=dtype, device=device)
 
 
 class Prefix:
@@ -275,8 +304,11 @@ class Prefix:
 
         return store
 
-    def mask(self, own: Bool[Tensor, "#b m n"], dtype: torch.dtype) -> Float[Tensor, "#b 1 m view"]:
-        """Who sees whom: `own[b, i, j]`, query i sees scratch slot j; and everyone sees the row's text."""
+    def mask(self, own: Bool[Tensor, "#b m n"], dtype: torch.dtype, groups: int = 1) -> Float[Tensor, "#b 1 gm view"]:
+        """Who sees whom: `own[b, i, j]`, query i sees scratch slot j; and everyone sees the row's text. Repeated for
+        the heads of a group, see `attend`."""
+        if groups > 1 and own.shape[1] > 1:
+            own = own[:, None].expand(own.shape[0], groups, *own.shape[1:]).flatten(1, 2)
         if self.level:
             return functional.pad(additive(own, dtype), (self.longest, 0))[:, None]
         b, (m, n) = len(self.host), own.shape[1:]

@@ -168,10 +168,8 @@ def rank(
         else:
             noise = _noise(rows, depth, None)[..., names]
         x = x + noise * rows.temperature.view(-1, 1, 1)
-    # softmax is blind to a constant, so log q needs no normalising of its own.
     top = x.topk(k)
-    best, x = (top.values, x) if scale == 1 else (top.values / scale, x / scale)
-    confidence = (best - torch.logsumexp(x, -1, keepdim=True)).clamp(max=0)
+    confidence = (x if scale == 1 else x / scale).log_softmax(-1).gather(-1, top.indices)
     chosen = top.indices if ids is None else ids.gather(-1, top.indices)
     return chosen if names is None else names[chosen], confidence
 

@@ -1,4 +1,4 @@
-"""Draft trees as four small tensors: building, growing, pruning. Pure functions, batched and ragged.
+"""Draft trees as four small tensors: building, pruning. Pure functions, batched and ragged.
 
 The worked miniature of this page, one row with root token 9 and paths [5 6], [5 7], [8]:
 
@@ -12,18 +12,14 @@ The worked miniature of this page, one row with root token 9 and paths [5 6], [5
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .types import DraftTree
-
-Expand = Callable[[DraftTree, int], tuple[Tensor, Tensor]]
 
 
 def positions(tree: DraftTree, lengths: Int[Tensor, " b"]) -> Int[Tensor, "b n"]:
@@ -186,7 +182,7 @@ def append(tree: DraftTree, tokens: Int[Tensor, "b k"], parents: Int[Tensor, "b 
     (b, n), k = tree.tokens.shape, tokens.shape[1]
     old = torch.nn.functional.pad(tree.ancestors, (0, k))
     new = old.gather(1, parents[..., None].expand(b, k, n + k))
-    new = new | torch.eye(n + k, dtype=torch.bool, device=tokens.device)[n:]
+    new |= _eye(max(64, 1 << (n + k - 1).bit_length()), tokens.device)[n : n + k, : n + k]
     return DraftTree(
         torch.cat([tree.tokens, tokens], 1),
         torch.cat([tree.parents, parents], 1),
@@ -195,6 +191,12 @@ def append(tree: DraftTree, tokens: Int[Tensor, "b k"], parents: Int[Tensor, "b 
         torch.cat([old, new], 1),
         tree.deepest + 1,
     )
+
+
+@lru_cache(maxsize=16)
+def _eye(n: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.eye(n, dtype=torch.bool, device=device)
 
 
 def prune(tree: DraftTree, keep: Int[Tensor, "b m"], count: Int[Tensor, " b"]) -> DraftTree:
@@ -232,101 +234,6 @@ def best(values: Float[Tensor, "b n"], nodes: int, floor: float = 0.0) -> tuple[
     count = good.sum(-1)
     ids = torch.where(good, top.indices[:, :m], values.shape[1]).sort(-1).values
     return torch.where(ids < values.shape[1], ids, 0), count
-
-
-def grow(
-    root: Int[Tensor, " b"],
-    expand: Expand,
-    *,
-    depth: int,
-    width: int,
-    nodes: int,
-    floor: float = 0.0,
-    reach: float = 0.0,
-    frontier: Literal["layer", "any"] = "layer",
-    steps: int | None = None,
-    value: bool = True,
-    rerank: bool = True,
-) -> tuple[DraftTree, Int[Tensor, "b m"]]:
-    """Grow a tree by value (EAGLE-2, section 4): a node's value is the product of the confidences on its path.
-
-    `expand(fed, since)` feeds the nodes `fed.tokens[:, since:]` to the drafter and returns, for each, k candidate
-    tokens and their log-confidences, both [b, fed - since, k]. Its first call has `since=0` and the root alone.
-
-    `frontier="layer"` feeds the `width` best nodes of the last layer, `depth` times; `frontier="any"` (best-first)
-    feeds the `width` best nodes not fed yet, whatever their depth, `steps` times. Then all nodes are ranked again and
-    the best `nodes` (root included) are kept. `reach` ends the growth once no row has a node to feed whose value lies
-    above it (on the CPU, where looking costs no wait).
-
-    EAGLE-2's ablations: `value=False` feeds the nodes of highest own confidence (still ranking again by value);
-    `rerank=False` keeps only the nodes that were chosen to be fed, those chosen from the last layer included.
-
-    Returns the tree and each node's index among the fed nodes (-1: never fed, so not in the drafter's cache).
-    """
-    b, device = root.shape[0], root.device
-    fed = root_only(root)
-    tokens, below = root[:, None], root.new_zeros(b, 1)  # every candidate; its parent's index among the fed
-    values = own = torch.zeros(b, 1, device=device)  # candidates' values, and their own confidences
-    level, fed_as = below, below  # candidates' depths; index among the fed, or -1
-    worth = values  # values of the fed nodes; -inf: a row that had nothing left to feed
-    since, steps = 0, depth if steps is None else steps
-    for step in range(steps):
-        found, confidence = expand(fed, since)
-        w, k = found.shape[1:]
-        first, confidence = tokens.shape[1], confidence.clamp(max=0)
-        parents = torch.arange(since, since + w, device=device).repeat_interleave(k).expand(b, w * k)
-        new = (worth[:, since:, None] + confidence).flatten(1)
-        tokens, below = torch.cat([tokens, found.flatten(1)], 1), torch.cat([below, parents], 1)
-        values = torch.cat([values, new], 1)
-        fed_as = torch.nn.functional.pad(fed_as, (0, w * k), value=-1)
-        level = torch.cat([level, fed.depths.gather(1, parents) + 1], 1)
-        own = values if value else torch.cat([own, confidence.flatten(1)], 1)
-        if step + 1 == steps and rerank:
-            break
-        if frontier == "layer":
-            open_, start = values > -math.inf, first
-        else:
-            open_, start = (fed_as < 0) & (level < depth) & (values > -math.inf), 1
-        score = own[:, start:].masked_fill(~open_[:, start:], -math.inf)
-        chosen = score.topk(min(width, score.shape[1]), -1).indices + start
-        since = fed.nodes
-        live = open_.gather(1, chosen)
-        index = torch.arange(since, since + chosen.shape[1], device=device)
-        fed_as = fed_as.scatter(1, chosen, torch.where(live, index, fed_as.gather(1, chosen)))
-        if step + 1 == steps:
-            break
-        fed = append(fed, tokens.gather(1, chosen), below.gather(1, chosen))
-        picked = values.gather(1, chosen).masked_fill(~live, -math.inf)
-        worth = torch.cat([worth, picked], 1)
-        if reach > 0 and device.type == "cpu" and float(picked.max()) < math.log(reach):
-            break
-    ids, kept = best(values if rerank else values.masked_fill(fed_as < 0, -math.inf), nodes, floor)
-    real = torch.arange(ids.shape[1], device=device) < kept[:, None]
-    where = fed_as.gather(1, ids).masked_fill(~real, -1)
-    where = where.masked_fill(where >= fed.nodes, -1)  # chosen last and never fed
-    parents = below.gather(1, ids) * real
-    made = _rewired(fed, tokens.gather(1, ids) * real, parents, level.gather(1, ids) * real, where, kept)
-    return replace(made, values=values.gather(1, ids).masked_fill(~real, -math.inf)), where
-
-
-def _rewired(
-    fed: DraftTree,
-    tokens: Int[Tensor, "b m"],
-    below: Int[Tensor, "b m"],
-    level: Int[Tensor, "b m"],
-    where: Int[Tensor, "b m"],
-    kept: Int[Tensor, " b"],
-) -> DraftTree:
-    """The tree of nodes whose parents are `below` among the fed and who are `where` (-1: not) among them themselves."""
-    assert fed.ancestors is not None
-    (b, m), inside = tokens.shape, where >= 0
-    node_of = torch.zeros(b, fed.nodes + 1, dtype=torch.long, device=tokens.device)
-    node_of.scatter_(1, where.masked_fill(~inside, fed.nodes), torch.arange(m, device=tokens.device).expand(b, m))
-    anc = fed.ancestors.gather(1, below[..., None].expand(b, m, fed.nodes))
-    anc = anc.gather(2, where.clamp(min=0)[:, None].expand(b, m, m)) & inside[:, None]
-    anc |= torch.eye(m, dtype=torch.bool, device=tokens.device)
-    anc[:, :, 0] = True
-    return DraftTree(tokens, node_of.gather(1, below), level, kept, anc, fed.deepest + 1)
 
 
 def check(tree: DraftTree) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import contract_weights
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -26,13 +28,20 @@ from outrider.noise import RaceNoise
 from outrider.targets import load_target
 from outrider.types import Sampling, Target
 
-VOCAB, CONTEXT = 61, 160
+VOCAB, CONTEXT, WIDE = 61, 160, 32
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 7, 18, 28], [1], [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]]
 
 
 def needs(name: str, folder: str) -> str:
-    """The SPEC by which the contract asks for a drafter: those that need weights are given the noisy copy."""
-    return {"model": f"model:{folder}?kids=3"}.get(name, name)
+    """The SPEC by which the contract asks for a drafter. The model is the noisy copy; nets are random ones."""
+    if name == "model":
+        return f"model:{folder}?kids=3"
+    if name in contract_weights.MAKERS:
+        where = Path(folder).with_name(f"{Path(folder).name}-{name}")
+        if not where.exists():
+            contract_weights.MAKERS[name](where, VOCAB, WIDE)
+        return f"{name}:{where}{contract_weights.OPTIONS.get(name, '')}"
+    return name
 
 
 @dataclass
@@ -53,7 +62,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     torch.manual_seed(7)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.25, eos_token_id=None,
         bos_token_id=None,
     )  # fmt: skip

@@ -14,6 +14,8 @@ SOURCE = ROOT / "src" / "outrider"
 MAY = {
     "types": set(),
     "tree": {"types"},
+    "growth": {"types", "tree"},
+    "nn": {"types"},
     "noise": {"types"},
     "sampling": {"types", "noise"},
     "stopping": {"types"},
@@ -22,7 +24,7 @@ MAY = {
     "verify": {"types", "tree", "noise", "sampling"},
     "budget": {"types"},
     "targets": {"types", "tree"},
-    "drafters": {"types", "tree", "noise", "sampling", "targets", "nn", "checkpoints"},
+    "drafters": {"types", "tree", "growth", "noise", "sampling", "targets", "nn", "checkpoints"},
     "testing": {"types", "tree", "noise"},
     "engine": {"types", "tree", "noise", "sampling", "verify", "budget"},
     "llm": {"types", "noise", "stopping", "budget", "engine", "targets", "drafters"},

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider import growth
 from outrider import tree as trees
 from outrider.types import DraftTree
 
@@ -286,7 +287,7 @@ def test_growth(case: dict) -> None:
     case = dict(case)
     k, b = case.pop("k"), 4
     seen: list[list[Path]] = [[] for _ in range(b)]
-    tree, fed_as = trees.grow(torch.arange(b) + 100, expander(k, seen), **case)
+    tree, fed_as = growth.grow(torch.arange(b) + 100, expander(k, seen), **case)
     trees.check(tree)
     layer = case.get("frontier", "layer") == "layer"
     steps = case.get("steps") or case["depth"]
@@ -318,7 +319,7 @@ def test_growth_with_certain_children_stays_connected() -> None:
 
     for frontier in ("layer", "any"):
         for nodes in range(1, 12):
-            tree, _ = trees.grow(torch.zeros(2).long(), expand, depth=4, width=2, nodes=nodes, frontier=frontier)  # type: ignore[arg-type]
+            tree, _ = growth.grow(torch.zeros(2).long(), expand, depth=4, width=2, nodes=nodes, frontier=frontier)  # type: ignore[arg-type]
             trees.check(tree)
             assert tree.values is not None
             assert bool((tree.values <= 0).all())

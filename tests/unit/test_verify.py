@@ -15,8 +15,9 @@ from scipy import stats
 from torch import Tensor
 
 from outrider import sampling, verify
+from outrider.growth import grow
 from outrider.noise import RaceNoise, uniforms
-from outrider.tree import chain, check, from_lists, from_template, grow, root_only, template
+from outrider.tree import chain, check, from_lists, from_template, root_only, template
 from outrider.types import DraftTree, Rows, Sampling, Verdict
 
 WALKS = [verify.walk_lists, verify.walk_tensors]

@@ -124,9 +124,7 @@ class FeatureDrafting:
         mask = None
         if cache.longest and (m > 1 or not cache.level):
             lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
-            mask = cache.mask(lower, features.dtype)
-        elif m > 1:
-            mask = None
+            mask = cache.mask(lower, features.dtype, drafter.layer.groups)
         turn = self._turn(m, features.dtype, torch.arange(m, device=tokens.device))
         made = drafter.step(drafter.given(features), tokens, mask, cache.place(m), turn)
         if m == 1 and min(counts) == 1:
@@ -149,7 +147,7 @@ class FeatureDrafting:
         mask = None
         if not (cache.level and n == fed.deepest + 1 == since + 1):  # a chain sees everything before it
             assert fed.ancestors is not None
-            mask = cache.mask(fed.ancestors[:, since:, 1:], vectors.dtype)
+            mask = cache.mask(fed.ancestors[:, since:, 1:], vectors.dtype, self.drafter.layer.groups)
         if drafter.growth.tree == "best":
             turn = self._turn(fed.deepest, vectors.dtype, fed.depths[:, since:] - 1)
         else:

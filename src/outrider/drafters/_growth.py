@@ -21,7 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import sampling
-from ..tree import append, from_template, grow, root_only, template
+from ..growth import grow
+from ..tree import append, from_template, root_only, template
 from ..types import Budget, DraftTree, InputError, Rows
 
 Step = Callable[[DraftTree, int], Tensor]

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..types import Round, Target
+from ..types import InputError, Round, Target
 
 
 class ResBlock(nn.Module):
@@ -38,7 +38,18 @@ def width(target: Target) -> int:
     """The width of a target's features."""
     config = getattr(target, "config", None)
     found = getattr(config, "hidden_size", None)
-    return int(found) if found is not None else target.embed(torch.zeros(1, dtype=torch.long)).shape[-1]
+    return int(found) if found is not None else _embedding(target)
+
+
+def _embedding(target: Target) -> int:
+    token = torch.zeros(1, dtype=torch.long, device=getattr(target, "device", "cpu"))
+    return target.embed(token).shape[-1]
+
+
+def check_embedding(target: Target, hidden: int) -> None:
+    """Refuse a target whose embeddings are not as wide as its features."""
+    if (wide := _embedding(target)) != hidden:
+        raise InputError(f"the target's embeddings have width {wide} and its features {hidden}; use Medusa or EAGLE-3")
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ Nodes are in breadth-first order, siblings by rank: parents come first and ties 
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,13 +62,6 @@ class Ranks:
         node = {p: i for i, p in enumerate(self.paths, 1)}
         return (0, *(node[p[:-1]] if len(p) > 1 else 0 for p in self.paths))
 
-    @cached_property
-    def levels(self) -> tuple[tuple[Paths, Paths], ...]:
-        """Per depth: its paths, and those among them that have children."""
-        inner = {p[:-1] for p in self.paths}
-        of = [tuple(p for p in self.paths if len(p) == d) for d in range(1, self.depth + 1)]
-        return tuple((level, tuple(p for p in level if p in inner)) for level in of)
-
 
 def ordered(paths: Sequence[Path]) -> Ranks:
     return Ranks(tuple(sorted(paths, key=lambda p: (len(p), p))))
@@ -105,31 +99,27 @@ def within(paths: Paths, nodes: int, depth: int) -> Ranks:
 def greedy(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Paths, tuple[float, ...]]:
     """The `nodes` non-root paths with the highest products of accuracies[depth][rank], best first, and the products.
 
-    One node at a time, always the most valuable one whose parent is there. Since a path is never worth more than its
-    parent, this is the best tree of that size: it maximises 1 + sum of values, the tokens a round commits, as far as
-    the accuracies of different depths multiply.
+    One node at a time, always the most valuable one whose parent is there (ties: the shallower, then the better
+    ranks). A path is never worth more than its parent, so this is the best tree of that size: it maximises
+    1 + sum of values, the tokens that a round commits, as far as the accuracies of different depths multiply.
     """
+    assert all(a >= b for depth in accuracies for a, b in itertools.pairwise(depth)), "accuracies fall with the rank"
     found: list[Path] = []
     values: list[float] = []
-    # Ranks are tried by accuracy: measured ones need not fall with the rank.
-    order = [sorted(range(len(a)), key=lambda i, a=a: (-a[i], i)) for a in accuracies]  # type: ignore[misc]
+    heap: list[tuple[float, int, Path, float]] = []
 
-    def entry(parent: Path, value: float, at: int) -> tuple[float, int, Path, float, int] | None:
+    def offer(parent: Path, worth: float, rank: int) -> None:
         d = len(parent)
-        if d == len(order) or at == len(order[d]):
-            return None
-        rank = order[d][at]
-        worth = value * accuracies[d][rank]
-        return (-worth, d + 1, (*parent, rank), value, at) if worth > 0 else None
+        if d < len(accuracies) and rank < len(accuracies[d]) and (value := worth * accuracies[d][rank]) > 0:
+            heapq.heappush(heap, (-value, d + 1, (*parent, rank), worth))
 
-    heap = [e for e in [entry((), 1.0, 0)] if e is not None]
+    offer((), 1.0, 0)
     while heap and len(found) < nodes:
-        worth, _, path, above, at = heapq.heappop(heap)
+        value, _, path, above = heapq.heappop(heap)
         found.append(path)
-        values.append(-worth)
-        for following in (entry(path[:-1], above, at + 1), entry(path, -worth, 0)):
-            if following is not None:
-                heapq.heappush(heap, following)
+        values.append(-value)
+        offer(path[:-1], above, path[-1] + 1)
+        offer(path, -value, 0)
     return tuple(found), tuple(values)
 
 
@@ -175,37 +165,6 @@ def plant(
     return prune(whole, *best(values, nodes, floor))
 
 
-def follow(
-    rows: Rows, first: Float[Tensor, "b 1 v"], step: Step, ranks: Ranks, scale: float = 1.0
-) -> tuple[DraftTree, Int[Tensor, "b n"]]:
-    """The tokens of a tree of ranks whose candidates depend on the path, one step a depth.
-
-    first: logits below the root. Returns the tree and each node's index among the fed nodes (-1: never fed).
-    """
-    fed, logits, tokens = root_only(rows.root), first, []
-    above: Paths = ((),)  # the nodes fed last
-    fed_as = {(): 0}
-    for depth, (level, inner) in enumerate(ranks.levels, 1):
-        k = 1 + max(p[-1] for p in level)
-        flat = sampling.rank(logits, rows, depth, k, scale)[0]
-        k, flat = flat.shape[2], flat.flatten(1)
-        at = {p: i for i, p in enumerate(above)}
-        tokens.append(flat[:, [at[p[:-1]] * k + p[-1] for p in level]])
-        if not inner:
-            break
-        here = {p: i for i, p in enumerate(level)}
-        parents = torch.tensor([fed_as[p[:-1]] for p in inner], device=flat.device).expand(len(rows), -1)
-        since = fed.nodes
-        fed = append(fed, tokens[-1][:, [here[p] for p in inner]], parents)
-        fed_as.update({p: since + i for i, p in enumerate(inner)})
-        above, logits = inner, step(fed, since)
-    if not tokens:
-        return fed, torch.zeros_like(rows.root)[:, None]
-    grown = from_template(rows.root, torch.cat(tokens, 1), ranks.parents)
-    index = torch.tensor([0, *(fed_as.get(p, -1) for p in ranks.paths)], device=rows.root.device)
-    return grown, index.expand(len(rows), -1)
-
-
 def below(
     rows: Rows, first: Float[Tensor, "b 1 v"], step: Step, truth: Int[Tensor, "b d"], k: int, scale: float = 1.0
 ) -> Int[Tensor, "b d k"]:
@@ -222,13 +181,18 @@ def below(
 
 def checked(tree: Any, where: str) -> Paths:
     """Paths as they come from JSON, best first: no path twice, none before its parent."""
-    sentence = f"the tree of {where} must be a list of lists of ranks, each after its parent; make it by tune-tree"
+    sentence = (
+        f"the tree of {where} must be paths of ranks, each after its parent and its better siblings; make it by "
+        "outrider tune-tree"
+    )
     if not isinstance(tree, list | tuple) or not tree:
         raise InputError(sentence)
     seen: set[Path] = {()}
     for path in tree:
         ranks = isinstance(path, list | tuple) and all(type(r) is int and 0 <= r < 4096 for r in path)
         if not ranks or not path or tuple(path) in seen or tuple(path[:-1]) not in seen:
+            raise InputError(sentence)
+        if path[-1] and (*path[:-1], path[-1] - 1) not in seen:
             raise InputError(sentence)
         seen.add(tuple(path))
     return tuple(tuple(path) for path in tree)

@@ -4,8 +4,8 @@ features.
     f'_{i+1} = layer(fc(cat(e(t_{i+1}), f_i)))   at position i;   law of t_{i+2} = head(f'_{i+1})
 
 f is the target's hidden state after its final norm, e and head are the target's own embedding and LM head. The token
-is one step ahead of the feature, because it is the outcome of the draw that f_i left open. Accepted tokens are fed again
-with true features (`_features.py`); trees grow as EAGLE-2's do, or to EAGLE-1's fixed shape (`_growth.py`).
+is one step ahead of the feature, because it is the outcome of the draw that f_i left open. Accepted tokens are fed
+again with true features (`_features.py`); trees grow as EAGLE-2's do, or to EAGLE-1's fixed shape (`_growth.py`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class EagleNet(nn.Module):
         features: Float[Tensor, "b m h"],
         embeds: Float[Tensor, "b m h"],
         positions: Int[Tensor, "#b m"] | None,
-        mask: Float[Tensor, "#b 1 m s"] | None = None,
+        mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
     ) -> Float[Tensor, "b m h"]:

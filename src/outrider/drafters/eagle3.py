@@ -121,7 +121,7 @@ class Eagle3Net(nn.Module):
         hidden: Float[Tensor, "b m h"],
         embeds: Float[Tensor, "b m h"],
         positions: Int[Tensor, "#b m"] | None,
-        mask: Float[Tensor, "#b 1 m s"] | None = None,
+        mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
     ) -> Float[Tensor, "b m h"]:

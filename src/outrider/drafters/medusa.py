@@ -84,10 +84,14 @@ class MedusaNet(nn.Module):
         self.heads = nn.ModuleList([MedusaHead(config) for _ in range(config.heads)])
         self.fused: tuple[list[tuple[Tensor, Tensor]], Tensor | None, Tensor | None] | None = None
 
+    @property
+    def parts(self) -> list[MedusaHead]:
+        return [part for part in self.heads if isinstance(part, MedusaHead)]
+
     def forward(self, features: Float[Tensor, "*s h"], head: Head | None = None) -> list[Float[Tensor, "*s v"]]:
         """Logits of every head. `head`: the target's, needed where it is shared."""
         made = []
-        for part in self.heads:
+        for part in self.parts:
             x = features
             for block in part.blocks:
                 x = block(x)
@@ -103,9 +107,9 @@ class MedusaNet(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             layers = []
             for i in range(self.config.layers):
-                linears = [part.blocks[i].linear for part in self.heads]
+                linears = [part.blocks[i].linear for part in self.parts]
                 layers.append((_stacked(linears, "weight"), _stacked(linears, "bias")[:, None]))
-            ends = [part.lm_head for part in self.heads]
+            ends = [part.lm_head for part in self.parts]
             own = not self.config.share_head
             weight = _stacked(ends, "weight") if own else None
             self.fused = layers, weight, _stacked(ends, "bias") if own and self.config.bias else None
@@ -116,18 +120,19 @@ class MedusaNet(nn.Module):
         layers, weight, bias = self.fused
         x = x.expand(heads, *x.shape)
         for linear, shift in layers:
-            x = x + functional.silu(torch.baddbmm(shift[:heads], x, linear[:heads].mT))
+            x = x + functional.silu(torch.baddbmm(shift[:heads], x, linear[:heads]))
         if weight is None:
             return head(x.transpose(0, 1))
-        logits = torch.bmm(x, weight[:heads].mT).transpose(0, 1)
+        logits = torch.bmm(x, weight[:heads]).transpose(0, 1)
         return logits if bias is None else logits + bias[:heads]
 
 
 def _stacked(layers: Sequence[Any], name: str) -> Tensor:
-    """One tensor of several layers' parameters, which become views of it."""
-    joined = torch.stack([getattr(layer, name) for layer in layers])
+    """One tensor of several layers' parameters, which become views of it; matrices lie [inputs, outputs], as the
+    product of a few rows reads them fastest."""
+    joined = torch.stack([getattr(layer, name).T for layer in layers])
     for layer, part in zip(layers, joined, strict=True):
-        setattr(layer, name, nn.Parameter(part, requires_grad=False))
+        setattr(layer, name, nn.Parameter(part.T, requires_grad=False))
     return joined
 
 
@@ -141,7 +146,7 @@ def fresh(
     config = MedusaConfig(target.vocab, hidden, heads, layers, share_head, biased and not share_head, lossy=lossy)
     net = MedusaNet(config).to(weight.device, weight.dtype)
     with torch.no_grad():
-        for part in net.heads:
+        for part in net.parts:
             if part.lm_head is not None:
                 part.lm_head.weight.copy_(weight)
                 if biased:
@@ -198,7 +203,7 @@ class MedusaDrafting:
     def _rank(self, rows: Rows, depth: int, k: int) -> tuple[Tensor, Tensor]:
         assert self.feature is not None
         logits = self.drafter.net.fast(self.feature, depth, self.drafter.target.head)
-        below = torch.arange(1, depth + 1, device=logits.device).expand(len(rows), -1)
+        below = torch.arange(1, depth + 1, device=logits.device).repeat(len(rows), 1)
         return sampling.rank(logits, rows, below, k, self.drafter.options.scale)
 
     def select(self, index: Sequence[int]) -> None:
@@ -206,13 +211,15 @@ class MedusaDrafting:
             self.feature = self.feature[list(index)]
 
     def join(self, other: Drafting) -> None:
-        assert isinstance(other, MedusaDrafting) and self.feature is not None and other.feature is not None
+        assert isinstance(other, MedusaDrafting)
+        assert self.feature is not None
+        assert other.feature is not None
         self.feature = torch.cat([self.feature, other.feature])
 
 
-def save(folder: str | Path, net: MedusaNet, config: MedusaConfig) -> None:
+def save(folder: str | Path, net: MedusaNet, config: MedusaConfig | None = None) -> None:
     """Write a native folder, which `load` reads."""
-    _weights.save(folder, "medusa", net, config.to_dict())
+    _weights.save(folder, "medusa", net, (config or net.config).to_dict())
 
 
 def load(

@@ -20,7 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import sampling
-from ..tree import append, from_template, grow, prune, root_only, template
+from ..growth import grow
+from ..tree import append, from_template, prune, root_only, template
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from ._common import corpus, refuse, selected, useful, whole
 

@@ -2,8 +2,8 @@
 
 A small model on a CPU spends half of a pass walking through Python modules. Recording it (`torch.jit.trace`) takes half a
 second, one recording serves trees of every size, and the kernels and their order stay the model's own: the logits are
-bit for bit those of the stock forward. A recording is not trusted, it is proved: the first passes it serves, at several
-shapes, are run both ways, and at the first difference it is dropped for good and the stock forward goes on.
+those of the stock forward, in most families bit for bit. A recording is not trusted, it is proved: the first passes it
+serves, at several shapes, are run both ways, and where they differ by more than rounding it is dropped for good.
 (`torch.compile` needs some 25 seconds for every tree size and gains no more on the demo model: docs/log.md.)
 """
 
@@ -88,7 +88,7 @@ class Graphs:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # tracing is deprecated in favour of torch.compile (see above)
-                made = torch.jit.freeze(torch.jit.trace(body, tensors, check_trace=False))
+                made = torch.jit.freeze(torch.jit.trace(body, tensors, check_trace=False), optimize_numerics=False)
         except (RuntimeError, TypeError, ValueError) as error:
             logger.warning("this model's pass cannot be recorded (%s); its own forward is used", str(error)[:200])
             return None
@@ -171,4 +171,9 @@ def _tensors(inputs: dict[str, Any], given: Pass, cache: TreeCache) -> tuple[Any
 
 
 def _same(a: Look, b: Look) -> bool:
-    return torch.equal(a.logits, b.logits) and all(torch.equal(a.features[t], b.features[t]) for t in b.features)
+    """Equal up to rounding: a folded constant may round the last bit differently."""
+
+    def close(x: Tensor, y: Tensor) -> bool:
+        return float((x - y).abs().max()) <= 64 * torch.finfo(y.dtype).eps * float(y.abs().max())
+
+    return close(a.logits, b.logits) and all(close(a.features[t], b.features[t]) for t in b.features)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,20 +45,25 @@ class HFTarget:
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""
-        return self.model.get_input_embeddings()(tokens) * self._scale
+        embeds = self.model.get_input_embeddings()(tokens)
+        return embeds if self._scale == 1.0 else embeds * self._scale
 
-    @property
+    @cached_property
     def _scale(self) -> float:
         return float(getattr(self.config, "embedding_multiplier", None) or 1.0)
 
     def head(self, features: Float[Tensor, "*s h"]) -> Float[Tensor, "*s v"]:
         """Logits of features taken after the final norm (tap -1), with the family's scale and soft cap."""
-        config, logits = self.config, self.model.get_output_embeddings()(features)
-        scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+        logits = self.model.get_output_embeddings()(features)
+        scale, divisor, cap = self._head
         logits = logits * scale if scale else logits
         logits = logits / divisor if divisor else logits
-        cap = getattr(config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
+
+    @cached_property
+    def _head(self) -> tuple[float | None, ...]:
+        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        return tuple(getattr(self.config, name, None) for name in names)  # looking a config up costs microseconds
 
     def open(self, capacity: int) -> TreeSession:
         """A session whose rows have room for `capacity` tokens, those of the tree included; it grows if they must."""

@@ -1,0 +1,291 @@
+"""Hydra (Ankner et al. 2024): Medusa's heads, each of which sees the tokens drafted before it.
+
+    p_i = softmax(W_i z_i + b_i),   z_i = blocks_i(cat(f, e(x_1), ..., e(x_i)))      i = 1 .. K, section 3
+
+f is the feature of the last committed token at t, x_1 the root at t + 1, x_2 ... x_i the drafted path below it, e the
+target's embedding; p_i is the law of the token at t + 1 + i. The first block of a head maps the whole width to one
+feature's: R x + SiLU(W1 x). The heads begin as the target's LM head of f (R = [I 0 ... 0], W1 = 0).
+
+Hydra++ (`prefix`, section 4.2) puts one decoder layer between the target's features and the heads, so that f knows
+more of the text than the target needed for t + 1:  f' = norm(layer(norm(f))) over all committed tokens.
+
+Trees: dynamic (EAGLE-2's growth, one head a depth), static, chain, greedy63, or a FILE of `outrider tune-tree`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..nn import Layer, LayerShape, Prefix, RMSNorm, Store
+from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from . import _growth, _heads, _ranks, _weights
+from ._common import whole
+
+TREES = ("dynamic", "static", "chain")
+
+
+@dataclass(frozen=True)
+class HydraConfig:
+    """`heads`: K. `layers`: blocks per head. `prefix`: Hydra++, whose decoder layer is `layer`. `tree`: paths of ranks,
+    best first, used unless another tree is asked for."""
+
+    vocab: int
+    hidden: int
+    heads: int = 4
+    layers: int = 1
+    prefix: bool = False
+    layer: LayerShape | None = None
+    scale: float = 1.0
+    tree: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "hidden", "heads", "layers"):
+            whole(f"{name} of Hydra", getattr(self, name))
+        if self.prefix != (self.layer is not None):
+            raise InputError("a Hydra drafter has a layer if and only if prefix is true; correct its config")
+        if self.layer is not None and not self.layer.hidden == self.layer.inputs == self.hidden:
+            raise InputError(f"Hydra's layer reads and writes features, so both widths must be {self.hidden}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "layer": None if self.layer is None else self.layer.to_dict()}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> HydraConfig:
+        layer, tree = given.get("layer"), given.get("tree")
+        layer = None if layer is None else LayerShape.from_dict(layer)
+        return cls(**{**given, "layer": layer, "tree": None if tree is None else _ranks.checked(tree, "its config")})
+
+
+class HydraHead(nn.Module):
+    """Head i = 0 .. K - 1 reads a feature and i + 1 embeddings."""
+
+    def __init__(self, config: HydraConfig, index: int):
+        super().__init__()
+        h = config.hidden
+        wide = [h * (index + 2), *[None] * (config.layers - 1)]
+        self.blocks = nn.ModuleList([_heads.ResBlock(h, inputs) for inputs in wide])
+        self.lm_head = nn.Linear(h, config.vocab)
+        self.fused: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Float[Tensor, "*s wide"]) -> Float[Tensor, "*s v"]:
+        if self.fused is None:
+            x = self.blocks[0](x)
+        else:
+            kept, turned = functional.linear(x, *self.fused).chunk(2, -1)
+            x = kept + functional.silu(turned)
+        for block in self.blocks[1:]:
+            x = block(x)
+        return self.lm_head(x)
+
+    def fuse(self) -> None:
+        """For inference: the first block's two maps as one."""
+        block = self.blocks[0]
+        assert isinstance(block, _heads.ResBlock)
+        assert block.res_connection is not None
+        with torch.inference_mode(False), torch.no_grad():
+            both = (block.res_connection, block.linear)
+            self.fused = torch.cat([m.weight for m in both]), torch.cat([m.bias for m in both])
+            for m, weight in zip(both, self.fused[0].chunk(2), strict=True):
+                m.weight = nn.Parameter(weight, requires_grad=False)
+
+
+class HydraPrefix(nn.Module):
+    """One decoder layer over the features of the text, normed before and after."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.layer = Layer(shape)
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+
+    def forward(
+        self,
+        features: Float[Tensor, "b m h"],
+        positions: Int[Tensor, "#b m"],
+        mask: Float[Tensor, "#b 1 m s"] | None = None,
+        store: Store | None = None,
+        turn: Float[Tensor, "#b m 2 1 d"] | None = None,
+    ) -> Float[Tensor, "b m h"]:
+        return self.norm(self.layer(self.input_layernorm(features), features, positions, mask, store, turn))
+
+
+class HydraNet(nn.Module):
+    """K heads, and in Hydra++ a decoder layer before them (`prefix`, called once over the text by its user)."""
+
+    def __init__(self, config: HydraConfig):
+        super().__init__()
+        self.config = config
+        self.prefix = None if config.layer is None else HydraPrefix(config.layer)
+        self.heads = nn.ModuleList([HydraHead(config, i) for i in range(config.heads)])
+
+    def forward(
+        self, head: int, features: Float[Tensor, "*s h"], embeds: Float[Tensor, "*s i h"]
+    ) -> Float[Tensor, "*s v"]:
+        """Logits of head i = 0 .. K - 1 below a path of i + 1 tokens, the root first. In Hydra++, features are those
+        that `prefix` has made."""
+        return self.heads[head](torch.cat([features, embeds.flatten(-2)], -1))
+
+    def fuse(self) -> None:
+        for part in self.heads:
+            assert isinstance(part, HydraHead)
+            part.fuse()
+        if self.prefix is not None:
+            self.prefix.layer.fuse()
+
+
+def fresh(
+    target: Target, heads: int = 4, layers: int = 1, layer: LayerShape | None = None
+) -> tuple[HydraNet, HydraConfig]:
+    """An untrained network: every head is the target's LM head. With a layer's shape: Hydra++."""
+    hidden = _heads.width(target)
+    _heads.check_embedding(target, hidden)
+    weight, bias = _heads.lm_head(target, hidden)
+    config = HydraConfig(target.vocab, hidden, heads, layers, layer is not None, layer)
+    net = HydraNet(config).to(weight.device, weight.dtype)
+    with torch.no_grad():
+        for part in net.heads:
+            assert isinstance(part, HydraHead)
+            part.lm_head.weight.copy_(weight)
+            part.lm_head.bias.copy_(bias)
+    return net, config
+
+
+@dataclass(frozen=True)
+class HydraDrafter:
+    net: HydraNet
+    target: Target
+    config: HydraConfig
+    growth: _growth.Growth
+    ranks: _ranks.Paths = ()  # of a tree of ranks, best first
+    taps: tuple[int, ...] = (-1,)
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraDrafting:
+        shape = self.config.layer
+        if shape is None:
+            return HydraDrafting(self)
+        some = next(self.net.parameters())
+        return HydraDrafting(self, prefix=Prefix(shape, len(prompts), capacity, some.dtype, some.device))
+
+
+@dataclass
+class HydraDrafting:
+    drafter: HydraDrafter
+    feature: Float[Tensor, "b h"] | None = None  # of the last committed token, in Hydra++ what the prefix made of it
+    prefix: Prefix | None = None  # keys and values of the committed tokens
+
+    def observe(self, round: Round) -> None:
+        if self.prefix is None:
+            self.feature = _heads.last(round, round.look.features[-1], self.feature)
+        elif (made := self._read(round, self.prefix)) is not None:
+            index = torch.arange(made.shape[1], device=made.device).expand(made.shape[:2])
+            self.feature = _heads.last(replace(round, path=index), made, self.feature)
+
+    def _read(self, round: Round, prefix: Prefix) -> Tensor | None:
+        """Feed the committed tokens' features to the prefix layer; what it made of them, in the order of the path."""
+        net, counts = self.drafter.net.prefix, round.count.tolist()
+        assert net is not None
+        m = max(counts)
+        if m == 0:
+            return None
+        seen = round.look.features[-1]
+        features = seen.gather(1, round.path[:, :m, None].expand(-1, -1, seen.shape[-1]))
+        positions = prefix.lengths[:, None] + torch.arange(m, device=seen.device)
+        turn = net.layer.rope.table(prefix.longest + m, seen.dtype, seen.device)[positions]
+        own = torch.ones(1, m, m, dtype=torch.bool, device=seen.device).tril_()
+        made = net(features, positions, prefix.mask(own, seen.dtype), prefix.place(m), turn)
+        prefix.advance(counts)
+        return made
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter, path = self.drafter, Walk(self.drafter, rows, self.feature)
+        growth = drafter.growth
+        if drafter.ranks and budget.shape is None:
+            parents = _growth.from_ranks(_ranks.within(drafter.ranks, budget.nodes, growth.reach(budget, rows)).paths)
+            growth = replace(growth, tree="static", parents=parents)
+        return growth.propose(rows, path.first, path.step, budget)[0]
+
+    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        path = Walk(self.drafter, rows, self.feature)
+        known = truth[:, : self.drafter.config.heads]
+        return _ranks.below(rows, path.first, path.step, known, k, self.drafter.growth.scale)
+
+    def select(self, index: Sequence[int]) -> None:
+        if self.feature is not None:
+            self.feature = self.feature[list(index)]
+        if self.prefix is not None:
+            self.prefix.select(index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, HydraDrafting)
+        assert self.feature is not None
+        assert other.feature is not None
+        self.feature = torch.cat([self.feature, other.feature])
+        if self.prefix is not None and other.prefix is not None:
+            self.prefix.join(other.prefix)
+
+
+@dataclass
+class Walk:
+    """One tree being grown, a head per depth. A node's input is its parent's and its own embedding behind it."""
+
+    drafter: HydraDrafter
+    rows: Rows
+    feature: Float[Tensor, "b h"] | None
+    inputs: Float[Tensor, "b w wide"] = field(init=False)  # of the layer fed last
+    since: int = 0  # where that layer begins among the fed nodes
+
+    def __post_init__(self) -> None:
+        assert self.feature is not None, "a prompt comes before a draft"
+        self.inputs = torch.cat([self.feature, self.drafter.target.embed(self.rows.root)], -1)[:, None]
+
+    @property
+    def first(self) -> Float[Tensor, "b 1 v"]:
+        return self.drafter.net.heads[0](self.inputs)
+
+    def step(self, fed: DraftTree, since: int) -> Float[Tensor, "b w v"]:
+        embeds = self.drafter.target.embed(fed.tokens[:, since:])
+        above = (fed.parents[:, since:] - self.since)[..., None].expand(-1, -1, self.inputs.shape[-1])
+        self.inputs, self.since = torch.cat([self.inputs.gather(1, above), embeds], -1), since
+        return self.drafter.net.heads[fed.deepest](self.inputs)
+
+
+def save(folder: str | Path, net: HydraNet, config: HydraConfig | None = None) -> None:
+    """Write a native folder, which `load` reads."""
+    _weights.save(folder, "hydra", net, (config or net.config).to_dict())
+
+
+def load(
+    target: Target | None,
+    tokenizer: Any = None,
+    path: str | None = None,
+    tree: str = "",
+    shape: tuple[int, ...] = (4, 2, 2, 1),
+    width: int = 4,
+    kids: int = 4,
+    scale: float = 0.0,
+) -> HydraDrafter:
+    """Hydra heads from a folder. `tree` "" is the folder's own, or dynamic; `scale` 0 is the folder's own."""
+    if target is None:
+        raise InputError("Hydra heads need the target that they draft for")
+    found, tensors = _weights.read(path, "hydra")
+    config = _weights.config_of(HydraConfig.from_dict, found, path)
+    _ranks.check_target(config.vocab, config.hidden, _heads.width(target), target, path)
+    _heads.check_embedding(target, config.hidden)
+    kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, target.vocab)
+    few = tuple(min(s, target.vocab) for s in shape)
+    growth = _growth.Growth(
+        tree="static" if ranks else kind, shape=few, depth=config.heads, width=width, kids=kids, nodes=1 << 16,
+        scale=scale or config.scale,
+    )  # fmt: skip
+    net = _weights.fill(lambda: HydraNet(config), tensors, path, target)
+    net.fuse()
+    return HydraDrafter(net, target, config, growth, ranks)
