@@ -43,6 +43,7 @@ class Setup:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.llm = outrider.load(drafter="none")
+        self.recorded = outrider.load(drafter="none", compile=True)
         self.stock = AutoModelForCausalLM.from_pretrained(str(DEMO / "target"), dtype=torch.float32).eval()
         self.draft = AutoModelForCausalLM.from_pretrained(str(DEMO / "draft"), dtype=torch.float32).eval()
         lines = (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
@@ -51,13 +52,12 @@ class Setup:
             by_domain.setdefault(line["domain"], []).append(self.llm.encode(line.get("messages") or line["text"]))
         self.prompts = [p for found in by_domain.values() for p in found[: args.per_domain]]
 
-    def ours(self, name: str, spec: str, **options: Any) -> Peer:
-        return outrider_peer(name, self.with_drafter(spec), **options)
+    def ours(self, name: str, spec: str, compile: bool = False, **options: Any) -> Peer:
+        return outrider_peer(name, self.with_drafter(spec, compile), **options)
 
-    def with_drafter(self, spec: str) -> LLM:
-        return replace(
-            self.llm, drafter=drafters.load(spec, self.llm.target, self.llm.tokenizer), drafter_name=spec, budgets={}
-        )
+    def with_drafter(self, spec: str, compile: bool = False) -> LLM:
+        llm = self.recorded if compile else self.llm
+        return replace(llm, drafter=drafters.load(spec, llm.target, llm.tokenizer), drafter_name=spec, budgets={})
 
     def stock_peer(self, name: str, **options: Any) -> Peer:
         return stock_peer(name, self.stock, self.llm.eos, **options)
@@ -94,7 +94,8 @@ def _text(item: dict[str, Any]) -> str:
 
 
 def case_none(s: Setup) -> dict[str, Any]:
-    return s.run("none", [s.stock_peer("transformers"), s.ours("none", "none")], "transformers")
+    peers = [s.stock_peer("transformers"), s.ours("none", "none"), s.ours("none, compiled", "none", compile=True)]
+    return s.run("none", peers, "transformers")
 
 
 def case_model(s: Setup) -> dict[str, Any]:
@@ -105,6 +106,8 @@ def case_model(s: Setup) -> dict[str, Any]:
         s.ours("model", "model"),
         s.ours("model chain 5", "model?tree=chain", budget=FixedBudget(6, 5)),
         s.ours("model (3,2,2,1,1)", "model?tree=static", budget=FixedBudget(64, 5)),
+        s.ours("none, compiled", "none", compile=True),
+        s.ours("model, compiled", "model", compile=True),
     ]
     return s.run("model", peers, "assisted")
 
@@ -119,6 +122,9 @@ def case_lookup(s: Setup) -> dict[str, Any]:
         s.ours("none", "none"),
         s.ours("lookup", "lookup"),
         s.ours("suffix", "suffix"),
+        s.ours("none, compiled", "none", compile=True),
+        s.ours("lookup, compiled", "lookup", compile=True),
+        s.ours("suffix, compiled", "suffix", compile=True),
     ]
     return s.run("lookup", peers, "stock lookup", prompts)
 

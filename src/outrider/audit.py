@@ -268,7 +268,7 @@ def statistics(
 def _drafts(engine: Engine) -> list[tuple[str, tuple[int, ...] | None]]:
     """The drafter's own way; under the rejection rules also sampled drafts, of a drafter that can make them."""
     own: list[tuple[str, tuple[int, ...] | None]] = [("own", None)]
-    if engine.rule in ("rejection", "block") and hasattr(engine.drafter, "shape"):
+    if engine.rule in ("rejection", "block") and hasattr(engine.drafter, "growth"):
         own += [("sampled chain", (1, 1, 1))] if engine.rule == "block" else [("sampled tree", (2, 2))]
     return own
 

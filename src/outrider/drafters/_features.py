@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..nn import Layer, Prefix, Store
 from ..types import Budget, Drafting, DraftTree, Round, Rows
-from ._growth import Growth
+from . import _ranks
+from ._growth import Growth, Step
 
 FLUSH = 128  # pairs a row may wait before they are fed: rounds that do not draft cost nothing, prompts do not pile up
 
@@ -81,6 +82,16 @@ class FeatureDrafting:
             self._read()
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter, (first, step) = self.drafter, self._start(rows)
+        return drafter.growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
+
+    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        first, step = self._start(rows)
+        return _ranks.below(rows, first, step, truth, k, self.drafter.names)
+
+    def _start(self, rows: Rows) -> tuple[Tensor, Step]:
+        """The logits below the root, and the step that goes on from it."""
         self._read()
         assert self.last is not None
         assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
@@ -92,7 +103,7 @@ class FeatureDrafting:
             vectors = torch.cat([vectors, made], 1)
             return drafter.logits(made)
 
-        return drafter.growth.propose(rows, drafter.logits(self.last), step, budget, drafter.names, drafter.vocab)[0]
+        return drafter.logits(self.last), step
 
     def select(self, index: Sequence[int]) -> None:
         if list(index) == list(range(len(self.cache.host))):
@@ -115,7 +126,7 @@ class FeatureDrafting:
         """Feed the pairs that wait, as one chain per row."""
         if not self.pending:
             return
-        features, tokens, counts = self.pending[0] if len(self.pending) == 1 else _merged(self.pending)
+        features, tokens, counts = self.pending[0] if len(self.pending) == 1 else merged(self.pending)
         self.pending, self.waiting = [], 0
         m, drafter, cache = max(counts), self.drafter, self.cache
         if m == 0:
@@ -169,7 +180,7 @@ class FeatureDrafting:
         return table[cache.lengths[:, None] + places]
 
 
-def _merged(
+def merged(
     pending: Sequence[tuple[Tensor, Tensor, list[int]]],
 ) -> tuple[Float[Tensor, "b m f"], Int[Tensor, "b m"], list[int]]:
     """Several rounds' pairs behind one another, the gaps closed."""

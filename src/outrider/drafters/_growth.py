@@ -24,6 +24,7 @@ from .. import sampling
 from ..growth import grow
 from ..tree import append, from_template, root_only, template
 from ..types import Budget, DraftTree, InputError, Rows
+from . import _ranks
 
 Step = Callable[[DraftTree, int], Tensor]
 TREES = ("dynamic", "best", "static", "chain")
@@ -36,6 +37,7 @@ class Growth:
     dynamic  EAGLE-2's growth: expand the `width` best nodes of the last layer, re-rank, keep the best
     best     the same, best first: expand the `width` best nodes that were not expanded yet, whatever their depth
     static   a fixed shape: (N1, ..., Ng), or `parents`, where given; a chain of gamma tokens is (1, 1, ..., 1)
+    FILE     a static tree that `outrider tune-tree` wrote, cut to its most valuable nodes; greedy63: see `_ranks.py`
 
     `nodes` caps the budget and counts the root, as the papers' code does (60 are 59 drafted tokens and the root).
     `value`, `rerank`: EAGLE-2's ablations, see `tree.grow`.
@@ -52,10 +54,12 @@ class Growth:
     value: bool = True
     rerank: bool = True
     replacement: bool = False
+    ranks: _ranks.Paths = ()  # a static tree as paths of ranks, best first
 
     def __post_init__(self) -> None:
         if self.tree not in TREES:
-            raise InputError(f"tree must be {', '.join(TREES[:-1])} or {TREES[-1]}, not {self.tree!r}")
+            object.__setattr__(self, "ranks", _ranks.named(self.tree, TREES))
+            object.__setattr__(self, "tree", "static")
         if min(self.shape, default=1) < 1 or min(self.depth, self.width, self.kids) < 1 or self.nodes < 2:
             raise InputError("the shape, depth, width and kids of a tree must be positive, and its nodes at least 2")
         if not 0 < self.scale < float("inf"):
@@ -74,6 +78,8 @@ class Growth:
         if self.tree in ("dynamic", "best"):
             return None
         nodes = min(self.nodes, budget.nodes)
+        if self.tree == "static" and self.ranks:
+            return ranked(self.ranks, nodes, depth)
         if self.tree == "static" and self.parents:
             return cut(self.parents, depth, nodes)
         shape = (1,) * depth if self.tree == "chain" else self.shape[:depth]
@@ -213,6 +219,12 @@ def from_ranks(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     order: list[tuple[int, ...]] = [(), *(p for p in known if p in inner), *(p for p in known if p not in inner)]
     place = {p: i for i, p in enumerate(order)}
     return (0, *(place[p[:-1]] for p in order[1:]))
+
+
+@lru_cache(maxsize=256)
+def ranked(paths: _ranks.Paths, nodes: int, depth: int) -> tuple[int, ...]:
+    """Parents of the first `nodes` - 1 paths that are at most `depth` long, and the root."""
+    return from_ranks(_ranks.within(paths, nodes, depth).paths)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -56,11 +58,13 @@ def check_embedding(target: Target, hidden: int) -> None:
 def lm_head(target: Target, hidden: int) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v"]]:
     """The target's LM head as a matrix and a bias: its answers to the unit vectors, with the family's scale in them.
 
-    (A soft cap is no part of a linear map; near zero it changes nothing, so what is read off is the map before it.)
+    A soft cap is no part of a linear map. Near zero it changes nothing, so small vectors see the map before it.
     """
-    like = {"dtype": getattr(target, "dtype", torch.float32), "device": getattr(target, "device", "cpu")}
+    device: Any = getattr(target, "device", "cpu")
+    like: dict[str, Any] = {"dtype": getattr(target, "dtype", torch.float32), "device": device}
+    unit = 2.0**-10 if getattr(getattr(target, "config", None), "final_logit_softcapping", None) else 1.0
     bias = target.head(torch.zeros(1, hidden, **like))[0]
-    return (target.head(torch.eye(hidden, **like)) - bias).T.contiguous(), bias
+    return ((target.head(torch.eye(hidden, **like) * unit) - bias) / unit).T.contiguous(), bias
 
 
 def last(round: Round, features: Float[Tensor, "b m h"], before: Tensor | None) -> Float[Tensor, "b h"]:

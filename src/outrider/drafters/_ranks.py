@@ -166,12 +166,17 @@ def plant(
 
 
 def below(
-    rows: Rows, first: Float[Tensor, "b 1 v"], step: Step, truth: Int[Tensor, "b d"], k: int, scale: float = 1.0
+    rows: Rows,
+    first: Float[Tensor, "b 1 v"],
+    step: Step,
+    truth: Int[Tensor, "b d"],
+    k: int,
+    names: Int[Tensor, " v"] | None = None,
 ) -> Int[Tensor, "b d k"]:
     """The k candidates at each depth below a path of known tokens, which is fed one by one: for `tuning.py`."""
     fed, logits, found = root_only(rows.root), first, []
     for depth in range(1, truth.shape[1] + 1):
-        found.append(sampling.rank(logits, rows, depth, k, scale)[0])
+        found.append(sampling.rank(logits, rows, depth, k, names=names)[0])
         if depth < truth.shape[1]:
             since = fed.nodes
             fed = append(fed, truth[:, depth - 1 : depth], torch.full_like(truth[:, :1], since - 1))
@@ -218,12 +223,15 @@ def chosen(tree: str, stored: Paths | None, names: Sequence[str], most: int, voc
         return names[0], ()
     if tree in names:
         return tree, ()
-    paths = greedy63() if tree == "greedy63" else read_named(tree, names) if tree else stored
+    paths = named(tree, names) if tree else stored
     assert paths is not None
     return "ranks", tuple(p for p in paths if len(p) <= most and max(p) < vocab)
 
 
-def read_named(tree: str, names: Sequence[str]) -> Paths:
+def named(tree: str, names: Sequence[str]) -> Paths:
+    """The paths of greedy63 or of a file."""
+    if tree == "greedy63":
+        return greedy63()
     if not File(tree).is_file():
         raise InputError(f"tree must be {', '.join(names)}, greedy63 or a file of outrider tune-tree, not {tree!r}")
     return read(tree)

@@ -15,7 +15,7 @@ Trees: dynamic (EAGLE-2's growth, one head a depth), static, chain, greedy63, or
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ from ..nn import Layer, LayerShape, Prefix, RMSNorm, Store
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _growth, _heads, _ranks, _weights
 from ._common import whole
+from ._features import merged
 
 TREES = ("dynamic", "static", "chain")
+FLUSH = 256  # features that may wait: a prompt's chunks are not piled up
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class HydraPrefix(nn.Module):
         self,
         features: Float[Tensor, "b m h"],
         positions: Int[Tensor, "#b m"],
-        mask: Float[Tensor, "#b 1 m s"] | None = None,
+        mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b m 2 1 d"] | None = None,
     ) -> Float[Tensor, "b m h"]:
@@ -164,7 +166,6 @@ class HydraDrafter:
     target: Target
     config: HydraConfig
     growth: _growth.Growth
-    ranks: _ranks.Paths = ()  # of a tree of ranks, best first
     taps: tuple[int, ...] = (-1,)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraDrafting:
@@ -177,48 +178,58 @@ class HydraDrafter:
 
 @dataclass
 class HydraDrafting:
+    """Plain Hydra knows the feature of the last committed token. Hydra++ also keeps the keys and values of its prefix
+    layer; features wait to be fed to it until a draft is asked for, so that rounds without one cost nothing."""
+
     drafter: HydraDrafter
-    feature: Float[Tensor, "b h"] | None = None  # of the last committed token, in Hydra++ what the prefix made of it
-    prefix: Prefix | None = None  # keys and values of the committed tokens
+    feature: Float[Tensor, "b h"] | None = None  # in Hydra++ what the prefix made of it
+    prefix: Prefix | None = None
+    waiting: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, path, count of a row
 
     def observe(self, round: Round) -> None:
-        if self.prefix is None:
-            self.feature = _heads.last(round, round.look.features[-1], self.feature)
-        elif (made := self._read(round, self.prefix)) is not None:
-            index = torch.arange(made.shape[1], device=made.device).expand(made.shape[:2])
-            self.feature = _heads.last(replace(round, path=index), made, self.feature)
-
-    def _read(self, round: Round, prefix: Prefix) -> Tensor | None:
-        """Feed the committed tokens' features to the prefix layer; what it made of them, in the order of the path."""
-        net, counts = self.drafter.net.prefix, round.count.tolist()
-        assert net is not None
-        m = max(counts)
-        if m == 0:
-            return None
         seen = round.look.features[-1]
-        features = seen.gather(1, round.path[:, :m, None].expand(-1, -1, seen.shape[-1]))
-        positions = prefix.lengths[:, None] + torch.arange(m, device=seen.device)
-        turn = net.layer.rope.table(prefix.longest + m, seen.dtype, seen.device)[positions]
-        own = torch.ones(1, m, m, dtype=torch.bool, device=seen.device).tril_()
-        made = net(features, positions, prefix.mask(own, seen.dtype), prefix.place(m), turn)
+        if self.prefix is None:
+            self.feature = _heads.last(round, seen, self.feature)
+            return
+        counts = round.count.tolist()
+        path = round.path[:, : max(counts)]
+        self.waiting.append((seen.gather(1, path[..., None].expand(-1, -1, seen.shape[-1])), path, counts))
+        if sum(path.shape[1] for _, path, _ in self.waiting) > FLUSH:
+            self._read()
+
+    def _read(self) -> None:
+        """Feed the waiting features to the prefix layer."""
+        net, prefix = self.drafter.net.prefix, self.prefix
+        if net is None or prefix is None or not self.waiting:
+            return
+        features, _, counts = merged(self.waiting) if len(self.waiting) > 1 else self.waiting[0]
+        self.waiting, m = [], features.shape[1]
+        if m == 0:
+            return
+        positions = prefix.lengths[:, None] + torch.arange(m, device=features.device)
+        turn = net.layer.rope.table(prefix.longest + m, features.dtype, features.device)[positions]
+        own = torch.ones(1, m, m, dtype=torch.bool, device=features.device).tril_()
+        mask = prefix.mask(own, features.dtype, net.layer.groups)
+        made = net(features, positions, mask, prefix.place(m), turn)
         prefix.advance(counts)
-        return made
+        count = torch.tensor(counts, device=features.device)
+        end = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, made.shape[2])
+        last = made.gather(1, end)[:, 0]
+        self.feature = last if self.feature is None else torch.where(count[:, None] > 0, last, self.feature)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        drafter, path = self.drafter, Walk(self.drafter, rows, self.feature)
-        growth = drafter.growth
-        if drafter.ranks and budget.shape is None:
-            parents = _growth.from_ranks(_ranks.within(drafter.ranks, budget.nodes, growth.reach(budget, rows)).paths)
-            growth = replace(growth, tree="static", parents=parents)
-        return growth.propose(rows, path.first, path.step, budget)[0]
+        self._read()
+        path = Walk(self.drafter, rows, self.feature)
+        return self.drafter.growth.propose(rows, path.first, path.step, budget)[0]
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        self._read()
         path = Walk(self.drafter, rows, self.feature)
-        known = truth[:, : self.drafter.config.heads]
-        return _ranks.below(rows, path.first, path.step, known, k, self.drafter.growth.scale)
+        return _ranks.below(rows, path.first, path.step, truth[:, : self.drafter.config.heads], k)
 
     def select(self, index: Sequence[int]) -> None:
+        self._read()
         if self.feature is not None:
             self.feature = self.feature[list(index)]
         if self.prefix is not None:
@@ -226,6 +237,8 @@ class HydraDrafting:
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, HydraDrafting)
+        self._read()
+        other._read()
         assert self.feature is not None
         assert other.feature is not None
         self.feature = torch.cat([self.feature, other.feature])
@@ -284,8 +297,8 @@ def load(
     few = tuple(min(s, target.vocab) for s in shape)
     growth = _growth.Growth(
         tree="static" if ranks else kind, shape=few, depth=config.heads, width=width, kids=kids, nodes=1 << 16,
-        scale=scale or config.scale,
+        scale=scale or config.scale, ranks=ranks,
     )  # fmt: skip
     net = _weights.fill(lambda: HydraNet(config), tensors, path, target)
     net.fuse()
-    return HydraDrafter(net, target, config, growth, ranks)
+    return HydraDrafter(net, target, config, growth)

@@ -130,9 +130,13 @@ class MedusaNet(nn.Module):
 def _stacked(layers: Sequence[Any], name: str) -> Tensor:
     """One tensor of several layers' parameters, which become views of it; matrices lie [inputs, outputs], as the
     product of a few rows reads them fastest."""
-    joined = torch.stack([getattr(layer, name).T for layer in layers])
+
+    def turned(x: Tensor) -> Tensor:
+        return x.mT if x.dim() == 2 else x
+
+    joined = torch.stack([turned(getattr(layer, name)) for layer in layers])
     for layer, part in zip(layers, joined, strict=True):
-        setattr(layer, name, nn.Parameter(part.T, requires_grad=False))
+        setattr(layer, name, nn.Parameter(turned(part), requires_grad=False))
     return joined
 
 

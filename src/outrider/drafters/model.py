@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..tree import chain
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
+from . import _ranks
 from ._growth import Growth
 
 
@@ -58,6 +59,11 @@ class ModelDrafting:
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         tree, self.fed = self.drafter.growth.propose(rows, self._read(rows), self._step, budget)
         return tree
+
+    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        first, self.pending = self._read(rows), [row[-1:] for row in self.pending]
+        return _ranks.below(rows, first, self._step, truth, k)
 
     def select(self, index: Sequence[int]) -> None:
         self.session.select(index)

@@ -1,0 +1,183 @@
+"""Files of a checkpoint's folder: JSON, lazily read weights, and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..types import InputError
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, listed by NAME.index.json
+
+
+def folder_of(path: str | Path) -> Path:
+    """A folder, or the local copy of a hub id (fetched if need be, without code)."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.exists() or str(path).count("/") != 1 or str(path).startswith(("/", ".", "~")):
+        raise InputError(f"there is no folder {path}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.bin", "*.pt"]))
+    except Exception as error:  # the hub's client has a dozen types of its own
+        raise InputError(f"there is no folder {path}, and the hub does not give it ({_line(error)})") from None
+
+
+def json_of(file: Path) -> dict[str, Any]:
+    """A JSON object, as the file has it: no library's defaults."""
+    if not file.is_file():
+        raise InputError(f"{file.parent} has no {file.name}; it is not the folder of a drafter")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise InputError(f"{file} is not valid JSON; fetch it again") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} is not a JSON object; fetch it again")
+    return found
+
+
+class Weights:
+    """Tensors by name, read when asked for."""
+
+    def __init__(self, files: list[Path], where: object):
+        self.where = where
+        self.home: dict[str, Path] = {}
+        self.loaded: dict[Path, Mapping[str, Tensor]] = {}
+        for file in files:
+            for name in self._names(file):
+                if name in self.home:
+                    raise InputError(f"{where} holds {name} twice, in {self.home[name].name} and {file.name}")
+                self.home[name] = file
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.home
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.home)
+
+    def _names(self, file: Path) -> list[str]:
+        if not file.is_file():
+            raise InputError(f"{self.where} lacks {file.name}, which its index names; fetch it again")
+        if file.suffix == ".safetensors":
+            with _safe(file) as opened:
+                return list(opened.keys())
+        self.loaded[file] = _unpickled(file)
+        return list(self.loaded[file])
+
+    def __getitem__(self, name: str) -> Tensor:
+        file = self.home[name]
+        if file in self.loaded:
+            return self.loaded[file][name]
+        with _safe(file) as opened:
+            return opened.get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file = self.home[name]
+        if file in self.loaded:
+            return tuple(self.loaded[file][name].shape)
+        with _safe(file) as opened:
+            return tuple(opened.get_slice(name).get_shape())
+
+
+@contextmanager
+def _safe(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{file} is damaged ({_line(error)}); fetch it again") from None
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """A pickle's tensors. Only tensors are read: a pickle that wants to run code is refused."""
+    try:
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # the format before 2020 cannot be mapped
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise InputError(f"{file} holds more than tensors and is not loaded, since a pickle can run code") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise InputError(f"{file} is damaged ({_line(error)}); fetch it again") from None
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise InputError(f"{file} is not a table of tensors; export the drafter's state dict alone")
+    return found
+
+
+def weights_of(folder: Path, *names: str) -> Weights:
+    """The weights in the first of these files that is there, whole or in shards."""
+    for name in names or WEIGHTS:
+        if (folder / name).is_file():
+            return Weights([folder / name], folder)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            places = json_of(index).get("weight_map")
+            if not isinstance(places, dict) or not places:
+                raise InputError(f"{index} lists no weights; fetch it again")
+            return Weights([folder / str(file) for file in sorted(set(places.values()))], folder)
+    raise InputError(f"{folder} has no weights: none of {', '.join(names or WEIGHTS)} is there")
+
+
+@contextmanager
+def whole(out: str | Path) -> Iterator[Path]:
+    """A new folder that appears under its name once it is complete; after an error there is nothing."""
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; name a folder that is not, or remove it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}") from None
+    try:
+        yield made
+        made.chmod(0o777 & ~_umask())
+        if out.exists():
+            out.rmdir()
+        made.replace(out)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def put(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str = WEIGHTS[0]) -> None:
+    """Write config.json and one file of weights."""
+    kept = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
+    if name.endswith(".safetensors"):
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        try:
+            save_file(kept, folder / name, metadata={"format": "pt"})
+        except SafetensorError as error:  # a full disk comes as this
+            raise OSError(_line(error)) from None
+    else:
+        torch.save(kept, folder / name)
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:160].rstrip(".")

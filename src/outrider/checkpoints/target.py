@@ -1,0 +1,137 @@
+"""What a checkpoint must know of the target it drafts for: sizes, the embedding, the LM head. No model is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..types import InputError, Target
+from .files import Weights, json_of
+
+EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
+HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`embedding` is scaled as the model scales it; `head` has the model's scale, but no soft cap, in it."""
+
+    name: str
+    vocab: int
+    hidden: int
+    layers: int
+    context: int
+    config: Mapping[str, Any]
+    embedding: Callable[[], Tensor]  # [V, h]
+    head: Callable[[], Tensor]  # [V, h]
+    scaled: bool = False  # is the embedding in use another than the one in the model's file?
+
+    @classmethod
+    def of(cls, target: Target) -> Facts:
+        """Of a target that is loaded."""
+        config = getattr(target, "config", None)
+        given = config.to_dict() if hasattr(config, "to_dict") else {}
+        device, dtype = getattr(target, "device", "cpu"), getattr(target, "dtype", torch.float32)
+
+        @torch.no_grad()
+        def embedding() -> Tensor:
+            return target.embed(torch.arange(target.vocab, device=device)).cpu()
+
+        @torch.no_grad()
+        def head() -> Tensor:
+            unit = 2.0**-10 if given.get("final_logit_softcapping") else 1.0  # small vectors see the map before the cap
+            eye = torch.eye(hidden, dtype=dtype, device=device) * unit
+            bias = target.head(torch.zeros(1, hidden, dtype=dtype, device=device))
+            return ((target.head(eye) - bias) / unit).T.contiguous().cpu()
+
+        with torch.no_grad():
+            wide = target.embed(torch.zeros(1, dtype=torch.long, device=device)).shape[-1]
+        hidden = int(given.get("hidden_size") or wide)
+        name = str(given.get("_name_or_path") or "the target")
+        layers = int(given.get("num_hidden_layers") or 0)
+        return cls(name, target.vocab, hidden, layers, target.context, given, embedding, head)
+
+    @classmethod
+    def at(cls, model: str | Path) -> Facts:
+        """Of a folder or hub id: its config and two of its tensors are read."""
+        raw = _json(model, "config.json")
+        config = {**raw, **raw["text_config"]} if isinstance(raw.get("text_config"), dict) else raw
+        weights = _weights(model)
+        table = _one(weights, EMBEDDINGS, model)
+        tail = table if config.get("tie_word_embeddings", True) else _one(weights, HEADS, model)
+        if any(name in weights for name in HEADS):
+            tail = _one(weights, HEADS, model)
+        scale, logits = _scales(config)
+
+        def embedding() -> Tensor:
+            found = weights[table]
+            return found if scale == 1.0 else found * torch.tensor(scale, dtype=found.dtype)
+
+        def head() -> Tensor:
+            found = weights[tail]
+            return found if logits == 1.0 else found * logits
+
+        vocab, hidden = weights.shape(tail)
+        layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
+        context = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
+        return cls(str(model), vocab, hidden, layers, context, config, embedding, head, scale != 1.0)
+
+    @property
+    def architectures(self) -> list[str]:
+        return list(self.config.get("architectures") or [])
+
+
+def _scales(config: Mapping[str, Any]) -> tuple[float, float]:
+    """What multiplies embeddings, and logits."""
+    scale = float(config.get("embedding_multiplier") or 1.0)
+    if str(config.get("model_type", "")).startswith("gemma"):
+        scale = float(config["hidden_size"]) ** 0.5
+    return scale, float(config.get("logit_scale") or 1.0) / float(config.get("logits_scaling") or 1.0)
+
+
+def _one(weights: Weights, names: tuple[str, ...], model: object) -> str:
+    for name in weights:
+        if name in names or name.endswith(tuple(f".{n}" for n in names)):
+            return name
+    raise InputError(f"the weights of {model} hold none of {', '.join(names)}; Outrider cannot read this target's parts")
+
+
+def _json(model: str | Path, name: str) -> dict[str, Any]:
+    return json_of(_file(model, name))
+
+
+def _file(model: str | Path, name: str) -> Path:
+    if Path(model).is_dir():
+        return Path(model) / name
+    if Path(model).exists() or str(model).count("/") != 1 or str(model).startswith(("/", ".", "~")):
+        raise InputError(f"there is no model {model}; name a folder or a hub id")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(str(model), name))
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        why = (lines[0] if lines else type(error).__name__)[:160].rstrip(".")
+        raise InputError(f"there is no folder {model}, and the hub does not give its {name} ({why})") from None
+
+
+def _weights(model: str | Path) -> Weights:
+    """The shards that hold the embedding and the head."""
+    local = Path(model).is_dir()
+    if not local or not (Path(model) / "model.safetensors").is_file():
+        try:
+            places = json.loads(_file(model, "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+        except (InputError, OSError, KeyError, ValueError):
+            if local:
+                raise InputError(f"{model} has no safetensors weights; name the target's own folder") from None
+        else:
+            ends = (*EMBEDDINGS, *HEADS)
+            wanted = {file for name, file in places.items() if name.endswith(ends)}
+            return Weights([_file(model, file) for file in sorted(wanted)], model)
+    return Weights([_file(model, "model.safetensors")], model)

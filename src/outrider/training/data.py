@@ -1,0 +1,235 @@
+"""Text to rows of tokens: files, chat templates, what is to be learned, the held-out split, packing.
+
+A line of JSONL holds `messages` (the assistant's turns are learned), `prompt` and `completion` (the completion is
+learned) or `text` (all of it is). Any other file is one plain text. Documents longer than a row are cut, short ones
+share a row; within a row every document has its own number and its own positions, and sees only itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ..types import InputError
+
+PIECE = 3000  # characters of a plain text file that make one document
+
+
+@dataclass(frozen=True)
+class Document:
+    """Token ids, and for each whether it is to be learned. `key` decides whether it is held out."""
+
+    tokens: tuple[int, ...]
+    learn: tuple[bool, ...]
+    key: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of packed documents. `documents` numbers them within their row; -1 is padding. `keys` name the rows."""
+
+    tokens: Int[Tensor, "b n"]
+    positions: Int[Tensor, "b n"]
+    documents: Int[Tensor, "b n"]
+    learn: Bool[Tensor, "b n"]
+    keys: tuple[int, ...]
+
+    def rows(self, index: Sequence[int]) -> Batch:
+        """Some of the rows, without the columns that are padding in all of them."""
+        at = torch.tensor(list(index), dtype=torch.long)
+        used = int((self.documents[at] >= 0).sum(1).max()) if len(at) else 0
+        cut = [x[at, :used] for x in (self.tokens, self.positions, self.documents, self.learn)]
+        return Batch(*cut, tuple(self.keys[i] for i in index))
+
+    def to(self, device: torch.device | str) -> Batch:
+        moved = {name: getattr(self, name).to(device) for name in ("tokens", "positions", "documents", "learn")}
+        return replace(self, **moved)
+
+    def same(self, reach: int) -> Bool[Tensor, "b n"]:
+        """Is the token `reach` places on in the same document?"""
+        n = self.documents.shape[1]
+        ahead = torch.full_like(self.documents, -1)
+        ahead[:, : max(0, n - reach)] = self.documents[:, reach:]
+        return (ahead == self.documents) & (self.documents >= 0)
+
+    def wanted(self, reach: int) -> Bool[Tensor, "b n"]:
+        """Is the token `reach` places on in the same document, and to be learned?"""
+        learn = torch.zeros_like(self.learn)
+        learn[:, : max(0, learn.shape[1] - reach)] = self.learn[:, reach:]
+        return learn & self.same(reach)
+
+    def ahead(self, reach: int) -> Int[Tensor, "b n"]:
+        """The token `reach` places on; 0 beyond the row."""
+        return torch.nn.functional.pad(self.tokens[:, reach:], (0, min(reach, self.tokens.shape[1])))
+
+
+def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
+    """The documents of JSONL and plain text files, in order."""
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise InputError(f"there is no file {path}; give JSONL or plain text to train on")
+        try:
+            if path.suffix in (".jsonl", ".json"):
+                with path.open(encoding="utf-8") as lines:
+                    for number, line in enumerate(lines, 1):
+                        if line.strip():
+                            yield _document(line, f"{path}:{number}", tokenizer)
+            else:
+                for piece in pieces(path.read_text(encoding="utf-8")):
+                    yield plain(piece, tokenizer)
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not UTF-8 text; convert it first") from None
+
+
+def pieces(text: str, size: int = PIECE) -> Iterator[str]:
+    """A long text, cut at blank lines into documents of about `size` characters."""
+    held = ""
+    for paragraph in text.split("\n\n"):
+        if held and len(held) + len(paragraph) > size:
+            yield held
+            held = ""
+        held += paragraph + "\n\n"
+    if held.strip():
+        yield held
+
+
+def _document(line: str, where: str, tokenizer: Any) -> Document:
+    try:
+        given = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not valid JSON ({error.msg}); correct or remove the line") from None
+    if isinstance(given, dict) and isinstance(given.get("messages"), list):
+        return chat(given["messages"], tokenizer, where)
+    if isinstance(given, dict) and isinstance(given.get("text"), str):
+        return plain(given["text"], tokenizer, where, ends=bool(given.get("ends", True)))
+    if isinstance(given, dict) and isinstance(given.get("prompt"), str) and isinstance(given.get("completion"), str):
+        if not given["completion"].strip():
+            raise InputError(f"{where} has an empty completion, so there is nothing to learn; fill or remove the line")
+        return spans([(given["prompt"], False), (given["completion"], True)], tokenizer, ends=True)
+    raise InputError(f"{where} has neither messages, nor prompt and completion, nor text; give one of them")
+
+
+def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -> Document:
+    if not text.strip():
+        raise InputError(f"{where} is empty; fill or remove the line")
+    return spans([(text, True)], tokenizer, ends)
+
+
+def chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str = "a dialogue") -> Document:
+    """A dialogue in the model's own chat template; where it has none: `User: ...`, `Assistant: ...`, a line each.
+
+    What the template adds between the start of an assistant's turn and the next turn is learned with it: the end of a
+    turn is the model's to say.
+    """
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
+            raise InputError(f"{where}: every message needs a role and a content; correct the line")
+        if message["role"] == "assistant" and not message["content"].strip():
+            raise InputError(f"{where} has an empty assistant turn, so there is nothing to learn; fill or remove it")
+    if not any(m["role"] == "assistant" for m in messages):
+        raise InputError(f"{where} has no assistant turn, so there is nothing to learn; remove the line")
+    if not getattr(tokenizer, "chat_template", None):
+        parts: list[tuple[str, bool]] = []
+        for m in messages:
+            parts += [(f"{m['role'].capitalize()}: ", False), (m["content"] + "\n", m["role"] == "assistant")]
+        return spans(parts, tokenizer, ends=True)
+
+    def shown(count: int, prompt: bool) -> str:
+        return tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
+
+    parts, done = [], ""
+    for i, m in enumerate(messages):
+        if m["role"] != "assistant":
+            continue
+        before, after = shown(i, True), shown(i + 1, False)
+        if not before.startswith(done) or not after.startswith(before):
+            raise InputError(f"{where}: this chat template rewrites earlier turns; give prompt and completion instead")
+        parts += [(before[len(done) :], False), (after[len(before) :], True)]
+        done = after
+    return spans(parts, tokenizer, ends=False, special=False)
+
+
+def spans(parts: Sequence[tuple[str, bool]], tokenizer: Any, ends: bool, special: bool = True) -> Document:
+    """Text in parts, tokenised as one; a token is learned where its first character is. `ends`: add the end of text."""
+    text = "".join(words for words, _ in parts)
+    made = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+    ids, marks, edges = list(made["input_ids"]), [], []
+    at = 0
+    for words, learned in parts:
+        edges.append((at, at + len(words), learned))
+        at += len(words)
+    for first, last in made["offset_mapping"]:
+        marks.append(first < last and any(a <= first < b and learned for a, b, learned in edges))
+    end = getattr(tokenizer, "eos_token_id", None)
+    if ends and end is not None and (not ids or ids[-1] != end):
+        ids, marks = [*ids, end], [*marks, parts[-1][1]]
+    elif ends and ids and ids[-1] == end:
+        marks[-1] = parts[-1][1]
+    return Document(tuple(ids), tuple(marks), hashlib.sha256(text.encode()).hexdigest())
+
+
+def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) -> tuple[list[Document], list[Document]]:
+    """Training and held-out documents. Which is which depends on a document's own text alone; equal texts appear once."""
+    unique = list({d.key: d for d in documents}.values())
+    if len(unique) < 2:
+        raise InputError("training needs at least two different documents, one of them held out; give more text")
+    ranked = sorted(d.key for d in unique)
+    out = set(ranked[: min(max(least, round(share * len(ranked))), len(ranked) // 2)])
+    return [d for d in unique if d.key not in out], [d for d in unique if d.key in out]
+
+
+def pack(documents: Sequence[Document], length: int, seed: int = 0, share: bool = True) -> Batch:
+    """Rows of `length` tokens: long documents cut, short ones sharing a row (first fit, in an order of the seed's).
+
+    share=False: one document a row, for models that cannot be told where a document ends.
+    """
+    if length < 4:
+        raise InputError(f"rows of {length} tokens are too short to learn from; give at least 4")
+    parts = [
+        (d.tokens[i : i + length], d.learn[i : i + length])
+        for d in documents
+        for i in range(0, len(d.tokens), length)
+        if any(d.learn[i + 2 : i + length])  # a drafter's first token is the third of a text
+    ]
+    if not parts:
+        raise InputError("no document is long enough to learn from; give longer texts")
+    order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(seed)).tolist()
+    rows: list[list[int]] = []
+    free: list[int] = []
+    open_ = 0  # rows before this one are full enough
+    for i in order:
+        size = len(parts[i][0])
+        at = next((r for r in range(open_, len(rows)) if free[r] >= size), None) if share else None
+        if at is None:
+            rows.append([])
+            free.append(length)
+            at = len(rows) - 1
+        rows[at].append(i)
+        free[at] -= size
+        while open_ < len(rows) and (free[open_] < 16 or len(rows) - open_ > 64):
+            open_ += 1
+    shape = (len(rows), length)
+    tokens, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    numbers, learn = torch.full(shape, -1, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+    for r, members in enumerate(rows):
+        at = 0
+        for number, i in enumerate(members):
+            ids, marks = parts[i]
+            here = slice(at, at + len(ids))
+            tokens[r, here], learn[r, here] = torch.tensor(ids), torch.tensor(marks)
+            positions[r, here], numbers[r, here] = torch.arange(len(ids)), number
+            at += len(ids)
+    return Batch(tokens, positions, numbers, learn, tuple(range(len(rows))))
+
+
+def order(rows: int, seed: int, epoch: int) -> list[int]:
+    """The order of an epoch."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)).tolist()

@@ -1,0 +1,93 @@
+"""What a drafter in training is worth: the held-out loss, and the acceptance of real decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..budget import Budgeter, FixedBudget
+from ..engine import Engine, Request, generate
+from ..noise import RaceNoise
+from ..types import Drafter, Sampling, Target, Usage
+from .data import Batch, Document
+from .features import Seen
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Of texts decoded without end of text: tokens per round (the target's own included), and alpha per position."""
+
+    tau: float
+    alpha: list[float]  # [d]: accepted depth d + 1, of those rounds that tested it
+    rounds: int
+
+
+def held_out_loss(
+    objective: Any, batch: Batch, look: Callable[[Batch], Seen], rows: int
+) -> tuple[float, dict[str, float]]:
+    """The mean loss per learned position, and the parts."""
+    was = objective.training
+    objective.eval()
+    total, weight, parts = 0.0, 0.0, {}
+    with torch.no_grad():
+        for first in range(0, len(batch.keys), rows):
+            part = batch.rows(range(first, min(first + rows, len(batch.keys))))
+            loss, count, hits = objective(part, look(part))
+            total, weight = total + float(loss), weight + float(count)
+            for name, value in hits.items():
+                if value == value:  # a batch in which nothing was tested gives no share
+                    parts.setdefault(name, []).append(float(value))
+    objective.train(was)
+    return total / max(weight, 1.0), {name: sum(v) / len(v) for name, v in parts.items()}
+
+
+def prompts_of(documents: Sequence[Document], count: int, room: int, context: int) -> list[list[int]]:
+    """Beginnings of held-out documents: up to the first learned token, or a third of a plain text."""
+    found = []
+    for document in documents:
+        first = document.learn.index(True) if True in document.learn else len(document.tokens)
+        size = first if first > 4 else len(document.tokens) // 3
+        size = min(size, context - room - 2)
+        if size >= 4:
+            found.append(list(document.tokens[:size]))
+        if len(found) == count:
+            break
+    return found
+
+
+def acceptance(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    temperature: float = 0.0,
+    budget: Budgeter | None = None,
+    rule: str = "coupled",
+) -> Acceptance:
+    """Decode the prompts, one by one, and count."""
+    engine = Engine(target, drafter, budget or FixedBudget(16, 5), RaceNoise(target.vocab, target_device(target)), rule)
+    usages: list[Usage] = []
+    for i, prompt in enumerate(prompts):
+        request = Request(prompt, i, tokens, Sampling(temperature=temperature))
+        row = None
+        for piece in generate(engine, [request]):
+            row = piece.row
+        if row is not None:
+            usages.append(row.usage)
+    rounds, new = sum(u.rounds for u in usages), sum(u.new_tokens - 1 for u in usages)
+    depth = max((len(u.tested_at) for u in usages), default=0)
+
+    def at(counts: list[int], d: int) -> int:
+        return counts[d] if d < len(counts) else 0
+
+    tested = [sum(at(u.tested_at, d) for u in usages) for d in range(depth)]
+    accepted = [sum(at(u.accepted_at, d) for u in usages) for d in range(depth)]
+    alpha = [a / t for a, t in zip(accepted, tested, strict=True) if t]
+    return Acceptance(new / rounds if rounds else 0.0, alpha, rounds)
+
+
+def target_device(target: Target) -> Any:
+    return getattr(target, "device", "cpu")

@@ -1,0 +1,271 @@
+"""The one training loop, on accelerate: every method, one process or several.
+
+A step's rows, rate and noise follow from (recipe, step) alone, and a checkpoint holds weights and moments in full: a run
+that was interrupted goes on with the same losses, bit for bit on a CPU. Losses are sums divided by what all processes
+learn in the step, so that several processes give the losses of one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from .. import drafters
+from ..targets import HFTarget
+from ..types import InputError
+from . import checkpoint, objectives
+from .data import Batch, Document, order, pack, split
+from .evaluate import acceptance, held_out_loss, prompts_of
+from .features import FeatureCache, Seen, see
+from .log import Log
+from .recipe import Recipe
+
+Look = Callable[[Batch], Seen]
+
+
+class TrainingError(RuntimeError):
+    """A training that cannot go on; the last good checkpoint is kept. The command line exits with 1."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """`folder` holds the drafter that did best on held-out text."""
+
+    folder: Path
+    steps: int
+    loss: float
+    best: float
+    tau: float
+
+
+def train(
+    target: HFTarget,
+    documents: Sequence[Document],
+    out: str | Path,
+    recipe: Recipe,
+    stop: int | None = None,
+    shard: bool = False,
+    quiet: bool = False,
+) -> Result:
+    """Train a drafter for a frozen target; `out/best` is the drafter. The same call goes on after an interruption.
+
+    `stop`: end after this many steps, as if interrupted. `shard`: FSDP2 over the processes there are.
+    """
+    out, recipe = Path(out), recipe.complete()
+    _check(target, documents, recipe)
+    accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision="bf16" if recipe.bf16 else "no")
+    main = accelerator.is_main_process
+    if main:
+        recipe.keep(out)
+    target.model.requires_grad_(False)
+    learned, held = split(documents)
+    share = target.family.binding is None
+    rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
+    test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
+    torch.manual_seed(recipe.seed)
+    objective = objectives.build(recipe.method, target, learned, dict(recipe.options))
+    assert isinstance(objective, nn.Module)
+    objective.to(target.device).train()
+    state = _State(objective, recipe, accelerator, shard)
+    start, best, tau = state.resume(out)
+    log = Log(out, start, recipe.steps, main, quiet)
+    log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
+    look = _looker(target, objective.taps, recipe, out, rows, log.say)
+
+    def see_test(batch: Batch) -> Seen:
+        return see(target, batch.to(target.device), objective.taps, recipe.half_features)
+
+    prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
+    loss, step, last = math.nan, start, min(recipe.steps, stop or recipe.steps)
+    with _interruptible() as asked, log:
+        for step in range(start, last):
+            began = time.perf_counter()
+            loss, tokens, parts = state.step(step, rows, look)
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss of step {step} is {loss} (rows {_rows(recipe, len(rows.keys), step)[:8]} ...); "
+                    f"the checkpoint before it is kept in {out}; lower --lr or look at these rows"
+                )
+            done = step + 1
+            log.step(done, loss, recipe.lr * recipe.rate(step), tokens, time.perf_counter() - began, parts)
+            if done % recipe.evaluate == 0 or done == recipe.steps:
+                tau, best = _evaluate(state, done, target, recipe, out, test, see_test, prompts, log, best, tau)
+            if done % recipe.save == 0 or done == last or asked:
+                state.keep(out, done, best, tau)
+            if asked:
+                raise TrainingError(f"stopped on request after step {done}; the same command goes on from there")
+    return Result(out / "best", last, loss, best, tau)
+
+
+def _evaluate(
+    state: _State,
+    step: int,
+    target: HFTarget,
+    recipe: Recipe,
+    out: Path,
+    test: Batch,
+    look: Look,
+    prompts: list[list[int]],
+    log: Log,
+    best: float,
+    tau: float,
+) -> tuple[float, float]:
+    """Held-out loss and acceptance; the drafter is kept where its loss is the lowest so far."""
+    state.whole()
+    if not state.accelerator.is_main_process:
+        state.accelerator.wait_for_everyone()
+        return tau, best
+    loss, parts = held_out_loss(state.objective, test.to(target.device), look, recipe.rows)
+    method = objectives.method_of(recipe.method).drafter
+    folder = out / ("best" if loss < best else "last")
+    checkpoint.replace_folder(folder, state.objective.save)
+    found = acceptance(target, drafters.load(f"{method}:{folder}", target), prompts, recipe.tokens)
+    log.evaluation(step, loss, parts, asdict(found))
+    state.accelerator.wait_for_everyone()
+    return (found.tau, loss) if loss < best else (tau, best)
+
+
+class _State:
+    """The module, its optimiser and how a step is taken."""
+
+    def __init__(self, objective: Any, recipe: Recipe, accelerator: Accelerator, shard: bool):
+        self.objective, self.recipe, self.accelerator, self.shard = objective, recipe, accelerator, shard
+        method = objectives.method_of(recipe.method)
+        if shard:
+            from .sharding import sharded
+
+            sharded(objective)
+        groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
+        self.optimiser: Any = torch.optim.AdamW(groups, lr=recipe.lr, betas=method.betas, weight_decay=recipe.decay)
+        self.module = objective
+        if not shard and accelerator.num_processes > 1:
+            self.module = accelerator.prepare_model(objective)
+
+    def step(self, step: int, rows: Batch, look: Look) -> tuple[float, int, dict[str, float]]:
+        """One optimiser step: the loss per learned position, the tokens read, and parts."""
+        recipe, accelerator = self.recipe, self.accelerator
+        index = _rows(recipe, len(rows.keys), step)
+        mine = index[accelerator.process_index :: accelerator.num_processes]
+        parts = [rows.rows(p) for p in _pieces(mine, recipe.accumulate)]
+        for group in self.optimiser.param_groups:
+            group["lr"] = recipe.lr * recipe.rate(step) * group["scale"]
+        total, count, hits, tokens = 0.0, 0.0, {}, 0
+        for i, part in enumerate(parts):
+            sync = self.module.no_sync if i + 1 < len(parts) and self.module is not self.objective else None
+            with accelerator.autocast(), sync() if sync else _nothing():
+                loss, weight, shares = self.module(part.to(accelerator.device), look(part), step)
+            (loss * accelerator.num_processes).backward()
+            total, count = total + float(loss), count + float(weight)
+            tokens += int((part.documents >= 0).sum())
+            hits = {k: float(v) for k, v in shares.items()}
+        sums = torch.tensor([total, count, float(tokens)], dtype=torch.float64, device=accelerator.device)
+        if accelerator.num_processes > 1:
+            sums = accelerator.reduce(sums, "sum")
+        total, count, tokens = float(sums[0]), max(float(sums[1]), 1.0), int(sums[2])
+        if math.isfinite(total):
+            self._descend(count)
+        self.optimiser.zero_grad(set_to_none=True)
+        return total / count, tokens, hits
+
+    def _descend(self, count: float) -> None:
+        parameters = [p for g in self.optimiser.param_groups for p in g["params"]]
+        for p in parameters:
+            if p.grad is not None:
+                p.grad.div_(count)
+        torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
+        self.optimiser.step()
+
+    def whole(self) -> None:
+        """Before something is asked of the unwrapped module: nothing to do but for shards."""
+        if self.shard:
+            raise InputError("a sharded training is evaluated after it, on the drafter it wrote")
+
+    def resume(self, out: Path) -> tuple[int, float, float]:
+        """The step to begin with, and the best held-out loss and its tau so far."""
+        found = checkpoint.read(out / "checkpoint.pt")
+        if found is None:
+            return 0, math.inf, 0.0
+        self.objective.load_state_dict(found["module"])
+        self.optimiser.load_state_dict(found["optimiser"])
+        return int(found["step"]), float(found["best"]), float(found["tau"])
+
+    def keep(self, out: Path, step: int, best: float, tau: float) -> None:
+        if self.accelerator.is_main_process:
+            state = {
+                "module": self.objective.state_dict(), "optimiser": self.optimiser.state_dict(), "step": step,
+                "best": best, "tau": tau,
+            }  # fmt: skip
+            checkpoint.write(out / "checkpoint.pt", state)
+        self.accelerator.wait_for_everyone()
+
+
+def _rows(recipe: Recipe, count: int, step: int) -> list[int]:
+    """The rows of a step: epochs in orders of their own, one behind the other."""
+    wanted = recipe.rows * recipe.accumulate
+    first, found = step * wanted, []
+    while len(found) < wanted:
+        epoch, at = divmod(first + len(found), count)
+        found += order(count, recipe.seed, epoch)[at : at + wanted - len(found)]
+    return found
+
+
+def _pieces(index: list[int], count: int) -> list[list[int]]:
+    size = math.ceil(len(index) / count)
+    return [index[i : i + size] for i in range(0, len(index), size)]
+
+
+def _looker(
+    target: HFTarget, taps: tuple[int, ...], recipe: Recipe, out: Path, rows: Batch, say: Callable[[str], None]
+) -> Look:
+    if not recipe.cache:
+        return lambda batch: see(target, batch.to(target.device), taps, recipe.half_features)
+    width = int(target.config.hidden_size)
+    cache = FeatureCache(out / "cache", len(rows.keys), recipe.length, taps, width, say)
+    return lambda batch: cache.see(target, batch.to(target.device), recipe.half_features)
+
+
+def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe) -> None:
+    if not isinstance(target, HFTarget):
+        raise InputError("drafters are trained for decoder-only targets")
+    if recipe.length > target.context:
+        raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; shorten them")
+    worst = max((max(d.tokens, default=0) for d in documents), default=0)
+    if worst >= target.vocab:
+        raise InputError(
+            f"the data has token {worst} and the target {target.vocab} tokens; tokenise it with the target's tokenizer"
+        )
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """SIGTERM and SIGINT are noted, and the step under way is finished."""
+    asked: list[int] = []
+    if os.getpid() != os.getppid() and signal.getsignal(signal.SIGTERM) is not None:
+        try:
+            before = {s: signal.signal(s, lambda n, f: asked.append(n)) for s in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # not the main thread
+            yield asked
+            return
+        try:
+            yield asked
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+    else:
+        yield asked
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
