@@ -24,6 +24,8 @@ COMMANDS = {
     "generate": "Write text with a model: the text it writes alone, sooner.",
     "validate": "Prove on this machine that a model reads a tree of drafts exactly as it reads plain text.",
     "audit": "Prove on this machine that a drafter and a rule change nothing about a model's text.",
+    "train": "Train a drafter for a target of your own, on text of your own.",
+    "data": "Build training data, also by letting the target write the answers.",
     "tune-tree": "Grow the draft tree that a trained drafter's measured accuracies ask for.",
     "theory": "What acceptance, draft length and cost promise (Leviathan).",
     "info": "Versions, threads, devices, demo models and drafters here.",

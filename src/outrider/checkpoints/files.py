@@ -26,7 +26,7 @@ def folder_of(path: str | Path) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists() or str(path).count("/") != 1 or str(path).startswith(("/", ".", "~")):
-        raise InputError(f"there is no folder {path}")
+        raise InputError(f"{path} is no folder of a drafter: it is not there")
     from huggingface_hub import snapshot_download
 
     try:
@@ -38,7 +38,7 @@ def folder_of(path: str | Path) -> Path:
 def json_of(file: Path) -> dict[str, Any]:
     """A JSON object, as the file has it: no library's defaults."""
     if not file.is_file():
-        raise InputError(f"{file.parent} has no {file.name}; it is not the folder of a drafter")
+        raise InputError(f"{file.parent} is no folder of a drafter: it lacks {file.name}")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):

@@ -31,7 +31,9 @@ class Found:
 class Bag:
     """The tensors of a foreign folder. Each must be taken once; `close` refuses what is left."""
 
-    def __init__(self, weights: Weights, where: object, keep: Callable[[str], bool] = lambda name: True):
+    def __init__(
+        self, weights: Weights | Mapping[str, Tensor], where: object, keep: Callable[[str], bool] = lambda name: True
+    ):
         self.weights, self.where = weights, where
         self.left = {name for name in weights if keep(name)}
         self.names = frozenset(self.left)
@@ -40,7 +42,8 @@ class Bag:
         return name in self.names
 
     def shape(self, name: str) -> Shape:
-        return self.weights.shape(self._have(name))
+        weights, name = self.weights, self._have(name)
+        return weights.shape(name) if isinstance(weights, Weights) else tuple(weights[name].shape)
 
     def _have(self, name: str) -> str:
         if name not in self.names:
@@ -138,7 +141,7 @@ def rope_of(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     kind = nested.pop("rope_type", None) or nested.pop("type", None) or "default"
     nested.pop("type", None)
     inner, outer = nested.pop("rope_theta", None), config.get("rope_theta")
-    if None not in (inner, outer) and float(inner) != float(outer):
+    if inner is not None and outer is not None and float(inner) != float(outer):
         raise InputError(f"the config of {where} names two rotary bases, {outer:g} and {inner:g}; remove the wrong one")
     theta = next((float(t) for t in (inner, outer) if t is not None), 10000.0)
     if float(nested.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0) != 1.0:

@@ -35,7 +35,7 @@ class Facts:
     @classmethod
     def of(cls, target: Target) -> Facts:
         """Of a target that is loaded."""
-        config = getattr(target, "config", None)
+        config: Any = getattr(target, "config", None)
         given = config.to_dict() if hasattr(config, "to_dict") else {}
         device, dtype = getattr(target, "device", "cpu"), getattr(target, "dtype", torch.float32)
 
@@ -99,7 +99,9 @@ def _one(weights: Weights, names: tuple[str, ...], model: object) -> str:
     for name in weights:
         if name in names or name.endswith(tuple(f".{n}" for n in names)):
             return name
-    raise InputError(f"the weights of {model} hold none of {', '.join(names)}; Outrider cannot read this target's parts")
+    raise InputError(
+        f"the weights of {model} hold none of {', '.join(names)}; Outrider cannot read this target's parts"
+    )
 
 
 def _json(model: str | Path, name: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,12 +47,13 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
 
 
 def _method_of(folder: str) -> str:
-    """A folder whose config names its method needs no name; any other folder or hub id must be given one."""
-    config = Path(folder) / "config.json"
-    if config.is_file():
-        method = json.loads(config.read_text(encoding="utf-8")).get("outrider_method")
+    """A folder that says by its config or its weights which method it holds needs no name; all else needs one."""
+    if (Path(folder) / "config.json").is_file():
+        from ..checkpoints import method_of
+
+        method = method_of(folder)
         if method in names():
-            return method
+            return str(method)
         raise InputError(f"{folder} does not say which drafter it is; name the method, as in model:{folder}")
     raise InputError(f"there is no drafter {folder!r}; choose one of {', '.join(names())}, as in lookup or model:DIR")
 
@@ -68,11 +68,11 @@ def _options(spec: str, query: str, function: Any) -> dict[str, Any]:
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in known:
             raise InputError(f"{spec!r} has no option {name!r}; it has {', '.join(known) or 'none'}")
-        options[name] = _value(spec, name, text, known[name])
+        options[name] = value_of(spec, name, text, known[name])
     return options
 
 
-def _value(spec: str, name: str, text: str, default: Any) -> Any:
+def value_of(spec: str, name: str, text: str, default: Any) -> Any:
     """An option's text as the type of its default."""
     try:
         if isinstance(default, bool):

@@ -150,11 +150,11 @@ def static(
     for depth, layer in enumerate(layers, 1):
         logits = step(fed, since) if since else first
         if sampled:
-            q = torch.stack([sampling.law(logits[i], s) for i, s in enumerate(rows.sampling)])
+            law = torch.stack([sampling.law(logits[i], s) for i, s in enumerate(rows.sampling)])
             if names is not None:
-                q = q.new_zeros((*q.shape[:2], vocab)).index_copy_(2, names, q)
-            laws.append(q)
-            children = sampling.sample(q, layer.most, rows, since, growth.replacement)
+                law = law.new_zeros((*law.shape[:2], vocab)).index_copy_(2, names, law)
+            laws.append(law)
+            children = sampling.sample(law, layer.most, rows, since, growth.replacement)
         else:
             chain = layer.most == 1
             children = sampling.rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)[0]
@@ -167,8 +167,8 @@ def static(
             more = slice(since, since + layer.inner)
             fed = append(fed, tokens[:, more], torch.tensor(parents[more], device=device).expand(b, -1))
     index = torch.arange(n, device=device).expand(b, n)
-    q = torch.cat(laws, 1) if laws else None
-    made = from_template(rows.root, tokens[:, 1:], parents, q=q, replacement=growth.replacement and q is not None)
+    kept = torch.cat(laws, 1) if laws else None
+    made = from_template(rows.root, tokens[:, 1:], parents, q=kept, replacement=growth.replacement and bool(laws))
     return made, index.masked_fill(index >= fed.nodes, -1)
 
 

@@ -1,4 +1,4 @@
-"""Weights of trained drafters: the native layout, and networks that are filled strictly.
+"""Weights of trained drafters: folders written and read, and networks that are filled strictly.
 
 A native folder has `config.json` (with "outrider_method", the name of the drafter's file) and `model.safetensors`.
 """
@@ -30,32 +30,17 @@ def save(folder: str | Path, method: str, net: nn.Module, config: Mapping[str, A
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def read(path: str | None, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and tensors of a native folder."""
+def read(path: str | None, method: str, target: Target | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The native config and tensors of a folder or hub id, whatever its layout. Some layouts leave things to the
+    target (a head, the layers that are read), which is then asked."""
+    from .. import checkpoints
+
     if path is None:
         raise InputError(f"{method} needs trained weights; name their folder, as in {method}:DIR")
-    folder = Path(path)
-    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
-        raise InputError(f"{path} is no folder of a drafter: it lacks config.json or model.safetensors")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError(f"{path}/config.json is not valid JSON; fetch it again") from None
-    found = config.pop("outrider_method", None)
-    config.pop("format", None)
-    if found != method:
-        raise InputError(f"{path} holds {found or 'something else'}, not {method}; ask for it by its own name")
-    return config, tensors_of(folder / "model.safetensors")
-
-
-def tensors_of(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise InputError(f"{file} is damaged ({error}); fetch it again") from None
+    found = checkpoints.read(path, target)
+    if found.method != method:
+        raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
+    return dict(found.config), dict(found.tensors)
 
 
 def config_of(build: Callable[[Mapping[str, Any]], Any], given: Mapping[str, Any], where: object) -> Any:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..nn import Layer, LayerShape, Prefix, Store
+from ..nn import Attend, Layer, LayerShape, Prefix, Store
 from ..types import InputError, Target
 from . import _weights
 from ._features import FeatureDrafting
@@ -87,6 +87,7 @@ class EagleNet(nn.Module):
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
+        look: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """Foretold features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
         kind = self.config.inputs
@@ -97,7 +98,7 @@ class EagleNet(nn.Module):
         else:
             given = torch.cat([embeds, features], -1)
         x = self.fc(given)
-        return self.layers[0](x, x, positions, mask, store, turn)
+        return self.layers[0](x, x, positions, mask, store, turn, look)
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def load(
     """A trained EAGLE from its folder. Without a shape, the static tree is EAGLE-1's; scale 0: the checkpoint's own."""
     if target is None:
         raise InputError("EAGLE reads its target's features, so it needs the target that it drafts for")
-    given, tensors = _weights.read(path, "eagle")
+    given, tensors = _weights.read(path, "eagle", target)
     config = _weights.config_of(EagleConfig.from_dict, given, path)
     _fits(config, target)
     scale = scale or config.scale

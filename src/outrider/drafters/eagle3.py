@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..nn import Layer, LayerShape, Prefix, RMSNorm, Store
+from ..nn import Attend, Layer, LayerShape, Prefix, RMSNorm, Store
 from ..types import InputError, Target
 from . import _weights
 from ._features import FeatureDrafting
@@ -64,7 +64,7 @@ class Eagle3Config:
 def default_taps(layers: int) -> tuple[int, int, int]:
     """The published choice, 2, L // 2 and L - 3; refused where they are not three."""
     taps = (2, layers // 2, layers - 3)
-    if len(set(taps)) < 3 or min(taps) < 0:
+    if not 0 < taps[0] < taps[1] < taps[2]:
         raise InputError(f"EAGLE-3's layers 2, L/2, L-3 are not distinct for {layers} layers; name three as taps")
     return taps
 
@@ -124,13 +124,14 @@ class Eagle3Net(nn.Module):
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
+        look: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """a_{i+1}: what the next step is fed, and what `logits` reads. Pair i is (g_i, embedding of token_{i+1})."""
         layer = self.midlayer
         normed = layer.hidden_norm(hidden)
         x = torch.cat([layer.input_layernorm(embeds), normed], -1)
         residual = normed if self.config.norm_before_residual else hidden
-        out = layer(x, residual, positions, mask, store, turn)
+        out = layer(x, residual, positions, mask, store, turn, look)
         return self.norm(out) if self.config.norm_output else out
 
     def logits(self, hidden: Float[Tensor, "*s h"]) -> Float[Tensor, "*s vd"]:
@@ -217,7 +218,7 @@ def load(
     """A trained EAGLE-3 from its folder. Without a shape, the static tree is EAGLE-1's; scale 0: the checkpoint's."""
     if target is None:
         raise InputError("EAGLE-3 reads its target's features, so it needs the target that it drafts for")
-    given, tensors = _weights.read(path, "eagle3")
+    given, tensors = _weights.read(path, "eagle3", target)
     config = _weights.config_of(Eagle3Config.from_dict, given, path)
     _weights.fits("this EAGLE-3 drafter", target, config.vocab, config.target_hidden, config.taps)
     scale = scale or config.scale

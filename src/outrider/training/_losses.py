@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,8 +16,28 @@ Loss = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def soft_cross_entropy(student: Logits, teacher: Logits) -> PerPosition:
-    """-sum p log q."""
-    return -(teacher.softmax(-1) * student.log_softmax(-1)).sum(-1)
+    """-sum p log q, p and q the laws of teacher and student."""
+    return cross_entropy(student, teacher.softmax(-1))
+
+
+def cross_entropy(student: Logits, p: Logits) -> PerPosition:
+    """The same for a law p. Vocabularies are wide: no log-softmax is kept for the way back."""
+    return _CrossEntropy.apply(student, p)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """logsumexp(z) - sum p z, whose gradient in z is softmax(z) - p (p sums to one)."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, p: Tensor) -> Tensor:
+        total = z.logsumexp(-1)
+        ctx.save_for_backward(z, p, total)
+        return total - torch.einsum("kv,kv->k", p, z)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        z, p, total = ctx.saved_tensors
+        return (z - total[:, None]).exp_().sub_(p).mul_(given[0][:, None]), None
 
 
 def smooth_l1(foretold: Float[Tensor, "k h"], true: Float[Tensor, "k h"], beta: float = 1.0) -> PerPosition:

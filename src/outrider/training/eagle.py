@@ -59,11 +59,10 @@ class EagleObjective(nn.Module):
         with torch.no_grad():
             embeds = self.target.embed(tokens).to(true.dtype)
         read = true + self._noise(batch, true, step) if self.noise and self.training else true
-        passes, weight, total, hits = Passes(visible(batch), true.dtype, self.published), true.new_zeros(()), true.new_zeros(()), {}
+        passes, weight, total, hits = Passes(visible(batch), self.published), true.new_zeros(()), true.new_zeros(()), {}
         wanted = batch.wanted(2)
         for j in range(1, self.passes + 1):
-            store, mask = passes.next
-            made = self.net(read, embeds, batch.positions, mask, store)
+            made = self.net(read, embeds, batch.positions, look=passes.look)
             counted = wanted & (batch.positions >= j - 1)  # no draft has had j steps before
             loss, hit = self._loss(made[counted], true.roll(-1, 1)[counted])
             total = total + self.beta ** (j - 1) * loss.sum()

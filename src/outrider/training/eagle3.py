@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..drafters import eagle3
 from ..targets import HFTarget
 from ..types import InputError
-from ._losses import soft_cross_entropy
+from ._losses import cross_entropy
 from ._passes import Passes, moved
 from .data import Batch, Document
 from .eagle import layer_like
@@ -49,18 +49,17 @@ class Eagle3Objective(nn.Module):
             places = wanted.nonzero()
             teacher = self.target.head(seen.features[-1][places[:, 0], places[:, 1] + 1]).float()
             known = net.t2d[teacher.argmax(-1)]
-            places, teacher = places[known], teacher[known][:, ids]
+            places, law = places[known], teacher[known][:, ids].softmax(-1)
         rows, columns = places.unbind(1)
         at = batch.positions[rows, columns]
-        passes, read, hits = Passes(visible(batch), seen.features[-1].dtype), true, {}
+        passes, read, hits = Passes(visible(batch)), true, {}
         weight, total = true.new_zeros((), dtype=torch.float32), true.new_zeros((), dtype=torch.float32)
         for j in range(1, self.passes + 1):
-            store, mask = passes.next
-            made = net(read, embeds, batch.positions, mask, store)
+            made = net(read, embeds, batch.positions, look=passes.look)
             counted = at >= j - 1
             student = net.logits(made[rows[counted], columns[counted]]).float()
-            right = teacher[counted]
-            total = total + self.decay ** (j - 1) * soft_cross_entropy(student, right).sum()
+            right = law if j == 1 else law[counted]
+            total = total + self.decay ** (j - 1) * cross_entropy(student, right).sum()
             weight = weight + counted.sum()
             hits[f"hit{j}"] = (student.argmax(-1) == right.argmax(-1)).float().mean().detach()
             read = moved(made, true, batch.positions)

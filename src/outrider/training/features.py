@@ -5,6 +5,8 @@ For repeated epochs there is a bounded cache on disk: memory-mapped, its size sa
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -50,6 +52,8 @@ def additive(seen: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"
 
 def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = False) -> Seen:
     """One frozen pass over a batch, each document by itself. `half`: computed in bfloat16."""
+    if not taps:  # an objective that trains the target itself
+        return Seen({})
     with torch.no_grad():
         states = hidden(target, batch, half)
         return Seen({tap: states[tap].to(target.dtype) for tap in taps})
@@ -79,37 +83,60 @@ def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:
 
 
 class FeatureCache:
-    """Features of every row on disk, filled as rows are first seen: [rows, n, taps * h] in half precision."""
+    """Features of every row on disk, a file per tap, each filled as rows are first seen: [rows, n, h].
 
-    def __init__(self, folder: Path, rows: int, length: int, taps: tuple[int, ...], width: int, say: Say = print):
-        self.taps, self.width = taps, width
-        shape = (rows, length, len(taps) * width)
-        size, free = int(np.prod(shape)) * 2, shutil.disk_usage(_existing(folder)).free
-        path = folder / "features.bin"
-        have = path.stat().st_size if path.exists() else 0
-        say(f"feature cache: {size / 1e9:.2f} GB at {path}")
-        if size - have > 0.95 * free:
+    Trainings of several methods on the same rows may share a folder.
+    """
+
+    def __init__(self, folder: Path, rows: Batch, taps: tuple[int, ...], width: int, kind: str, say: Say = print):
+        if kind not in KINDS:
+            raise InputError(f"the feature cache keeps {', '.join(KINDS)}, not {kind!r}")
+        self.taps, (self.bits, self.dtype) = taps, KINDS[kind]
+        self.shape = (*rows.tokens.shape, width)
+        folder.mkdir(parents=True, exist_ok=True)
+        size = int(np.prod(self.shape)) * np.dtype(self.bits).itemsize
+        lacking = [t for t in taps if not (folder / f"{t}.bin").exists()]
+        free = shutil.disk_usage(folder).free
+        say(f"feature cache in {folder}: {len(taps)} x {size / 1e9:.2f} GB, {len(lacking) * size / 1e9:.2f} GB of it new")
+        if len(lacking) * size > 0.95 * free:
             raise InputError(
-                f"the feature cache needs {size / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
+                f"the feature cache needs {len(lacking) * size / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
                 "leave it out, or train on fewer rows"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        self.data = np.memmap(path, np.uint16, "r+" if have == size else "w+", shape=shape)
-        known = folder / "features.rows"
-        self.known = np.memmap(known, np.uint8, "r+" if have == size and known.exists() else "w+", shape=(rows,))
+        mark = folder / "rows.json"
+        told = {"rows": _digest(rows), "shape": list(self.shape), "dtype": kind}
+        if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) != told:
+            raise InputError(f"{folder} holds the features of other rows; give another folder, or remove it")
+        mark.write_text(json.dumps(told), encoding="utf-8")
+        self.data = {t: self._map(folder / f"{t}.bin", self.bits, self.shape) for t in taps}
+        self.known = {t: self._map(folder / f"{t}.rows", np.uint8, self.shape[:1]) for t in taps}
+
+    @staticmethod
+    def _map(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
+        return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
 
     def see(self, target: HFTarget, batch: Batch, half: bool) -> Seen:
         """The batch's features: from disk where all rows are there, else computed and kept."""
         keys, n = list(batch.keys), batch.tokens.shape[1]
-        if not self.known[keys].all():
+        if not all(self.known[t][keys].all() for t in self.taps):
             seen = see(target, batch, self.taps, half)
-            joined = torch.cat([seen.features[t] for t in self.taps], -1).to(torch.bfloat16)
-            self.data[keys, :n] = joined.view(torch.uint16).cpu().numpy()
-            self.known[keys] = 1
-        raw = torch.from_numpy(np.ascontiguousarray(self.data[keys, :n])).view(torch.bfloat16)
-        parts = raw.to(target.device).to(target.dtype).split(self.width, -1)
-        return Seen(dict(zip(self.taps, parts, strict=True)))
+            for t in self.taps:
+                raw = seen.features[t].to(self.dtype).cpu().contiguous().view(getattr(torch, self.bits.__name__))
+                self.data[t][keys, :n] = raw.numpy()
+                self.known[t][keys] = 1
+        found = {}
+        for t in self.taps:
+            raw = torch.from_numpy(np.ascontiguousarray(self.data[t][keys, :n])).view(self.dtype)
+            found[t] = raw.to(target.device).to(target.dtype)
+        return Seen(found)
 
 
-def _existing(folder: Path) -> Path:
-    return folder if folder.exists() else _existing(folder.parent)
+KINDS: dict[str, tuple[Any, torch.dtype]] = {
+    "bfloat16": (np.int16, torch.bfloat16),
+    "float16": (np.int16, torch.float16),
+    "float32": (np.int32, torch.float32),
+}
+
+
+def _digest(rows: Batch) -> str:
+    return hashlib.sha256(rows.tokens.numpy().tobytes() + rows.documents.numpy().tobytes()).hexdigest()[:16]

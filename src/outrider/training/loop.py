@@ -81,7 +81,7 @@ def train(
     start, best, tau = state.resume(out)
     log = Log(out, start, recipe.steps, main, quiet)
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
-    look = _looker(target, objective.taps, recipe, out, rows, log.say)
+    look = _looker(target, objective.taps, recipe, rows, log.say)
 
     def see_test(batch: Batch) -> Seen:
         return see(target, batch.to(target.device), objective.taps, recipe.half_features)
@@ -226,12 +226,12 @@ def _pieces(index: list[int], count: int) -> list[list[int]]:
 
 
 def _looker(
-    target: HFTarget, taps: tuple[int, ...], recipe: Recipe, out: Path, rows: Batch, say: Callable[[str], None]
+    target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None]
 ) -> Look:
     if not recipe.cache:
         return lambda batch: see(target, batch.to(target.device), taps, recipe.half_features)
     width = int(target.config.hidden_size)
-    cache = FeatureCache(out / "cache", len(rows.keys), recipe.length, taps, width, say)
+    cache = FeatureCache(Path(recipe.cache), rows, taps, width, recipe.cache_dtype, say)
     return lambda batch: cache.see(target, batch.to(target.device), recipe.half_features)
 
 

@@ -49,6 +49,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "medusa": Method("medusa", "medusa", 1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40),
+    "medusa2": Method("medusa2", "medusa", 5e-4, betas=(0.9, 0.999), clip=1.0, warmup=40),
     "hydra": Method("hydra", "hydra", 1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40),
     "eagle": Method("eagle", "eagle", 3e-5),
     "hass": Method("eagle", "eagle", 3e-5, build="build_hass"),

@@ -30,7 +30,8 @@ class Recipe:
     seed: int = 0
     bf16: bool = False
     half_features: bool = False
-    cache: bool = False
+    cache: str = ""  # a folder for features, for repeated epochs; none: they are computed anew
+    cache_dtype: str = "bfloat16"
     evaluate: int = 0  # steps between evaluations; 0: ten times in all
     prompts: int = 16  # held-out prompts that are decoded at each evaluation
     tokens: int = 32

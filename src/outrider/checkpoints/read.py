@@ -1,0 +1,83 @@
+"""`read`: any checkpoint of a trained drafter, taken apart strictly.
+
+What is missing, left over, of another shape or not a number is refused by name; nothing is filled with random numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..types import InputError, Target
+from . import hydra, medusa, native, safeailab, speculators
+from .files import Weights, folder_of, json_of, weights_of
+from .parts import Bag, Found
+from .target import Facts
+
+KNOWN = "a native folder, SafeAILab's EAGLE or EAGLE-3, speculators, Medusa or Hydra"
+
+
+def read(path: str | Path, target: Facts | Target | None = None) -> Found:
+    """What a folder or hub id holds. The target is asked for only where the file leaves something to it."""
+    folder = folder_of(path)
+    facts = target if isinstance(target, Facts) or target is None else Facts.of(target)
+    config = json_of(folder / "config.json")
+    if "outrider_method" in config:
+        return native.read(path)
+    if (folder / hydra.FILE).is_file():
+        return hydra.read(Bag(weights_of(folder, hydra.FILE), path), config, facts)
+    if any((folder / name).is_file() for name in medusa.FILES):
+        return medusa.read(weights_of(folder, *medusa.FILES), path, config, facts)
+    weights = weights_of(folder)
+    kind = _kind(config, weights)
+    if kind == "medusa-2":
+        return medusa.read(weights, path, config, facts)
+    if kind is None:
+        raise InputError(_refusal(path, config, weights))
+    reader = {
+        "speculators": speculators.read,
+        "vllm-medusa": medusa.read_vllm,
+        "eagle3": safeailab.eagle3,
+        "eagle": safeailab.eagle,
+    }[kind]
+    return reader(Bag(weights, path), config, facts)
+
+
+def method_of(path: str | Path) -> str | None:
+    """Which drafter a folder holds, by its config and its keys alone; None where it is none that `read` knows."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        return None
+    config = json_of(folder / "config.json")
+    if "outrider_method" in config:
+        return str(config["outrider_method"])
+    if (folder / hydra.FILE).is_file():
+        return "hydra"
+    if any((folder / name).is_file() for name in medusa.FILES):
+        return "medusa"
+    try:
+        kind = _kind(config, weights_of(folder))
+    except InputError:
+        return None
+    return {"medusa-2": "medusa", "vllm-medusa": "medusa", "speculators": "eagle3"}.get(kind or "", kind)
+
+
+def _kind(config: dict, weights: Weights) -> str | None:
+    names = frozenset(weights)
+    if "speculators_model_type" in config:
+        return "speculators"
+    if medusa.has_heads(names):
+        return "medusa-2"
+    if medusa.is_vllm(config, names):
+        return "vllm-medusa"
+    if safeailab.is_eagle3(names):
+        return "eagle3"
+    return "eagle" if safeailab.is_eagle(names) else None
+
+
+def _refusal(path: str | Path, config: dict, weights: Weights) -> str:
+    if any(name.endswith(("lm_head.weight", "embed_tokens.weight", "wte.weight")) for name in weights) and any(
+        ".layers." in name or ".h." in name for name in weights
+    ):
+        return f"{path} is a whole language model; draft with it as model:{path}"
+    some = ", ".join(sorted(weights)[:3])
+    return f"{path} is not {KNOWN}: its weights begin with {some}"
