@@ -27,6 +27,9 @@ COMMANDS = {
     "train": "Train a drafter for a target of your own, on text of your own.",
     "data": "Build training data, also by letting the target write the answers.",
     "tune-tree": "Grow the draft tree that a trained drafter's measured accuracies ask for.",
+    "import": "Say what a trained drafter's folder holds, whatever its layout; write the native one.",
+    "export": "Write a drafter as SafeAILab's code, speculators, vLLM or SGLang load it.",
+    "parity": "Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.",
     "theory": "What acceptance, draft length and cost promise (Leviathan).",
     "info": "Versions, threads, devices, demo models and drafters here.",
 }

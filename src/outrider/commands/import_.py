@@ -1,0 +1,73 @@
+"""`outrider import`: what a drafter's folder holds, and its native layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..checkpoints import Facts, Found
+
+
+def import_(
+    folder: Annotated[str, typer.Argument(help="A folder or hub id with a trained drafter, of whatever layout.")],
+    out: Annotated[str | None, typer.Option(help="Write the native layout to this new folder.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The drafter's target, which some layouts ask; demo: ours.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+) -> None:
+    """Say what FOLDER holds, and write it in the native layout if asked.
+
+    Reads EAGLE, EAGLE-2, HASS and EAGLE-3 of SafeAILab, speculators, Medusa (three layouts, and vLLM's) and Hydra. What
+    is missing, unknown, of another shape or not a number is refused by name.
+    """
+    from ..checkpoints import read
+    from ..checkpoints.native import check
+    from ..checkpoints.write import keep
+
+    found = read(folder, facts_of(target) if target else None)
+    check(found, folder)
+    if out is not None:
+        keep(found, out)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({**summary(found), "folder": folder, "out": out}))
+    else:
+        show(found, folder, out)
+
+
+def facts_of(model: str) -> Facts:
+    """A target's facts by its name; demo is the one of the package."""
+    from ..checkpoints import Facts
+    from .info import PACKAGE
+
+    return Facts.at(PACKAGE / "demo" / "target" if model == "demo" else model)
+
+
+def summary(found: Found) -> dict[str, Any]:
+    return {
+        "layout": found.layout,
+        "method": found.method,
+        "config": found.config,
+        "tensors": {name: list(t.shape) for name, t in found.tensors.items()},
+        "parameters": sum(t.numel() for t in found.tensors.values() if t.is_floating_point()),
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in found.tensors.values()}),
+        "notes": found.notes,
+    }
+
+
+def show(found: Found, folder: str, out: str | None) -> None:
+    about = summary(found)
+    config = {k: v for k, v in found.config.items() if k != "layer" and v is not None}
+    typer.echo(f"layout      {found.layout}")
+    typer.echo(f"drafter     {found.method}, {about['parameters']:,} parameters in {', '.join(about['dtypes'])}")
+    typer.echo("config      " + ", ".join(f"{name} {value}" for name, value in config.items()))
+    if layer := found.config.get("layer"):
+        typer.echo("layer       " + ", ".join(f"{name} {value}" for name, value in layer.items()))
+    for i, note in enumerate(found.notes):
+        typer.echo(f"{'notes' if i == 0 else '':12}{note}")
+    use = f"{found.method}:{out or folder}"
+    typer.echo(f"{'written to  ' + out + '; ' if out else ''}use it as --drafter {use}")

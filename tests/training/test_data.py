@@ -1,0 +1,144 @@
+"""Files to rows: what is learned is checked by hand, and nothing is lost or leaks on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from outrider.training import data
+from outrider.types import InputError
+
+WORDS = ["<end>", "<user>", "<bot>", "hi", "there", "how", "are", "you", "fine", "thanks", "bye", "User", "Assistant", ":"]
+TEMPLATE = (
+    "{% for m in messages %}{{ '<user> ' if m['role'] == 'user' else '<bot> ' }}{{ m['content'] }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<bot> {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*WORDS, "<unk>"])}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", unk_token="<unk>", chat_template=TEMPLATE)
+
+
+def ids(words: str) -> list[int]:
+    return [WORDS.index(w) for w in words.split()]
+
+
+def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+    """By hand: the answers and the ends of their turns are learned, the questions and the marks before answers are not."""
+    talk = [
+        {"role": "user", "content": "hi there"},
+        {"role": "assistant", "content": "how are you"},
+        {"role": "user", "content": "fine"},
+        {"role": "assistant", "content": "bye"},
+    ]
+    made = data.chat(talk, tokenizer)
+    assert list(made.tokens) == ids("<user> hi there <end> <bot> how are you <end> <user> fine <end> <bot> bye <end>")
+    assert [int(x) for x in made.learn] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
+
+
+def test_prompt_and_completion_and_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    rows = [{"prompt": "hi there ", "completion": "how are you"}, {"text": "fine thanks"}, {"text": "bye", "ends": False}]
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    a, b, c = data.read([file], tokenizer)
+    assert list(a.tokens) == ids("hi there how are you <end>")
+    assert list(a.learn) == [False, False, True, True, True, True]
+    assert list(b.tokens) == ids("fine thanks <end>")
+    assert all(b.learn)
+    assert list(c.tokens) == ids("bye")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", r"d\.jsonl:2 is not valid JSON"),
+        ('{"question": "hi"}', "neither messages, nor prompt and completion, nor text"),
+        ('{"messages": [{"role": "user", "content": "hi"}]}', "no assistant turn"),
+        ('{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " "}]}', "empty assistant turn"),
+        ('{"messages": [{"role": "user"}]}', "every message needs a role and a content"),
+        ('{"prompt": "hi", "completion": ""}', "empty completion"),
+        ('{"text": ""}', r"d\.jsonl:2 is empty"),
+    ],
+)
+def test_bad_lines_are_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, line: str, words: str) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_text('{"text": "hi there"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        list(data.read([file], tokenizer))
+
+
+def test_bad_files_are_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file"):
+        list(data.read([tmp_path / "none.jsonl"], tokenizer))
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9")
+    with pytest.raises(InputError, match="not UTF-8"):
+        list(data.read([latin], tokenizer))
+
+
+def documents(count: int, seed: int = 0) -> list[data.Document]:
+    torch.manual_seed(seed)
+    found = []
+    for i in range(count):
+        n = int(torch.randint(3, 40, ()))
+        tokens = tuple(torch.randint(1, 50, (n,)).tolist())
+        found.append(data.Document(tokens, tuple(j >= n // 3 for j in range(n)), f"{i:04d}"))
+    return found
+
+
+def test_packing_keeps_every_token_once() -> None:
+    given = documents(60)
+    rows = data.pack(given, 48, seed=3)
+    parts = []
+    for tokens, positions, numbers, learn in zip(rows.tokens, rows.positions, rows.documents, rows.learn, strict=True):
+        used = numbers >= 0
+        assert bool((used[:-1] >= used[1:]).all()), "padding comes last"
+        for number in range(int(numbers.max()) + 1):
+            here = numbers == number
+            assert torch.equal(positions[here], torch.arange(int(here.sum())))
+            parts.append((tuple(tokens[here].tolist()), tuple(learn[here].tolist())))
+    assert sorted(parts) == sorted((d.tokens, d.learn) for d in given if any(d.learn[2:]))
+    assert float((rows.documents >= 0).float().mean()) > 0.8
+
+
+def test_long_documents_are_cut_and_singles_stay_alone() -> None:
+    long = data.Document(tuple(range(100)), (True,) * 100, "a")
+    rows = data.pack([long], 32)
+    assert sorted(rows.tokens[rows.documents >= 0].tolist()) == list(range(100))
+    alone = data.pack(documents(10), 48, share=False)
+    assert int(alone.documents.max()) == 0
+
+
+def test_what_lies_ahead_stays_within_its_document() -> None:
+    a = data.Document((1, 2, 3), (False, True, True), "a")
+    b = data.Document((4, 5, 6, 7), (True, True, True, False), "b")
+    rows = data.pack([a, b], 8)
+    tokens, wanted = rows.tokens[0].tolist(), rows.wanted(2)[0].tolist()
+    for i, is_wanted in enumerate(wanted):
+        there = rows.documents[0, i + 2] == rows.documents[0, i] >= 0 and bool(rows.learn[0, i + 2]) if i + 2 < 8 else False
+        assert is_wanted == bool(there)
+    assert rows.ahead(2)[0].tolist()[:5] == tokens[2:7]
+
+
+def test_the_split_depends_on_the_text_alone() -> None:
+    given = documents(50)
+    learned, held = data.split(given, 0.2)
+    again = data.split([*reversed(given), given[3]], 0.2)
+    assert {d.key for d in held} == {d.key for d in again[1]}
+    assert not {d.key for d in learned} & {d.key for d in held}
+    assert len(learned) + len(held) == 50
+
+
+def test_too_little_text_is_refused() -> None:
+    with pytest.raises(InputError, match="at least two different documents"):
+        data.split(documents(1))
+    with pytest.raises(InputError, match="no document is long enough"):
+        data.pack([data.Document((1, 2), (True, True), "a")], 16)
