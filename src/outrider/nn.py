@@ -70,7 +70,7 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Float[Tensor, "*s h"]) -> Float[Tensor, "*s h"]:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class Rope:

@@ -21,8 +21,8 @@ def export(
     """Write FOLDER's drafter as SafeAILab's code, speculators, vLLM or SGLang load it.
 
     Engines leave missing weights random, skip unknown ones and take ids for offsets; a low acceptance is all one sees.
-    --verify finds that: each key and shape, NaN, the draft vocabulary, the layers, the fields of the config, and whether
-    it is this target's drafter.
+    --verify finds that: each key and shape, NaN, the draft vocabulary, the layers, the fields of the config, and
+    whether it is this target's drafter.
     """
     from ..checkpoints import read
     from ..checkpoints.check import check
@@ -51,7 +51,7 @@ def export(
 
         typer.echo(json.dumps({"folder": folder, "to": to, "out": out, "verified": verify, "faults": faults}))
     elif out is not None:
-        typer.echo(f"written for {to} to {out}{', checked' if verify else ''}: {launch(to, out, target)}")
+        typer.echo(f"written for {to} to {out}{', checked' if verify else ''}: {launch(to, out, facts.name)}")
     elif not faults:
         typer.echo(f"{folder} is what {to} loads for {facts.name}")
     else:
@@ -65,13 +65,12 @@ def launch(to: str, out: str, target: str) -> str:
     """How the engine is told."""
     import json
 
-    method = (
-        json.loads((Path(out) / "config.json").read_text(encoding="utf-8"))["architectures"][0] if to == "vllm" else ""
-    )
+    names = json.loads((Path(out) / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    kind = {"LlamaForCausalLMEagle": "eagle", "LlamaForCausalLMEagle3": "eagle3", "MedusaModel": "medusa"}.get(names[0])
     if to == "vllm":
-        kind = {"LlamaForCausalLMEagle": "eagle", "LlamaForCausalLMEagle3": "eagle3", "MedusaModel": "medusa"}[method]
         given = json.dumps({"method": kind, "model": out, "num_speculative_tokens": 4})
         return f"vllm serve {target} --speculative-config '{given}'"
     if to == "sglang":
-        return f"sglang serve --model-path {target} --speculative-draft-model-path {out} --speculative-algorithm EAGLE"
-    return {"speculators": f"vllm serve {out}"}.get(to, "load it with the method's own code")
+        how = f"--speculative-algorithm {str(kind).upper()} --speculative-draft-model-path {out}"
+        return f"python -m sglang.launch_server --model-path {target} {how}"
+    return f"vllm serve {out}" if to == "speculators" else "load it with the method's own code"

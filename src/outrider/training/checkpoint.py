@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,8 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
-    except (RuntimeError, EOFError, OSError) as error:
-        raise InputError(f"{path} is damaged ({str(error)[:80]}); remove it to begin again") from None
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise InputError(f"{path} is damaged ({str(error)[:60]}); remove it to begin again") from None
 
 
 def replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:

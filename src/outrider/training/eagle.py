@@ -84,7 +84,8 @@ class EagleObjective(nn.Module):
         """U(-noise, noise), a function of step and row, whatever process holds the row."""
         rows = []
         for key in batch.keys:
-            generator = torch.Generator().manual_seed((step << 32) + key)
+            seed = (0x9E3779B1 * (step + 1) + 0x85EBCA77 * key) % 2**32  # a CPU generator reads 32 bits of a seed
+            generator = torch.Generator().manual_seed(seed)
             rows.append(torch.rand(like.shape[1:], generator=generator))
         return ((torch.stack(rows) * 2 - 1) * self.noise).to(like)
 

@@ -166,7 +166,7 @@ class _State:
             with accelerator.autocast(), sync() if sync else _nothing():
                 loss, weight, shares = self.module(part.to(accelerator.device), look(part), step)
             (loss * accelerator.num_processes).backward()
-            total, count = total + float(loss), count + float(weight)
+            total, count = total + float(loss.detach()), count + float(weight.detach())
             tokens += int((part.documents >= 0).sum())
             hits = {k: float(v) for k, v in shares.items()}
         sums = torch.tensor([total, count, float(tokens)], dtype=torch.float64, device=accelerator.device)

@@ -1,0 +1,178 @@
+"""The loop: deterministic, resumable bit for bit, fair in what it reports, and careful with what it has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from objective_world import target
+from torch import Tensor
+
+from outrider import drafters
+from outrider.targets import HFTarget
+from outrider.training import checkpoint, loop, objectives
+from outrider.training.data import Document
+from outrider.training.recipe import Recipe
+from outrider.types import InputError
+
+RECIPE = Recipe("eagle", steps=8, rows=2, length=32, lr=1e-2, evaluate=4, prompts=2, tokens=8, save=2, warmup=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> HFTarget:
+    return target(torch.float32)
+
+
+def documents(count: int = 24) -> list[Document]:
+    g = torch.Generator().manual_seed(5)
+    made = []
+    for i in range(count):
+        n = int(torch.randint(8, 30, (), generator=g))
+        made.append(Document(tuple(torch.randint(1, 61, (n,), generator=g).tolist()), (True,) * n, f"{i:03d}"))
+    return made
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [(line["step"], line["held_out_loss"]) for line in lines if "held_out_loss" in line]
+
+
+def run(model: HFTarget, out: Path, recipe: Recipe = RECIPE, **more: Any) -> loop.Result:
+    return loop.train(model, documents(), out, recipe, quiet=True, **more)
+
+
+@pytest.mark.parametrize("method", list(objectives.METHODS))
+def test_a_run_that_was_interrupted_goes_on_bit_for_bit(model: HFTarget, tmp_path: Path, method: str) -> None:
+    options = {"taps": (0, 2, 3)} if method == "eagle3" else {}
+    recipe = replace(RECIPE, method=method, steps=6, options=options)
+    whole = run(model, tmp_path / "whole", recipe)
+    run(model, tmp_path / "parts", recipe, stop=3)
+    parts = run(model, tmp_path / "parts", recipe)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    assert whole.loss == parts.loss
+    a, b = (checkpoint.read(tmp_path / x / "checkpoint.pt") for x in ("whole", "parts"))
+    assert a is not None
+    assert b is not None
+    assert all(torch.equal(x, b["module"][name]) for name, x in a["module"].items())
+
+
+def test_the_best_drafter_is_kept_and_loads(model: HFTarget, tmp_path: Path) -> None:
+    result = run(model, tmp_path)
+    found = losses(tmp_path)
+    assert [step for step, _ in found] == [4, 8]
+    assert result.best == min(loss for _, loss in found)
+    assert drafters.load(str(result.folder), model).taps == (-1,)
+    assert result.tau >= 1
+
+
+def test_training_lowers_the_loss(model: HFTarget, tmp_path: Path) -> None:
+    run(model, tmp_path, replace(RECIPE, steps=60, evaluate=60, rows=4))
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    learned = [line["loss"] for line in lines if "loss" in line]
+    assert learned[-1] < 0.9 * learned[0]
+
+
+def test_accumulation_is_the_same_step(model: HFTarget, tmp_path: Path) -> None:
+    one = run(model, tmp_path / "one", replace(RECIPE, rows=4, steps=3, options={"noise": 0.0}))
+    two = run(model, tmp_path / "two", replace(RECIPE, rows=2, accumulate=2, steps=3, options={"noise": 0.0}))
+    assert one.loss == pytest.approx(two.loss, rel=1e-4)
+
+
+def test_cached_features_give_nearly_the_same_losses(model: HFTarget, tmp_path: Path) -> None:
+    plain = run(model, tmp_path / "plain")
+    cached = replace(RECIPE, cache=str(tmp_path / "features"), cache_dtype="float32")
+    first = run(model, tmp_path / "first", cached)
+    again = run(model, tmp_path / "again", cached)
+    assert plain.loss == pytest.approx(first.loss, rel=1e-5)
+    assert first.loss == again.loss
+    with pytest.raises(InputError, match="features of other rows"):
+        run(model, tmp_path / "other", replace(cached, length=24))
+
+
+def test_another_recipe_is_refused(model: HFTarget, tmp_path: Path) -> None:
+    run(model, tmp_path, stop=2)
+    with pytest.raises(InputError, match=r"another recipe \(lr differ"):
+        run(model, tmp_path, replace(RECIPE, lr=0.5))
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_loss_that_is_no_number_stops(model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = objectives.build
+    calls: list[int] = []
+
+    def build(*args: Any) -> Any:
+        made = real(*args)
+        forward = made.forward
+
+        def broken(*given: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            total, weight, parts = forward(*given)
+            calls.append(1)
+            return (total * float("nan") if len(calls) == 4 else total), weight, parts
+
+        made.forward = broken
+        return made
+
+    monkeypatch.setattr(objectives, "build", build)
+    with pytest.raises(loop.TrainingError, match=r"the loss of step 3 is nan \(rows \[.*the checkpoint before it is kept"):
+        run(model, tmp_path)
+    found = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert found is not None
+    assert found["step"] == 2
+    assert all(bool(x.isfinite().all()) for x in found["module"].values())
+
+
+def test_a_full_disk_loses_nothing(model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(model, tmp_path, stop=2)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+
+    def full(state: object, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        run(model, tmp_path)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_cache_too_large_for_the_disk_is_refused(
+    model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.training import features
+
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(total=10, used=5, free=5))
+    with pytest.raises(InputError, match="the feature cache needs"):
+        run(model, tmp_path, replace(RECIPE, cache=str(tmp_path / "features")))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"length": 4096}, "exceed the target's context"),
+        ({"steps": 0}, "must be at least 1"),
+        ({"method": "oracle"}, "no method 'oracle' to train"),
+        ({"options": {"colour": 1}}, "eagle has no option 'colour'"),
+    ],
+)
+def test_bad_recipes_are_refused(model: HFTarget, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        run(model, tmp_path, replace(RECIPE, **change))
+
+
+def test_text_of_another_tokenizer_is_refused(model: HFTarget, tmp_path: Path) -> None:
+    strange = [*documents(), Document((1, 2, 3, 999), (True,) * 4, "z")]
+    with pytest.raises(InputError, match="token 999"):
+        loop.train(model, strange, tmp_path, RECIPE, quiet=True)
+
+
+def test_a_damaged_checkpoint_is_named(model: HFTarget, tmp_path: Path) -> None:
+    run(model, tmp_path, stop=2)
+    (tmp_path / "checkpoint.pt").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="damaged"):
+        run(model, tmp_path)
