@@ -34,6 +34,14 @@ def target(dtype: torch.dtype = torch.float64, seed: int = 0, **other: Any) -> H
     return HFTarget(LlamaForCausalLM(config).to(dtype))
 
 
+def sharp() -> HFTarget:
+    """A target in float32 whose laws are far from uniform, and whose texts do not go round in circles at once."""
+    of = target(torch.float32, 4)
+    with torch.no_grad():
+        of.model.get_output_embeddings().weight.mul_(5)
+    return of
+
+
 Text = tuple[list[int], list[bool]]  # tokens, and which are learned
 
 
@@ -178,7 +186,7 @@ def continued(of: HFTarget, prompt: list[int], new: int) -> list[int]:
 
 def decoded(of: HFTarget, drafter: Any, prompt: list[int], new: int, depth: int) -> tuple[list[int], Usage]:
     """Chains of `depth` drafted tokens at temperature 0."""
-    engine = Engine(of, drafter, FixedBudget(depth + 1, depth), RaceNoise(of.vocab))
+    engine = Engine(of, drafter, FixedBudget(depth + 1, depth, (1,) * depth), RaceNoise(of.vocab))
     row = None
     for piece in generate(engine, [Request(prompt, 0, new, Sampling())]):
         row = piece.row

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from objective_world import (
-    VOCAB, continued, cross_entropy, decoded, overfit, packed, passes, smooth_l1, states, target, texts, value,
+    VOCAB, continued, cross_entropy, decoded, overfit, packed, passes, sharp, smooth_l1, states, target, texts, value,
 )  # fmt: skip
 from torch import Tensor
 
@@ -161,10 +161,10 @@ def test_half_precision(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["eagle", "hass"])
 def test_one_sample_is_learned_by_heart(name: str, tmp_path: Path) -> None:
-    of = target(torch.float32)
+    of = sharp()
     words = continued(of, [3, 1, 4, 1, 5], 14)
     batch = packed([[(words, [False] * 5 + [True] * 14)]])
-    objective = build(of, name, noise=0.0, cls=1.0, **({"passes": 4} if name == "hass" else {}))
+    objective = build(of, name, noise=0.0, **({"passes": 4} if name == "hass" else {}))
     hits = overfit(objective, of, batch)
     assert min(hits.values()) == 1.0, hits
     objective.save(tmp_path / "d")

@@ -106,5 +106,5 @@ def frequent(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor
     """The `size` tokens seen most often, in ascending order; ties to the lower id."""
     counts = torch.zeros(vocab, dtype=torch.long)
     for document in documents:
-        counts += torch.bincount(torch.tensor(document.tokens), minlength=vocab)[:vocab]
+        counts += torch.bincount(torch.tensor(document.tokens, dtype=torch.long), minlength=vocab)[:vocab]
     return counts.sort(descending=True, stable=True).indices[:size].sort().values

@@ -1,0 +1,121 @@
+"""`outrider parity`: the same drafter, greedily, here and in vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..parity import Certificate
+
+
+def parity(
+    drafter: Annotated[
+        list[str], typer.Option(help="Folder or SPEC of an EAGLE, EAGLE-3 or Medusa drafter; repeatable.")
+    ],
+    python: Annotated[str, typer.Option(help="The Python of an environment with vLLM; `make parity` makes one.")],
+    target: Annotated[str, typer.Option(help="The target's folder or hub id; demo: ours.")] = "demo",
+    prompts_file: Annotated[
+        str | None, typer.Option("--prompts", help="JSONL of prompts; default: the held-out.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="How many of them.")] = 40,
+    tokens: Annotated[int, typer.Option(help="Tokens drafted in each round, a chain.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write to each prompt, in both engines.")] = 64,
+    to: Annotated[str, typer.Option(help="The format vLLM is given: vllm or speculators.")] = "vllm",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+) -> None:
+    """Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.
+
+    Exports the drafter, lets vLLM load and run it with its own code on the same prompts, greedily and in float32, and
+    compares text and acceptance per position with intervals of 95 %. Exits 1 without parity.
+    """
+    from .. import parity as run
+    from ..llm import load
+    from ..prompts import read
+    from ..types import InputError
+    from .info import PACKAGE
+
+    if to not in ("vllm", "speculators"):
+        raise InputError(f"vLLM reads the formats vllm and speculators, not {to!r}")
+    if min(prompts, tokens, max_new_tokens) < 1:
+        raise InputError("--prompts, --tokens and --max-new-tokens must be at least 1")
+    where = str(PACKAGE / "demo" / "target") if target == "demo" else target
+    given = read(prompts_file) if prompts_file else held_out(prompts)
+    found = []
+    for spec in drafter:
+        llms: dict[str, Any] = {}
+
+        def loaded(name: str, llms: dict[str, Any] = llms) -> Any:
+            return llms.setdefault(name, load(where, name, dtype="float32"))
+
+        plain = load(where, "none", dtype="float32")
+        ids = plain.prompts(list(given[:prompts]))
+        found.append(run.certify(loaded, spec, where, ids, run.vllm(python), tokens, max_new_tokens, to))
+    if as_json:
+        import json
+
+        typer.echo(json.dumps([document(c) for c in found]))
+    else:
+        for certificate in found:
+            show(certificate)
+    if not all(c.passed for c in found):
+        raise typer.Exit(1)
+
+
+def held_out(count: int) -> list[Any]:
+    """Held-out prompts of the demo, domains in turn."""
+    import itertools
+    import json
+    from importlib.resources import files
+
+    by: dict[str, list[Any]] = {}
+    for line in (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines():
+        item = json.loads(line)
+        by.setdefault(item["domain"], []).append(item.get("messages") or item["text"])
+    turns = itertools.zip_longest(*by.values())
+    return [prompt for turn in turns for prompt in turn if prompt is not None][:count]
+
+
+def document(c: Certificate) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from .info import versions
+
+    rates = [
+        {
+            side: {"hits": r.hits, "trials": r.trials, "rate": r.value, "interval": list(r.interval)}
+            for side, r in (("outrider", place.ours), ("vllm", place.theirs))
+        }
+        | {"agrees": place.agrees}
+        for place in c.places
+    ]
+    about = {k: v for k, v in asdict(c).items() if k != "places"}
+    about["splits"] = [{**asdict(s), "rounding": s.rounding} for s in c.splits]
+    verdict = {"same_text": c.same_text, "same_acceptance": c.same_acceptance, "passed": c.passed}
+    return {**about, "acceptance": rates, **verdict, "sentence": c.sentence, "versions": {**versions(), **c.versions}}
+
+
+def show(c: Certificate) -> None:
+    """The certificate."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{c.method} of {c.drafter}, chains of {c.tokens}", title_justify="left", title_style="bold")
+    for i, name in enumerate(("position", "Outrider", "95 %", c.engine, "95 %", "")):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for d, place in enumerate(c.places, 1):
+        row = [str(d)]
+        for rate in (place.ours, place.theirs):
+            low, high = rate.interval
+            row += [f"{rate.hits}/{rate.trials} = {rate.value:.3f}", f"{low:.3f} to {high:.3f}"]
+        table.add_row(*row, "" if place.agrees else "DIFFERS")
+    console = Console()
+    console.print(table)
+    for s in c.splits:
+        why = "rounding decides" if s.rounding else "NOT rounding"
+        console.print(f"prompt {s.prompt + 1} parts at token {s.position + 1}, margin {s.margin:.1e}: {why}")
+    console.print(
+        f"{c.prompts} prompts, {c.written} tokens each side; tau {c.tau_ours:.3f} here, {c.tau_theirs:.3f} there"
+    )
+    console.print(c.sentence, style="bold green" if c.passed else "bold red", highlight=False, markup=False)
