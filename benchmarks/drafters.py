@@ -1,7 +1,7 @@
 """The demo's drafters side by side: `python benchmarks/drafters.py --out runs/bench/drafters.json` (tables, and JSON).
 
-Every method decodes the same held-out prompts in turn, at T = 0 and T = 1, with the same number of nodes. tau counts the
-target's own token. Intervals are bootstrap intervals of 95 % over prompts; prompts whose plain text loops at T = 0 are
+Every method decodes the same held-out prompts in turn, at T = 0 and T = 1, with the same number of nodes. tau counts
+the target's own token. Intervals are bootstrap intervals of 95 % over prompts; prompts whose plain text loops at T = 0 are
 left out of the figures called "not looping".
 """
 
@@ -182,7 +182,9 @@ def show(temperature: float, found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", help=f"default: all of {', '.join(METHODS)}")
-    parser.add_argument("--drafters", type=Path, default=DEMO, help="folder that holds medusa, hydra, eagle, hass, eagle3")
+    parser.add_argument(
+        "--drafters", type=Path, default=DEMO, help="folder that holds medusa, hydra, eagle, hass, eagle3"
+    )
     parser.add_argument("--per-domain", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 1.0])

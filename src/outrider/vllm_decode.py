@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; a tiny share of the machine is plenty
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # pinned threads that spin starve on a shared machine
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models that parity is for are tiny
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

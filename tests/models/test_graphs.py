@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from small import build
 
 import outrider
 from outrider.targets import HFTarget, graphs
 from outrider.tree import from_paths
 from outrider.types import InputError, Look
 
-from small import build
-
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3", "qwen2-sliding", "deepseek_v3", "mixtral", "phi3", "opt", "olmo2"]
+FAMILIES = [
+    "llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "mixtral", "gpt_neox", "gpt2", "gemma2", "gemma3", "phi3", "opt",
+    "olmo2", "deepseek_v3",
+]  # fmt: skip
 EXACT = {"gpt2": 1e-13, "deepseek_v3": 1e-13}  # float64; the others are equal bit for bit
 TREES = [
     [[[5, 6], [5, 7], [8]], [[1], [2, 3]]],
@@ -78,7 +80,7 @@ def test_texts_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) ->
     model = build("llama")
     stock = outrider.load(model, "lookup")
     recorded = outrider.load(model, "lookup", compile=True)
-    law = dict(max_new_tokens=24, temperature=0.8, seed=[1, 2, 3])
+    law: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.8, "seed": [1, 2, 3]}
     prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5], [6, 7, 8]]
     calls = []
     replay = graphs.Graphs.run

@@ -125,7 +125,9 @@ class SlowLayer:
         shape, heads = self.shape, []
         for number, q in enumerate(self._heads(self.layer.self_attn.q_proj, x)):
             q, group = rotated(q, position), number // (shape.heads // shape.kv_heads)
-            scores = [q @ k[group] / math.sqrt(shape.head_dim) for k, _ in seen] + [torch.zeros((), dtype=q.dtype)] * len(blank)
+            scores = [q @ k[group] / math.sqrt(shape.head_dim) for k, _ in seen] + [
+                torch.zeros((), dtype=q.dtype)
+            ] * len(blank)
             p = torch.stack(scores).softmax(0)
             values = [v[group] for _, v in [*seen, *blank]]
             heads.append(sum(w * v for w, v in zip(p, values, strict=True)))
@@ -136,7 +138,11 @@ class SlowLayer:
 
 
 def passes(
-    layer: Layer, true: Tensor, inputs: Callable[[Tensor, int], tuple[Tensor, Tensor]], count: int, published: bool = False
+    layer: Layer,
+    true: Tensor,
+    inputs: Callable[[Tensor, int], tuple[Tensor, Tensor]],
+    count: int,
+    published: bool = False,
 ) -> list[dict[int, Tensor]]:
     """[j - 1][t]: what pass j makes at position t of one text.
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.training import data
 from outrider.types import InputError
 
-WORDS = ["<end>", "<user>", "<bot>", "hi", "there", "how", "are", "you", "fine", "thanks", "bye", "User", "Assistant", ":"]
+WORDS = ["<end>", "<user>", "<bot>", "hi", "there", "how", "are", "you", "fine", "thanks", "bye"]
 TEMPLATE = (
     "{% for m in messages %}{{ '<user> ' if m['role'] == 'user' else '<bot> ' }}{{ m['content'] }} <end> {% endfor %}"
     "{% if add_generation_prompt %}<bot> {% endif %}"
@@ -32,7 +32,7 @@ def ids(words: str) -> list[int]:
 
 
 def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFast) -> None:
-    """By hand: the answers and the ends of their turns are learned, the questions and the marks before answers are not."""
+    """By hand: answers and the ends of their turns are learned, questions and the marks before answers are not."""
     talk = [
         {"role": "user", "content": "hi there"},
         {"role": "assistant", "content": "how are you"},
@@ -46,7 +46,8 @@ def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFas
 
 def test_prompt_and_completion_and_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
-    rows = [{"prompt": "hi there ", "completion": "how are you"}, {"text": "fine thanks"}, {"text": "bye", "ends": False}]
+    rows = [{"prompt": "hi there ", "completion": "how are you"}, {"text": "fine thanks"}]
+    rows.append({"text": "bye", "ends": False})
     file.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
     a, b, c = data.read([file], tokenizer)
     assert list(a.tokens) == ids("hi there how are you <end>")
@@ -62,7 +63,7 @@ def test_prompt_and_completion_and_text(tokenizer: PreTrainedTokenizerFast, tmp_
         ("{", r"d\.jsonl:2 is not valid JSON"),
         ('{"question": "hi"}', "neither messages, nor prompt and completion, nor text"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "no assistant turn"),
-        ('{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " "}]}', "empty assistant turn"),
+        ('{"messages": [{"role": "assistant", "content": " "}]}', "empty assistant turn"),
         ('{"messages": [{"role": "user"}]}', "every message needs a role and a content"),
         ('{"prompt": "hi", "completion": ""}', "empty completion"),
         ('{"text": ""}', r"d\.jsonl:2 is empty"),
@@ -123,8 +124,9 @@ def test_what_lies_ahead_stays_within_its_document() -> None:
     rows = data.pack([a, b], 8)
     tokens, wanted = rows.tokens[0].tolist(), rows.wanted(2)[0].tolist()
     for i, is_wanted in enumerate(wanted):
-        there = rows.documents[0, i + 2] == rows.documents[0, i] >= 0 and bool(rows.learn[0, i + 2]) if i + 2 < 8 else False
-        assert is_wanted == bool(there)
+        mine = rows.documents[0].tolist()
+        inside = i + 2 < 8 and mine[i + 2] == mine[i] >= 0
+        assert is_wanted == (inside and bool(rows.learn[0, i + 2]))
     assert rows.ahead(2)[0].tolist()[:5] == tokens[2:7]
 
 

@@ -28,7 +28,9 @@ def build(of: HFTarget, name: str, **options: Any) -> Any:
     return objective
 
 
-def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool], published: bool = False) -> tuple[float, int]:
+def slow(
+    of: HFTarget, objective: Any, words: list[int], learn: list[bool], published: bool = False
+) -> tuple[float, int]:
     """The loss of one text, summed over its positions, and how many these are (all passes')."""
     net, kind, o = objective.net, objective.net.config.inputs, objective
     features, embedding = states(of, words)[-1], of.model.get_input_embeddings().weight

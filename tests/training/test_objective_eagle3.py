@@ -64,7 +64,9 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
     return total, count
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_vocab": 40, "passes": 4, "decay": 0.5}, {"hidden": 24, "draft_vocab": 50}])
+@pytest.mark.parametrize(
+    "options", [{}, {"draft_vocab": 40, "passes": 4, "decay": 0.5}, {"hidden": 24, "draft_vocab": 50}]
+)
 def test_loss_equals_loops_over_positions(options: dict[str, Any]) -> None:
     of = target()
     rows = [texts(i, sizes) for i, sizes in enumerate([[9, 5], [11], [3, 6]])]

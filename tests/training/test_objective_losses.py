@@ -56,7 +56,10 @@ def slow(name: str, student: list[float], teacher: list[float]) -> float:
     total = 0.0
     for chosen in (top, mine):
         pairs = [(chosen[i], chosen[j]) for i in range(K) for j in range(i + 1, K)]
-        t, s = law([(teacher[i] - teacher[j]) / 3 for i, j in pairs]), law([(student[i] - student[j]) / 3 for i, j in pairs])
+        t, s = (
+            law([(teacher[i] - teacher[j]) / 3 for i, j in pairs]),
+            law([(student[i] - student[j]) / 3 for i, j in pairs]),
+        )
         total += sum(a * math.log(a / b) for a, b in zip(t, s, strict=True))
     return total
 

@@ -27,7 +27,7 @@ MAY = {
     "checkpoints": {"types", "nn"},
     "drafters": {"types", "tree", "growth", "noise", "sampling", "targets", "nn", "checkpoints"},
     "testing": {"types", "tree", "noise"},
-    "training": {"types", "nn", "noise", "budget", "engine", "targets", "drafters"},
+    "training": {"types", "stopping", "nn", "noise", "budget", "engine", "targets", "drafters"},
     "engine": {"types", "tree", "noise", "sampling", "verify", "budget"},
     "llm": {"types", "noise", "stopping", "budget", "engine", "targets", "drafters"},
     "stock": {"types", "noise", "budget", "engine", "targets", "drafters"},

@@ -18,11 +18,15 @@ def data() -> None:
 def generate(
     data: Annotated[list[str], typer.Option(help="JSONL of messages, prompts or texts (repeatable).")],
     out: Annotated[str, typer.Option(help="JSONL that the answers are appended to; what is there is skipped.")],
-    target: Annotated[str, typer.Option(help="A hub id or folder; demo: the model that ships with the package.")] = "demo",
+    target: Annotated[
+        str, typer.Option(help="A hub id or folder; demo: the model that ships with the package.")
+    ] = "demo",
     drafter: Annotated[list[str] | None, typer.Option(help="SPEC, as for generate.")] = None,
     max_new_tokens: int = 256,
     temperature: float = 1.0,
-    opening: Annotated[int, typer.Option(help="Tokens of a text that are given; the rest is the target's to write.")] = 64,
+    opening: Annotated[
+        int, typer.Option(help="Tokens of a text that are given.")
+    ] = 64,
     limit: Annotated[int, typer.Option(help="Questions, at most; 0: all.")] = 0,
     batch_size: int = 8,
     seed: int = 0,

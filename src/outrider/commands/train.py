@@ -11,7 +11,9 @@ def train(
     method: Annotated[str, typer.Argument(help="medusa, hydra, eagle, hass or eagle3.")],
     data: Annotated[list[str], typer.Option(help="JSONL of messages, prompt and completion, or text; or plain text.")],
     out: Annotated[str, typer.Option(help="Folder of the run; OUT/best is the drafter.")],
-    target: Annotated[str, typer.Option(help="A hub id or folder; demo: the model that ships with the package.")] = "demo",
+    target: Annotated[
+        str, typer.Option(help="A hub id or folder; demo: the model that ships with the package.")
+    ] = "demo",
     steps: int = 1000,
     rows: Annotated[int, typer.Option(help="Rows of a batch.")] = 8,
     length: Annotated[int, typer.Option(help="Tokens of a row; short documents share one.")] = 512,
@@ -28,7 +30,8 @@ def train(
     evaluate: Annotated[int, typer.Option(help="Steps between evaluations; 0: ten in all.")] = 0,
     prompts: Annotated[int, typer.Option(help="Held-out prompts decoded at each evaluation.")] = 16,
     save: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the method (repeatable), as in passes=3.")] = None,
+    shard: Annotated[bool, typer.Option("--shard", help="FSDP2 over the processes there are.")] = False,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the method, as in passes=3.")] = None,
     dtype: Annotated[str, typer.Option(help="Of the target: auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
@@ -62,7 +65,7 @@ def train(
         raise InputError(f"{target} has no tokenizer, and training reads text; name a model that has one")
     documents = list(text.read(data, tokenizer))
     model: Any = load_target(where, dtype="float32" if demo and dtype == "auto" else dtype, device=device)
-    found = loop.train(model, documents, out, recipe, quiet=as_json)
+    found = loop.train(model, documents, out, recipe, shard=shard, quiet=as_json)
     if as_json:
         typer.echo(json.dumps({**found.__dict__, "folder": str(found.folder), "method": method}))
     else:

@@ -1,9 +1,9 @@
 """Captured forwards: the kernels of a verification pass, recorded once and replayed without the model's Python.
 
-A small model on a CPU spends half of a pass walking through Python modules. Recording it (`torch.jit.trace`) takes half a
-second, one recording serves trees of every size, and the kernels and their order stay the model's own: the logits are
-those of the stock forward, in most families bit for bit. A recording is not trusted, it is proved: the first passes it
-serves, at several shapes, are run both ways, and where they differ by more than rounding it is dropped for good.
+A small model on a CPU spends half of a pass walking through Python modules. Recording it (`torch.jit.trace`) takes half
+a second, one recording serves trees of every size, and the kernels and their order stay the model's own: the logits
+are those of the stock forward, in most families bit for bit. A recording is not trusted, it is proved: the first passes
+it serves, at several shapes, are run both ways, and where they differ by more than rounding it is dropped for good.
 (`torch.compile` needs some 25 seconds for every tree size and gains no more on the demo model: docs/log.md.)
 """
 
@@ -27,7 +27,8 @@ from .session import Pass, TreeSession
 PROOFS = 4  # passes of different shape that a recording must equal the stock forward in
 logger = logging.getLogger(__name__)
 
-Kind = tuple[bool, bool, tuple[bool, ...], bool, tuple[int, ...]]  # one token a row, level rows, open masks, embeds, taps
+# One token a row, level rows, open masks, embeddings given, taps.
+Kind = tuple[bool, bool, tuple[bool, ...], bool, tuple[int, ...]]
 Forward = Callable[[TreeSession, Pass], Look]
 
 
@@ -54,7 +55,7 @@ class Graphs:
     def __init__(self, target: Recordable):
         if target.family.binding is not None:
             kind = target.model.config.model_type
-            raise InputError(f"{kind} reads positions off its cache, so its passes cannot be recorded; leave compile out")
+            raise InputError(f"{kind} reads positions off its cache, so it cannot be recorded; leave compile out")
         if not hasattr(torch.jit, "trace"):
             raise InputError(f"torch {torch.__version__} cannot record a forward pass; leave compile out")
         self.target = target
@@ -114,7 +115,7 @@ class _Body(torch.nn.Module):
             if hides_nothing:
                 mask.__dict__[OPEN] = True
         view = masks[0].shape[-1]
-        layers = [
+        layers: list[Any] = [
             _Layer(flat[2 * i : 2 * i + 2], wide[2 * i : 2 * i + 2], slots, view, level) for i in range(len(flat) // 2)
         ]
         inputs: dict[str, Any] = {"inputs_embeds" if embedded else "input_ids": read}

@@ -95,11 +95,11 @@ class HFTarget:
             yield Prefill(tree, look, count, tuple(first < size <= end for size in sizes), upcoming)
 
     def compile(self) -> None:
-        """From now on, record passes over trees and replay them (`graphs.py`). The weights must not change afterwards."""
+        """From now on, record passes over trees and replay them (`graphs.py`). The weights must not change any more."""
         self.graphs = self.graphs or Graphs(self)
 
     def warm(self, taps: tuple[int, ...] = ()) -> None:
-        """Make the recordings now and prove them, or the first rounds would. One costs about as much as fifty passes."""
+        """Make the recordings now and prove them, or the first rounds would. One takes as long as fifty passes."""
         for prompts in ([[0] * 3], [[0] * 3, [0] * 5]):  # rows of equal length, and of unequal: two kinds of pass
             session = self.open(64)
             for _ in session.prefill(prompts, taps):

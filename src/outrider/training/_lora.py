@@ -27,18 +27,21 @@ class Adapter:
             raise InputError("training the target's adapter needs peft; install it with pip install peft") from None
         target.model.requires_grad_(False)
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-        self.inside: Any = peft.get_peft_model(target.model, config)  # the target's own modules, changed in place
+        self.inside: Any = peft.LoraModel(target.model, config, "default")  # changes the target's modules in place
         self.parameters: list[nn.Parameter] = [p for p in target.model.parameters() if p.requires_grad]
 
     @contextmanager
     def off(self) -> Iterator[None]:
         """The target as it was."""
-        with self.inside.disable_adapter():
+        self.inside.disable_adapter_layers()
+        try:
             yield
+        finally:
+            self.inside.enable_adapter_layers()
 
     def merge(self, folder: str | Path, label: str) -> None:
         """Write the changed target as a plain model, whose config says by `label` what was done to it."""
-        source = self.inside.config.name_or_path if hasattr(self.inside, "config") else ""
+        source = self.inside.model.config.name_or_path
         model = copy.deepcopy(self.inside).merge_and_unload()
         model.config.outrider_changed = label
         model.save_pretrained(folder)

@@ -63,7 +63,8 @@ def normed_linear(student: Logits, teacher: Logits, k: int) -> PerPosition:
     """Both laws restricted to the teacher's K likeliest and divided by their sums."""
     p, index = teacher.softmax(-1).topk(k, -1)
     q = student.softmax(-1).gather(-1, index)
-    return -(p / p.sum(-1, keepdim=True) * (q / q.sum(-1, keepdim=True).clamp(min=1e-30)).clamp(min=1e-30).log()).sum(-1)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True).clamp(min=1e-30)
+    return -(p * q.clamp(min=1e-30).log()).sum(-1)
 
 
 def normed_softmax(student: Logits, teacher: Logits, k: int) -> PerPosition:

@@ -46,8 +46,9 @@ class Batch:
         """Some of the rows, without the columns that are padding in all of them."""
         at = torch.tensor(list(index), dtype=torch.long)
         used = int((self.documents[at] >= 0).sum(1).max()) if len(at) else 0
-        cut = [x[at, :used] for x in (self.tokens, self.positions, self.documents, self.learn)]
-        return Batch(*cut, tuple(self.keys[i] for i in index))
+        parts = (self.tokens, self.positions, self.documents, self.learn)
+        tokens, positions, documents, learn = (x[at, :used] for x in parts)
+        return Batch(tokens, positions, documents, learn, tuple(self.keys[i] for i in index))
 
     def to(self, device: torch.device | str) -> Batch:
         moved = {name: getattr(self, name).to(device) for name in ("tokens", "positions", "documents", "learn")}
@@ -177,7 +178,7 @@ def spans(parts: Sequence[tuple[str, bool]], tokenizer: Any, ends: bool, special
 
 
 def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) -> tuple[list[Document], list[Document]]:
-    """Training and held-out documents. Which is which depends on a document's own text alone; equal texts appear once."""
+    """Training and held-out documents. A document's own text decides where it goes; equal texts appear once."""
     unique = list({d.key: d for d in documents}.values())
     if len(unique) < 2:
         raise InputError("training needs at least two different documents, one of them held out; give more text")

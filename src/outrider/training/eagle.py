@@ -2,8 +2,9 @@
 
     L = sum over passes j of  beta^(j-1) * [ SmoothL1(f', f) + w_cls * CE(head(f), head(f')) + w_topk * L_topk ]
 
-EAGLE is one pass without the top-K term, with noise on the features it reads. Pair i, (feature_i, token_{i+1}), foretells
-feature_{i+1}, whose law is that of token_{i+2}: it counts where token_{i+2} is of the same document and to be learned.
+EAGLE is one pass without the top-K term, with noise on the features it reads. Pair i, (feature_i, token_{i+1}),
+foretells feature_{i+1}, whose law is that of token_{i+2}: it counts where token_{i+2} is of the same document and to
+be learned.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class EagleObjective(nn.Module):
         return [{"params": list(self.net.parameters()), "scale": 1.0}]
 
     def forward(self, batch: Batch, seen: Seen, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right first guesses by pass."""
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by pass."""
         true = seen.features[-1]
         tokens = batch.tokens if self.net.config.inputs == "feature+unshifted" else batch.ahead(1)
         with torch.no_grad():
@@ -113,9 +114,7 @@ def layer_like(target: HFTarget, inputs: int = 1, hidden: int = 0) -> LayerShape
     )
 
 
-def build(
-    target: HFTarget, inputs: str = eagle.INPUTS[0], noise: float = 0.1, cls: float = 0.1
-) -> EagleObjective:
+def build(target: HFTarget, inputs: str = eagle.INPUTS[0], noise: float = 0.1, cls: float = 0.1) -> EagleObjective:
     """EAGLE: noise on the features, one pass."""
     config = eagle.EagleConfig(layer_like(target), target.vocab, int(target.config.hidden_size), inputs)
     return EagleObjective(target, eagle.EagleNet(config), noise, cls)
@@ -134,7 +133,5 @@ def build_hass(
     published: bool = False,
 ) -> EagleObjective:
     """HASS: the same network, three alignment passes and the top-K loss."""
-    config = eagle.EagleConfig(
-        layer_like(target), target.vocab, int(target.config.hidden_size), inputs, trained="hass"
-    )
+    config = eagle.EagleConfig(layer_like(target), target.vocab, int(target.config.hidden_size), inputs, trained="hass")
     return EagleObjective(target, eagle.EagleNet(config), noise, cls, passes, beta, topk, k, loss, published)

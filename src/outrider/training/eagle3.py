@@ -2,9 +2,9 @@
 
     L = sum over steps j = 1 .. 7 of  0.8^(j-1) * CE(p, q_j)
 
-Step j reads at position i its own vector of step j - 1 at i - 1, nothing detached, and sees what the j-th step of a draft
-sees (`_passes.py`). p is the target's law of token_{i+2} restricted to the draft vocabulary and made to sum to one; a
-position counts where the target's likeliest token is in that vocabulary, as in the published code.
+Step j reads at position i its own vector of step j - 1 at i - 1, nothing detached, and sees what the j-th step of a
+draft sees (`_passes.py`). p is the target's law of token_{i+2} restricted to the draft vocabulary and made to sum to
+one; a position counts where the target's likeliest token is in that vocabulary, as in the published code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Eagle3Objective(nn.Module):
         return [{"params": [p for p in self.net.parameters() if p.requires_grad], "scale": 1.0}]
 
     def forward(self, batch: Batch, seen: Seen, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right first guesses by step."""
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by step."""
         net, ids = self.net, self.net.ids()
         true = net.fuse(torch.cat([seen.features[tap] for tap in net.config.taps], -1))
         with torch.no_grad():

@@ -31,7 +31,8 @@ def held_out_loss(
     """The mean loss per learned position, and the parts."""
     was = objective.training
     objective.eval()
-    total, weight, parts = 0.0, 0.0, {}
+    total, weight = 0.0, 0.0
+    parts: dict[str, list[float]] = {}
     with torch.no_grad():
         for first in range(0, len(batch.keys), rows):
             part = batch.rows(range(first, min(first + rows, len(batch.keys))))

@@ -97,10 +97,11 @@ class FeatureCache:
         size = int(np.prod(self.shape)) * np.dtype(self.bits).itemsize
         lacking = [t for t in taps if not (folder / f"{t}.bin").exists()]
         free = shutil.disk_usage(folder).free
-        say(f"feature cache in {folder}: {len(taps)} x {size / 1e9:.2f} GB, {len(lacking) * size / 1e9:.2f} GB of it new")
-        if len(lacking) * size > 0.95 * free:
+        new = len(lacking) * size
+        say(f"feature cache in {folder}: {len(taps)} x {size / 1e9:.2f} GB, {new / 1e9:.2f} GB of it new")
+        if new > 0.95 * free:
             raise InputError(
-                f"the feature cache needs {len(lacking) * size / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
+                f"the feature cache needs {new / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
                 "leave it out, or train on fewer rows"
             )
         mark = folder / "rows.json"

@@ -1,4 +1,4 @@
-"""Training data by the target itself: it writes the answers, batched and speculating, and the file grows line by line."""
+"""Training data by the target itself: it writes the answers, in batches, speculating; the file grows line by line."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class HydraObjective(nn.Module):
         return [{"params": list(self.net.parameters()), "scale": 1.0}]
 
     def forward(self, batch: Batch, seen: Seen, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right first guesses by head."""
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""
         true, k = seen.features[-1], self.config.heads
         read = true
         if self.net.prefix is not None:

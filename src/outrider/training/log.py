@@ -18,7 +18,8 @@ class Log:
     def __init__(self, folder: Path, start: int, steps: int, main: bool, quiet: bool):
         self.path, self.main, self.quiet = folder / "log.jsonl", main, quiet
         self.start, self.steps = start, steps
-        self.tokens, self.seconds, self.losses = 0, 0.0, []
+        self.tokens, self.seconds = 0, 0.0
+        self.losses: list[float] = []
         self.bar: Any = None
         self.board: Any = None
         if main:
@@ -42,7 +43,9 @@ class Log:
             self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.bar is not None:
             self.bar.stop()
         if self.board is not None:

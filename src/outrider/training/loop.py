@@ -1,8 +1,8 @@
 """The one training loop, on accelerate: every method, one process or several.
 
-A step's rows, rate and noise follow from (recipe, step) alone, and a checkpoint holds weights and moments in full: a run
-that was interrupted goes on with the same losses, bit for bit on a CPU. Losses are sums divided by what all processes
-learn in the step, so that several processes give the losses of one.
+A step's rows, rate and noise follow from (recipe, step) alone, and a checkpoint holds weights and moments in full: a
+run that was interrupted goes on with the same losses, bit for bit on a CPU. Losses are sums divided by what all
+processes learn in the step, so that several processes give the losses of one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import nn
 from .. import drafters
 from ..targets import HFTarget
 from ..types import InputError
-from . import checkpoint, objectives
+from . import checkpoint, objectives, sharding
 from .data import Batch, Document, order, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
 from .features import FeatureCache, Seen, see
@@ -73,10 +73,14 @@ def train(
     share = target.family.binding is None
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
-    torch.manual_seed(recipe.seed)
-    objective = objectives.build(recipe.method, target, learned, dict(recipe.options))
-    assert isinstance(objective, nn.Module)
-    objective.to(target.device).train()
+
+    def fresh() -> Any:
+        torch.manual_seed(recipe.seed)
+        made = objectives.build(recipe.method, target, learned, dict(recipe.options))
+        assert isinstance(made, nn.Module)
+        return made.to(target.device).train()
+
+    objective = fresh()
     state = _State(objective, recipe, accelerator, shard)
     start, best, tau = state.resume(out)
     log = Log(out, start, recipe.steps, main, quiet)
@@ -100,7 +104,10 @@ def train(
             done = step + 1
             log.step(done, loss, recipe.lr * recipe.rate(step), tokens, time.perf_counter() - began, parts)
             if done % recipe.evaluate == 0 or done == recipe.steps:
-                tau, best = _evaluate(state, done, target, recipe, out, test, see_test, prompts, log, best, tau)
+                whole = state.whole(fresh)
+                if main:
+                    tau, best = _evaluate(whole, done, target, recipe, out, test, see_test, prompts, log, best, tau)
+                accelerator.wait_for_everyone()
             if done % recipe.save == 0 or done == last or asked:
                 state.keep(out, done, best, tau)
             if asked:
@@ -109,7 +116,7 @@ def train(
 
 
 def _evaluate(
-    state: _State,
+    objective: Any,
     step: int,
     target: HFTarget,
     recipe: Recipe,
@@ -122,17 +129,12 @@ def _evaluate(
     tau: float,
 ) -> tuple[float, float]:
     """Held-out loss and acceptance; the drafter is kept where its loss is the lowest so far."""
-    state.whole()
-    if not state.accelerator.is_main_process:
-        state.accelerator.wait_for_everyone()
-        return tau, best
-    loss, parts = held_out_loss(state.objective, test.to(target.device), look, recipe.rows)
+    loss, parts = held_out_loss(objective, test.to(target.device), look, recipe.rows)
     method = objectives.method_of(recipe.method).drafter
     folder = out / ("best" if loss < best else "last")
-    checkpoint.replace_folder(folder, state.objective.save)
+    checkpoint.replace_folder(folder, objective.save)
     found = acceptance(target, drafters.load(f"{method}:{folder}", target), prompts, recipe.tokens)
     log.evaluation(step, loss, parts, asdict(found))
-    state.accelerator.wait_for_everyone()
     return (found.tau, loss) if loss < best else (tau, best)
 
 
@@ -143,9 +145,7 @@ class _State:
         self.objective, self.recipe, self.accelerator, self.shard = objective, recipe, accelerator, shard
         method = objectives.method_of(recipe.method)
         if shard:
-            from .sharding import sharded
-
-            sharded(objective)
+            sharding.sharded(objective)
         groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
         self.optimiser: Any = torch.optim.AdamW(groups, lr=recipe.lr, betas=method.betas, weight_decay=recipe.decay)
         self.module = objective
@@ -186,34 +186,45 @@ class _State:
         torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
         self.optimiser.step()
 
-    def whole(self) -> None:
-        """Before something is asked of the unwrapped module: nothing to do but for shards."""
-        if self.shard:
-            raise InputError("a sharded training is evaluated after it, on the drafter it wrote")
-
     def resume(self, out: Path) -> tuple[int, float, float]:
         """The step to begin with, and the best held-out loss and its tau so far."""
         found = checkpoint.read(out / "checkpoint.pt")
         if found is None:
             return 0, math.inf, 0.0
-        self.objective.load_state_dict(found["module"])
-        self.optimiser.load_state_dict(found["optimiser"])
+        if self.shard:
+            sharding.restore(self.objective, self.optimiser, found)
+        else:
+            self.objective.load_state_dict(found["module"])
+            self.optimiser.load_state_dict(found["optimiser"])
         return int(found["step"]), float(found["best"]), float(found["tau"])
 
     def keep(self, out: Path, step: int, best: float, tau: float) -> None:
+        if self.shard:
+            module, optimiser = sharding.state(self.objective, self.optimiser)
+        else:
+            module, optimiser = self.objective.state_dict(), self.optimiser.state_dict()
         if self.accelerator.is_main_process:
-            state = {
-                "module": self.objective.state_dict(), "optimiser": self.optimiser.state_dict(), "step": step,
-                "best": best, "tau": tau,
-            }  # fmt: skip
+            state = {"module": module, "optimiser": optimiser, "step": step, "best": best, "tau": tau}
             checkpoint.write(out / "checkpoint.pt", state)
         self.accelerator.wait_for_everyone()
+
+    def whole(self, fresh: Callable[[], Any]) -> Any:
+        """The objective as one process has it: to be evaluated and written. All processes take part."""
+        if not self.shard:
+            return self.objective
+        module, _ = sharding.state(self.objective, self.optimiser)
+        if not self.accelerator.is_main_process:
+            return None
+        copy = fresh()
+        copy.load_state_dict(module)
+        return copy
 
 
 def _rows(recipe: Recipe, count: int, step: int) -> list[int]:
     """The rows of a step: epochs in orders of their own, one behind the other."""
     wanted = recipe.rows * recipe.accumulate
-    first, found = step * wanted, []
+    first = step * wanted
+    found: list[int] = []
     while len(found) < wanted:
         epoch, at = divmod(first + len(found), count)
         found += order(count, recipe.seed, epoch)[at : at + wanted - len(found)]
@@ -225,9 +236,7 @@ def _pieces(index: list[int], count: int) -> list[list[int]]:
     return [index[i : i + size] for i in range(0, len(index), size)]
 
 
-def _looker(
-    target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None]
-) -> Look:
+def _looker(target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None]) -> Look:
     if not recipe.cache:
         return lambda batch: see(target, batch.to(target.device), taps, recipe.half_features)
     width = int(target.config.hidden_size)
@@ -239,7 +248,7 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe) -> N
     if not isinstance(target, HFTarget):
         raise InputError("drafters are trained for decoder-only targets")
     if recipe.length > target.context:
-        raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; shorten them")
+        raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     worst = max((max(d.tokens, default=0) for d in documents), default=0)
     if worst >= target.vocab:
         raise InputError(

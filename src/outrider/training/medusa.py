@@ -34,7 +34,7 @@ class MedusaObjective(nn.Module):
         return [{"params": list(self.net.parameters()), "scale": 1.0}]
 
     def forward(self, batch: Batch, seen: Seen, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right first guesses by head."""
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""
         features, k = seen.features[-1], self.config.heads
         places = batch.wanted(2).nonzero()
         rows, columns = places.unbind(1)
