@@ -33,9 +33,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Audit recorded passes (generate --compile).")
-    ] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Audit recorded passes (generate --compile).")] = False,
 ) -> None:
     """Prove on this machine that a drafter and a rule change nothing about MODEL's text.
 

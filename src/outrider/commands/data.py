@@ -24,9 +24,7 @@ def generate(
     drafter: Annotated[list[str] | None, typer.Option(help="SPEC, as for generate.")] = None,
     max_new_tokens: int = 256,
     temperature: float = 1.0,
-    opening: Annotated[
-        int, typer.Option(help="Tokens of a text that are given.")
-    ] = 64,
+    opening: Annotated[int, typer.Option(help="Tokens of a text that are given.")] = 64,
     limit: Annotated[int, typer.Option(help="Questions, at most; 0: all.")] = 0,
     batch_size: int = 8,
     seed: int = 0,

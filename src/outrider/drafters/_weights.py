@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,11 +37,21 @@ def read(path: str | None, method: str, target: Target | None = None) -> tuple[d
     from .. import checkpoints
 
     if path is None:
-        raise InputError(f"{method} needs trained weights; name their folder, as in {method}:DIR")
+        raise InputError(f"{method} needs trained weights; name their folder, as in {method}:DIR or {method}:demo")
+    if path.split("/")[0] == "demo" and not Path(path).exists():
+        path = shipped(path.removeprefix("demo").strip("/") or method)
     found = checkpoints.read(path, target)
     if found.method != method:
         raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
     return dict(found.config), dict(found.tensors)
+
+
+def shipped(name: str) -> str:
+    """The folder of a drafter that ships with the package, for the demo target."""
+    folder = files("outrider") / "demo" / name
+    if not (folder / "config.json").is_file():
+        raise InputError(f"no drafter {name!r} for the demo target ships with this package; name a folder")
+    return str(folder)
 
 
 def config_of(build: Callable[[Mapping[str, Any]], Any], given: Mapping[str, Any], where: object) -> Any:

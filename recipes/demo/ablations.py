@@ -1,0 +1,139 @@
+"""The papers' ablations on the demo target: `python -m recipes.demo.ablations [NAME ...]` (it resumes; JSON beside each).
+
+The budget, stated beforehand: 180 steps of 8 rows of 512 tokens, some 0.7 million tokens a run, from the cached features
+of `recipes.demo.drafters`. Measured on the demo's held-out prompts (90 of them, looping texts left out) with 16 nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import drafters
+from outrider.budget import FixedBudget
+from outrider.engine import Engine, Request, generate
+from outrider.noise import RaceNoise
+from outrider.targets import HFTarget, load_tokenizer
+from outrider.training.loop import train
+from outrider.training.recipe import Recipe
+from outrider.types import Sampling
+from recipes.demo.drafters import SHARED, demo, documents, target
+
+STEPS = 180
+BASE = {**SHARED, "steps": STEPS, "warmup": 20, "lr": 2e-3, "evaluate": STEPS, "save": STEPS, "prompts": 1}
+
+
+def eagle(**options: Any) -> Recipe:
+    return Recipe("eagle", options=options, **BASE)
+
+
+def hass(**options: Any) -> Recipe:
+    return Recipe("hass", options=options, **BASE)
+
+
+RUNS: dict[str, Recipe] = {
+    "eagle": eagle(),
+    **{f"eagle inputs={x}": eagle(inputs=x) for x in ("feature+unshifted", "feature", "token")},
+    "eagle without noise": eagle(noise=0.0),
+    "eagle of the target's own texts": eagle(),
+    **{f"hass passes={n}": hass(passes=n) for n in (1, 2, 3, 4, 5)},
+    **{f"hass k={k}": hass(k=k) for k in (1, 5, 50)},
+    **{f"hass topk={w:g}": hass(topk=w) for w in (0.0, 0.5)},
+    "hass beta=0.5": hass(beta=0.5),
+    **{
+        f"hass loss={x}": hass(loss=x)
+        for x in ("top-p", "normed-linear", "normed-softmax", "both-ways", "recall", "bild")
+    },
+    "hass published mask": hass(published=True),
+}
+
+
+def prompts(each: int) -> list[list[int]]:
+    tokenizer, found = load_tokenizer(demo()), {}
+    for line in (Path(demo()).parent / "heldout.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "messages" in row:
+            made = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=True)
+        else:
+            made = tokenizer(row["text"])
+        found.setdefault(row["domain"], []).append(list(made["input_ids"]))
+    return [ids for rows in found.values() for ids in rows[:each]]
+
+
+def texts(
+    model: HFTarget, given: list[list[int]], tokens: int, eos: int, temperature: float, drafter: Any
+) -> list[Any]:
+    """(tokens, rounds) of every prompt."""
+    engine = Engine(model, drafter, FixedBudget(16, 6), RaceNoise(model.vocab))
+    found = []
+    for i, ids in enumerate(given):
+        row = None
+
+        def cut(output: Any, new: Any) -> tuple[int, str | None]:
+            return (list(new).index(eos) + 1, "eos") if eos in new else (len(new), None)
+
+        for piece in generate(engine, [Request(ids, i, tokens, Sampling(temperature), cut)]):
+            row = piece.row
+        assert row is not None
+        found.append((row.output, row.usage.rounds))
+    return found
+
+
+def loops(tokens: list[int], n: int = 8) -> float:
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="default: all")
+    parser.add_argument("--work", type=Path, default=Path("runs/demo"))
+    parser.add_argument(
+        "--own", type=Path, help="JSONL of outrider data generate, for the run on the target's own texts"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--each", type=int, default=10, help="prompts of every domain")
+    parser.add_argument("--tokens", type=int, default=48)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    out = args.work / "ablations"
+    model, text, given = target(), documents(args.work), prompts(args.each)
+    eos = load_tokenizer(demo()).eos_token_id
+    model.compile()
+    none = drafters.load("none", model)
+    plain = {t: texts(model, given, args.tokens, eos, t, none) for t in (0.0, 1.0)}
+    calm = [i for i, (tokens, _) in enumerate(plain[0.0]) if loops(tokens) <= 0.25 and len(tokens) > 2]
+    for name in args.names or RUNS:
+        folder = out / name.replace(" ", "_").replace("=", "-").replace("'", "")
+        if (folder / "result.json").exists():
+            continue
+        recipe, learn = RUNS[name], text
+        if "own texts" in name:
+            if args.own is None:
+                print(f"{name}: skipped, it needs --own FILE")
+                continue
+            from outrider.training.data import read
+
+            learn = list(read([args.own], load_tokenizer(demo())))
+        else:
+            recipe = replace(recipe, cache=str(args.work / "features"))
+        result = train(model, learn, folder, recipe)
+        drafter = drafters.load(f"eagle:{result.folder}", model)
+        row: dict[str, Any] = {"name": name, "options": dict(recipe.options), "steps": recipe.steps, "tau": {}}
+        row |= {"prompts": len(calm), "held_out_loss": result.best}
+        for t, truth in plain.items():
+            mine = texts(model, given, args.tokens, eos, t, drafter)
+            assert [a for a, _ in mine] == [b for b, _ in truth], "the text is the target's own"
+            rounds, new = sum(mine[i][1] for i in calm), sum(len(mine[i][0]) - 1 for i in calm)
+            row["tau"][f"{t:g}"] = round(new / rounds, 4)
+        (folder / "result.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
