@@ -1,8 +1,8 @@
 """The demo's drafters side by side: `python benchmarks/drafters.py --out runs/bench/drafters.json` (tables, and JSON).
 
 Every method decodes the same held-out prompts in turn, at T = 0 and T = 1, with the same number of nodes. tau counts
-the target's own token. Intervals are bootstrap intervals of 95 % over prompts; prompts whose plain text loops at T = 0 are
-left out of the figures called "not looping".
+the target's own token. Intervals are bootstrap intervals of 95 % over prompts; prompts whose plain text loops at T = 0
+are left out of the figures called "not looping".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The demo's own drafters: `python -m recipes.demo.drafters [NAME ...]` (after `recipes.demo.build`; it resumes).
 
 `--ship` copies the trained ones into the package, in bf16, each with a card. All learn from the same documents, for the
-same number of tokens, from the same cached features. The budget, stated beforehand: STEPS steps of 8 rows of 512 tokens,
-some 3 million tokens, two epochs of 1.5 million.
+same number of tokens, from the same cached features. The budget, stated beforehand: STEPS steps of 8 rows of 512
+tokens, some 3 million tokens, two epochs of 1.5 million.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ nothing by itself: what it guesses is kept only where the target agrees.
 where the domains have as many. Sources and licences: the NOTICE of this package and the target's card.
 
 **Recipe.** `python -m recipes.demo.drafters {name}`: {steps} steps of {rows} rows of {length} tokens, AdamW, rate
-{lr:g} with {warmup} steps of warm-up and a cosine down to a tenth, clip {clip:g}, bf16 autocast, seed {seed}; {options}.
+{lr:g} with {warmup} steps of warm-up and a cosine down to a tenth, clip {clip:g}, bf16 autocast, seed {seed};
+{options}.
 
 **Held out** (2 % of the documents; tau at T = 0 with 16 nodes on 16 prompts of 32 tokens, the target's token counted):
 

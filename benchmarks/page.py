@@ -1,0 +1,79 @@
+"""docs/results.md from the measurements: `python benchmarks/page.py` (reads benchmarks/results/*.json, writes the page).
+
+The tables stand between marks; the words around them are written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+
+
+def read(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def methods(document: dict[str, Any], temperature: str) -> str:
+    found = document.get("temperatures", {}).get(temperature)
+    if not found:
+        return "Not measured."
+    lines = [
+        f"{found['not_looping']} of {found['prompts']} held-out prompts whose plain greedy text does not loop.",
+        "",
+        "| method | tau | 95 % | speed-up over plain | 95 % | acceptance by depth | draft, ms | verify, ms | same text |",
+        "|---|--:|--:|--:|--:|---|--:|--:|--:|",
+    ]
+    for name, row in found["methods"].items():
+        (tau, a, b), (speed, c, d) = row["not_looping"]["tau"], row["not_looping"]["speedup"]
+        ms, depth = row["milliseconds_per_round"], " ".join(f"{x:.2f}" for x in row["alpha"][:5])
+        lines.append(
+            f"| {name} | {tau:.2f} | {a:.2f}-{b:.2f} | {speed:.2f} | {c:.2f}-{d:.2f} | {depth} | {ms['draft']:.1f} | "
+            f"{ms['verify']:.1f} | {row['same_text']} |"
+        )
+    return "\n".join(lines)
+
+
+def domains(document: dict[str, Any], temperature: str) -> str:
+    found = document.get("temperatures", {}).get(temperature)
+    if not found:
+        return "Not measured."
+    names = list(next(iter(found["methods"].values()))["domains"])
+    lines = ["| method | " + " | ".join(names) + " |", "|---|" + "--:|" * len(names)]
+    for name, row in found["methods"].items():
+        cells = [f"{r['tau'][0]:.2f} ({r['speedup'][0]:.2f}x)" if r else "" for r in row["domains"].values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def ablations(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "Not measured."
+    lines = ["| run | tau, T = 0 | tau, T = 1 | held-out loss |", "|---|--:|--:|--:|"]
+    lines += [f"| {r['name']} | {r['tau']['0']:.3f} | {r['tau']['1']:.3f} | {r['held_out_loss']:.4f} |" for r in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    drafters, runs = read("drafters"), read("ablations").get("runs", [])
+    tables = {
+        "greedy": methods(drafters, "0"),
+        "sampled": methods(drafters, "1"),
+        "domains": domains(drafters, "0"),
+        "ablations": ablations(runs),
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        mark = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        page, count = re.subn(mark, lambda m, t=table: m[1] + t + "\n" + m[2], page, flags=re.S)
+        assert count == 1, f"the page has no place for {name}"
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
