@@ -1,4 +1,4 @@
-"""docs/results.md from the measurements: `python benchmarks/page.py` (reads benchmarks/results/*.json, writes the page).
+"""docs/results.md from the measurements in benchmarks/results: `python benchmarks/page.py`.
 
 The tables stand between marks; the words around them are written by hand.
 """
@@ -26,7 +26,7 @@ def methods(document: dict[str, Any], temperature: str) -> str:
     lines = [
         f"{found['not_looping']} of {found['prompts']} held-out prompts whose plain greedy text does not loop.",
         "",
-        "| method | tau | 95 % | speed-up over plain | 95 % | acceptance by depth | draft, ms | verify, ms | same text |",
+        "| method | tau | 95 % | speed-up | 95 % | acceptance by depth | draft, ms | verify, ms | same text |",
         "|---|--:|--:|--:|--:|---|--:|--:|--:|",
     ]
     for name, row in found["methods"].items():
