@@ -30,7 +30,7 @@ RECIPES: dict[str, Recipe] = {
     "hydra": Recipe("hydra", lr=1e-3, options={"heads": 4}, **SHARED),
     "eagle": Recipe("eagle", lr=2e-3, **SHARED),
     "hass": Recipe("hass", lr=2e-3, **SHARED),
-    "eagle3": Recipe("eagle3", lr=2e-3, options={"draft_vocab": 2048}, **SHARED),
+    "eagle3": Recipe("eagle3", lr=2e-3, options={"draft_vocab": 2048, "passes": 4}, **SHARED),
 }
 
 
