@@ -63,7 +63,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: folder(p, dict(LLAMA), {}, "other.safetensors"), "has no weights"),
     (cut, "damaged"),
     (lambda p: pickled(p, {"fc.weight": Harm()}), "a pickle can run code"),
-    (lambda p: pickled(p, [1, 2]), "pickle can run code|not a table of tensors|damaged"),
+    (lambda p: pickled(p, [1, 2]), "not a table of tensors"),
     (lambda p: folder(p, dict(LLAMA), {"model.layers.0.q": torch.zeros(1), "lm_head.weight": torch.zeros(1)}),
      "a whole language model; draft with it as model:"),
     (lambda p: folder(p, dict(LLAMA), {"colour": torch.zeros(1)}), "is not a native folder, .* begin with colour"),

@@ -1,5 +1,7 @@
-"""A tiny target, packed rows made by hand, and the slow, obvious references that objectives are held against: loops over
-positions and lists of keys, one text at a time."""
+"""A tiny target, packed rows made by hand, and the slow, obvious references that objectives are held against.
+
+They are loops over positions and lists of keys, one text at a time.
+"""
 
 from __future__ import annotations
 
@@ -146,8 +148,8 @@ def passes(
 ) -> list[dict[int, Tensor]]:
     """[j - 1][t]: what pass j makes at position t of one text.
 
-    `inputs(read, t)`: what the layer's attention reads, and its residual. Pass 1 reads the true vector at t, pass j what
-    pass j - 1 made at t - 1. It sees true keys at 1 .. t - j + 1, then one key of pass i at t - j + i, for i = 2 .. j.
+    `inputs(read, t)`: what the layer's attention reads, and its residual. Pass 1 reads the true vector at t, pass j
+    what pass j - 1 made at t - 1. It sees true keys at 1 .. t - j + 1, then one key of pass i at t - j + i, i = 2 .. j.
     """
     slow, n = SlowLayer(layer), len(true)
     keys: list[dict[int, Any]] = []

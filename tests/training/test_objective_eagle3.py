@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 import torch
 from objective_world import (
-    VOCAB, continued, cross_entropy, decoded, overfit, packed, passes, sharp, states, target, texts, value,
+    VOCAB,
+    continued,
+    cross_entropy,
+    decoded,
+    overfit,
+    packed,
+    passes,
+    sharp,
+    states,
+    target,
+    texts,
+    value,
 )  # fmt: skip
 from torch import Tensor
 

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 from objective_world import (
-    VOCAB, SlowLayer, continued, cross_entropy, decoded, overfit, packed, sharp, states, target, texts, value,
+    VOCAB,
+    SlowLayer,
+    continued,
+    cross_entropy,
+    decoded,
+    overfit,
+    packed,
+    sharp,
+    states,
+    target,
+    texts,
+    value,
 )  # fmt: skip
 from torch import Tensor
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,10 +106,12 @@ def _safe(file: Path) -> Iterator[Any]:
 def _unpickled(file: Path) -> dict[str, Tensor]:
     """A pickle's tensors. Only tensors are read: a pickle that wants to run code is refused."""
     try:
-        try:
-            found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # the format before 2020 cannot be mapped
-            found = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of pickle's newer protocols, before it refuses what is in them
+            try:
+                found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError:  # the format before 2020 cannot be mapped
+                found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(f"{file} holds more than tensors and is not loaded, since a pickle can run code") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:

@@ -18,7 +18,7 @@ from ..types import InputError
 class Adapter:
     """W + (alpha / rank) B A in every linear map but the LM head. It begins as nothing: B = 0."""
 
-    def __init__(self, target: HFTarget, rank: int = 32, alpha: float = 16.0):
+    def __init__(self, target: HFTarget, rank: int = 32, alpha: int = 16):
         if rank < 1 or alpha <= 0:
             raise InputError("the adapter's rank and alpha must be positive")
         try:

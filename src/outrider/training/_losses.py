@@ -60,11 +60,9 @@ def top_p(student: Logits, teacher: Logits, k: int, mass: float = 0.9) -> PerPos
 
 
 def normed_linear(student: Logits, teacher: Logits, k: int) -> PerPosition:
-    """Both laws restricted to the teacher's K likeliest and divided by their sums."""
-    p, index = teacher.softmax(-1).topk(k, -1)
-    q = student.softmax(-1).gather(-1, index)
-    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True).clamp(min=1e-30)
-    return -(p * q.clamp(min=1e-30).log()).sum(-1)
+    """Both laws restricted to the teacher's K likeliest and made to sum to one: the softmax of their logits."""
+    some, index = teacher.topk(k, -1)
+    return -(some.softmax(-1) * student.gather(-1, index).log_softmax(-1)).sum(-1)
 
 
 def normed_softmax(student: Logits, teacher: Logits, k: int) -> PerPosition:

@@ -4,8 +4,8 @@ afterwards, so its texts are no longer the original's: LOSSY, and labelled so.
     L = L_LM + lambda_0 * sum over heads k = 1 .. K of  0.8^k * CE(token_{i+1+k}, p_k(f_i))
 
 L_LM is the cross-entropy of the next token, or with `distil` the divergence from the target as it was
-(`selfdistill.py`). The backbone changes by a LoRA adapter; the heads' learning rate is four times its own. Two stages: for
-`heads_only` steps the backbone rests, then what it feels of the heads' loss grows from nothing over `ramp` steps.
+(`selfdistill.py`). The backbone changes by a LoRA adapter; the heads' learning rate is four times its own. Two stages:
+for `heads_only` steps the backbone rests, then what it feels of the heads' loss grows from nothing over `ramp` steps.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def build(
     ramp: int = 0,
     distil: bool = False,
     rank: int = 32,
-    alpha: float = 16.0,
+    alpha: int = 16,
 ) -> Medusa2Objective:
     """Medusa-2. `weight`: lambda_0, by default 0.2, and 0.01 with `distil`."""
     if heads_only < 0 or ramp < 0:

@@ -1,0 +1,48 @@
+"""Every method trains on, and drafts for, targets of several families: two steps, and the text is plain decoding's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import build
+from test_loop import RECIPE
+
+from outrider import drafters
+from outrider.budget import FixedBudget
+from outrider.engine import Engine, Request, generate
+from outrider.noise import RaceNoise
+from outrider.targets import HFTarget
+from outrider.training import loop
+from outrider.training.data import Document
+from outrider.types import Sampling
+
+
+def documents() -> list[Document]:
+    g = torch.Generator().manual_seed(2)
+    made = [tuple(torch.randint(1, 97, (20,), generator=g).tolist()) for _ in range(12)]
+    return [Document(tokens, (True,) * 20, f"{i:02d}") for i, tokens in enumerate(made)]
+
+
+def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
+    budget = FixedBudget(12, 4)
+    engine = Engine(target, drafters.load(spec, target), budget, RaceNoise(target.vocab))
+    for piece in generate(engine, [Request([5, 6, 7, 8], 3, 20, Sampling(temperature))]):
+        row = piece.row
+    return row.output
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "gemma3", "mixtral"])
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "hass", "eagle3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_trains_and_drafts(tmp_path: Path, family: str, method: str, tied: bool) -> None:
+    if tied and method in ("hass", "hydra"):
+        pytest.skip("as eagle and medusa: the head is used in the same way")
+    target = HFTarget(build(family, torch.float32, tie_word_embeddings=tied))
+    options = {"taps": (0, 1, 2)} if method == "eagle3" else {}
+    recipe = replace(RECIPE, method=method, steps=2, evaluate=2, prompts=1, options=options)
+    result = loop.train(target, documents(), tmp_path, recipe, quiet=True)
+    for temperature in (0.0, 1.0):
+        assert text(target, str(result.folder), temperature) == text(target, "none", temperature)

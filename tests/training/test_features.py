@@ -1,0 +1,80 @@
+"""Features of packed rows are those of each document alone, whatever the family's masks; the cache keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small import build
+
+from outrider.targets import HFTarget
+from outrider.training.data import Batch, Document, pack
+from outrider.training.features import FeatureCache, hidden, see
+from outrider.types import InputError
+
+FAMILIES = ["llama", "mistral", "gemma3", "qwen2-sliding", "qwen3", "gpt_neox", "gpt2", "mixtral", "phi3", "opt"]
+
+
+def batch(length: int = 48, share: bool = True) -> Batch:
+    g = torch.Generator().manual_seed(1)
+    made = []
+    for i in range(9):
+        n = int(torch.randint(5, 30, (), generator=g))
+        made.append(Document(tuple(torch.randint(1, 90, (n,), generator=g).tolist()), (True,) * n, str(i)))
+    return pack(made, length, share=share)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_document_sees_only_itself(family: str) -> None:
+    """Against the stock forward of each document by itself; windows are smaller than the documents."""
+    target, rows = HFTarget(build(family)), batch()
+    assert int(rows.documents.max()) > 0, "documents share rows"
+    found = see(target, rows, (1, -1))
+    for r in range(len(rows.keys)):
+        for number in range(int(rows.documents[r].max()) + 1):
+            here = (rows.documents[r] == number).nonzero()[:, 0]
+            with torch.no_grad():
+                out = target.model(rows.tokens[r, here][None], output_hidden_states=True, use_cache=False)
+            for tap in (1, -1):
+                torch.testing.assert_close(found.features[tap][r, here], out.hidden_states[tap][0], rtol=0, atol=1e-9)
+
+
+def test_families_that_cannot_share_rows_say_so() -> None:
+    target = HFTarget(build("bloom"))
+    with pytest.raises(InputError, match="pack one to a row"):
+        see(target, batch(), (-1,))
+    rows = batch(share=False)
+    found = see(target, rows, (-1,)).features[-1]
+    n = int((rows.documents[0] >= 0).sum())
+    with torch.no_grad():
+        alone = target.model(rows.tokens[:1, :n], output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(found[0, :n], alone[0], rtol=0, atol=1e-9)
+
+
+def test_gradients_flow_only_where_they_are_wanted() -> None:
+    target = HFTarget(build("llama"))
+    assert not see(target, batch(), (-1,)).features[-1].requires_grad
+    assert hidden(target, batch())[-1].requires_grad
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
+def test_the_cache_gives_back_what_it_was_given(tmp_path: Path, kind: str) -> None:
+    target, rows = HFTarget(build("llama", torch.float32)), batch()
+    said: list[str] = []
+    cache = FeatureCache(tmp_path, rows, (1, -1), 32, kind, said.append)
+    part = rows.rows([0, 2])
+    first, again = cache.see(target, part, False), cache.see(target, part, False)
+    true = see(target, part, (1, -1))
+    tolerance = 0.0 if kind == "float32" else 0.05
+    for tap in (1, -1):
+        assert torch.equal(first.features[tap], again.features[tap])
+        torch.testing.assert_close(first.features[tap], true.features[tap], rtol=tolerance, atol=1e-3)
+    assert "GB of it new" in said[0]
+    reopened = FeatureCache(tmp_path, rows, (-1,), 32, kind, said.append)
+    assert torch.equal(reopened.see(target, part, False).features[-1], first.features[-1])
+
+
+def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="keeps bfloat16, float16, float32"):
+        FeatureCache(tmp_path, batch(), (-1,), 32, "int4", lambda words: None)
