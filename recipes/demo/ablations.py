@@ -1,6 +1,6 @@
 """The papers' ablations on the demo target: `python -m recipes.demo.ablations [NAME ...]` (it resumes).
 
-The budget, stated beforehand: 180 steps of 8 rows of 512 tokens, some 0.7 million tokens a run, from the cached
+The budget, stated beforehand: 120 steps of 8 rows of 512 tokens, some 0.5 million tokens a run, from the cached
 features of `recipes.demo.drafters`. Measured on held-out prompts (the first 10 of every domain, looping texts
 left out) with 16 nodes. A result.json lies beside each run.
 """
@@ -25,7 +25,7 @@ from outrider.training.recipe import Recipe
 from outrider.types import Sampling
 from recipes.demo.drafters import SHARED, demo, documents, target
 
-STEPS = 180
+STEPS = 120
 BASE = {**SHARED, "steps": STEPS, "warmup": 20, "lr": 2e-3, "evaluate": STEPS, "save": STEPS, "prompts": 1}
 
 
