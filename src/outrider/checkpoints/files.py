@@ -107,7 +107,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     """A pickle's tensors. Only tensors are read: a pickle that wants to run code is refused."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of pickle's newer protocols, before it refuses what is in them
+            warnings.simplefilter("ignore")  # of pickles that are refused a line later
             try:
                 found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError:  # the format before 2020 cannot be mapped

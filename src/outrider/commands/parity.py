@@ -16,9 +16,7 @@ def parity(
     ],
     python: Annotated[str, typer.Option(help="The Python of an environment with vLLM; `make parity` makes one.")],
     target: Annotated[str, typer.Option(help="The target's folder or hub id; demo: ours.")] = "demo",
-    prompts_file: Annotated[
-        str | None, typer.Option("--prompts", help="JSONL of prompts; default: the held-out.")
-    ] = None,
+    prompts_file: Annotated[str | None, typer.Option(help="JSONL of prompts; default: the demo's held-out.")] = None,
     prompts: Annotated[int, typer.Option(help="How many of them.")] = 40,
     tokens: Annotated[int, typer.Option(help="Tokens drafted in each round, a chain.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write to each prompt, in both engines.")] = 64,

@@ -54,8 +54,6 @@ def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = Fals
     """One frozen pass over a batch, each document by itself. `half`: computed in bfloat16."""
     if not taps:  # an objective that trains the target itself
         return Seen({})
-    if not taps:
-        return Seen({})
     with torch.no_grad():
         states = hidden(target, batch, half)
         return Seen({tap: states[tap].to(target.dtype) for tap in taps})

@@ -1,0 +1,232 @@
+"""The parity certificate, held against an engine that the test writes itself: stock greedy text, and the drafter's
+network applied to the whole text at every step, without any cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import binomtest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider import cli, load, parity, vllm_decode
+from outrider.checkpoints import read
+from outrider.drafters import eagle
+from outrider.nn import LayerShape
+from outrider.types import InputError
+
+VOCAB, HIDDEN, NEW, TOKENS = 23, 16, 20, 3
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [11, 3]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.4,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("parity") / "target"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafter(model: Path) -> Path:
+    """An EAGLE that foretells its own input feature: right wherever the text repeats a token, and at random."""
+    torch.manual_seed(2)
+    shape = LayerShape(HIDDEN, 2, 1, 8, 24, HIDDEN)
+    net = eagle.EagleNet(eagle.EagleConfig(shape, VOCAB, HIDDEN))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(0.5)
+        net.fc.weight[:, HIDDEN:] += torch.eye(HIDDEN)
+    eagle.save(model.parent / "drafter", net)
+    return model.parent / "drafter"
+
+
+def engine(job: dict[str, Any]) -> dict[str, Any]:
+    """What vLLM is asked to do, the slow way: from the EXPORTED folder."""
+    stock = LlamaForCausalLM.from_pretrained(job["target"]).eval()
+    found = read(job["drafter"])
+    net = eagle.EagleNet(eagle.EagleConfig.from_dict(found.config))
+    net.load_state_dict(found.tensors)
+    embed, texts, drafts, accepted = stock.get_input_embeddings(), [], [], []
+
+    def greedy(tokens: list[int]) -> int:
+        return int(stock(torch.tensor([tokens])).logits[0, -1].argmax())
+
+    def chain(tokens: list[int]) -> list[int]:
+        """The drafter's own continuation behind tokens[-1]."""
+        features = list(stock.model(torch.tensor([tokens[:-1]])).last_hidden_state[0])
+        drafted: list[int] = []
+        while len(drafted) < job["tokens"]:
+            known = [*tokens, *drafted]
+            made = net(
+                torch.stack(features)[None], embed(torch.tensor([known[1:]])), torch.arange(len(known) - 1)[None]
+            )
+            features.append(made[0, -1])
+            drafted.append(int(stock.lm_head(made[0, -1]).argmax()))
+        return drafted
+
+    with torch.no_grad():
+        for prompt in job["prompts"]:
+            text, rounds, reached = [greedy(prompt)], 0, [0] * job["tokens"]
+            while len(text) < job["max_new_tokens"]:
+                rounds += 1
+                for depth, token in enumerate(chain([*prompt, *text])):
+                    right = greedy([*prompt, *text])
+                    text.append(right)
+                    if token != right:
+                        break
+                    reached[depth] += 1
+                else:
+                    text.append(greedy([*prompt, *text]))
+            texts.append(text[: job["max_new_tokens"]])
+            drafts.append(rounds)
+            accepted.append(reached)
+    return {"vllm": "0", "texts": texts, "drafts": drafts, "accepted_at": accepted}
+
+
+def certify(model: Path, drafter: Path, decode: parity.Decode = engine) -> parity.Certificate:
+    def loaded(spec: str) -> Any:
+        return load(str(model), spec, dtype="float32")
+
+    return parity.certify(loaded, str(drafter), model, PROMPTS, decode, TOKENS, NEW)
+
+
+def test_an_equal_engine_agrees_round_for_round(model: Path, drafter: Path) -> None:
+    found = certify(model, drafter)
+    assert found.passed
+    assert not found.splits
+    assert found.same_rounds == len(PROMPTS), "every count is equal, not merely within an interval"
+    assert [p.ours for p in found.places] == [p.theirs for p in found.places]
+    assert found.places[0].ours.hits > 5, "something is accepted, or nothing is tested"
+    assert found.places[0].ours.trials > found.places[0].ours.hits
+    assert found.tau_ours == found.tau_theirs > 1
+    assert found.written == NEW * len(PROMPTS)
+    assert "all 4 texts are identical" in found.sentence
+
+
+def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
+    def shifted(job: dict[str, Any]) -> dict[str, Any]:
+        """vLLM would read a damaged folder without a word: here, fc's halves are swapped."""
+        file = Path(job["drafter"]) / "model.safetensors"
+        tensors = load_file(file)
+        tensors["fc.weight"] = tensors["fc.weight"].roll(HIDDEN, 1)
+        save_file({k: t.contiguous() for k, t in tensors.items()}, file)
+        return engine(job)
+
+    found = certify(model, drafter, shifted)
+    assert not found.splits, "the text does not depend on the drafter"
+    assert not found.same_acceptance
+    assert not found.passed
+    assert "acceptance DIFFERS" in found.sentence
+
+    def wrong(job: dict[str, Any]) -> dict[str, Any]:
+        made = engine(job)
+        made["texts"][1][5] = (made["texts"][1][5] + 1) % VOCAB
+        return made
+
+    found = certify(model, drafter, wrong)
+    assert [(s.prompt, s.position, s.rounding) for s in found.splits] == [(1, 5, False)]
+    assert found.splits[0].margin > 0.01
+    assert "1 of 4 texts differ" in found.sentence
+    assert parity.Split(0, 0, 1e-6).rounding
+
+
+def test_intervals() -> None:
+    for hits, trials in ((0, 7), (3, 10), (50, 50), (412, 1000)):
+        stock = binomtest(hits, trials).proportion_ci(0.95, method="wilson")
+        assert parity.wilson(hits, trials) == pytest.approx((stock.low, stock.high), abs=1e-12)
+    assert parity.wilson(0, 0) == (0.0, 1.0)
+    # Newcombe (1998), table II: 56/70 against 48/80, method 10
+    low, high = parity.difference(parity.Rate(56, 70), parity.Rate(48, 80))
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    assert parity.Place(parity.Rate(50, 100), parity.Rate(52, 100)).agrees
+    assert not parity.Place(parity.Rate(50, 100), parity.Rate(80, 100)).agrees
+    assert parity.Place(parity.Rate(0, 0), parity.Rate(0, 0)).agrees
+
+
+def test_the_command(
+    model: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parity, "vllm", lambda python: engine)
+    monkeypatch.setattr("outrider.llm.LLM.prompts", lambda self, given: [list(map(int, p.split())) for p in given])
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS))
+    asked = ["parity", "--drafter", str(drafter), "--python", "none", "--target", str(model), "--tokens", "3"]
+    asked += ["--prompts-file", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
+    monkeypatch.setattr("outrider.llm.load_tokenizer", lambda where: object())
+    assert cli.main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "Parity with vLLM 0: all 4 texts are identical" in " ".join(shown.split())
+    assert cli.main([*asked, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["passed"]
+    assert found["acceptance"][0]["outrider"] == found["acceptance"][0]["vllm"]
+    assert "torch" in found["versions"]
+    for extra, sentence in ((["--to", "medusa"], "vllm and speculators"), (["--tokens", "0"], "must be at least 1")):
+        assert cli.main([*asked, *extra]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_refusals(model: Path, drafter: Path, tmp_path: Path) -> None:
+    job: dict[str, Any] = {}
+    with pytest.raises(InputError, match="make parity"):
+        parity.vllm(tmp_path / "python")(job)
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho 'Traceback' >&2\necho 'ValueError: no such model' >&2\necho 'bye' >&2\nexit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(RuntimeError, match="failed: ValueError: no such model"):
+        parity.vllm(script)(job)
+    script.write_text('#!/bin/sh\necho \'{"texts": [[1]]}\' > "$4"\n')
+    assert parity.vllm(script)(job) == {"texts": [[1]]}
+    with pytest.raises(InputError, match="the context has 64"):
+        parity.certify(lambda spec: load(str(model), spec), str(drafter), model, [[1] * 60], engine, TOKENS, NEW)
+
+
+def test_the_script_under_vllms_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a vLLM of our own making: what it is asked, and how its counters are read."""
+    asked: dict[str, Any] = {}
+    counts = iter([None, (4, [3, 1]), (9, [6, 3])])
+
+    class LLM:
+        def __init__(self, target: str, **options: Any):
+            asked.update(options, target=target)
+
+        def get_metrics(self) -> list[Any]:
+            now = next(counts)
+            if now is None:
+                return []
+            make = types.SimpleNamespace
+            return [make(name=vllm_decode.COUNTERS[0], value=now[0]), make(name=vllm_decode.COUNTERS[1], values=now[1])]
+
+        def generate(self, prompts: list[Any], law: Any, use_tqdm: bool) -> list[Any]:
+            ids = [*prompts[0]["prompt_token_ids"], law["max_tokens"]]
+            return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=ids)])]
+
+    fake = types.SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: options, __version__="0.0")
+    monkeypatch.setitem(sys.modules, "vllm", fake)  # type: ignore[arg-type]
+    job = {
+        "target": "t",
+        "drafter": "d",
+        "method": "eagle",
+        "tokens": 2,
+        "prompts": [[1], [2]],
+        "max_new_tokens": 7,
+        "context": 9,
+    }
+    (tmp_path / "job").write_text(json.dumps(job))
+    vllm_decode.main(str(tmp_path / "job"), str(tmp_path / "result"))
+    found = json.loads((tmp_path / "result").read_text())
+    assert found["texts"] == [[1, 7], [2, 7]]
+    assert found["drafts"] == [4, 5]
+    assert found["accepted_at"] == [[3, 1], [3, 2]]
+    assert asked["speculative_config"] == {"method": "eagle", "model": "d", "num_speculative_tokens": 2}
+    assert asked["dtype"] == "float32"
