@@ -42,6 +42,12 @@ def pickled(at: Path, what: Any) -> Path:
     return at
 
 
+def saved(at: Path, what: Any) -> Path:
+    folder(at, dict(LLAMA), {"fc.weight": torch.zeros(1)}, "pytorch_model.bin")
+    torch.save(what, at / "pytorch_model.bin")
+    return at
+
+
 def cut(at: Path) -> Path:
     file = folder(at, dict(LLAMA), eagle()) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:2000])
@@ -63,7 +69,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: folder(p, dict(LLAMA), {}, "other.safetensors"), "has no weights"),
     (cut, "damaged"),
     (lambda p: pickled(p, {"fc.weight": Harm()}), "a pickle can run code"),
-    (lambda p: pickled(p, [1, 2]), "not a table of tensors"),
+    (lambda p: saved(p, [1, 2]), "not a table of tensors"),
     (lambda p: folder(p, dict(LLAMA), {"model.layers.0.q": torch.zeros(1), "lm_head.weight": torch.zeros(1)}),
      "a whole language model; draft with it as model:"),
     (lambda p: folder(p, dict(LLAMA), {"colour": torch.zeros(1)}), "is not a native folder, .* begin with colour"),

@@ -13,7 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import binomtest
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider import cli, load, parity, vllm_decode
 from outrider.checkpoints import read
@@ -22,7 +25,7 @@ from outrider.nn import LayerShape
 from outrider.types import InputError
 
 VOCAB, HIDDEN, NEW, TOKENS = 23, 16, 20, 3
-PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [11, 3]]
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [11, 3], *([i, 3 * i % VOCAB] for i in range(1, 13))]
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("parity") / "target"
     LlamaForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(WordLevel({str(i): i for i in range(VOCAB)}, unk_token="0"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
     return folder
 
 
@@ -111,7 +117,7 @@ def test_an_equal_engine_agrees_round_for_round(model: Path, drafter: Path) -> N
     assert found.places[0].ours.trials > found.places[0].ours.hits
     assert found.tau_ours == found.tau_theirs > 1
     assert found.written == NEW * len(PROMPTS)
-    assert "all 4 texts are identical" in found.sentence
+    assert "all 16 texts are identical" in found.sentence
 
 
 def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
@@ -137,7 +143,7 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
     found = certify(model, drafter, wrong)
     assert [(s.prompt, s.position, s.rounding) for s in found.splits] == [(1, 5, False)]
     assert found.splits[0].margin > 0.01
-    assert "1 of 4 texts differ" in found.sentence
+    assert "1 of 16 texts differ" in found.sentence
     assert parity.Split(0, 0, 1e-6).rounding
 
 
@@ -158,14 +164,12 @@ def test_the_command(
     model: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parity, "vllm", lambda python: engine)
-    monkeypatch.setattr("outrider.llm.LLM.prompts", lambda self, given: [list(map(int, p.split())) for p in given])
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS))
     asked = ["parity", "--drafter", str(drafter), "--python", "none", "--target", str(model), "--tokens", "3"]
     asked += ["--prompts-file", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
-    monkeypatch.setattr("outrider.llm.load_tokenizer", lambda where: object())
     assert cli.main(asked) == 0
     shown = capsys.readouterr().out
-    assert "Parity with vLLM 0: all 4 texts are identical" in " ".join(shown.split())
+    assert "Parity with vLLM 0: all 16 texts are identical" in " ".join(shown.split())
     assert cli.main([*asked, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["passed"]
