@@ -72,6 +72,13 @@ def prompts(llm: Any, each: int) -> list[tuple[str, list[int]]]:
     return [(domain, ids) for domain, rows in found.items() for ids in rows[:each]]
 
 
+def with_drafter(llm: outrider.LLM, spec: str) -> outrider.LLM:
+    """The same compiled target with another drafter."""
+    drafter = drafters.load(spec, llm.target, llm.tokenizer)
+    llm.target.warm(drafter.taps)
+    return outrider.LLM(llm.target, llm.tokenizer, drafter, eos=llm.eos)
+
+
 def measure(args: argparse.Namespace, temperature: float, chosen: Sequence[str]) -> dict[str, Any]:
     """All methods on all prompts, in turn."""
     llm = outrider.load(drafter="none", compile=True)
@@ -81,9 +88,7 @@ def measure(args: argparse.Namespace, temperature: float, chosen: Sequence[str])
         method = METHODS[name]
         if temperature not in method.temperatures:
             continue
-        drafter = drafters.load(method.spec.format(args.drafters), llm.target, llm.tokenizer)
-        llm.target.warm(drafter.taps)
-        mine = outrider.LLM(llm.target, llm.tokenizer, drafter, eos=llm.eos)
+        mine = with_drafter(llm, method.spec.format(args.drafters))
         budget = AdaptiveBudget() if method.adaptive else FixedBudget(method.nodes, method.depth)
         engines[name] = mine.engine(method.rule, budget)
     samples: dict[str, list[Sample]] = {name: [] for name in engines}
@@ -125,14 +130,19 @@ def figures(mine: Sequence[Sample], plain: Sequence[Sample], keep: Sequence[int]
     if not keep:
         return {}
 
-    def tau(index: Sequence[int]) -> float:
-        used = [mine[i].usage for i in index]
-        return sum(u.new_tokens - 1 for u in used if u) / max(1, sum(u.rounds for u in used if u))
-
     def speed(index: Sequence[int]) -> float:
         return rate(mine, index) / rate(plain, index)
 
-    return {"prompts": len(keep), "tau": interval(tau, keep), "speedup": interval(speed, keep)}
+    return {
+        "prompts": len(keep),
+        "tau": interval(lambda index: tau(mine, index), keep),
+        "speedup": interval(speed, keep),
+    }
+
+
+def tau(samples: Sequence[Sample], index: Sequence[int]) -> float:
+    used = [samples[i].usage for i in index]
+    return sum(u.new_tokens - 1 for u in used if u) / max(1, sum(u.rounds for u in used if u))
 
 
 def rate(samples: Sequence[Sample], index: Sequence[int]) -> float:

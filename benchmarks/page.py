@@ -59,13 +59,33 @@ def ablations(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def lossy(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "Not measured."
+    lines = [
+        "| | tau | 95 % | speed-up | 95 % | log-likelihood | target's held-out loss | same text |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for r in rows:
+        (tau, a, b), (speed, c, d) = r["tau"], r["speedup"]
+        loss, quality = f"{r['held_out_loss']:.3f}" if "held_out_loss" in r else "", f"{r['log_likelihood']:.3f}"
+        lines.append(
+            f"| {r['name']} | {tau:.2f} | {a:.2f}-{b:.2f} | {speed:.2f} | {c:.2f}-{d:.2f} | {quality} | {loss} | "
+            f"{r['same_text']} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
-    drafters, runs = read("drafters"), read("ablations").get("runs", [])
+    drafters, runs, costs = read("drafters"), read("ablations").get("runs", []), read("lossy")
     tables = {
         "greedy": methods(drafters, "0"),
         "sampled": methods(drafters, "1"),
         "domains": domains(drafters, "0"),
         "ablations": ablations(runs),
+        "ladder greedy": lossy(costs.get("ladder, T = 0", [])),
+        "ladder sampled": lossy(costs.get("ladder, T = 1", [])),
+        "typical": lossy(costs.get("typical", [])),
     }
     page = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():

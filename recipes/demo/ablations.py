@@ -2,7 +2,7 @@
 
 The budget, stated beforehand: 240 steps of 4 rows of 512 tokens, some 0.5 million tokens a run, from the cached
 features of `recipes.demo.drafters`. Measured on held-out prompts (the first 10 of every domain, looping texts
-left out) with 16 nodes. A result.json lies beside each run.
+left out) with 16 nodes. A result.json lies beside each run; `--gather` writes all of them into one file.
 """
 
 from __future__ import annotations
@@ -113,6 +113,16 @@ def loops(tokens: list[int], n: int = 8) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
+def gather(work: Path, out: Path) -> None:
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in work.glob("*/result.json")]
+    known = {name: i for i, name in enumerate(RUNS)}
+    rows.sort(key=lambda row: known.get(row["name"], len(known)))
+    document = {"steps": STEPS, "rows": SHARED["rows"], "length": SHARED["length"], "runs": rows}
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    missing = sorted(set(RUNS) - {row["name"] for row in rows})
+    print(f"{len(rows)} runs in {out}; not there: {', '.join(missing) or 'none'}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="default: all")
@@ -121,9 +131,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--each", type=int, default=10, help="prompts of every domain")
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--gather", type=Path, help="write all results there instead")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     out = args.work / "ablations"
+    if args.gather:
+        gather(out, args.gather)
+        return
     model, text, given = target(), documents(args.work), prompts(args.each)
     eos = load_tokenizer(demo()).eos_token_id
     model.compile()
