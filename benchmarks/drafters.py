@@ -1,6 +1,7 @@
 """The demo's drafters side by side: `python benchmarks/drafters.py --out runs/bench/drafters.json` (tables, and JSON).
 
-Every method decodes the same held-out prompts in turn, at T = 0 and T = 1, with the same number of nodes. tau counts
+Every method decodes the same held-out prompts in turn, at T = 0 and T = 1, with the same number of nodes; the target's
+passes are recorded for all of them. Beside them stand transformers' own loops, at T = 0. tau counts
 the target's own token. Intervals are bootstrap intervals of 95 % over prompts; prompts whose plain text loops at T = 0
 are left out of the figures called "not looping".
 """
@@ -20,12 +21,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from transformers import AutoModelForCausalLM
 
 import outrider
 from measure import LOOP_SHARE, loops, machine, write
 from outrider import drafters
 from outrider.budget import AdaptiveBudget, FixedBudget
-from peers import Sample, decode
+from peers import Sample, decode, stock_peer
 
 DEMO = files("outrider") / "demo"
 
@@ -42,8 +44,12 @@ class Method:
     adaptive: bool = False
 
 
+Run = Callable[[Sequence[int], int, int], Sample]  # prompt, tokens, seed
+STOCK = ("transformers", "transformers, assisted")
 METHODS: dict[str, Method] = {
     "none": Method("none", 1, 0),
+    "transformers": Method("", temperatures=(0.0,)),
+    "transformers, assisted": Method("", temperatures=(0.0,)),
     "lookup": Method("lookup"),
     "draft model": Method("model", depth=4),
     "Medusa": Method("medusa:{}/medusa", depth=4),
@@ -79,28 +85,42 @@ def with_drafter(llm: outrider.LLM, spec: str) -> outrider.LLM:
     return outrider.LLM(llm.target, llm.tokenizer, drafter, eos=llm.eos)
 
 
+def ours(method: Method, llm: outrider.LLM, folder: Path, temperature: float) -> Run:
+    budget = AdaptiveBudget() if method.adaptive else FixedBudget(method.nodes, method.depth)
+    engine = with_drafter(llm, method.spec.format(folder)).engine(method.rule, budget)
+    return lambda ids, tokens, seed: decode(engine, ids, tokens, llm.eos, temperature, seed)
+
+
+def stock(name: str, llm: outrider.LLM) -> Run:
+    """transformers' own `generate`, and its assisted generation with the demo's draft model."""
+    model = load_model("target")
+    options = {"assistant_model": load_model("draft")} if "assisted" in name else {}
+    peer = stock_peer(name, model, llm.eos, **options)
+    return lambda ids, tokens, seed: peer.run(ids, tokens)
+
+
+def load_model(name: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(str(DEMO / name), dtype=torch.float32).eval()
+
+
 def measure(args: argparse.Namespace, temperature: float, chosen: Sequence[str]) -> dict[str, Any]:
     """All methods on all prompts, in turn."""
     llm = outrider.load(drafter="none", compile=True)
     given = prompts(llm, args.per_domain)
-    engines = {}
+    runs: dict[str, Run] = {}
     for name in chosen:
-        method = METHODS[name]
-        if temperature not in method.temperatures:
-            continue
-        mine = with_drafter(llm, method.spec.format(args.drafters))
-        budget = AdaptiveBudget() if method.adaptive else FixedBudget(method.nodes, method.depth)
-        engines[name] = mine.engine(method.rule, budget)
-    samples: dict[str, list[Sample]] = {name: [] for name in engines}
+        if temperature in METHODS[name].temperatures:
+            runs[name] = stock(name, llm) if name in STOCK else ours(METHODS[name], llm, args.drafters, temperature)
+    samples: dict[str, list[Sample]] = {name: [] for name in runs}
     columns = (TextColumn(f"T = {temperature:g}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(given) * len(engines))
-        for engine in engines.values():
-            decode(engine, given[0][1], 16, frozenset(), temperature)
+        task = bar.add_task("", total=len(given) * len(runs))
+        for run in runs.values():
+            run(given[0][1], 16, 0)
         for i, (_, ids) in enumerate(given):
-            order = list(engines) if i % 2 == 0 else list(engines)[::-1]
+            order = list(runs) if i % 2 == 0 else list(runs)[::-1]
             for name in order:
-                samples[name].append(decode(engines[name], ids, args.tokens, llm.eos, temperature, seed=i))
+                samples[name].append(runs[name](ids, args.tokens, i))
                 bar.advance(task)
     return summary(samples, [domain for domain, _ in given])
 

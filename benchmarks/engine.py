@@ -57,7 +57,10 @@ class Setup:
 
     def with_drafter(self, spec: str, compile: bool = False) -> LLM:
         llm = self.recorded if compile else self.llm
-        return replace(llm, drafter=drafters.load(spec, llm.target, llm.tokenizer), drafter_name=spec, budgets={})
+        drafter = drafters.load(spec, llm.target, llm.tokenizer)
+        if compile:
+            self.recorded.target.warm(drafter.taps)
+        return replace(llm, drafter=drafter, drafter_name=spec, budgets={})
 
     def stock_peer(self, name: str, **options: Any) -> Peer:
         return stock_peer(name, self.stock, self.llm.eos, **options)

@@ -1,6 +1,6 @@
-"""docs/results.md from the measurements in benchmarks/results: `python benchmarks/page.py`.
+"""The tables of docs/results.md and docs/benchmarks.md from benchmarks/results: `python benchmarks/page.py`.
 
-The tables stand between marks; the words around them are written by hand.
+They stand between marks; the words around them are written by hand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def read(name: str) -> dict[str, Any]:
@@ -32,10 +32,9 @@ def methods(document: dict[str, Any], temperature: str) -> str:
     for name, row in found["methods"].items():
         (tau, a, b), (speed, c, d) = row["not_looping"]["tau"], row["not_looping"]["speedup"]
         ms, depth = row["milliseconds_per_round"], " ".join(f"{x:.2f}" for x in row["alpha"][:5])
-        lines.append(
-            f"| {name} | {tau:.2f} | {a:.2f}-{b:.2f} | {speed:.2f} | {c:.2f}-{d:.2f} | {depth} | {ms['draft']:.1f} | "
-            f"{ms['verify']:.1f} | {row['same_text']} |"
-        )
+        drafted = f"{tau:.2f} | {a:.2f}-{b:.2f}" if tau else "| "  # transformers' own loops do not tell
+        took = f"{ms['draft']:.1f} | {ms['verify']:.1f}" if tau else "| "
+        lines.append(f"| {name} | {drafted} | {speed:.2f} | {c:.2f}-{d:.2f} | {depth} | {took} | {row['same_text']} |")
     return "\n".join(lines)
 
 
@@ -76,6 +75,30 @@ def lossy(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def engine(cases: dict[str, Any]) -> str:
+    columns = ("case", "method", "tokens/s", "ratio", "lowest-highest", "ratio n.l.", "tau", "tau n.l.", "overhead")
+    lines = ["| " + " | ".join(columns) + " |", "|---|---|" + "--:|" * (len(columns) - 2)]
+    for case, found in cases.items():
+        for name, row in found.get("methods", {}).items():
+            every, calm = row["all"], row.get("not_looping", row["all"])
+            ratio, tau = every["speedup"], [f"{r['tau']:.2f}" if r["tau"] else "" for r in (every, calm)]
+            share = f"{100 * row['shares']['overhead']:.1f} %" if row["shares"] else ""
+            cells = [case, name, f"{every['tokens_per_second']['median']:.0f}", f"{ratio['median']:.2f}"]
+            cells += [f"{ratio['min']:.2f}-{ratio['max']:.2f}", f"{calm['speedup']['median']:.2f}", *tau, share]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replaced(page: Path, tables: dict[str, str]) -> None:
+    """The page with other tables between the marks of these names."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        mark = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        text, count = re.subn(mark, lambda m, t=table: m[1] + t + "\n" + m[2], text, flags=re.S)
+        assert count == 1, f"{page.name} has no place for {name}"
+    page.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     drafters, runs, costs = read("drafters"), read("ablations").get("runs", []), read("lossy")
     tables = {
@@ -87,12 +110,8 @@ def main() -> None:
         "ladder sampled": lossy(costs.get("ladder, T = 1", [])),
         "typical": lossy(costs.get("typical", [])),
     }
-    page = PAGE.read_text(encoding="utf-8")
-    for name, table in tables.items():
-        mark = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        page, count = re.subn(mark, lambda m, t=table: m[1] + t + "\n" + m[2], page, flags=re.S)
-        assert count == 1, f"the page has no place for {name}"
-    PAGE.write_text(page, encoding="utf-8")
+    replaced(ROOT / "docs" / "results.md", tables)
+    replaced(ROOT / "docs" / "benchmarks.md", {"engine": engine(read("engine").get("cases", {}))})
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ class Curve:
     """Seconds by size, learnt from noisy measurements: a running low quantile per size, lines between.
 
     What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
-    rise. Sizes share the nearest power of two, or most would be seen once and never again.
+    rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
+    the nearest power of two, or most would be seen once and never again.
     """
 
     prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
@@ -79,7 +80,7 @@ class Curve:
     def learn(self, size: int, seconds: float) -> None:
         size = nearest(size)
         old = self.points.get(size)
-        if old is None:
+        if old is None or seconds < 0.5 * old:
             self.points[size] = seconds
             return
         step = min(0.5 * old, seconds - old)

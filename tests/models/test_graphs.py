@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from small import build
+from torch import Tensor
 
 import outrider
-from outrider.targets import HFTarget, graphs
+from outrider.targets import HFTarget, graphs, hf
 from outrider.tree import from_paths
 from outrider.types import InputError, Look
 
@@ -54,6 +55,24 @@ def test_a_recording_equals_the_stock_forward(family: str) -> None:
                     torch.testing.assert_close(a.features[t], b.features[t], rtol=0, atol=EXACT.get(family, 0.0))
     assert recorded.graphs is not None
     assert None not in recorded.graphs.made.values(), "every kind of pass was recorded and none was dropped"
+
+
+def test_prompts_longer_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's later chunks ask for the logits of their last token alone, which a recorded pass does not know of."""
+    monkeypatch.setattr(hf, "CHUNK", 4)
+    model = build("llama")
+    plain, recorded = HFTarget(model), HFTarget(model)
+    recorded.compile()
+    recorded.warm()
+    for prompts in ([list(range(1, 12))], [list(range(1, 12)), [3, 4, 5, 6, 7]]):
+        for a, b in zip(chunks(plain, prompts), chunks(recorded, prompts), strict=True):
+            assert torch.equal(a, b)
+        for a, b in zip(rounds(plain, prompts), rounds(recorded, prompts), strict=True):
+            assert torch.equal(a.logits, b.logits)
+
+
+def chunks(target: HFTarget, prompts: list[list[int]]) -> list[Tensor]:
+    return [chunk.look.logits for chunk in target.open(64).prefill(prompts)]
 
 
 def test_a_wrong_recording_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

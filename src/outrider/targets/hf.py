@@ -111,8 +111,8 @@ class HFTarget:
                 session.keep(tokens[:, :1] * 0, size * 0 + 1)
 
     def run(self, session: TreeSession, given: Pass) -> Look:
-        """One forward pass of the model over the tree cache."""
-        if self.graphs is not None and given.ancestors is not None:
+        """One forward pass of the model over the tree cache; those over trees may be recorded, prompts' chunks not."""
+        if self.graphs is not None and given.ancestors is not None and given.asked is None:
             return self.graphs.run(session, given, self.stock)
         return self.stock(session, given)
 
