@@ -42,6 +42,7 @@ class Report:
     verify_seconds: float
     rest_seconds: float
     accepted: Sequence[int]  # [d]: rows that accepted depth d + 1, up to the depth asked for
+    drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
 
 
 @runtime_checkable
@@ -71,7 +72,8 @@ class Curve:
 
     What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
     rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
-    the nearest power of two, or most would be seen once and never again.
+    the nearest power of two, or most would be seen once and never again; a size seen to cost more than a larger one was
+    disturbed.
     """
 
     prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
@@ -94,7 +96,7 @@ class Curve:
             return self.points[sizes[0]] * max(0.2, 1 + self.prior_slope * (size - sizes[0]))
         i = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
         a, b = sizes[i - 1], sizes[i]
-        low, high = self.points[a], max(self.points[a], self.points[b])
+        low, high = (min(self.points[s] for s in sizes if s >= of) for of in (a, b))  # a part costs no more than all
         at = low + (high - low) * (size - a) / (b - a)
         return max(at, 0.2 * low)
 
@@ -116,7 +118,8 @@ class AdaptiveBudget:
     nodes: int = 32
     depth: int = 8
     verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes
-    draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth
+    draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth asked for
+    step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0))  # nodes by depth
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
     rest: float = 0.0
@@ -144,8 +147,7 @@ class AdaptiveBudget:
             best = min(self.depth, best + 1) if self.rounds % (2 * EXPLORE) else max(1, best - 1)
         floor = min(0.5, rate * self.verify[b].slope(max(2, round(self.size(best)))))
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
-        step = self.draft[b].slope(1) if b in self.draft else 0.0
-        return Budget(self.nodes, min(best, useful), floor=floor, reach=min(0.5, rate * step))
+        return Budget(self.nodes, min(best, useful), floor=floor, reach=min(0.5, rate * self.step.slope(1)))
 
     def _try(self, useful: int) -> Budget:
         return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful))
@@ -161,6 +163,8 @@ class AdaptiveBudget:
             return
         self.idle = 0
         self.draft.setdefault(b, Curve(prior_slope=0.5)).learn(report.depth, report.draft_seconds)
+        if report.drafted:
+            self.step.learn(report.drafted, report.draft_seconds)
         self.size.learn(report.depth, float(report.nodes))
         for d, accepted in enumerate(report.accepted):
             if d >= len(self.asked):

@@ -198,7 +198,7 @@ class Batch:
             Report(
                 len(self.rows), asked, tree.nodes, draft_seconds, verify_seconds,
                 seconds - draft_seconds - verify_seconds,
-                [sum(c > d for c in counts) for d in range(1, asked + 1)],
+                [sum(c > d for c in counts) for d in range(1, asked + 1)], min(asked, tree.deepest),
             )
         )  # fmt: skip
         return pieces

@@ -225,13 +225,17 @@ def best(values: Float[Tensor, "b n"], nodes: int, floor: float = 0.0) -> tuple[
     """Ids of the `nodes` highest-valued nodes, ascending, and how many each row keeps.
 
     The sort is stable and values never rise along a path, so ties go to the shallower node and the result is connected.
-    `floor` drops nodes whose value, a probability, lies below it (the root always stays).
+    `floor` drops nodes whose value, a probability, lies below it (the root always stays). On the CPU, where looking is
+    free, the places that no row needs go with them, so that nobody computes them.
     """
     m = min(nodes, values.shape[1])
     top = values.sort(dim=-1, stable=True, descending=True)
     good = top.values[:, :m] > (math.log(floor) if floor > 0 else float("-inf"))
     good[:, 0] = True
     count = good.sum(-1)
+    if floor > 0 and values.device.type == "cpu":
+        m = int(count.max())
+        good = good[:, :m]
     ids = torch.where(good, top.indices[:, :m], values.shape[1]).sort(-1).values
     return torch.where(ids < values.shape[1], ids, 0), count
 

@@ -113,8 +113,12 @@ def test_curve() -> None:
     assert curve(8) == pytest.approx(21.2)
     falling = Curve()
     falling.learn(1, 10.0)
-    falling.learn(8, 5.0)  # noise: more nodes never cost less
-    assert falling(8) == pytest.approx(10)
+    falling.learn(8, 5.0)  # so the first was disturbed: a part never costs more than all
+    assert falling(1) == falling(8) == pytest.approx(5)
+    first = Curve()
+    first.learn(4, 500.0)  # a recording
+    first.learn(4, 7.0)
+    assert first(4) == pytest.approx(7)
 
 
 @pytest.mark.parametrize(("size", "power"), [(1, 1), (2, 2), (3, 4), (5, 4), (6, 8), (11, 8), (12, 16), (33, 32)])
