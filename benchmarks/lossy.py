@@ -1,6 +1,6 @@
 """What speed may cost: Medusa's ladder and typical acceptance, with quality beside speed.
 
-    python benchmarks/lossy.py --medusa2 runs/demo/medusa2/best --out benchmarks/results/lossy.json
+    python benchmarks/lossy.py --medusa runs/demo/ablations/medusa/best --medusa2 runs/demo/medusa2/best
 
 The ladder: Medusa's heads as a chain, as a Cartesian tree, as the sparse tree tuned on other held-out prompts, as the
 dynamic tree; and Medusa-2, whose target is another model. Then typical acceptance (T = 0.7) over epsilon and delta.
@@ -72,7 +72,7 @@ def row(
 def ladder(args: argparse.Namespace, base: outrider.LLM, t: float) -> list[dict[str, Any]]:
     given = [ids for _, ids in prompts(base, args.per_domain)]
     others = [ids for _, ids in prompts(base, args.per_domain + 5) if ids not in given]
-    medusa = f"medusa:{args.drafters}/medusa"
+    medusa = f"medusa:{args.medusa}"
     tree = args.out.with_name("medusa_tree.json")
     if not tree.exists():
         chain = with_drafter(base, medusa)
@@ -106,7 +106,7 @@ def typical(args: argparse.Namespace, base: outrider.LLM) -> list[dict[str, Any]
     found = [row("plain decoding", plain, plain, given, base)]
     greedy = samples(base.engine(), given, args.tokens, base.eos, 0.0)
     found.append(row("plain decoding, T = 0", greedy, plain, given, base))
-    mine = with_drafter(base, f"medusa:{args.drafters}/medusa")
+    mine = with_drafter(base, f"medusa:{args.medusa}")
     law = (("coupled", 0.0, 0.0), ("rejection", 0.0, 0.0))
     sweep = [("typical", e, d) for e in EPSILONS for d in (*DELTAS, math.sqrt(e))]
     for rule, epsilon, delta in track([*law, *sweep], "typical acceptance", console=Console(stderr=True)):
@@ -121,8 +121,8 @@ def typical(args: argparse.Namespace, base: outrider.LLM) -> list[dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafters", type=Path, default=DEMO, help="the folder that holds medusa")
-    parser.add_argument("--medusa2", type=Path, help="what `outrider train medusa2` made of the demo target")
+    parser.add_argument("--medusa", type=Path, default=DEMO / "medusa", help="heads of the demo target")
+    parser.add_argument("--medusa2", type=Path, help="what `recipes.demo.drafters medusa2` made of the target")
     parser.add_argument("--per-domain", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -51,6 +51,7 @@ RUNS: dict[str, Recipe] = {
         for x in ("top-p", "normed-linear", "normed-softmax", "both-ways", "recall", "bild")
     },
     "hass published mask": hass(published=True),
+    "medusa": Recipe("medusa", options={"heads": 4}, **{**BASE, "lr": 3e-3}),
 }
 
 
@@ -157,7 +158,7 @@ def main() -> None:
         else:
             recipe = replace(recipe, cache=str(args.work / "features"))
         result = train(model, learn, folder, recipe)
-        drafter = drafters.load(f"eagle:{result.folder}", model)
+        drafter = drafters.load(str(result.folder), model)
         row: dict[str, Any] = {"name": name, "options": dict(recipe.options), "held_out_loss": result.best}
         row |= compared(model, drafter, given, args.tokens, eos, plain)
         (folder / "result.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
