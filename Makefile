@@ -6,7 +6,7 @@ READY   = $(VENV)/.ready
 
 # The real vLLM, an independent build for CPUs, in an environment of its own.
 PARITY   ?= .parity-venv
-DRAFTERS ?= $(or $(wildcard src/outrider/demo/eagle src/outrider/demo/eagle3),$(wildcard runs/demo/eagle/best runs/demo/eagle3/best))
+DRAFTERS ?= src/outrider/demo/eagle src/outrider/demo/eagle3
 
 .PHONY: demo test check bench parity setup clean
 .DEFAULT_GOAL := demo
@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@$(BIN)/outrider generate --compare --max-new-tokens 96
+	@$(BIN)/outrider generate --compare --compile --max-new-tokens 96
 
 test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

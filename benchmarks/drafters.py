@@ -55,7 +55,7 @@ METHODS: dict[str, Method] = {
     "Medusa": Method("medusa:{}/medusa", depth=4),
     "EAGLE chain": Method("eagle:{}/eagle?tree=chain", nodes=6, depth=5),
     "Hydra": Method("hydra:{}/hydra", depth=4),
-    "EAGLE tree": Method("eagle:{}/eagle?tree=static", nodes=25, depth=5),
+    "EAGLE tree": Method("eagle:{}/eagle?tree=static", nodes=26, depth=5),
     "EAGLE-2": Method("eagle:{}/eagle"),
     "EAGLE-2, 60 nodes": Method("eagle:{}/eagle", nodes=60),
     "EAGLE-2 without value": Method("eagle:{}/eagle?value=false"),
@@ -157,6 +157,7 @@ def figures(mine: Sequence[Sample], plain: Sequence[Sample], keep: Sequence[int]
         "prompts": len(keep),
         "tau": interval(lambda index: tau(mine, index), keep),
         "speedup": interval(speed, keep),
+        "tokens_per_second": interval(lambda index: rate(mine, index), keep),
     }
 
 

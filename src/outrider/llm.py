@@ -18,6 +18,8 @@ from .types import RULES, Drafter, InputError, Rule, Sampling, Target, Usage
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
+DEMO_DRAFTER = "eagle:demo/hass"  # the best of those that ship: docs/results.md
+
 
 @dataclass(frozen=True)
 class Output:
@@ -193,7 +195,7 @@ def load(
     """A model by hub id or folder (or a transformers model already in memory), with a drafter.
 
     Without a model: the demo target that ships with the package, computing in float32. Without a drafter: the demo's
-    own draft model for the demo target, prompt lookup for any other (the adaptive budget turns it off where it does
+    own trained one for the demo target, prompt lookup for any other (the adaptive budget turns it off where it does
     not pay). `drafter` is a SPEC such as "lookup?ngram=3" or "model:DIR", several SPECs, or a loaded drafter.
 
     `compile` records the models' passes and replays them without their Python: a second or two at load, and then the
@@ -212,7 +214,7 @@ def load(
     origin = where if isinstance(where, str) else stock.config._name_or_path
     name = "demo" if demo else origin or type(stock).__name__
     tokenizer = load_tokenizer(origin, trust_remote_code)
-    chosen = drafter if drafter is not None else ("model" if demo else "lookup")
+    chosen = drafter if drafter is not None else (DEMO_DRAFTER if demo else "lookup")
     if isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else " + ".join(chosen)
         chosen = drafters.load(chosen, target, tokenizer)

@@ -8,7 +8,7 @@ import typer
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="medusa, hydra, eagle, hass or eagle3.")],
+    method: Annotated[str, typer.Argument(help="medusa, medusa2, hydra, eagle, hass or eagle3.")],
     data: Annotated[list[str], typer.Option(help="JSONL of messages, prompt and completion, or text; or plain text.")],
     out: Annotated[str, typer.Option(help="Folder of the run; OUT/best is the drafter.")],
     target: Annotated[
@@ -36,7 +36,8 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
-    """Train a drafter. The same command goes on after an interruption; the target itself is not changed.
+    """Train a drafter. The same command goes on after an interruption. Only medusa2 changes the target: a copy, in
+    OUT/best/target.
 
     Several processes: start it with `accelerate launch`, as any script.
     """
@@ -70,7 +71,8 @@ def train(
         typer.echo(json.dumps({**found.__dict__, "folder": str(found.folder), "method": method}))
     else:
         typer.echo(f"{found.folder}: held-out loss {found.best:.4f}, tau {found.tau:.2f} (16 nodes, T = 0)")
-        typer.echo(f'try it: outrider generate {target} "..." --drafter {found.folder}', err=True)
+        changed = f"{found.folder}/target" if method == "medusa2" else target
+        typer.echo(f'try it: outrider generate {changed} "..." --drafter {found.folder}', err=True)
 
 
 def read_options(method: str, given: list[str], known: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""The demo's own drafters, as they ship: they load by name, draft for the demo target, and change nothing."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+
+import pytest
+
+import outrider
+from outrider.budget import FixedBudget
+
+DEMO = files("outrider") / "demo"
+# SPEC -> tokens per round that it must reach at least, on texts that it should know
+SPECS = {"medusa:demo": 1.5, "hydra:demo": 1.7, "eagle:demo": 2.0, "eagle:demo/hass": 2.0, "eagle3:demo": 2.0}
+
+
+@pytest.fixture(scope="module")
+def plain() -> outrider.LLM:
+    return outrider.load(drafter="none")
+
+
+def prompts(llm: outrider.LLM) -> list[list[int]]:
+    rows = [json.loads(line) for line in (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines()]
+    first = {row["domain"]: row for row in reversed(rows)}
+    return [llm.encode(row.get("messages") or row["text"]) for row in first.values()]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_drafts_for_the_demo_target(plain: outrider.LLM, spec: str) -> None:
+    llm = outrider.load(drafter=spec)
+    given = prompts(llm)
+    for temperature in (0.0, 1.0):
+        law = {"temperature": temperature, "max_new_tokens": 24, "seed": 3}
+        texts = llm.generate(given, budget=FixedBudget(16, 5), **law)
+        assert [t.tokens for t in texts] == [t.tokens for t in plain.generate(given, **law)]
+        tau = sum(t.usage.new_tokens - 1 for t in texts) / sum(t.usage.rounds for t in texts)
+        assert tau > SPECS[spec], f"T = {temperature}"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_has_a_card(spec: str) -> None:
+    name = spec.partition(":")[2].removeprefix("demo").strip("/") or spec.partition(":")[0]
+    card = (DEMO / name / "README.md").read_text(encoding="utf-8")
+    for part in ("license:", "Data.", "seed", "held-out" if "held-out" in card else "Held out", "tau"):
+        assert part in card
+
+
+def test_all_weights_are_small() -> None:
+    size = sum(file.stat().st_size for file in DEMO.rglob("*.safetensors"))  # type: ignore[attr-defined]
+    assert size < 60e6
