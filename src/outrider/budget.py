@@ -77,13 +77,17 @@ class Curve:
     """
 
     prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
+    mean: bool = False  # for what differs from round to round by itself: the running mean instead
     points: dict[int, float] = field(default_factory=dict)
 
     def learn(self, size: int, seconds: float) -> None:
         size = nearest(size)
         old = self.points.get(size)
-        if old is None or seconds < 0.5 * old:
+        if old is None or (seconds < 0.5 * old and not self.mean):
             self.points[size] = seconds
+            return
+        if self.mean:
+            self.points[size] = old + 0.1 * (min(seconds, 4 * old) - old)
             return
         step = min(0.5 * old, seconds - old)
         self.points[size] = old + (0.1 if step > 0 else 0.4) * step
@@ -96,7 +100,11 @@ class Curve:
             return self.points[sizes[0]] * max(0.2, 1 + self.prior_slope * (size - sizes[0]))
         i = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
         a, b = sizes[i - 1], sizes[i]
-        low, high = (min(self.points[s] for s in sizes if s >= of) for of in (a, b))  # a part costs no more than all
+        low, high = self.points[a], self.points[b]
+        if not self.mean:
+            low, high = (
+                min(self.points[s] for s in sizes if s >= of) for of in (a, b)
+            )  # a part costs no more than all
         at = low + (high - low) * (size - a) / (b - a)
         return max(at, 0.2 * low)
 
@@ -120,7 +128,7 @@ class AdaptiveBudget:
     verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes
     draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth asked for
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
-    size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0))  # nodes by depth
+    size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
     rest: float = 0.0
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
@@ -144,7 +152,9 @@ class AdaptiveBudget:
         if best == 0:
             return Budget(1, 0)
         if self.rounds % EXPLORE == 0:
-            best = min(self.depth, best + 1) if self.rounds % (2 * EXPLORE) else max(1, best - 1)
+            best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
+            if best == 0:
+                return Budget(1, 0)
         floor = min(0.5, rate * self.verify[b].slope(max(2, round(self.size(best)))))
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
         return Budget(self.nodes, min(best, useful), floor=floor, reach=min(0.5, rate * self.step.slope(1)))
@@ -156,16 +166,15 @@ class AdaptiveBudget:
         b = report.rows
         self.rounds += 1
         self.seen[b] = self.seen.get(b, 0) + 1
-        self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
-        self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
+        if self.seen[b] > 1:  # the first round of a kind warms up
+            self._time(report)
         if report.depth == 0:
             self.idle += 1
             return
+        for d, asked in enumerate(self.asked):  # what is long ago counts for less, and for PRIOR rows at least
+            kept = max(DECAY**self.idle, min(1.0, PRIOR / asked))
+            self.asked[d], self.hits[d] = kept * asked, kept * self.hits[d]
         self.idle = 0
-        self.draft.setdefault(b, Curve(prior_slope=0.5)).learn(report.depth, report.draft_seconds)
-        if report.drafted:
-            self.step.learn(report.drafted, report.draft_seconds)
-        self.size.learn(report.depth, float(report.nodes))
         for d, accepted in enumerate(report.accepted):
             if d >= len(self.asked):
                 # A depth never seen is believed to go on as the one above it does.
@@ -175,6 +184,16 @@ class AdaptiveBudget:
             self.hits[d] = DECAY * self.hits[d] + accepted
         if self._best(b)[0] > 0:
             self.patience = PROBE
+
+    def _time(self, report: Report) -> None:
+        b = report.rows
+        self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
+        self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
+        if report.depth:
+            self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True)).learn(report.depth, report.draft_seconds)
+            self.size.learn(report.depth, float(report.nodes))
+        if report.drafted:
+            self.step.learn(report.drafted, report.draft_seconds)
 
     def reach(self, d: int) -> float:
         """The share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""

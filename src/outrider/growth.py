@@ -93,11 +93,9 @@ def _by_layer(
         chosen.append(top.indices + first)
         live.append(top.values if value else new.gather(1, top.indices))
         since, first = fed.nodes, first + w * k
-        if step + 1 == steps:
-            break
+        if step + 1 == steps or (reach > 0 and device.type == "cpu" and float(live[-1].max()) < math.log(reach)):
+            break  # chosen, and never fed
         fed = append(fed, tokens[-1].gather(1, top.indices), top.indices.div(k, rounding_mode="floor") + shape[-1][0])
-        if reach > 0 and device.type == "cpu" and float(live[-1].max()) < math.log(reach):
-            break
     below, level = _layers(tuple(shape), device)
     everything, picked = torch.cat(values, 1), torch.cat(chosen, 1)
     place = torch.arange(picked.shape[1], device=device).masked_fill(torch.cat(live, 1) == -math.inf, -1)
@@ -149,13 +147,11 @@ def _best_first(
         since, live = fed.nodes, open_.gather(1, chosen)
         index = torch.arange(since, since + chosen.shape[1], device=device)
         fed_as = fed_as.scatter(1, chosen, torch.where(live, index, fed_as.gather(1, chosen)))
-        if step + 1 == steps:
+        picked = values.gather(1, chosen).masked_fill(~live, -math.inf)  # a row may have nothing left to feed
+        if step + 1 == steps or (reach > 0 and device.type == "cpu" and float(picked.max()) < math.log(reach)):
             break
         fed = append(fed, tokens.gather(1, chosen), below.gather(1, chosen))
-        picked = values.gather(1, chosen).masked_fill(~live, -math.inf)  # a row may have nothing left to feed
         worth = torch.cat([worth, picked], 1)
-        if reach > 0 and device.type == "cpu" and float(picked.max()) < math.log(reach):
-            break
     return Found(fed, tokens, below, level, values, fed_as)
 
 

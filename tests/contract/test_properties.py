@@ -11,6 +11,7 @@ from contract_world import PROMPTS, VOCAB, World, outputs, plain
 from outrider import drafters, tree
 from outrider.budget import FixedBudget
 from outrider.engine import Batch, Request, Row
+from outrider.targets import hf
 from outrider.types import Budget, DraftTree, Rows, Sampling
 
 NAMES = drafters.names()
@@ -46,15 +47,24 @@ def same(a: DraftTree, b: DraftTree) -> bool:
     return rows(a) == rows(b)
 
 
+class Ending(FixedBudget):
+    """A budget that ends a draft where it does not pay, as the adaptive one does."""
+
+    def choose(self, rows: Rows) -> Budget:
+        return replace(super().choose(rows), reach=0.4, floor=0.002)
+
+
+@pytest.mark.parametrize("kind", [FixedBudget, Ending])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", NAMES)
-def test_reopen(world: World, name: str, temperature: float) -> None:
+def test_reopen(world: World, name: str, temperature: float, kind: type[FixedBudget]) -> None:
     """A drafter that lived through rounds proposes what a fresh one proposes after reading the whole text."""
     drafter = world.drafter(name)
     if not getattr(drafter, "reopens", True):
         pytest.skip(f"{name} says that its state depends on the rounds it saw")
     made = [Request(p, 40 + i, 60, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
-    lived = started(world, drafter, made, FixedBudget(14, 4))
+    budget = kind(14, 4)
+    lived = started(world, drafter, made, budget)
     proposals = record(lived)
     with torch.no_grad():
         for _ in range(6):
@@ -66,11 +76,22 @@ def test_reopen(world: World, name: str, temperature: float) -> None:
                 )
                 for row in lived.rows
             ]
-            fresh = started(world, drafter, again, FixedBudget(14, 4))
+            fresh = started(world, drafter, again, budget)
             assert [row.output[-1] for row in lived.rows] == [row.output[0] for row in fresh.rows]
-            expected = fresh.drafting.propose(fresh.view(), Budget(14, 4))
+            expected = fresh.drafting.propose(fresh.view(), budget.choose(fresh.view()))
             lived.round()
             assert same(proposals[-1], expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_in_chunks(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged prompts of several chunks: a row whose prompt has ended waits for the others."""
+    monkeypatch.setattr(hf, "CHUNK", 3)
+    drafter = world.drafter(name)
+    made = [Request(p, 40 + i, 20, Sampling(1.0)) for i, p in enumerate([*PROMPTS, [*PROMPTS[0], *PROMPTS[1]]])]
+    rows = outputs(world.engine(drafter, budget=FixedBudget(14, 4)), made)
+    for row, r in zip(rows, made, strict=True):
+        assert row.output == plain(world.model, r.prompt, r.seed, r.sampling, 20)
 
 
 @pytest.mark.parametrize("shape", ["chain", "dynamic"])

@@ -74,8 +74,9 @@ class FeatureDrafting:
             spelled = round.tree.tokens.gather(1, path)
             joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
         if self.drafter.shifted:
-            spelled = torch.cat([spelled[:, 1:], round.next[:, None]], 1)
-            spelled = spelled.scatter(1, (round.count - 1).clamp(min=0)[:, None], round.next[:, None])
+            upcoming = round.next.clamp(min=0)[:, None]  # -1: the row's prompt ended in an earlier chunk
+            spelled = torch.cat([spelled[:, 1:], upcoming], 1)
+            spelled = spelled.scatter(1, (round.count - 1).clamp(min=0)[:, None], upcoming)
         self.pending.append((joined, spelled, counts))
         self.waiting += joined.shape[1]
         if self.waiting >= FLUSH:
