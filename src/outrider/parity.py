@@ -115,8 +115,14 @@ class Certificate:
         return all(place.agrees for place in self.places)
 
     @property
+    def speculated(self) -> bool:
+        """Did both engines draft? Without trials every interval holds every rate."""
+        first = self.places[0]
+        return min(first.ours.trials, first.theirs.trials) > 0 and first.theirs.trials * 2 > first.ours.trials
+
+    @property
     def passed(self) -> bool:
-        return self.same_text and self.same_acceptance
+        return self.same_text and self.same_acceptance and self.speculated
 
     @property
     def sentence(self) -> str:
@@ -127,6 +133,9 @@ class Certificate:
         else:
             text = f"{sum(not s.rounding for s in self.splits)} of {self.prompts} texts differ"
         agree = "agrees" if self.same_acceptance else "DIFFERS"
+        if not self.speculated:
+            rounds = self.places[0].theirs.trials
+            return f"NO parity with {self.engine}: {text}; it counts {rounds} rounds of drafts, which tells nothing."
         head = "Parity" if self.passed else "NO parity"
         counts = f"the counts are equal on {self.same_rounds} of {self.prompts} prompts"
         return f"{head} with {self.engine}: {text}; acceptance {agree} at every position ({counts})."

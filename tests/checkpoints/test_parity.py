@@ -135,6 +135,16 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
     assert not found.passed
     assert "acceptance DIFFERS" in found.sentence
 
+    def silent(job: dict[str, Any]) -> dict[str, Any]:
+        """A vLLM that drafted nothing, or whose counters have other names, is no evidence."""
+        made = engine(job)
+        return {**made, "drafts": [0] * len(PROMPTS), "accepted_at": [[0] * TOKENS] * len(PROMPTS)}
+
+    found = certify(model, drafter, silent)
+    assert found.same_acceptance
+    assert not found.passed
+    assert "NO parity" in found.sentence
+
     def wrong(job: dict[str, Any]) -> dict[str, Any]:
         made = engine(job)
         made["texts"][1][5] = (made["texts"][1][5] + 1) % VOCAB

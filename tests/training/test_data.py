@@ -44,6 +44,14 @@ def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFas
     assert [int(x) for x in made.learn] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
 
 
+def test_an_answer_that_was_cut_off_has_no_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    talk = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "how are you"}]
+    whole, cut = data.chat(talk, tokenizer), data.chat(talk, tokenizer, ends=False)
+    assert [t for t, m in zip(whole.tokens, whole.learn, strict=True) if m] == ids("how are you <end>")
+    assert [t for t, m in zip(cut.tokens, cut.learn, strict=True) if m] == ids("how are you")
+    assert cut.tokens == whole.tokens[: len(cut.tokens)]
+
+
 def test_prompt_and_completion_and_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
     rows = [{"prompt": "hi there ", "completion": "how are you"}, {"text": "fine thanks"}]

@@ -101,6 +101,21 @@ def test_another_recipe_is_refused(model: HFTarget, tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint.pt").exists()
 
 
+def test_another_target_or_other_data_is_refused(model: HFTarget, tmp_path: Path) -> None:
+    cached = replace(RECIPE, cache=str(tmp_path / "features"))
+    run(model, tmp_path / "run", cached)
+    torch.manual_seed(77)
+    other = target(torch.float32)
+    with torch.no_grad():
+        other.model.get_input_embeddings().weight.mul_(1.5)
+    with pytest.raises(InputError, match="another target or other data"):
+        run(other, tmp_path / "run", cached)
+    with pytest.raises(InputError, match="another target or other data"):
+        loop.train(model, documents(30), tmp_path / "run", cached, quiet=True)
+    with pytest.raises(InputError, match="of another target or precision"):
+        run(other, tmp_path / "second", cached)
+
+
 def test_a_loss_that_is_no_number_stops(model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = objectives.build
     calls: list[int] = []

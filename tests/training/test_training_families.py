@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small import build
 from test_loop import RECIPE
 
@@ -32,6 +33,18 @@ def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
     for piece in generate(engine, [Request([5, 6, 7, 8], 3, 20, Sampling(temperature))]):
         row = piece.row
     return row.output
+
+
+@pytest.mark.parametrize("method", ["medusa", "medusa2", "hydra", "eagle", "hass", "eagle3"])
+def test_targets_in_half_precision(tmp_path: Path, method: str) -> None:
+    """The drafter learns in float32 all the same, or small updates would be lost."""
+    target = HFTarget(build("llama", torch.bfloat16))
+    options = {"taps": (0, 1, 2)} if method == "eagle3" else {}
+    recipe = replace(RECIPE, method=method, steps=2, evaluate=2, prompts=1, options=options)
+    result = loop.train(target, documents(), tmp_path, recipe, quiet=True)
+    kinds = {t.dtype for t in load_file(result.folder / "model.safetensors").values() if t.is_floating_point()}
+    assert kinds == {torch.float32}
+    assert result.best == result.best
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "gemma3", "mixtral"])

@@ -151,7 +151,7 @@ def fresh(
     _heads.check_embedding(target, hidden)
     weight, bias = _heads.lm_head(target, hidden)
     config = HydraConfig(target.vocab, hidden, heads, layers, layer is not None, layer)
-    net = HydraNet(config).to(weight.device, weight.dtype)
+    net = HydraNet(config).to(weight.device, torch.promote_types(weight.dtype, torch.float32))
     with torch.no_grad():
         for part in net.heads:
             assert isinstance(part, HydraHead)

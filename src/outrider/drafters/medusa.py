@@ -148,7 +148,7 @@ def fresh(
     weight, bias = _heads.lm_head(target, hidden)
     biased = bool(bias.any())
     config = MedusaConfig(target.vocab, hidden, heads, layers, share_head, biased and not share_head, lossy=lossy)
-    net = MedusaNet(config).to(weight.device, weight.dtype)
+    net = MedusaNet(config).to(weight.device, torch.promote_types(weight.dtype, torch.float32))
     with torch.no_grad():
         for part in net.parts:
             if part.lm_head is not None:

@@ -27,8 +27,8 @@ from .session import Pass, TreeSession
 PROOFS = 4  # passes of different shape that a recording must equal the stock forward in
 logger = logging.getLogger(__name__)
 
-# One token a row, level rows, open masks, embeddings given, taps.
-Kind = tuple[bool, bool, tuple[bool, ...], bool, tuple[int, ...]]
+# One token a row, one row, level rows, open masks, embeddings given, taps.
+Kind = tuple[bool, bool, bool, tuple[bool, ...], bool, tuple[int, ...]]
 Forward = Callable[[TreeSession, Pass], Look]
 
 
@@ -65,13 +65,19 @@ class Graphs:
         """One pass over a tree: replayed, or by the stock forward where recording it failed."""
         inputs = self.target.inputs(given)
         open_ = tuple(OPEN in mask.__dict__ for mask in _masks(inputs))
-        kind = (given.n - given.since == 1, given.level, open_, given.embeds is not None, given.taps)
+        alone = len(given.lengths) == 1
+        kind = (given.n - given.since == 1, alone, given.level, open_, given.embeds is not None, given.taps)
         if kind not in self.made:
             self.made[kind] = self._record(session.cache, given, inputs, kind)
         recording = self.made[kind]
         if recording is None:
             return stock(session, given)
-        logits, *features = recording.replay(*_tensors(inputs, given, session.cache))
+        try:
+            logits, *features = recording.replay(*_tensors(inputs, given, session.cache))
+        except RuntimeError as error:  # a shape that a constant of the recording does not fit
+            logger.warning("a recorded pass failed (%s); the model's own is used from now on", str(error)[-200:])
+            self.made[kind] = None
+            return stock(session, given)
         look = Look(logits, dict(zip(given.taps, features, strict=True)))
         shape = (*logits.shape[:2], given.view)
         if len(recording.proofs) < PROOFS and shape not in recording.proofs:
@@ -110,7 +116,7 @@ class _Body(torch.nn.Module):
     def forward(
         self, read: Tensor, places: Tensor, slots: Tensor, masks: list[Tensor], flat: list[Tensor], wide: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        _, level, open_, embedded, taps = self.kind
+        _, _, level, open_, embedded, taps = self.kind
         for mask, hides_nothing in zip(masks, open_, strict=True):
             if hides_nothing:
                 mask.__dict__[OPEN] = True

@@ -54,7 +54,8 @@ class HFTarget:
 
     def head(self, features: Float[Tensor, "*s h"]) -> Float[Tensor, "*s v"]:
         """Logits of features taken after the final norm (tap -1), with the family's scale and soft cap."""
-        logits = self.model.get_output_embeddings()(features)
+        lm_head = self.model.get_output_embeddings()
+        logits = lm_head(features.to(lm_head.weight.dtype))  # a drafter in training is more precise than half a target
         scale, divisor, cap = self._head
         logits = logits * scale if scale else logits
         logits = logits / divisor if divisor else logits

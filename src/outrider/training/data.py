@@ -107,14 +107,15 @@ def _document(line: str, where: str, tokenizer: Any) -> Document:
         given = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not valid JSON ({error.msg}); correct or remove the line") from None
+    ends = not isinstance(given, dict) or bool(given.get("ends", True))
     if isinstance(given, dict) and isinstance(given.get("messages"), list):
-        return chat(given["messages"], tokenizer, where)
+        return chat(given["messages"], tokenizer, where, ends)
     if isinstance(given, dict) and isinstance(given.get("text"), str):
-        return plain(given["text"], tokenizer, where, ends=bool(given.get("ends", True)))
+        return plain(given["text"], tokenizer, where, ends)
     if isinstance(given, dict) and isinstance(given.get("prompt"), str) and isinstance(given.get("completion"), str):
         if not given["completion"].strip():
             raise InputError(f"{where} has an empty completion, so there is nothing to learn; fill or remove the line")
-        return spans([(given["prompt"], False), (given["completion"], True)], tokenizer, ends=True)
+        return spans([(given["prompt"], False), (given["completion"], True)], tokenizer, ends)
     raise InputError(f"{where} has neither messages, nor prompt and completion, nor text; give one of them")
 
 
@@ -124,11 +125,13 @@ def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -
     return spans([(text, True)], tokenizer, ends)
 
 
-def chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str = "a dialogue") -> Document:
+def chat(
+    messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str = "a dialogue", ends: bool = True
+) -> Document:
     """A dialogue in the model's own chat template; where it has none: `User: ...`, `Assistant: ...`, a line each.
 
     What the template adds between the start of an assistant's turn and the next turn is learned with it: the end of a
-    turn is the model's to say.
+    turn is the model's to say. `ends=False`: the last turn was cut off, and has no end.
     """
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
@@ -141,7 +144,9 @@ def chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str = "a 
         parts: list[tuple[str, bool]] = []
         for m in messages:
             parts += [(f"{m['role'].capitalize()}: ", False), (m["content"] + "\n", m["role"] == "assistant")]
-        return spans(parts, tokenizer, ends=True)
+        if not ends:
+            parts[-1] = (parts[-1][0].removesuffix("\n"), parts[-1][1])
+        return spans(parts, tokenizer, ends)
 
     def shown(count: int, prompt: bool) -> str:
         return tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
@@ -155,6 +160,9 @@ def chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str = "a 
             raise InputError(f"{where}: this chat template rewrites earlier turns; give prompt and completion instead")
         parts += [(before[len(done) :], False), (after[len(before) :], True)]
         done = after
+    last = messages[-1]["content"].rstrip()
+    if not ends and parts and messages[-1]["role"] == "assistant" and last in parts[-1][0]:
+        parts[-1] = (parts[-1][0][: parts[-1][0].rindex(last) + len(last)], True)
     return spans(parts, tokenizer, ends=False, special=False)
 
 

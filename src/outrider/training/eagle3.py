@@ -42,9 +42,9 @@ class Eagle3Objective(nn.Module):
         """The loss summed over the positions learned, how many they are, and the share of right guesses by step."""
         net, ids = self.net, self.net.ids()
         true = net.fuse(torch.cat([seen.features[tap] for tap in net.config.taps], -1))
+        ahead = batch.ahead(1)
+        embeds = net.embed_tokens(ahead) if net.config.own_embedding else self.target.embed(ahead).to(true.dtype)
         with torch.no_grad():
-            ahead = batch.ahead(1)
-            embeds = net.embed_tokens(ahead) if net.config.own_embedding else self.target.embed(ahead).to(true.dtype)
             wanted = batch.wanted(2)
             places = wanted.nonzero()
             teacher = self.target.head(seen.features[-1][places[:, 0], places[:, 1] + 1]).float()

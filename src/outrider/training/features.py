@@ -56,7 +56,12 @@ def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = Fals
         return Seen({})
     with torch.no_grad():
         states = hidden(target, batch, half)
-        return Seen({tap: states[tap].to(target.dtype) for tap in taps})
+        return Seen({tap: states[tap].to(learned(target.dtype)) for tap in taps})
+
+
+def learned(kind: torch.dtype) -> torch.dtype:
+    """The precision that a drafter learns in, for a target of this one: never half, or small updates are lost."""
+    return torch.promote_types(kind, torch.float32)
 
 
 def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:
@@ -88,7 +93,9 @@ class FeatureCache:
     Trainings of several methods on the same rows may share a folder.
     """
 
-    def __init__(self, folder: Path, rows: Batch, taps: tuple[int, ...], width: int, kind: str, say: Say = print):
+    def __init__(
+        self, folder: Path, rows: Batch, taps: tuple[int, ...], width: int, kind: str, say: Say = print, of: str = ""
+    ):
         if kind not in KINDS:
             raise InputError(f"the feature cache keeps {', '.join(KINDS)}, not {kind!r}")
         self.taps, (self.bits, self.dtype) = taps, KINDS[kind]
@@ -105,9 +112,12 @@ class FeatureCache:
                 "leave it out, or train on fewer rows"
             )
         mark = folder / "rows.json"
-        told = {"rows": _digest(rows), "shape": list(self.shape), "dtype": kind}
+        told = {"rows": digest(rows), "shape": list(self.shape), "dtype": kind, "of": of}
         if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) != told:
-            raise InputError(f"{folder} holds the features of other rows; give another folder, or remove it")
+            raise InputError(
+                f"{folder} holds the features of other rows, or of another target or precision; "
+                "give another folder, or remove it"
+            )
         mark.write_text(json.dumps(told), encoding="utf-8")
         self.data = {t: self._map(folder / f"{t}.bin", self.bits, self.shape) for t in taps}
         self.known = {t: self._map(folder / f"{t}.rows", np.uint8, self.shape[:1]) for t in taps}
@@ -128,7 +138,7 @@ class FeatureCache:
         found = {}
         for t in self.taps:
             raw = torch.from_numpy(np.ascontiguousarray(self.data[t][keys, :n])).view(self.dtype)
-            found[t] = raw.to(target.device).to(target.dtype)
+            found[t] = raw.to(target.device).to(learned(target.dtype))
         return Seen(found)
 
 
@@ -139,5 +149,14 @@ KINDS: dict[str, tuple[Any, torch.dtype]] = {
 }
 
 
-def _digest(rows: Batch) -> str:
+def digest(rows: Batch) -> str:
     return hashlib.sha256(rows.tokens.numpy().tobytes() + rows.documents.numpy().tobytes()).hexdigest()[:16]
+
+
+def fingerprint(target: HFTarget, half: bool = False) -> str:
+    """Which target this is, by some numbers of every weight, and in which precision it is run."""
+    found = hashlib.sha256(b"half" if half else b"")
+    for name, p in target.model.named_parameters():
+        some = p.detach().flatten()[:: max(1, p.numel() // 64)][:64]
+        found.update(name.encode() + some.double().cpu().numpy().tobytes())
+    return found.hexdigest()[:16]

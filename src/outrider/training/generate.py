@@ -88,6 +88,7 @@ def write(
                 line = {"id": i, "prompt": text_of(prompts[piece.row.index]), "completion": answer}
             else:
                 line = {"id": i, "messages": [*what, {"role": "assistant", "content": answer}]}
+            line["ends"] = piece.row.finish == "eos"  # an answer that was cut off has no end to learn
             if answer.strip():
                 file.write(json.dumps(line) + "\n")
                 file.flush()

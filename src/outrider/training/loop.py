@@ -27,7 +27,7 @@ from ..types import InputError
 from . import checkpoint, objectives, sharding
 from .data import Batch, Document, order, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
-from .features import FeatureCache, Seen, see
+from .features import FeatureCache, Seen, digest, fingerprint, see
 from .log import Log
 from .recipe import Recipe
 
@@ -63,7 +63,7 @@ def train(
     `stop`: end after this many steps, as if interrupted. `shard`: FSDP2 over the processes there are.
     """
     out, recipe = Path(out), recipe.complete()
-    _check(target, documents, recipe)
+    _check(target, documents, recipe, shard)
     accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision="bf16" if recipe.bf16 else "no")
     main = accelerator.is_main_process
     if main:
@@ -74,6 +74,8 @@ def train(
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
 
+    print_ = fingerprint(target, recipe.half_features)  # now: an objective may change the target
+
     def fresh() -> Any:
         torch.manual_seed(recipe.seed)
         made = objectives.build(recipe.method, target, learned, dict(recipe.options))
@@ -81,11 +83,12 @@ def train(
         return made.to(target.device).train()
 
     objective = fresh()
-    state = _State(objective, recipe, accelerator, shard)
+    of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
+    state = _State(objective, recipe, accelerator, shard, of)
     start, best, tau = state.resume(out)
     log = Log(out, start, recipe.steps, main, quiet)
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
-    look = _looker(target, objective.taps, recipe, rows, log.say)
+    look = _looker(target, objective.taps, recipe, rows, log.say, print_)
 
     def see_test(batch: Batch) -> Seen:
         return see(target, batch.to(target.device), objective.taps, recipe.half_features)
@@ -141,8 +144,8 @@ def _evaluate(
 class _State:
     """The module, its optimiser and how a step is taken."""
 
-    def __init__(self, objective: Any, recipe: Recipe, accelerator: Accelerator, shard: bool):
-        self.objective, self.recipe, self.accelerator, self.shard = objective, recipe, accelerator, shard
+    def __init__(self, objective: Any, recipe: Recipe, accelerator: Accelerator, shard: bool, of: dict[str, str]):
+        self.objective, self.recipe, self.accelerator, self.shard, self.of = objective, recipe, accelerator, shard, of
         method = objectives.method_of(recipe.method)
         if shard:
             sharding.sharded(objective)
@@ -163,8 +166,9 @@ class _State:
         total, count, hits, tokens = 0.0, 0.0, {}, 0
         for i, part in enumerate(parts):
             sync = self.module.no_sync if i + 1 < len(parts) and self.module is not self.objective else None
+            seen = look(part)  # the frozen target's precision is its own matter
             with accelerator.autocast(), sync() if sync else _nothing():
-                loss, weight, shares = self.module(part.to(accelerator.device), look(part), step)
+                loss, weight, shares = self.module(part.to(accelerator.device), seen, step)
             (loss * accelerator.num_processes).backward()
             total, count = total + float(loss.detach()), count + float(weight.detach())
             tokens += int((part.documents >= 0).sum())
@@ -191,6 +195,8 @@ class _State:
         found = checkpoint.read(out / "checkpoint.pt")
         if found is None:
             return 0, math.inf, 0.0
+        if found["of"] != self.of:
+            raise InputError(f"{out} was trained on another target or other data; give another --out, or remove it")
         if self.shard:
             sharding.restore(self.objective, self.optimiser, found)
         else:
@@ -204,7 +210,7 @@ class _State:
         else:
             module, optimiser = self.objective.state_dict(), self.optimiser.state_dict()
         if self.accelerator.is_main_process:
-            state = {"module": module, "optimiser": optimiser, "step": step, "best": best, "tau": tau}
+            state = {"module": module, "optimiser": optimiser, "step": step, "best": best, "tau": tau, "of": self.of}
             checkpoint.write(out / "checkpoint.pt", state)
         self.accelerator.wait_for_everyone()
 
@@ -236,17 +242,21 @@ def _pieces(index: list[int], count: int) -> list[list[int]]:
     return [index[i : i + size] for i in range(0, len(index), size)]
 
 
-def _looker(target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None]) -> Look:
+def _looker(
+    target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None], of: str
+) -> Look:
     if not recipe.cache:
         return lambda batch: see(target, batch.to(target.device), taps, recipe.half_features)
     width = int(target.config.hidden_size)
-    cache = FeatureCache(Path(recipe.cache), rows, taps, width, recipe.cache_dtype, say)
+    cache = FeatureCache(Path(recipe.cache), rows, taps, width, recipe.cache_dtype, say, of)
     return lambda batch: cache.see(target, batch.to(target.device), recipe.half_features)
 
 
-def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe) -> None:
+def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:
     if not isinstance(target, HFTarget):
         raise InputError("drafters are trained for decoder-only targets")
+    if shard and recipe.method == "medusa2":
+        raise InputError("medusa2 changes the target inside, which cannot be sharded; leave --shard out")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     worst = max((max(d.tokens, default=0) for d in documents), default=0)

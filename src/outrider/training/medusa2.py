@@ -22,7 +22,7 @@ from ..targets import HFTarget
 from ..types import InputError
 from ._lora import Adapter
 from .data import Batch
-from .features import Seen, hidden
+from .features import Seen, hidden, learned
 from .medusa import MedusaObjective
 from .selfdistill import divergence, original
 
@@ -65,6 +65,7 @@ class Medusa2Objective(nn.Module):
         together = step >= self.heads_only
         with torch.set_grad_enabled(together and torch.is_grad_enabled()):
             features = hidden(self.target, batch)[-1]
+            features = features.to(learned(features.dtype))
             places = batch.wanted(1)
             logits = self.target.head(features[places]).float()
             if self.distil:
