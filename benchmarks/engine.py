@@ -111,6 +111,7 @@ def case_model(s: Setup) -> dict[str, Any]:
         s.ours("model (3,2,2,1,1)", "model?tree=static", budget=FixedBudget(64, 5)),
         s.ours("none, compiled", "none", compile=True),
         s.ours("model, compiled", "model", compile=True),
+        s.ours("model, 8 nodes, compiled", "model", compile=True, budget=FixedBudget(8, 3)),
     ]
     return s.run("model", peers, "assisted")
 

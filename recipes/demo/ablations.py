@@ -2,7 +2,9 @@
 
 The budget, stated beforehand: 240 steps of 4 rows of 512 tokens, some 0.5 million tokens a run, from the cached
 features of `recipes.demo.drafters`. Measured on held-out prompts (the first 10 of every domain, looping texts
-left out) with 16 nodes. A result.json lies beside each run; `--gather` writes all of them into one file.
+left out) with 16 nodes. The two runs of "few" texts learn from the same OWN questions of each domain, one from the
+documents' own answers, one from what the target wrote (`--own` makes both). A result.json lies beside each run;
+`--gather` writes all of them into one file.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import Progress
 
 from outrider import drafters
 from outrider.budget import FixedBudget
 from outrider.engine import Engine, Request, generate
 from outrider.noise import RaceNoise
 from outrider.targets import HFTarget, load_tokenizer
+from outrider.training.data import read
+from outrider.training.generate import questions, write
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe
 from outrider.types import Sampling
-from recipes.demo.drafters import SHARED, demo, documents, target
+from recipes.demo.drafters import DOMAINS, SHARED, demo, documents, target
 
 STEPS = 240
+OWN, OPENING, ANSWER = 80, 64, 256  # questions of every domain; tokens
 BASE = {**SHARED, "steps": STEPS, "warmup": 20, "lr": 5e-3, "evaluate": STEPS, "save": STEPS, "prompts": 1}
 
 
@@ -41,7 +48,8 @@ RUNS: dict[str, Recipe] = {
     "eagle": eagle(),
     **{f"eagle inputs={x}": eagle(inputs=x) for x in ("feature+unshifted", "feature", "token")},
     "eagle without noise": eagle(noise=0.0),
-    "eagle of the target's own texts": eagle(),
+    "eagle of few texts": eagle(),
+    "eagle of few texts by the target": eagle(),
     **{f"hass passes={n}": hass(passes=n) for n in (1, 2, 3, 4, 5)},
     **{f"hass k={k}": hass(k=k) for k in (1, 5, 50)},
     **{f"hass topk={w:g}": hass(topk=w) for w in (0.0, 0.5)},
@@ -53,6 +61,47 @@ RUNS: dict[str, Recipe] = {
     "hass published mask": hass(published=True),
     "medusa": Recipe("medusa", options={"heads": 4}, **{**BASE, "lr": 3e-3}),
 }
+
+
+def ask(work: Path) -> list[dict[str, Any]]:
+    """The first OWN questions of every domain, each with its document's own answer, of ANSWER tokens at most."""
+    tokenizer, found = load_tokenizer(demo()), []
+
+    def cut(text: str, first: int, last: int | None) -> str:
+        return tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][first:last])
+
+    for domain in DOMAINS:
+        rows: list[dict[str, Any]] = []
+        with (work / "documents" / "train" / f"{domain}.jsonl").open(encoding="utf-8") as lines:
+            for row in map(json.loads, lines):
+                turns = row.get("messages", [])
+                if not turns and len(row["text"]) > 600:
+                    text = row["text"]
+                    given = {"prompt": cut(text, 0, OPENING), "completion": cut(text, OPENING, OPENING + ANSWER)}
+                    rows.append({**given, "ends": False})
+                elif [m["role"] for m in turns[:2] if m["content"].strip()] == ["user", "assistant"]:
+                    answer = cut(turns[1]["content"], 0, ANSWER)
+                    whole = len(answer) == len(turns[1]["content"])
+                    rows.append({"messages": [turns[0], {"role": "assistant", "content": answer}], "ends": whole})
+                if len(rows) == OWN:
+                    break
+        found += rows
+    return found
+
+
+def own(work: Path, model: HFTarget) -> None:
+    """Both files of the runs of few texts: own/asked.jsonl and own/answered.jsonl."""
+    folder, tokenizer = work / "own", load_tokenizer(demo())
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = folder / "asked.jsonl"
+    asked.write_text("".join(json.dumps(row) + "\n" for row in ask(work)), encoding="utf-8")
+    waiting = list(questions([asked]))
+    with Progress(*Progress.get_default_columns(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("the target answers", total=len(waiting))
+        write(
+            model, drafters.load("none", model), tokenizer, waiting, folder / "answered.jsonl", ANSWER, 1.0, 0, 16,
+            OPENING, frozenset({tokenizer.eos_token_id}), lambda n: bar.advance(task, n),
+        )  # fmt: skip
 
 
 def prompts(each: int) -> list[list[int]]:
@@ -128,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="default: all")
     parser.add_argument("--work", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--own", type=Path, help="JSONL of outrider data generate, for the target's own texts")
+    parser.add_argument("--own", action="store_true", help="let the target write its own texts instead")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--each", type=int, default=10, help="prompts of every domain")
     parser.add_argument("--tokens", type=int, default=48)
@@ -139,6 +188,9 @@ def main() -> None:
     if args.gather:
         gather(out, args.gather)
         return
+    if args.own:
+        own(args.work, target())
+        return
     model, text, given = target(), documents(args.work), prompts(args.each)
     eos = load_tokenizer(demo()).eos_token_id
     model.compile()
@@ -148,13 +200,12 @@ def main() -> None:
         if (folder / "result.json").exists():
             continue
         recipe, learn = RUNS[name], text
-        if "own texts" in name:
-            if args.own is None:
-                print(f"{name}: skipped, it needs --own FILE")
+        if "few texts" in name:
+            file = args.work / "own" / ("answered.jsonl" if "by the target" in name else "asked.jsonl")
+            if not file.exists():
+                print(f"{name}: skipped, there is no {file} (--own makes it)")
                 continue
-            from outrider.training.data import read
-
-            learn = list(read([args.own], load_tokenizer(demo())))
+            learn = list(read([file], load_tokenizer(demo())))
         else:
             recipe = replace(recipe, cache=str(args.work / "features"))
         result = train(model, learn, folder, recipe)

@@ -28,13 +28,15 @@ from . import _ranks
 
 Step = Callable[[DraftTree, int], Tensor]
 TREES = ("dynamic", "best", "static", "chain")
+WIDEST = 10  # the paper's k: nodes expanded per layer
 
 
 @dataclass(frozen=True)
 class Growth:
     """How a drafter grows its trees.
 
-    dynamic  EAGLE-2's growth: expand the `width` best nodes of the last layer, re-rank, keep the best
+    dynamic  EAGLE-2's growth: expand the `width` best nodes of the last layer, re-rank, keep the best. `width` 0: as
+             many as the budget has nodes for each layer, 10 at most (60 nodes at depth 6 make the paper's 10)
     best     the same, best first: expand the `width` best nodes that were not expanded yet, whatever their depth
     static   a fixed shape: (N1, ..., Ng), or `parents`, where given; a chain of gamma tokens is (1, 1, ..., 1)
     FILE     a static tree that `outrider tune-tree` wrote, cut to its most valuable nodes; greedy63: see `_ranks.py`
@@ -47,7 +49,7 @@ class Growth:
     shape: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     depth: int = 8  # at most; the budget decides below it
-    width: int = 10
+    width: int = 0
     kids: int = 10
     nodes: int = 60
     scale: float = 1.0  # s of the confidences softmax(r / s)
@@ -60,8 +62,10 @@ class Growth:
         if self.tree not in TREES:
             object.__setattr__(self, "ranks", _ranks.named(self.tree, TREES))
             object.__setattr__(self, "tree", "static")
-        if min(self.shape, default=1) < 1 or min(self.depth, self.width, self.kids) < 1 or self.nodes < 2:
-            raise InputError("the shape, depth, width and kids of a tree must be positive, and its nodes at least 2")
+        if min(self.shape, default=1) < 1 or min(self.depth, self.kids) < 1 or self.width < 0 or self.nodes < 2:
+            raise InputError(
+                "the shape, depth and kids of a tree must be positive, its width 0 or more, and its nodes at least 2"
+            )
         if not 0 < self.scale < float("inf"):
             raise InputError(f"scale must be a positive number, not {self.scale}")
         if len(self.parents) > 1:
@@ -70,6 +74,10 @@ class Growth:
     def reach(self, budget: Budget, rows: Rows) -> int:
         """How deep a draft may go."""
         return min(budget.depth, self.depth, max(rows.room) - 1)
+
+    def wide(self, nodes: int, depth: int) -> int:
+        """How many nodes a step expands in a tree of `nodes` nodes, the root included, and this depth."""
+        return self.width or max(1, min(WIDEST, -(-(nodes - 1) // max(1, depth))))
 
     def fixed(self, budget: Budget, depth: int) -> tuple[int, ...] | None:
         """The parents of this round's static tree, fixed before anything is drawn; None asks for a dynamic one."""
@@ -115,14 +123,15 @@ def dynamic(
         below = fed.depths[:, since:] + 1 if any_depth else fed.deepest + 1
         return sampling.rank(logits, rows, below, growth.kids, growth.scale, names=names)
 
+    nodes = min(growth.nodes, budget.nodes)
     floor, reach = (budget.floor, budget.reach) if rows.rule == "coupled" else (0.0, 0.0)
     frontier: Literal["layer", "any"] = "any" if any_depth else "layer"
     return grow(
         rows.root,
         expand,
         depth=depth,
-        width=growth.width,
-        nodes=min(growth.nodes, budget.nodes),
+        width=growth.wide(nodes, depth),
+        nodes=nodes,
         floor=floor,
         reach=reach,
         frontier=frontier,

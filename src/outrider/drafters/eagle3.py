@@ -207,7 +207,7 @@ def load(
     tree: str = "dynamic",
     shape: tuple[int, ...] = (),
     depth: int = 8,
-    width: int = 10,
+    width: int = 0,
     kids: int = 10,
     nodes: int = 60,
     scale: float = 0.0,

@@ -282,7 +282,7 @@ def load(
     path: str | None = None,
     tree: str = "",
     shape: tuple[int, ...] = (4, 2, 2, 1),
-    width: int = 4,
+    width: int = 0,
     kids: int = 4,
     scale: float = 0.0,
 ) -> HydraDrafter:

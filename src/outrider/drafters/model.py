@@ -16,7 +16,7 @@ from torch import Tensor
 from ..tree import chain
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
 from . import _ranks
-from ._growth import Growth
+from ._growth import WIDEST, Growth
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ModelDrafter:
     taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ModelDrafting:
-        session = self.model.open(capacity + 2 * sum(self.growth.shape) + self.growth.width * 16)
+        session = self.model.open(capacity + 2 * sum(self.growth.shape) + (self.growth.width or WIDEST) * 16)
         limit = self.model.vocab - 1
         for _ in session.prefill([[min(t, limit) for t in p] for p in prompts]):
             pass
@@ -105,7 +105,7 @@ def load(
     tree: str = "dynamic",
     shape: tuple[int, ...] = (3, 2, 2, 1, 1),
     depth: int = 16,
-    width: int = 4,
+    width: int = 0,
     kids: int = 4,
     scale: float = 1.0,
     replacement: bool = False,
