@@ -293,10 +293,36 @@ def test_shapes_stay_within_the_budget(budget: Budget, options: dict, expected: 
 
 
 @pytest.mark.parametrize(
+    ("width", "nodes", "depth", "expected"),
+    [
+        (0, 60, 6, [10] * 5),
+        (0, 16, 6, [3] * 5),
+        (0, 8, 3, [3] * 2),
+        (0, 2, 1, []),
+        (0, 200, 4, [10] * 3),
+        (4, 60, 3, [4] * 2),
+    ],
+)
+def test_a_step_expands_as_many_nodes_as_the_tree_has_per_layer(
+    width: int, nodes: int, depth: int, expected: list[int]
+) -> None:
+    fed, (first, step) = [], steps(40)
+
+    def counted(tree: DraftTree, since: int) -> Tensor:
+        fed.append(tree.nodes - since)
+        return step(tree, since)
+
+    grown = _growth.Growth(width=width, nodes=nodes)
+    grown.propose(rows(vocab=40), first, counted, Budget(nodes=nodes, depth=depth))
+    assert fed == expected
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"tree": "oak"}, "tree must be dynamic, best, static, chain, greedy63 or a file"),
-        ({"width": 0}, "must be positive"),
+        ({"kids": 0}, "must be positive"),
+        ({"width": -1}, "0 or more"),
         ({"nodes": 1}, "at least 2"),
         ({"scale": -1.0}, "scale must be a positive number"),
         ({"parents": (0, 0, 1, 1, 0, 4)}, "inner nodes first"),
