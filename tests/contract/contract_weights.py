@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from outrider.drafters import eagle, eagle3, hydra, medusa
 from outrider.nn import LayerShape
 
-OPTIONS = {"eagle": "?width=3&kids=3", "eagle3": "?width=3&kids=3"}
+OPTIONS = {"eagle": "?width=3&kids=3", "eagle3": "?width=3&kids=3", "mamba": "?kids=3"}
 
 
 def shape(hidden: int, inputs: int) -> LayerShape:
@@ -47,9 +48,20 @@ def make_hydra(folder: Path, vocab: int, hidden: int) -> None:
     hydra.save(folder, hydra.HydraNet(config).double())
 
 
+def make_mamba(folder: Path, vocab: int, hidden: int) -> None:
+    """A random Mamba-2, its vocabulary padded by three rows."""
+    torch.manual_seed(8)
+    config = Mamba2Config(
+        vocab_size=vocab + 3, hidden_size=16, num_hidden_layers=2, expand=2, num_heads=8, head_dim=4, n_groups=2,
+        state_size=6, initializer_range=0.3,
+    )  # fmt: skip
+    Mamba2ForCausalLM(config).double().save_pretrained(folder)
+
+
 MAKERS: dict[str, Callable[[Path, int, int], None]] = {
     "eagle": make_eagle,
     "eagle3": make_eagle3,
     "hydra": make_hydra,
+    "mamba": make_mamba,
     "medusa": make_medusa,
 }

@@ -30,7 +30,7 @@ def load_target(
     if isinstance(model, PreTrainedModel):
         stock = model
     elif isinstance(model, str | Path):
-        stock = _from_pretrained(str(model), dtype, device, trust_remote_code, options)
+        stock = from_pretrained(str(model), dtype, device, trust_remote_code, options)
     else:
         raise InputError(f"a model is a hub id, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
@@ -53,7 +53,7 @@ def load_tokenizer(where: str | Path | None, trust_remote_code: bool = False) ->
         raise InputError(f"{where} has no tokenizer that transformers can load ({_first_line(error)})") from None
 
 
-def _from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]) -> PreTrainedModel:
+def from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]) -> PreTrainedModel:
     if Path(where).exists():
         _check_folder(Path(where))
     try:

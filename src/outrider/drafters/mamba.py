@@ -1,0 +1,236 @@
+"""Mamba drafters (Choi et al. 2025): a state-space model as draft model, whose memory is constant in the context.
+
+A row's state after its committed text is all there is to remember. Each round the tokens that the drafter has not read,
+the root last, advance it; then the tree grows by batch generation (section 3.2 of the paper): the nodes to expand copy
+their parents' states along the batch and take one step together, one forward pass per depth. Every node that was fed
+keeps its state until the round ends, so after verification the accepted node's state is selected, and nothing is
+computed again. Trees, noise and laws are those of all stepping drafters (`_growth.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .. import ssm
+from ..checkpoints.mamba import original, read
+from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from . import _ranks, _weights
+from ._common import whole
+from ._growth import Growth
+from .model import check_tokenizer
+
+PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
+
+
+@dataclass(frozen=True)
+class MambaDrafter:
+    """A Mamba or Mamba-2 of transformers. `vocab` is the target's; `batch` bounds the states advanced in one pass."""
+
+    net: Any
+    vocab: int
+    growth: Growth
+    batch: int = 1024
+    taps: tuple[int, ...] = ()
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MambaDrafting:
+        limit = self.rows - 1
+        state = ssm.read(self.net, [[min(t, limit) for t in p] for p in prompts])
+        return MambaDrafting(self, state, [[] for _ in prompts])
+
+    @property
+    def rows(self) -> int:
+        """The drafter's own vocabulary."""
+        return int(self.net.config.vocab_size)
+
+    def advance(
+        self, tokens: Int[Tensor, "b m"], state: ssm.State, count: Int[Tensor, " b"] | None = None
+    ) -> tuple[Float[Tensor, "b v"], ssm.State]:
+        """Logits over the target's vocabulary after each row's last token, and the states there."""
+        features, state = ssm.run(self.net, tokens.clamp(max=self.rows - 1), state, count)
+        at = features[:, -1] if count is None else features[torch.arange(len(count), device=count.device), count - 1]
+        logits = self.net.lm_head(at)
+        missing = self.vocab - logits.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")), state
+        return logits[:, : self.vocab], state
+
+
+@dataclass
+class Slab:
+    """The states of one round's fed nodes: allocated once for a batch size, and reused."""
+
+    conv: Float[Tensor, "l b n c w"]
+    ssm: Float[Tensor, "l b n *s"]
+
+    @classmethod
+    def like(cls, state: ssm.State, nodes: int) -> Slab:
+        def wide(t: Tensor) -> Tensor:
+            return t.new_empty(t.shape[0], t.shape[1], nodes, *t.shape[2:])
+
+        return cls(wide(state.conv), wide(state.ssm))
+
+    @property
+    def nodes(self) -> int:
+        return self.conv.shape[2]
+
+    def take(self, nodes: Int[Tensor, "b w"]) -> ssm.State:
+        """Copies of the states of w nodes of every row, along the batch."""
+        b, n = self.conv.shape[1:3]
+        index = (nodes + torch.arange(b, device=nodes.device)[:, None] * n).flatten()
+        return ssm.State(self.conv.flatten(1, 2).index_select(1, index), self.ssm.flatten(1, 2).index_select(1, index))
+
+    def put(self, state: ssm.State, since: int) -> None:
+        """The states of the next nodes of every row, of which there are equally many."""
+        b = self.conv.shape[1]
+        w = state.conv.shape[1] // b
+        for mine, new in ((self.conv, state.conv), (self.ssm, state.ssm)):
+            mine[:, :, since : since + w] = new.unflatten(1, (b, w))
+
+    def grown(self, nodes: int) -> Slab:
+        """The same with room for more nodes."""
+        new = Slab.like(ssm.State(self.conv[:, :, 0], self.ssm[:, :, 0]), max(nodes, 2 * self.nodes))
+        new.conv[:, :, : self.nodes], new.ssm[:, :, : self.nodes] = self.conv, self.ssm
+        return new
+
+
+@dataclass
+class MambaDrafting:
+    drafter: MambaDrafter
+    state: ssm.State  # after the text, without the pending tokens
+    pending: list[list[int]]  # committed tokens that the drafter has not read
+    slab: Slab | None = field(default=None, repr=False)
+    fed: Tensor | None = None  # [b, n] node -> place in the slab, -1: not fed
+
+    def observe(self, round: Round) -> None:
+        if self.fed is None or self.slab is None:
+            for row, tokens in zip(self.pending, round.tokens, strict=True):
+                row.extend(tokens)
+            return
+        # Of the accepted path, the part that was fed has its states in the slab: the last of them is selected.
+        fed = self.fed.gather(1, round.path.clamp(min=0)).masked_fill(round.path < 0, -1)
+        inside = torch.arange(fed.shape[1], device=fed.device) < round.count[:, None]
+        kept = ((fed >= 0) & inside).long().cumprod(1).sum(1)
+        self.state = self.slab.take(fed.gather(1, kept[:, None] - 1))
+        self.pending = [tokens[k - 1 :] for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
+        self.fed = None
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        tree, self.fed = self.drafter.growth.propose(rows, self._read(), self._step, budget)
+        return tree
+
+    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        first = self._read()
+        assert self.slab is not None
+        self.state, self.pending = self.slab.take(torch.zeros_like(rows.root)[:, None]), [[] for _ in self.pending]
+        return _ranks.below(rows, first, self._step, truth, k)
+
+    def select(self, index: Sequence[int]) -> None:
+        self.state = self.state.select(torch.tensor(index, device=self.state.conv.device))
+        self.pending, self.slab = [list(self.pending[i]) for i in index], None
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, MambaDrafting)
+        self.state = ssm.State.join((self.state, other.state))
+        self.pending, self.slab = self.pending + other.pending, None
+
+    @torch.no_grad()
+    def _read(self) -> Float[Tensor, "b 1 v"]:
+        """Read the pending tokens, the root last; its state is the slab's first."""
+        longest, device = max(map(len, self.pending)), self.state.conv.device
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in self.pending], device=device)
+        even = all(len(row) == longest for row in self.pending)
+        count = None if even else torch.tensor([len(row) for row in self.pending], device=device)
+        logits, state = self.drafter.advance(tokens, self.state, count)
+        self.slab = self.slab or Slab.like(state, 16)
+        self.slab.put(state, 0)
+        return logits[:, None]
+
+    @torch.no_grad()
+    def _step(self, fed: DraftTree, since: int) -> Float[Tensor, "b w v"]:
+        """Advance copies of the parents' states by the nodes from `since` on, all in one pass."""
+        assert self.slab is not None
+        (b, n), w = fed.tokens.shape, fed.nodes - since
+        if b * w > self.drafter.batch:
+            raise InputError(
+                f"this tree advances {b * w} states in one pass, and at most {self.drafter.batch} are allowed; "
+                "choose a narrower shape, fewer rows, or a larger batch="
+            )
+        if n > self.slab.nodes:
+            self.slab = self.slab.grown(n)
+        state = self.slab.take(fed.parents[:, since:])
+        logits, state = self.drafter.advance(fed.tokens[:, since:].reshape(b * w, 1), state)
+        self.slab.put(state, since)
+        return logits.unflatten(0, (b, w))
+
+
+def load(
+    target: Target | None,
+    tokenizer: Any = None,
+    path: str | None = None,
+    tree: str = "dynamic",
+    shape: tuple[int, ...] = (3, 2, 2, 1, 1),
+    depth: int = 16,
+    width: int = 0,
+    kids: int = 4,
+    scale: float = 1.0,
+    replacement: bool = False,
+    batch: int = 1024,
+    dtype: str = "auto",
+) -> MambaDrafter:
+    """A Mamba or Mamba-2 from a folder or hub id, in transformers' layout or that of `mamba_ssm`."""
+    from ..targets import load_tokenizer
+
+    if target is None:
+        raise InputError("a draft model needs the target that it drafts for")
+    if path is None:
+        raise InputError("name the folder or hub id of a Mamba model, as in mamba:DIR")
+    growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
+    net = _net(path, target, dtype)
+    if tokenizer is not None and _has_tokenizer(path):
+        check_tokenizer(path, tokenizer, load_tokenizer(path))
+    return MambaDrafter(net, target.vocab, growth, whole("batch", batch))
+
+
+def _net(path: str, target: Target, dtype: str) -> Any:
+    from ..targets.load import from_pretrained
+
+    own = getattr(target, "dtype", None)
+    kind = (own if own is not None else "auto") if dtype == "auto" else dtype
+    place = str(getattr(target, "device", "auto"))
+    net = _original(path) if original(path) else from_pretrained(path, kind, place, False, {})
+    ssm.check(net)
+    if kind != "auto":
+        net = net.to(getattr(torch, kind) if isinstance(kind, str) else kind)
+    net = net if place == "auto" else net.to(place)
+    net.requires_grad_(False)
+    rows = net.config.vocab_size
+    if not _has_tokenizer(path) and abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
+        raise InputError(
+            f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; a Mamba drafter needs the "
+            "target's tokenizer"
+        )
+    return net.eval()
+
+
+def _original(path: str) -> Any:
+    """A model of transformers with the weights of a `mamba_ssm` folder."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+    config, tensors = read(path)
+    kind = config.pop("model_type")
+    with torch.device("meta"):
+        made: Any = MambaForCausalLM(MambaConfig(**config)) if kind == "mamba" else Mamba2ForCausalLM(Mamba2Config(**config))
+    return _weights.fill(lambda: made, tensors, path)
+
+
+def _has_tokenizer(path: str) -> bool:
+    """A folder without tokenizer files (the layout of mamba_ssm has none) is taken to share the target's."""
+    return not Path(path).is_dir() or any(Path(path).glob("tokenizer*"))
