@@ -233,8 +233,8 @@ def _chunks(t: Float[Tensor, "b m *s"], chunk: int) -> Float[Tensor, "b k chunk 
 
 
 def _carried(
-    decay: Float[Tensor, "b k *#s"], added: Float[Tensor, "b k *s"], h: Float[Tensor, "b *s"]
-) -> tuple[Float[Tensor, "b k *s"], Float[Tensor, "b *s"]]:
+    decay: Float[Tensor, "b k *#s"], added: Float[Tensor, "b k *s"], h: Tensor
+) -> tuple[Float[Tensor, "b k *s"], Tensor]:
     """The state before every chunk, and the one after the last."""
     before = []
     for i in range(added.shape[1]):

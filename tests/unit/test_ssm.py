@@ -104,7 +104,8 @@ def test_any_pieces_are_one_text(kind: str, pieces: tuple[int, ...]) -> None:
         x, state = ssm.run(net, part, state)
         found.append(x)
     assert torch.allclose(torch.cat(found, 1), whole, atol=1e-11)
-    assert torch.allclose(state.ssm, end.ssm, atol=1e-11) and torch.allclose(state.conv, end.conv, atol=1e-12)
+    assert torch.allclose(state.ssm, end.ssm, atol=1e-11)
+    assert torch.allclose(state.conv, end.conv, atol=1e-12)
 
 
 @torch.no_grad()
@@ -155,7 +156,8 @@ def test_gradients(kind: str) -> None:
         net.zero_grad()
         features.pow(3).sum().backward()
         found.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 20
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) > 20
     for name, grad in found[0].items():
         assert torch.allclose(grad, found[1][name], rtol=1e-7, atol=1e-9), name
 
@@ -165,7 +167,8 @@ def test_half_precision_stays_near() -> None:
     with torch.no_grad():
         rough, state = ssm.run(net, tokens, ssm.empty(net, 2))
         fine, _ = ssm.run(net.float(), tokens, ssm.empty(net, 2))
-    assert rough.dtype == torch.bfloat16 and state.ssm.dtype == torch.float32
+    assert rough.dtype == torch.bfloat16
+    assert state.ssm.dtype == torch.float32
     assert float((rough.float() - fine).abs().mean()) < 0.05 * float(fine.abs().mean())
 
 

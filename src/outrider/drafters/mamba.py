@@ -214,8 +214,8 @@ def _net(path: str, target: Target, dtype: str) -> Any:
     rows = net.config.vocab_size
     if not _has_tokenizer(path) and abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
         raise InputError(
-            f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; a Mamba drafter needs the "
-            "target's tokenizer"
+            f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
+            "a Mamba drafter needs the target's tokenizer"
         )
     return net.eval()
 
@@ -227,7 +227,9 @@ def _original(path: str) -> Any:
     config, tensors = read(path)
     kind = config.pop("model_type")
     with torch.device("meta"):
-        made: Any = MambaForCausalLM(MambaConfig(**config)) if kind == "mamba" else Mamba2ForCausalLM(Mamba2Config(**config))
+        made: Any = (
+            MambaForCausalLM(MambaConfig(**config)) if kind == "mamba" else Mamba2ForCausalLM(Mamba2Config(**config))
+        )
     return _weights.fill(lambda: made, tensors, path)
 
 

@@ -1,0 +1,303 @@
+"""Mamba drafters: their drafts against whole-text passes, foreign layouts, bounds, memory, and the meta device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+from outrider import drafters, ssm
+from outrider.budget import FixedBudget
+from outrider.drafters.mamba import MambaDrafter, Slab
+from outrider.engine import Batch, Engine, Request, Row, generate
+from outrider.noise import RaceNoise
+from outrider.targets import load_target
+from outrider.types import Budget, DraftTree, InputError, Rows, Sampling, Target
+
+VOCAB = 47
+KINDS = ["mamba", "mamba2"]
+TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5]]
+
+
+def net(kind: str, vocab: int = VOCAB, hidden: int = 16, **changes: Any) -> Any:
+    torch.manual_seed(2)
+    shared = {"vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": 2, "initializer_range": 0.4}
+    if kind == "mamba":
+        return MambaForCausalLM(MambaConfig(**{**shared, "state_size": 4, "time_step_rank": 1, **changes})).eval()
+    heads = {"num_heads": 2 * hidden // 4, "head_dim": 4, "state_size": 4, "n_groups": 1}
+    return Mamba2ForCausalLM(Mamba2Config(**{**shared, **heads, **changes})).eval()
+
+
+def folder(made: Any, place: Path) -> str:
+    made.save_pretrained(place)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    return load_target(LlamaForCausalLM(config).double().eval())
+
+
+def watched(target: Target, drafter: Any, temperature: float, rule: str, budget: FixedBudget) -> Any:
+    """(texts with their roots, rows, tree) of every round of a ragged batch that a row leaves on the way."""
+    engine = Engine(target, drafter, budget, RaceNoise(VOCAB), rule)
+    requests = [Request(t, i, 9 if i == 1 else 40, Sampling(temperature)) for i, t in enumerate(TEXTS)]
+    batch, _ = Batch.start(engine, [Row(r, i) for i, r in enumerate(requests)])
+    assert batch is not None
+    for _ in range(6):
+        found: list[tuple[Rows, DraftTree]] = []
+        inner, drafting = batch.drafting.propose, batch.drafting
+
+        def seen(rows: Rows, budget: Budget, inner: Any = inner, found: Any = found) -> DraftTree:
+            found.append((rows, inner(rows, budget)))
+            return found[-1][1]
+
+        drafting.propose = seen  # type: ignore[method-assign]
+        batch = batch.leave()
+        assert batch is not None
+        texts = [[*row.request.prompt, *row.output] for row in batch.rows]
+        batch.round()
+        del drafting.propose  # type: ignore[attr-defined]
+        yield texts, *found[0]
+
+
+def law_after(made: Any, text: Sequence[int]) -> Tensor:
+    with torch.no_grad():
+        return made.lm_head(ssm.run(made, torch.tensor([list(text)]), ssm.empty(made, 1))[0])[0, -1]
+
+
+def path(tree: DraftTree, row: int, node: int) -> list[int]:
+    """The tokens from below the root down to a node."""
+    out: list[int] = []
+    while node:
+        out.insert(0, int(tree.tokens[row, node]))
+        node = int(tree.parents[row, node])
+    return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("options", ["?tree=chain", "?kids=3", "?tree=best&kids=3&width=2", "?tree=static&shape=3,2,1"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_those_of_whole_texts(
+    kind: str, options: str, temperature: float, target: Target, tmp_path: Path
+) -> None:
+    """Every child is among the candidates that the model, run over the whole text and path, ranks best."""
+    where = folder(net(kind).double(), tmp_path / "net")
+    drafter = drafters.load(f"mamba:{where}{options}", target)
+    assert isinstance(drafter, MambaDrafter)
+    most = 1 if "chain" in options else 3
+    for texts, rows, tree in watched(target, drafter, temperature, "coupled", FixedBudget(10, 4)):
+        for b, text in enumerate(texts):
+            assert int(tree.size[b]) > 1
+            for node in range(1, int(tree.size[b])):
+                above = int(tree.parents[b, node])
+                logits = law_after(drafter.net, text + path(tree, b, above))
+                depth = int(tree.depths[b, node])
+                if temperature:
+                    logits = logits.log_softmax(-1) + temperature * rows.noise(depth)[b]
+                assert int(tree.tokens[b, node]) in logits.topk(most).indices.tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampled_trees_keep_their_laws(kind: str, replacement: bool, target: Target, tmp_path: Path) -> None:
+    where = folder(net(kind).double(), tmp_path / "net")
+    drafter = drafters.load(f"mamba:{where}?tree=static&shape=3,2&replacement={str(replacement).lower()}", target)
+    twins = 0
+    for texts, _, tree in watched(target, drafter, 1.0, "rejection", FixedBudget(10, 2)):
+        assert tree.q is not None
+        assert tree.replacement == replacement
+        for b, text in enumerate(texts):
+            for node in range(tree.q.shape[1]):
+                truth = law_after(drafter.net, text + path(tree, b, node)).softmax(-1)  # type: ignore[attr-defined]
+                assert torch.allclose(tree.q[b, node].to(truth.dtype), truth, atol=1e-10)
+                children = [int(tree.tokens[b, c]) for c in range(1, tree.nodes) if int(tree.parents[b, c]) == node]
+                twins += len(children) - len(set(children))
+    assert (twins > 0) == replacement
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_that_agrees_accepts_everything(kind: str, temperature: float, tmp_path: Path) -> None:
+    """A target of one token's memory, and a Mamba whose state says nothing, so that both have the same law."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, eos_token_id=None, bos_token_id=None, initializer_range=0.5, rms_norm_eps=1e-5,
+    )  # fmt: skip
+    llama, made = LlamaForCausalLM(config).double().eval(), net(kind, tie_word_embeddings=False).double()
+    with torch.no_grad():
+        for layer in llama.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        for block in made.backbone.layers:
+            block.mixer.out_proj.weight.zero_()
+        made.backbone.embeddings.weight.copy_(llama.model.embed_tokens.weight)
+        made.lm_head.weight.copy_(llama.lm_head.weight)
+    target = load_target(llama)
+    drafter = drafters.load(f"mamba:{folder(made, tmp_path / 'net')}?tree=chain", target)
+    engine = Engine(target, drafter, FixedBudget(5, 4), RaceNoise(VOCAB))
+    requests = [Request(t, 3 + i, 41, Sampling(temperature)) for i, t in enumerate(TEXTS)]
+    rows = [piece.row for piece in generate(engine, requests) if piece.row.finish]
+    assert len(rows) == 3
+    assert all(row.usage.tau == 5.0 for row in rows)
+
+
+def authors(made: Any, place: Path, pickled: bool = False, **changes: Any) -> Path:
+    """A model of transformers in the layout of mamba_ssm."""
+    c, mixer = made.config, {"d_state": made.config.state_size}
+    if c.model_type == "mamba2":
+        mixer |= {"layer": "Mamba2", "headdim": c.head_dim, "ngroups": c.n_groups}
+    else:
+        mixer |= {"dt_rank": int(c.time_step_rank)}
+    given = {
+        "d_model": c.hidden_size, "n_layer": c.num_hidden_layers, "vocab_size": c.vocab_size - 3, "ssm_cfg": mixer,
+        "rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 8, **changes,
+    }  # fmt: skip
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(given))
+    tensors = {k.replace("embeddings", "embedding"): v.clone() for k, v in made.state_dict().items()}
+    if pickled:
+        torch.save(tensors, place / "pytorch_model.bin")
+    else:
+        save_file({k: v for k, v in tensors.items() if k != "lm_head.weight"}, place / "model.safetensors")
+    return place
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_authors_layout(kind: str, pickled: bool, target: Target, tmp_path: Path) -> None:
+    made = net(kind, tie_word_embeddings=True).double()
+    drafter = drafters.load(f"mamba:{authors(made, tmp_path / 'authors', pickled)}", target)
+    assert isinstance(drafter, MambaDrafter)
+    text = TEXTS[2]
+    assert torch.allclose(law_after(drafter.net, text), law_after(made, text), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"attn_layer_idx": [1]}, "attention layers"),
+        ({"rms_norm": False}, "LayerNorm"),
+        ({"ssm_cfg": {"layer": "Mamba3"}}, "Mamba3"),
+        ({"ssm_cfg": {"d_gate": 4}}, "ssm_cfg.d_gate"),
+        ({"ssm_cfg": {"d_state": 9}}, "A_log"),
+    ],
+)
+def test_layouts_that_are_something_else(changes: dict, sentence: str, target: Target, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        drafters.load(f"mamba:{authors(net('mamba'), tmp_path / 'authors', **changes)}", target)
+
+
+def test_vocabularies_padded_otherwise(tmp_path: Path) -> None:
+    """The paper's own pair has 50,280 rows beside 50,432."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=50432, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        eos_token_id=None, bos_token_id=None, initializer_range=0.5,
+    )  # fmt: skip
+    target = load_target(LlamaForCausalLM(config).eval())
+    drafter = drafters.load(f"mamba:{folder(net('mamba', 50280, 8), tmp_path / 'net')}", target)
+    prompt = [50431, 7, 50280, 12]  # tokens that the drafter does not have
+    texts = []
+    for which in (drafters.load("none", target), drafter):
+        engine = Engine(target, which, FixedBudget(8, 3), RaceNoise(50432))
+        pieces = list(generate(engine, [Request(prompt, 1, 12, Sampling(t)) for t in (0.0, 1.0)]))
+        texts.append({p.row.index: p.row.output for p in pieces})
+    assert texts[0] == texts[1]
+
+
+def test_a_vocabulary_too_far_off(target: Target, tmp_path: Path) -> None:
+    where = folder(net("mamba", VOCAB + 600), tmp_path / "net")
+    with pytest.raises(InputError, match="more apart than padding"):
+        drafters.load(f"mamba:{where}", target)
+
+
+def test_memory_is_constant_in_the_context(target: Target, tmp_path: Path) -> None:
+    drafter = drafters.load(f"mamba:{folder(net('mamba2').double(), tmp_path / 'net')}", target)
+    sizes = []
+    for length in (5, 200):
+        drafting = drafter.open([[1 + i % 40 for i in range(length)]], 256)
+        sizes.append(drafting.state.bytes)  # type: ignore[attr-defined]
+    assert sizes[0] == sizes[1] > 0
+
+
+def test_a_batch_too_large_is_refused(target: Target, tmp_path: Path) -> None:
+    where = folder(net("mamba").double(), tmp_path / "net")
+    drafter = drafters.load(f"mamba:{where}?tree=static&shape=4,4,1&batch=20", target)
+    engine = Engine(target, drafter, FixedBudget(40, 3), RaceNoise(VOCAB))
+    assert len(list(generate(engine, [Request(TEXTS[0], 1, 6, Sampling())]))) > 0
+    with pytest.raises(InputError, match="32 states in one pass, and at most 20"):
+        list(generate(engine, [Request(TEXTS[0], i, 20, Sampling()) for i in range(2)]))
+
+
+def test_what_cannot_be_loaded(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name the folder"):
+        drafters.load("mamba", target)
+    LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                 num_attention_heads=1)).save_pretrained(tmp_path / "llama")  # fmt: skip
+    with pytest.raises(InputError, match="not llama"):
+        drafters.load(f"mamba:{tmp_path / 'llama'}", target)
+
+
+def one_step(made: Any, device: str) -> tuple[MambaDrafter, Slab, Tensor, Tensor]:
+    """A drafter of this network, a slab of two rows, and tokens and parents of three nodes each."""
+    drafter = MambaDrafter(made, VOCAB, drafters._growth.Growth())
+    slab = Slab.like(ssm.empty(made, 2), 8)
+    tokens = torch.ones(6, 1, dtype=torch.long, device=device)
+    return drafter, slab, tokens, torch.zeros(2, 3, dtype=torch.long, device=device)
+
+
+def stepped(drafter: MambaDrafter, slab: Slab, tokens: Tensor, parents: Tensor) -> Tensor:
+    logits, state = drafter.advance(tokens, slab.take(parents))
+    slab.put(state, 1)
+    return logits
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_never_waits_for_the_device(kind: str) -> None:
+    """On the meta device nothing can be read back: what runs there can be captured as a CUDA graph."""
+    assert stepped(*one_step(net(kind).to("meta"), "meta")).shape == (6, VOCAB)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="capturing a CUDA graph needs a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_captured(kind: str) -> None:
+    drafter, slab, tokens, parents = one_step(net(kind).cuda(), "cuda")
+    slab.conv.zero_(), slab.ssm.zero_()
+    truth = stepped(drafter, slab, tokens, parents).clone()
+    slab.conv.zero_(), slab.ssm.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = stepped(drafter, slab, tokens, parents)
+    graph.replay()
+    assert torch.allclose(found, truth)
+
+
+def test_a_slab_grows_and_keeps(target: Target) -> None:
+    state = ssm.State(torch.randn(2, 3, 4, 3), torch.randn(2, 3, 4, 5))
+    slab = Slab.like(state, 1)
+    slab.put(state, 0)
+    wider = slab.grown(2)
+    found = wider.take(torch.zeros(3, 1, dtype=torch.long))
+    assert wider.nodes == 2
+    assert torch.equal(found.conv, state.conv)
+    assert torch.equal(found.ssm, state.ssm)
+    assert replace(state).bytes == state.bytes
