@@ -61,16 +61,23 @@ def grow(
     """
     steps = depth if frontier == "layer" or steps is None else steps
     if frontier == "layer":
-        found = _by_layer(root, expand, steps, width, reach, value, rerank)
+        found = _by_layer(root, expand, steps, width, floor, reach, value, rerank)
     else:
-        found = _best_first(root, expand, depth, steps, width, reach, value, rerank)
+        found = _best_first(root, expand, depth, steps, width, floor, reach, value, rerank)
     values = found.values if rerank else found.values.masked_fill(found.fed_as < 0, -math.inf)
     ids, kept = best(values, nodes, floor)
     return _rewired(found, ids, kept)
 
 
 def _by_layer(
-    root: Int[Tensor, " b"], expand: Expand, steps: int, width: int, reach: float, value: bool, rerank: bool
+    root: Int[Tensor, " b"],
+    expand: Expand,
+    steps: int,
+    width: int,
+    floor: float,
+    reach: float,
+    value: bool,
+    rerank: bool,
 ) -> Found:
     """Only the layer at hand is looked at in each step, the rest is put together at the end."""
     b, device, fed = root.shape[0], root.device, root_only(root)
@@ -89,18 +96,29 @@ def _by_layer(
         if step + 1 == steps and rerank:
             break
         score = new if value else confidence.flatten(1).masked_fill(new == -math.inf, -math.inf)
-        top = score.topk(min(width, w * k), -1)
-        chosen.append(top.indices + first)
-        live.append(top.values if value else new.gather(1, top.indices))
+        top = score.topk(min(width, w * k), -1).indices
+        top = top[:, : _worth(new.gather(1, top), floor)] if value else top
+        chosen.append(top + first)
+        live.append(new.gather(1, top))
         since, first = fed.nodes, first + w * k
         if step + 1 == steps or (reach > 0 and device.type == "cpu" and float(live[-1].max()) < math.log(reach)):
             break  # chosen, and never fed
-        fed = append(fed, tokens[-1].gather(1, top.indices), top.indices.div(k, rounding_mode="floor") + shape[-1][0])
+        fed = append(fed, tokens[-1].gather(1, top), top.div(k, rounding_mode="floor") + shape[-1][0])
     below, level = _layers(tuple(shape), device)
     everything, picked = torch.cat(values, 1), torch.cat(chosen, 1)
     place = torch.arange(picked.shape[1], device=device).masked_fill(torch.cat(live, 1) == -math.inf, -1)
     fed_as = torch.full(everything.shape, -1, dtype=torch.long, device=device).scatter_(1, picked, place)
     return Found(fed, torch.cat(tokens, 1), below, level, everything, fed_as)
+
+
+def _worth(values: Float[Tensor, "b w"], floor: float) -> int:
+    """How many of these nodes, best first, any row need feed: what lies below a node that falls to the floor falls too.
+
+    One at least; all where nothing falls, and off the CPU, where looking would wait.
+    """
+    if floor <= 0 or values.device.type != "cpu":
+        return values.shape[1]
+    return max(1, int((values > math.log(floor)).sum(-1).max()))
 
 
 @lru_cache(maxsize=256)
@@ -120,6 +138,7 @@ def _best_first(
     depth: int,
     steps: int,
     width: int,
+    floor: float,
     reach: float,
     value: bool,
     rerank: bool,
@@ -143,7 +162,8 @@ def _best_first(
             break
         open_ = (fed_as < 0) & (level < depth) & (values > -math.inf)
         score = (values if value else own)[:, 1:].masked_fill(~open_[:, 1:], -math.inf)
-        chosen = score.topk(min(width, score.shape[1]), -1).indices + 1
+        top = score.topk(min(width, score.shape[1]), -1)
+        chosen = top.indices[:, : _worth(top.values, floor) if value else None] + 1
         since, live = fed.nodes, open_.gather(1, chosen)
         index = torch.arange(since, since + chosen.shape[1], device=device)
         fed_as = fed_as.scatter(1, chosen, torch.where(live, index, fed_as.gather(1, chosen)))

@@ -126,6 +126,19 @@ def test_growth(case: dict) -> None:
         assert bool((fed_as[row, len(found) :] == -1).all())
 
 
+@pytest.mark.parametrize("frontier", ["layer", "any"])
+def test_what_falls_to_the_floor_is_not_fed(frontier: str) -> None:
+    """And the tree is what it is when such nodes are fed and their children thrown away."""
+    seen: list[list[Path]] = [[]]
+    options = {"depth": 3, "width": 9, "nodes": 40, "floor": 0.04, "frontier": frontier}
+    tree, _ = growth.grow(torch.tensor([100]), expander(3, seen), **options)
+    kept, fed = slow_growth(0, 3, 3, 9, 40, 0.04, frontier == "layer", 3)
+    everything, _ = slow_growth(0, 3, 3, 9, 1000, 0.0, frontier == "layer", 3)
+    assert set(paths(tree, 0)) == set(kept)
+    assert all(everything[path] > math.log(0.04) for path in seen[0])
+    assert 1 < len(seen[0]) < len(fed)
+
+
 def test_growth_with_certain_children_stays_connected() -> None:
     """Confidences of exactly 1, and rounded ones above 1, tie or rise: parents still come first."""
 
