@@ -6,6 +6,7 @@ import pytest
 from contract_world import PROMPTS, World, outputs, plain, stop_at
 
 from outrider import drafters
+from outrider.bandit import BanditBudget
 from outrider.budget import AdaptiveBudget
 from outrider.engine import Request
 from outrider.types import Budget, Rows, Sampling
@@ -47,6 +48,16 @@ def test_ragged_batch(world: World, name: str, law: str) -> None:
     made = requests(LAWS[law], [30, 30, 30, 30])
     rows = outputs(world.engine(world.drafter(name)), made)
     assert [r.output for r in rows] == expected(world, made)
+
+
+@pytest.mark.parametrize("law", ["greedy", "T1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bandit_over_shapes(world: World, name: str, law: str) -> None:
+    made = requests(LAWS[law], [40, 40, 30, 30])
+    bandit = BanditBudget(arms=((), (2, 1), (2, 2, 1), (1, 1, 1, 1)), discount=0.9)
+    rows = outputs(world.engine(world.drafter(name), budget=bandit), made, batch_size=2)
+    assert [r.output for r in rows] == expected(world, made)
+    assert len(bandit.means()) == 4
 
 
 @pytest.mark.parametrize("law", ["greedy", "T1"])

@@ -24,6 +24,7 @@ MAY = {
     "theory": {"types"},
     "verify": {"types", "tree", "noise", "sampling"},
     "budget": {"types"},
+    "bandit": {"types", "budget"},
     "targets": {"types", "tree"},
     "checkpoints": {"types", "nn"},
     "drafters": {"types", "tree", "growth", "noise", "sampling", "targets", "nn", "ssm", "checkpoints"},

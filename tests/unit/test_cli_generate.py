@@ -121,6 +121,13 @@ def test_many_prompts_and_samples(run: Run, folder: str, tmp_path: Path) -> None
     assert len(out.splitlines()) == len(err.splitlines()) == 4
 
 
+def test_a_bandit_writes_the_same_text(run: Run, folder: str) -> None:
+    args = ("generate", folder, PROMPT, "--max-new-tokens", "20", "--compare", "--json", "--arms", "2,1 1,1 none")
+    code, out, _ = run(*args)
+    assert code == 0
+    assert json.loads(out)["comparison"]["equal"] is True
+
+
 def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp_path: Path) -> None:
     args = ("generate", folder, PROMPT, "--compare", "--max-new-tokens", "12", "--nodes", "4", "--depth", "3")
     code, out, _ = run(*args, "--json")
@@ -150,6 +157,9 @@ def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp
         (["--top-p", "0"], "top_p"),
         (["--max-new-tokens", "0"], "max_new_tokens"),
         (["--nodes", "0"], "--nodes"),
+        (["--arms", "3,b"], "3,b"),
+        (["--arms", "2,1 2,1"], "once"),
+        (["--arms", "2,1", "--depth", "3"], "leave out"),
         (["-n", "0"], "n must"),
         (["--batch-size", "0"], "batch_size"),
         (["--chat"], "chat template"),

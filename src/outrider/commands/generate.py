@@ -44,6 +44,9 @@ def generate(
         int | None, typer.Option(help="A fixed tree size (root included) instead of the adaptive one.")
     ] = None,
     depth: Annotated[int | None, typer.Option(help="A fixed depth instead of the adaptive one.")] = None,
+    arms: Annotated[
+        str | None, typer.Option(help="Tree shapes that a bandit chooses among: '3,2,1 2,2,1,1 none'.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     compile: Annotated[
@@ -68,7 +71,7 @@ def generate(
         raise InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
     Sampling(**law)  # these complain before a model is loaded
     check_place(dtype, device)
-    budget = _budget(nodes, depth)
+    budget = _budget(nodes, depth, arms)
     model, prompts = _prompts(args or [], prompts_file, compare, chat)
     llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile)
     options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=budget, **law)
@@ -122,10 +125,16 @@ def held_out() -> list[Any]:
     return list(first.values())
 
 
-def _budget(nodes: int | None, depth: int | None) -> Any:
+def _budget(nodes: int | None, depth: int | None, arms: str | None) -> Any:
     from ..budget import FixedBudget
     from ..types import InputError
 
+    if arms is not None:
+        from ..bandit import BanditBudget, parse
+
+        if nodes is not None or depth is not None:
+            raise InputError("--arms chooses the shape of every tree; leave out --nodes and --depth")
+        return BanditBudget(parse(arms))
     if nodes is None and depth is None:
         return None
     if (nodes is not None and nodes < 1) or (depth is not None and depth < 0):
