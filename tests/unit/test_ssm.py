@@ -123,6 +123,31 @@ def test_ragged_rows_are_rows_alone(kind: str) -> None:
         assert torch.allclose(found[i], alone[0, -3:], atol=1e-11)
 
 
+@pytest.mark.parametrize("kind", ssm.KINDS)
+def test_documents_in_one_row_are_documents_alone(kind: str) -> None:
+    """Beginnings anywhere: side by side, at a chunk's edge, several in a chunk, none in a chunk; and gradients."""
+    net, starts = small(kind), [0, 1, 2, 5, 16, 17, 64, 70, 140]
+    tokens = torch.randint(0, VOCAB, (2, 150))
+    fresh = torch.zeros(2, 150, dtype=torch.bool)
+    fresh[0, starts] = True
+    found, state = ssm.run(net, tokens, ssm.read(net, [[3, 4, 5]] * 2), None, fresh)
+    alone, end = [], None
+    for a, b in zip(starts, [*starts[1:], 150], strict=True):
+        x, end = ssm.run(net, tokens[:1, a:b], ssm.empty(net, 1))
+        alone.append(x[0])
+    whole, _ = ssm.run(net, tokens[1:], ssm.read(net, [[3, 4, 5]]))
+    assert end is not None
+    assert torch.allclose(found[0], torch.cat(alone), atol=1e-11)
+    assert torch.allclose(found[1], whole[0], atol=1e-11)
+    assert torch.allclose(state.ssm[:, 0], end.ssm[:, 0], atol=1e-11)
+    grads = []
+    for out in (found[0], torch.cat(alone)):
+        net.zero_grad()
+        out.pow(2).sum().backward(retain_graph=True)
+        grads.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    assert all(torch.allclose(a, b, rtol=1e-7, atol=1e-9) for a, b in zip(*grads, strict=True))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ssm.KINDS)
 def test_prompts_of_many_lengths(kind: str) -> None:
