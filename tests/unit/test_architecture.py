@@ -29,7 +29,7 @@ MAY = {
     "checkpoints": {"types", "nn"},
     "drafters": {"types", "tree", "growth", "noise", "sampling", "targets", "nn", "ssm", "checkpoints"},
     "testing": {"types", "tree", "noise"},
-    "training": {"types", "stopping", "nn", "noise", "budget", "engine", "targets", "drafters"},
+    "training": {"types", "stopping", "nn", "ssm", "noise", "budget", "engine", "targets", "drafters"},
     "engine": {"types", "tree", "noise", "sampling", "verify", "budget"},
     "llm": {"types", "noise", "stopping", "budget", "engine", "targets", "drafters"},
     "stock": {"types", "noise", "budget", "engine", "targets", "drafters"},

@@ -8,7 +8,7 @@ import typer
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="medusa, medusa2, hydra, eagle, hass or eagle3.")],
+    method: Annotated[str, typer.Argument(help="medusa, medusa2, hydra, eagle, hass, eagle3, mamba or draft-lm.")],
     data: Annotated[list[str], typer.Option(help="JSONL of messages, prompt and completion, or text; or plain text.")],
     out: Annotated[str, typer.Option(help="Folder of the run; OUT/best is the drafter.")],
     target: Annotated[

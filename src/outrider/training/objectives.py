@@ -54,6 +54,8 @@ METHODS: dict[str, Method] = {
     "eagle": Method("eagle", "eagle", 3e-5),
     "hass": Method("eagle", "eagle", 3e-5, build="build_hass"),
     "eagle3": Method("eagle3", "eagle3", 5e-5),
+    "mamba": Method("lm", "mamba", 2e-3, build="mamba", clip=1.0, warmup=100),
+    "draft-lm": Method("lm", "model", 2e-3, build="draft_lm", clip=1.0, warmup=100),
 }
 
 

@@ -1,0 +1,140 @@
+"""Small language models as drafters: losses against documents one by one, stages that follow each other, folders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from objective_world import VOCAB, packed, target, texts
+from torch import Tensor
+
+from outrider import drafters, ssm
+from outrider.budget import FixedBudget
+from outrider.engine import Engine, Request, generate
+from outrider.noise import RaceNoise
+from outrider.training import loop, objectives
+from outrider.training.data import Document
+from outrider.training.features import see
+from outrider.training.lm import LOSSES
+from outrider.training.recipe import Recipe
+from outrider.types import InputError, Sampling
+
+SIZES: dict[str, dict[str, Any]] = {
+    "mamba": {"kind": "mamba", "hidden": 16, "layers": 2, "state": 4},
+    "mamba2": {"kind": "mamba2", "hidden": 16, "layers": 2, "state": 4, "head": 8},
+    "draft-lm": {"hidden": 16, "layers": 2, "heads": 2},
+}
+RECIPE = Recipe("mamba", steps=4, rows=2, length=32, lr=1e-2, warmup=1, evaluate=4, prompts=2, tokens=12)
+
+
+def method(name: str) -> str:
+    return "draft-lm" if name == "draft-lm" else "mamba"
+
+
+def logits_alone(net: Any, tokens: list[int]) -> Tensor:
+    if net.config.model_type in ssm.KINDS:
+        return net.lm_head(ssm.run(net, torch.tensor([tokens]), ssm.empty(net, 1))[0])[0]
+    return net(torch.tensor([tokens])).logits[0]
+
+
+def by_hand(kind: str, student: Tensor, teacher: Tensor, token: int) -> float:
+    q, p = student.softmax(-1).tolist(), teacher.softmax(-1)
+    logs = p.log().tolist()
+    if kind == "tokens":
+        return -float(torch.tensor(q[token]).log())
+    if kind == "tv":
+        return 1 - sum(min(a, b) for a, b in zip(q, p.tolist(), strict=True))
+    pairs = zip(q, p.tolist(), logs, strict=True)
+    if kind == "forward-kl":
+        return sum(b * (log - float(torch.tensor(a, dtype=torch.float64).log())) for a, b, log in pairs)
+    return sum(a * (float(torch.tensor(a, dtype=torch.float64).log()) - log) for a, b, log in pairs)
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft", *LOSSES])
+@pytest.mark.parametrize("name", list(SIZES))
+def test_losses_are_those_of_documents_alone(name: str, stage: str) -> None:
+    of, options = target(), {**SIZES[name]}
+    options |= {"stage": "distil", "loss": stage} if stage in LOSSES else {"stage": stage}
+    torch.manual_seed(3)
+    objective: Any = objectives.build(method(name), of, [], options)
+    rows = [texts(1, [9, 5, 20]), texts(2, [30])]
+    batch = packed(rows)
+    loss, weight, parts = objective(batch, see(of, batch, objective.taps))
+    total, count, right = 0.0, 0, 0
+    with torch.no_grad():
+        for tokens, learn in (text for row in rows for text in row):
+            mine, theirs = logits_alone(objective.net, tokens), of.model(torch.tensor([tokens])).logits[0]
+            for i in range(len(tokens) - 1):
+                if learn[i + 1] or stage == "pretrain":
+                    kind = stage if stage in LOSSES else "tokens"
+                    total += by_hand(kind, mine[i], theirs[i], tokens[i + 1])
+                    aim = int(theirs[i].argmax()) if stage in LOSSES else tokens[i + 1]
+                    right, count = right + (int(mine[i].argmax()) == aim), count + 1
+    assert float(weight) == count
+    assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
+    assert float(parts["hit"]) == pytest.approx(right / count)
+    loss.backward()
+    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in objective.net.parameters())
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_divergences_vanish_where_laws_agree(loss: str) -> None:
+    a, b = torch.randn(5, 11, dtype=torch.float64), torch.randn(5, 11, dtype=torch.float64)
+    assert float(LOSSES[loss](a, a + 3).abs().max()) < 1e-6
+    assert float(LOSSES[loss](a, b).min()) > 1e-3
+
+
+def documents(count: int = 24) -> list[Document]:
+    """Counting up: a text that a small model learns at once."""
+    made = []
+    for i in range(count):
+        tokens = tuple(1 + (i * 7 + j) % (VOCAB - 1) for j in range(20))
+        made.append(Document(tokens, (False,) * 6 + (True,) * 14, f"{i:03d}"))
+    return made
+
+
+@pytest.mark.parametrize("name", list(SIZES))
+def test_stages_follow_each_other(name: str, tmp_path: Path) -> None:
+    of, last = target(torch.float32), ""
+    for stage in ("pretrain", "sft", "distil"):
+        options = {**SIZES[name], "stage": stage, "init": last, "loss": "tv"}
+        recipe = replace(RECIPE, method=method(name), steps=30 if stage == "pretrain" else 4, options=options)
+        result = loop.train(of, documents(), tmp_path / stage, recipe, quiet=True)
+        last = str(result.folder)
+    config = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))
+    assert config["outrider_stages"] == ["pretrain", "sft", "tv"]
+    lines = [json.loads(x) for x in (tmp_path / "pretrain" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    learned = [line["loss"] for line in lines if "loss" in line]
+    assert learned[-1] < 0.8 * learned[0]
+    texts = []
+    for spec in ("none", f"{'model' if name == 'draft-lm' else 'mamba'}:{last}"):
+        engine = Engine(of, drafters.load(spec, of), FixedBudget(8, 3), RaceNoise(VOCAB))
+        pieces = list(generate(engine, [Request([5, 6, 7], 2, 20, Sampling(t)) for t in (0.0, 1.0)]))
+        texts.append({p.row.index: p.row.output for p in pieces})
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("mamba", {"kind": "mamba3"}, "not 'mamba3'"),
+        ("mamba", {"hidden": 20, "head": 32}, "do not divide"),
+        ("mamba", {"stage": "finish"}, "a stage is pretrain, sft, distil"),
+        ("draft-lm", {"loss": "kl"}, "forward-kl, reverse-kl, tv"),
+        ("draft-lm", {"hidden": 30, "heads": 4}, "4 heads"),
+        ("draft-lm", {"init": "nowhere/at/all"}, "nowhere/at/all"),
+    ],
+)
+def test_what_is_refused(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        objectives.build(name, target(), [], options)
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    objectives.build("draft-lm", target(), [], SIZES["draft-lm"]).save(tmp_path)
+    with pytest.raises(InputError, match="is a llama"):
+        objectives.build("mamba", target(), [], {"init": str(tmp_path)})
