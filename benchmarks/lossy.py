@@ -31,7 +31,7 @@ from outrider.engine import Engine
 from peers import Sample, decode
 
 NODES, TYPICAL_T = 16, 0.7
-EPSILONS, DELTAS = (0.03, 0.09, 0.2, 0.4), (0.1, 0.3, 0.6)
+EPSILONS, DELTAS = (0.03, 0.09, 0.3), (0.1, 0.3)  # and delta = sqrt(epsilon), the paper's
 
 
 @torch.no_grad()

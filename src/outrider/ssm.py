@@ -147,8 +147,8 @@ def _mamba2(
     dt = functional.softplus((dt + mixer.dt_bias).to(ssm.dtype)).clamp(*mixer.time_step_limit)
     if live is not None:
         dt = dt * live[..., None]
-    shared = (t.unflatten(-1, (groups, n)) for t in (b, c))
-    y, ssm = scan2(wide, dt, -mixer.A_log.to(ssm.dtype).exp(), *shared, ssm, fresh)
+    b, c = (t.unflatten(-1, (groups, n)) for t in (b, c))
+    y, ssm = scan2(wide, dt, -mixer.A_log.to(ssm.dtype).exp(), b, c, ssm, fresh)
     y = (y + wide * mixer.D.to(ssm.dtype)[:, None]).flatten(-2) * functional.silu(gate.to(ssm.dtype))
     grouped = y.unflatten(-1, (-1, mixer.norm.group_size))
     y = (grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + mixer.norm.variance_epsilon)).flatten(-2)

@@ -205,7 +205,7 @@ def _net(path: str, target: Target, dtype: str) -> Any:
     own = getattr(target, "dtype", None)
     kind = (own if own is not None else "auto") if dtype == "auto" else dtype
     place = str(getattr(target, "device", "auto"))
-    net = _original(path) if original(path) else from_pretrained(path, kind, place, False, {})
+    net: Any = _original(path) if original(path) else from_pretrained(path, kind, place, False, {})
     ssm.check(net)
     if kind != "auto":
         net = net.to(getattr(torch, kind) if isinstance(kind, str) else kind)

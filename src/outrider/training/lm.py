@@ -163,7 +163,7 @@ def _objective(
 ) -> LanguageObjective:
     if stage not in STAGES or loss not in LOSSES:
         raise InputError(f"a stage is {', '.join(STAGES)}, and the loss of distil {', '.join(LOSSES)}")
-    net = from_pretrained(init, "float32", str(target.device), False, {}) if init else fresh()
+    net: Any = from_pretrained(init, "float32", str(target.device), False, {}) if init else fresh()
     if net.config.model_type not in kinds:
         raise InputError(f"{init} is a {net.config.model_type}, and this method trains {' or '.join(kinds)}")
     if net.config.vocab_size < target.vocab:
