@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,18 +118,24 @@ def prompts(each: int) -> list[list[int]]:
 
 
 def texts(
-    model: HFTarget, given: list[list[int]], tokens: int, eos: int, temperature: float, drafter: Any
+    model: HFTarget,
+    given: list[list[int]],
+    tokens: int,
+    eos: int,
+    temperature: float,
+    drafter: Any,
+    only: Sequence[int] | None = None,
 ) -> list[Any]:
-    """(tokens, rounds) of every prompt."""
+    """(tokens, rounds) of every prompt, or of some of them."""
     engine = Engine(model, drafter, FixedBudget(16, 6), RaceNoise(model.vocab))
     found = []
-    for i, ids in enumerate(given):
+    for i in range(len(given)) if only is None else only:
         row = None
 
         def cut(output: Any, new: Any) -> tuple[int, str | None]:
             return (list(new).index(eos) + 1, "eos") if eos in new else (len(new), None)
 
-        for piece in generate(engine, [Request(ids, i, tokens, Sampling(temperature), cut)]):
+        for piece in generate(engine, [Request(given[i], i, tokens, Sampling(temperature), cut)]):
             row = piece.row
         assert row is not None
         found.append((row.output, row.usage.rounds))
@@ -151,9 +158,9 @@ def compared(
     calm = [i for i, (text, _) in enumerate(plain[0.0]) if loops(text) <= 0.25 and len(text) > 2]
     tau = {}
     for t, truth in plain.items():
-        mine = texts(model, given, tokens, eos, t, drafter)
-        assert [a for a, _ in mine] == [b for b, _ in truth], "the text is the target's own"
-        rounds, new = sum(mine[i][1] for i in calm), sum(len(mine[i][0]) - 1 for i in calm)
+        mine = texts(model, given, tokens, eos, t, drafter, calm)
+        assert [a for a, _ in mine] == [truth[i][0] for i in calm], "the text is the target's own"
+        rounds, new = sum(rounds for _, rounds in mine), sum(len(text) - 1 for text, _ in mine)
         tau[f"{t:g}"] = round(new / rounds, 4)
     return {"prompts": len(calm), "tau": tau}
 
