@@ -4,11 +4,13 @@ Each round plays a shape (N1, ..., Ng); after it, its reward says how cheap the 
 pass of the target and gamma passes of the drafter, and gives N tokens, the target's own counted, so N is never 0. In
 passes of the target, with lambda = T_draft / T_target, a token costs
 
-    paper:  1/N + lambda gamma/N                   r = - that
-    exact:  (T_target(n)/T_target(1) + lambda gamma) / N        T_target(n): a pass over the n nodes of the shape
+    paper:  (1 + lambda gamma) * mean of 1/N                                r = - that: the mean of the rewards
+    exact:  (T_target(n)/T_target(1) + lambda gamma) / mean of N            T_target(n): a pass over the shape's n nodes
 
-UCB1 plays the arm with the highest mean reward + explore * sqrt(2 ln t / n_k), every arm once first. All costs are
-measured here, in the rounds themselves, and only past rounds are looked at, so the bandit may be used under every rule.
+The first is what the paper averages, round by round; the second the time a token takes in the long run. UCB1 plays the
+arm with the highest mean reward + explore * sqrt(2 ln t / n_k), every arm once first; an exact reward lies between
+-cost and -cost/(gamma + 1), and its `explore` is in units of that range. Costs are measured here, in the rounds
+themselves, and used as they are known now; only past rounds are looked at, so a bandit may be used under every rule.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .budget import Curve, Report, nearest
 from .types import Budget, InputError, Rows
 
 Shape = tuple[int, ...]  # children of every node of a depth; (): do not speculate
-MEASURE = 2
+MOST = 256  # nodes of an arm: what a cache has room for beyond the context
 ARMS: tuple[Shape, ...] = ((3, 3, 2, 1), (3, 2, 2, 1, 1), (2, 2, 2, 1, 1, 1))
 
 
@@ -47,13 +49,12 @@ def parse(text: str) -> tuple[Shape, ...]:
 
 @dataclass
 class Arm:
-    shape: Shape
-    plays: float = 0.0  # discounted
-    total: float = 0.0  # of the rewards, discounted
+    """What a shape gave, in rounds that count less the longer they are ago."""
 
-    @property
-    def mean(self) -> float:
-        return self.total / self.plays
+    shape: Shape
+    plays: float = 0.0
+    tokens: float = 0.0  # sum of N
+    shares: float = 0.0  # sum of 1/N
 
 
 @dataclass
@@ -62,81 +63,108 @@ class BanditBudget:
 
     `scope`: what was learnt is forgotten where a request begins ("request", the paper's), or kept ("shared"). In a
     batch a request begins where all rows do. `discount` below 1 forgets by and by, for texts whose nature changes
-    (discounted UCB). What passes cost is the machine's and is kept in any case: the first MEASURE rounds of a number of
-    rows draft nothing and measure the target's pass.
+    (discounted UCB). What passes and drafts cost, by the number of rows, is the machine's and is kept in any case: two
+    rounds without a draft measure the plain pass, and the first round of a shape warms up and measures nothing.
     """
 
     arms: tuple[Shape, ...] = ARMS
-    explore: float = 0.1
+    explore: float = 0.3
     reward: str = "exact"  # or paper
     scope: str = "shared"  # or request
     discount: float = 1.0
-    played: list[Arm] = field(default_factory=list)
-    verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds of a pass by nodes
-    drafts: dict[tuple[int, int], float] = field(default_factory=dict)  # (rows, gamma) -> seconds of drafting, a mean
-    plain: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds without a draft
-    last: Shape | None = None  # the arm of this round; None: it measures
+    played: dict[int, list[Arm]] = field(default_factory=dict)  # by the number of rows
+    verify: dict[int, Curve] = field(default_factory=dict)  # rows -> seconds of a pass by nodes
+    drafts: dict[tuple[int, Shape], float] = field(default_factory=dict)  # (rows, shape) -> seconds, a running mean
+    sizes: dict[tuple[int, Shape], float] = field(default_factory=dict)  # (rows, shape) -> nodes there were, a mean
+    warm: set[tuple[int, Shape]] = field(default_factory=set)
+    last: Shape | None = None  # the arm of this round; None: a measurement
 
     def __post_init__(self) -> None:
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise InputError("a bandit needs arms, each of them once")
         for shape in self.arms:
-            if any(width < 1 for width in shape) or nodes(shape) > 1024:
-                raise InputError(f"an arm has 1 or more children at every depth and at most 1,024 nodes, not {shape}")
+            if any(width < 1 for width in shape) or nodes(shape) > MOST:
+                raise InputError(f"an arm has 1 or more children at every depth and at most {MOST} nodes, not {shape}")
         if not 0 < self.discount <= 1 or not 0 <= self.explore < math.inf:
             raise InputError("discount must lie in (0, 1], and explore must be 0 or more")
         if self.reward not in ("paper", "exact") or self.scope not in ("request", "shared"):
             raise InputError("the reward is paper or exact, and the scope request or shared")
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the rewards."""
-        self.played = [Arm(shape) for shape in self.arms]
 
     def choose(self, rows: Rows) -> Budget:
+        b, room = len(rows), max(rows.room) - 1
         if self.scope == "request" and not any(rows.serial):
-            self.reset()
-        if self.plain.get(len(rows), 0) < MEASURE:
-            self.last = None
+            self.played.clear()
+        self.last = None
+        open_ = [arm for arm in self._arms(b) if len(arm.shape) <= room]  # a shape cut short says nothing of itself
+        if not open_ or b not in self.verify:
             return Budget(1, 0)
-        self.last = self._best().shape
+        self.last = self._best(b, open_).shape
         return Budget(nodes(self.last), len(self.last), shape=self.last or None)
 
-    def _best(self) -> Arm:
-        for arm in self.played:
-            if arm.plays == 0:
+    def _arms(self, rows: int) -> list[Arm]:
+        return self.played.setdefault(rows, [Arm(shape) for shape in self.arms])
+
+    def _best(self, rows: int, arms: Sequence[Arm]) -> Arm:
+        for arm in arms:
+            if arm.plays == 0 or not self._known(rows, arm.shape):
                 return arm
-        t = sum(arm.plays for arm in self.played)
-        return max(
-            self.played, key=lambda arm: arm.mean + self.explore * math.sqrt(2 * math.log(max(t, 1)) / arm.plays)
-        )
+        t = max(1.0, sum(arm.plays for arm in arms))
+
+        def bound(arm: Arm) -> float:
+            width = math.sqrt(2 * math.log(t) / arm.plays)
+            if self.reward == "exact":
+                width *= self.cost(rows, arm.shape) * (1 - 1 / (len(arm.shape) + 1))
+            return self.mean(rows, arm) + self.explore * width
+
+        return max(arms, key=bound)
+
+    def _known(self, rows: int, shape: Shape) -> bool:
+        return not shape or (rows, shape) in self.drafts
 
     def learn(self, report: Report) -> None:
         b, shape = report.rows, self.last
-        self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
-        if report.depth == 0:
-            self.plain[b] = self.plain.get(b, 0) + 1
-        else:
-            old = self.drafts.setdefault((b, report.depth), report.draft_seconds)
-            self.drafts[b, report.depth] = old + 0.1 * (min(report.draft_seconds, 4 * old) - old)
-        if shape is None or report.depth < len(shape):
-            return  # a measurement, or cut short by the end of its text, which says nothing of the shape
-        reward = -self.cost(b, len(shape), report.nodes) / (1 + sum(report.accepted) / b)
-        for arm in self.played:
-            arm.plays, arm.total = self.discount * arm.plays, self.discount * arm.total
-            if arm.shape == shape:
-                arm.plays, arm.total = arm.plays + 1, arm.total + reward
+        done = shape or ()
+        if report.depth < len(done):
+            return
+        if (b, done) in self.warm:
+            self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
+            if done:
+                _average(self.drafts, (b, done), report.draft_seconds)
+                _average(self.sizes, (b, done), float(report.nodes))
+        self.warm.add((b, done))
+        if shape is None:
+            return
+        given = 1 + sum(report.accepted) / b
+        for arm in self._arms(b):
+            mine = float(arm.shape == shape)
+            arm.plays = self.discount * arm.plays + mine
+            arm.tokens = self.discount * arm.tokens + mine * given
+            arm.shares = self.discount * arm.shares + mine / given
 
-    def cost(self, rows: int, depth: int, count: int) -> float:
+    def mean(self, rows: int, arm: Arm) -> float:
+        """The arm's mean reward, at what its rounds cost by now."""
+        gain = arm.shares / arm.plays if self.reward == "paper" else arm.plays / arm.tokens
+        return -self.cost(rows, arm.shape) * gain
+
+    def cost(self, rows: int, shape: Shape) -> float:
         """What a round costs, in passes of the target over one node."""
         verify = self.verify[rows]
         one = verify(1)
-        draft = self.drafts[rows, depth] / one if depth else 0.0  # lambda * gamma
-        return draft + (1.0 if self.reward == "paper" else verify(nearest(count)) / one)
+        draft = self.drafts[rows, shape] / one if shape else 0.0  # lambda * gamma
+        if self.reward == "paper" or not shape:
+            return draft + 1.0
+        return draft + verify(nearest(round(self.sizes[rows, shape]))) / one
 
-    def means(self) -> dict[Shape, tuple[float, float]]:
-        """(plays, mean reward) of the arms that were played."""
-        return {arm.shape: (arm.plays, arm.mean) for arm in self.played if arm.plays}
+    def means(self, rows: int = 1) -> dict[Shape, tuple[float, float]]:
+        """(plays, mean reward) of the arms that were played and whose cost is known."""
+        arms = [arm for arm in self._arms(rows) if arm.plays and self._known(rows, arm.shape)]
+        return {arm.shape: (arm.plays, self.mean(rows, arm)) for arm in arms}
+
+
+def _average(means: dict[tuple[int, Shape], float], key: tuple[int, Shape], seen: float) -> None:
+    """A running mean that one disturbed round cannot carry off."""
+    old = means.setdefault(key, seen)
+    means[key] = old + 0.1 * (min(seen, 4 * old) - old)
 
 
 def regret(costs: Sequence[float], fixed: Sequence[Sequence[float]]) -> float:

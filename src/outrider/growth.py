@@ -97,7 +97,10 @@ def _by_layer(
             break
         score = new if value else confidence.flatten(1).masked_fill(new == -math.inf, -math.inf)
         top = score.topk(min(width, w * k), -1).indices
-        top = top[:, : _worth(new.gather(1, top), floor)] if value else top
+        if value:
+            top = top[:, : _worth(new.gather(1, top), floor)]
+            if not top.shape[1]:
+                break
         chosen.append(top + first)
         live.append(new.gather(1, top))
         since, first = fed.nodes, first + w * k
@@ -114,11 +117,11 @@ def _by_layer(
 def _worth(values: Float[Tensor, "b w"], floor: float) -> int:
     """How many of these nodes, best first, any row need feed: what lies below a node that falls to the floor falls too.
 
-    One at least; all where nothing falls, and off the CPU, where looking would wait.
+    All of them off the CPU, where looking would wait.
     """
     if floor <= 0 or values.device.type != "cpu":
         return values.shape[1]
-    return max(1, int((values > math.log(floor)).sum(-1).max()))
+    return int((values > math.log(floor)).sum(-1).max())
 
 
 @lru_cache(maxsize=256)
@@ -164,6 +167,8 @@ def _best_first(
         score = (values if value else own)[:, 1:].masked_fill(~open_[:, 1:], -math.inf)
         top = score.topk(min(width, score.shape[1]), -1)
         chosen = top.indices[:, : _worth(top.values, floor) if value else None] + 1
+        if not chosen.shape[1]:
+            break
         since, live = fed.nodes, open_.gather(1, chosen)
         index = torch.arange(since, since + chosen.shape[1], device=device)
         fed_as = fed_as.scatter(1, chosen, torch.where(live, index, fed_as.gather(1, chosen)))

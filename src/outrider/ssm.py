@@ -22,6 +22,7 @@ from torch.nn import functional
 from .types import InputError
 
 KINDS = ("mamba", "mamba2")
+PIECE = 256  # tokens read at once
 CHUNK = {"mamba": 16, "mamba2": 64}  # tokens that one piece of a scan holds
 
 
@@ -76,7 +77,8 @@ def run(
 ) -> tuple[Float[Tensor, "b m h"], State]:
     """Features after the last norm, and the state after each row's first `count` tokens (all of them by default).
 
-    `fresh`: the tokens that begin a document of their own, which must know nothing of what stands before in its row.
+    `fresh` (without `count`): the tokens that begin a document of their own, which must know nothing of what stands
+    before in its row.
     """
     mix = _mamba if net.config.model_type == "mamba" else _mamba2
     x = net.backbone.embeddings(tokens)
@@ -95,10 +97,10 @@ def run(
 
 
 @torch.no_grad()
-def read(net: Any, texts: Sequence[Sequence[int]], piece: int = 256) -> State:
+def read(net: Any, texts: Sequence[Sequence[int]], state: State | None = None, piece: int = PIECE) -> State:
     """The state after whole texts, read `piece` tokens at a time: the memory does not grow with their length."""
     device = net.backbone.embeddings.weight.device
-    state = empty(net, len(texts))
+    state = state or empty(net, len(texts))
     for first in range(0, max(map(len, texts)), piece):
         part = [list(text[first : first + piece]) for text in texts]
         longest = max(map(len, part))
@@ -165,11 +167,13 @@ def _convolved(
     """A causal convolution by channel, and the inputs that the next one will need."""
     line = torch.cat((past, x.transpose(1, 2)), 2)
     w = past.shape[2]
-    if x.shape[1] == 1:
+    if fresh is not None:
+        document = functional.pad(fresh.long().cumsum(1), (w, 0))
+        y = _apart(conv, line, document)
+        line = line * (document == document[:, -1:])[:, None]
+    elif x.shape[1] == 1:
         y = (line * conv.weight[:, 0]).sum(2)[:, None]
         y = y if conv.bias is None else y + conv.bias
-    elif fresh is not None:
-        y = _apart(conv, line, fresh)
     else:
         y = functional.conv1d(line, conv.weight, conv.bias, groups=line.shape[1]).transpose(1, 2)
     if count is None:
@@ -178,10 +182,10 @@ def _convolved(
     return functional.silu(y), line.gather(2, at[:, None].expand(-1, line.shape[1], -1))
 
 
-def _apart(conv: Any, line: Float[Tensor, "b c l"], fresh: Bool[Tensor, "b m"]) -> Float[Tensor, "b m c"]:
+def _apart(conv: Any, line: Float[Tensor, "b c l"], document: Int[Tensor, "b l"]) -> Float[Tensor, "b m c"]:
     """The convolution tap by tap, each document by itself."""
-    m, w = fresh.shape[1], conv.weight.shape[2] - 1
-    document = functional.pad(fresh.long().cumsum(1), (w, 0))
+    w = conv.weight.shape[2] - 1
+    m = line.shape[2] - w
     y = line.new_zeros(()) if conv.bias is None else conv.bias[:, None]
     for tap in range(w + 1):
         same = document[:, tap : tap + m] == document[:, w:]
@@ -208,6 +212,7 @@ def scan(
         h = (dt[:, 0, :, None] * a).exp() * h + (dt * x)[:, 0, :, None] * b[:, :1]
         return (h @ c[:, 0, :, None]).transpose(1, 2), h
     m = x.shape[1]
+    chunk = min(chunk, m)
     x, dt, b, c = (_chunks(t, chunk) for t in (x, dt, b, c))
     decay, add = (dt[..., None] * a).exp(), (dt * x)[..., None] * b[..., None, :]
     whole, reach = (dt.sum(2)[..., None] * a).exp(), (dt.cumsum(2)[..., None] * a).exp()

@@ -52,12 +52,20 @@ def target() -> Target:
 
 
 def watched(target: Target, drafter: Any, temperature: float, rule: str, budget: FixedBudget) -> Any:
-    """(texts with their roots, rows, tree) of every round of a ragged batch that a row leaves on the way."""
+    """(texts with their roots, rows, tree) of every drafting round of a ragged batch that rows join and leave, with
+    rounds that draft nothing between."""
     engine = Engine(target, drafter, budget, RaceNoise(VOCAB), rule)
-    requests = [Request(t, i, 9 if i == 1 else 40, Sampling(temperature)) for i, t in enumerate(TEXTS)]
-    batch, _ = Batch.start(engine, [Row(r, i) for i, r in enumerate(requests)])
+    requests = [Request(t, i, 9 if i == 1 else 60, Sampling(temperature)) for i, t in enumerate(TEXTS)]
+    batch, _ = Batch.start(engine, [Row(r, i) for i, r in enumerate(requests[:2])])
     assert batch is not None
-    for _ in range(6):
+    for turn in range(7):
+        if turn == 2:
+            batch = batch.join(Batch.start(engine, [Row(requests[2], 2)])[0])
+        if turn in (3, 4):
+            batch.engine = replace(engine, budget=FixedBudget(1, 0))
+            batch.round()
+            batch.engine = engine
+            continue
         found: list[tuple[Rows, DraftTree]] = []
         inner, drafting = batch.drafting.propose, batch.drafting
 
@@ -189,9 +197,31 @@ def test_the_authors_layout(kind: str, pickled: bool, target: Target, tmp_path: 
     assert torch.allclose(law_after(drafter.net, text), law_after(made, text), atol=1e-12)
 
 
+def test_a_folder_says_what_it_is(target: Target, tmp_path: Path) -> None:
+    made = net("mamba2").double()
+    for where in (authors(made, tmp_path / "authors", ngroups=1), Path(folder(made, tmp_path / "stock"))):
+        assert isinstance(drafters.load(str(where), target), MambaDrafter)
+
+
+def test_a_hub_id(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In either layout: the snapshot is a folder."""
+    import huggingface_hub
+
+    made = net("mamba").double()
+    places = {"some/authors": str(authors(made, tmp_path / "a")), "some/stock": folder(made, tmp_path / "b")}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: places[name])
+    laws = [law_after(drafters.load(f"mamba:{name}", target).net, TEXTS[0]) for name in places]  # type: ignore[attr-defined]
+    assert torch.equal(*laws)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"d_model": None}, "d_model"),
+        ({"n_layer": 0}, "n_layer"),
+        ({"ssm_cfg": [1]}, "ssm_cfg"),
+        ({"ssm_cfg": {"layer": "Mamba2", "headdim": 5}}, "heads of 5"),
+        ({"ssm_cfg": {"layer": "Mamba2", "headdim": 4, "dt_limit": [0]}}, "dt_limit"),
         ({"attn_layer_idx": [1]}, "attention layers"),
         ({"rms_norm": False}, "LayerNorm"),
         ({"ssm_cfg": {"layer": "Mamba3"}}, "Mamba3"),
@@ -228,6 +258,22 @@ def test_a_vocabulary_too_far_off(target: Target, tmp_path: Path) -> None:
         drafters.load(f"mamba:{where}", target)
 
 
+@torch.no_grad()
+def test_a_long_stretch_without_drafts(target: Target, tmp_path: Path) -> None:
+    """What was not read meanwhile is read in pieces; the next draft is that of the whole text."""
+    drafter = drafters.load(f"mamba:{folder(net('mamba2').double(), tmp_path / 'net')}?tree=chain", target)
+    drafting: Any = drafter.open([TEXTS[0], TEXTS[1]], 512)
+    more = torch.randint(0, VOCAB, (2, 400)).tolist()
+    for at in range(0, 400, 4):
+        for row, tokens in zip(drafting.pending, more, strict=True):
+            row.extend(tokens[at : at + 4])
+        drafting._catch_up()
+        assert max(map(len, drafting.pending)) < 300
+    logits = drafting._read()
+    for row, (text, rest) in enumerate(zip(TEXTS[:2], more, strict=True)):
+        assert torch.allclose(logits[row, 0], law_after(drafter.net, [*text, *rest]), atol=1e-9)  # type: ignore[attr-defined]
+
+
 def test_memory_is_constant_in_the_context(target: Target, tmp_path: Path) -> None:
     drafter = drafters.load(f"mamba:{folder(net('mamba2').double(), tmp_path / 'net')}", target)
     sizes = []
@@ -239,6 +285,8 @@ def test_memory_is_constant_in_the_context(target: Target, tmp_path: Path) -> No
 
 def test_a_batch_too_large_is_refused(target: Target, tmp_path: Path) -> None:
     where = folder(net("mamba").double(), tmp_path / "net")
+    with pytest.raises(InputError, match="advances 25 states in one pass, and at most 20"):
+        drafters.load(f"mamba:{where}?tree=static&shape=5,5,1&batch=20", target)
     drafter = drafters.load(f"mamba:{where}?tree=static&shape=4,4,1&batch=20", target)
     engine = Engine(target, drafter, FixedBudget(40, 3), RaceNoise(VOCAB))
     assert len(list(generate(engine, [Request(TEXTS[0], 1, 6, Sampling())]))) > 0
@@ -253,6 +301,8 @@ def test_what_cannot_be_loaded(target: Target, tmp_path: Path) -> None:
                                  num_attention_heads=1)).save_pretrained(tmp_path / "llama")  # fmt: skip
     with pytest.raises(InputError, match="not llama"):
         drafters.load(f"mamba:{tmp_path / 'llama'}", target)
+    with pytest.raises(InputError, match="no precision 'int8'"):
+        drafters.load(f"mamba:{tmp_path / 'llama'}?dtype=int8", target)
 
 
 def one_step(made: Any, device: str) -> tuple[MambaDrafter, Slab, Tensor, Tensor]:

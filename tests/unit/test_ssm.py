@@ -126,7 +126,7 @@ def test_ragged_rows_are_rows_alone(kind: str) -> None:
 @pytest.mark.parametrize("kind", ssm.KINDS)
 def test_documents_in_one_row_are_documents_alone(kind: str) -> None:
     """Beginnings anywhere: side by side, at a chunk's edge, several in a chunk, none in a chunk; and gradients."""
-    net, starts = small(kind), [0, 1, 2, 5, 16, 17, 64, 70, 140]
+    net, starts = small(kind), [0, 1, 2, 5, 16, 17, 64, 70, 140, 148]
     tokens = torch.randint(0, VOCAB, (2, 150))
     fresh = torch.zeros(2, 150, dtype=torch.bool)
     fresh[0, starts] = True
@@ -140,6 +140,7 @@ def test_documents_in_one_row_are_documents_alone(kind: str) -> None:
     assert torch.allclose(found[0], torch.cat(alone), atol=1e-11)
     assert torch.allclose(found[1], whole[0], atol=1e-11)
     assert torch.allclose(state.ssm[:, 0], end.ssm[:, 0], atol=1e-11)
+    assert torch.allclose(state.conv[:, 0], end.conv[:, 0], atol=1e-12)
     grads = []
     for out in (found[0], torch.cat(alone)):
         net.zero_grad()

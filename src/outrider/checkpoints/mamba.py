@@ -49,8 +49,17 @@ def _key(name: str) -> str:
     return name.replace("backbone.embedding.", "backbone.embeddings.")
 
 
+def _whole(given: Mapping[str, Any], name: str, default: int, path: str | Path) -> int:
+    value = given.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} in the config of {path} must be a positive whole number, not {value!r}")
+    return value
+
+
 def _config(given: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    ssm = dict(given.get("ssm_cfg") or {})
+    ssm = given.get("ssm_cfg") or {}
+    if not isinstance(ssm, Mapping):
+        raise InputError(f"ssm_cfg in the config of {path} must hold names and values, not {ssm!r}")
     unknown = sorted(ssm.keys() - KNOWN)
     if unknown or given.get("attn_layer_idx") or given.get("d_intermediate") or not given.get("rms_norm", True):
         what = f"ssm_cfg.{unknown[0]}" if unknown else "attention layers, MLPs or a LayerNorm"
@@ -58,12 +67,12 @@ def _config(given: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     layer = ssm.get("layer", "Mamba1")
     if layer not in ("Mamba1", "Mamba2"):
         raise InputError(f"{path} has layers of the kind {layer!r}; a state-space drafter is Mamba1 or Mamba2")
-    width, expand = int(given["d_model"]), int(ssm.get("expand", 2))
+    width, expand = _whole(given, "d_model", 0, path), _whole(ssm, "expand", 2, path)
     shared = {
         "hidden_size": width,
-        "num_hidden_layers": int(given["n_layer"]),
+        "num_hidden_layers": _whole(given, "n_layer", 0, path),
         "expand": expand,
-        "conv_kernel": int(ssm.get("d_conv", 4)),
+        "conv_kernel": _whole(ssm, "d_conv", 4, path),
         "use_bias": bool(ssm.get("bias", False)),
         "use_conv_bias": bool(ssm.get("conv_bias", True)),
         "residual_in_fp32": bool(given.get("residual_in_fp32", True)),
@@ -71,13 +80,16 @@ def _config(given: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         "layer_norm_epsilon": 1e-5,
     }
     if layer == "Mamba1":
-        rank = ssm.get("dt_rank", "auto")
-        rank = math.ceil(width / 16) if rank == "auto" else int(rank)
-        return {"model_type": "mamba", **shared, "state_size": int(ssm.get("d_state", 16)), "time_step_rank": rank}
-    head = int(ssm.get("headdim", 64))
-    limit = ssm.get("dt_limit", (0.0, math.inf))
+        auto = ssm.get("dt_rank", "auto") == "auto"
+        rank = math.ceil(width / 16) if auto else _whole(ssm, "dt_rank", 0, path)
+        state = _whole(ssm, "d_state", 16, path)
+        return {"model_type": "mamba", **shared, "state_size": state, "time_step_rank": rank}
+    head, groups, limit = _whole(ssm, "headdim", 64, path), _whole(ssm, "ngroups", 1, path), ssm.get("dt_limit")
+    if expand * width % head or expand * width // head % groups:
+        raise InputError(f"heads of {head} in {groups} groups do not divide the {expand * width} channels of {path}")
+    if limit is not None and not (isinstance(limit, list) and len(limit) == 2):
+        raise InputError(f"dt_limit in the config of {path} must be two numbers, not {limit!r}")
     return {
-        "model_type": "mamba2", **shared, "state_size": int(ssm.get("d_state", 128)), "head_dim": head,
-        "num_heads": expand * width // head, "n_groups": int(ssm.get("ngroups", 1)),
-        "time_step_limit": tuple(float(x) for x in limit),
+        "model_type": "mamba2", **shared, "state_size": _whole(ssm, "d_state", 128, path), "head_dim": head,
+        "num_heads": expand * width // head, "n_groups": groups, "time_step_limit": tuple(limit or (0.0, math.inf)),
     }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..types import InputError, Target
-from . import hydra, medusa, native, safeailab, speculators
+from . import hydra, mamba, medusa, native, safeailab, speculators
 from .files import Weights, folder_of, json_of, weights_of
 from .parts import Bag, Found
 from .target import Facts
@@ -50,6 +50,10 @@ def method_of(path: str | Path) -> str | None:
     config = json_of(folder / "config.json")
     if "outrider_method" in config:
         return str(config["outrider_method"])
+    if config.get("model_type") in ("mamba", "mamba2") or mamba.original(folder):
+        return "mamba"
+    if "outrider_stages" in config:
+        return "model"
     if (folder / hydra.FILE).is_file():
         return "hydra"
     if any((folder / name).is_file() for name in medusa.FILES):

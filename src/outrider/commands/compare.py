@@ -24,7 +24,7 @@ def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, A
     seed = 1 if seed is None else seed
     warm = {**options, "max_new_tokens": min(24, options["max_new_tokens"])}
     for prompt in prompts:
-        plain.generate([prompt], seed=seed, **warm)
+        plain.generate([prompt], seed=seed, **{**warm, "budget": None})
         llm.generate([prompt], seed=seed, **warm)
     rows: list[dict[str, Any]] = []
     outputs: list[Output] = []
@@ -57,7 +57,8 @@ def _one(llm: LLM, plain: LLM, prompt: Any, seed: int, options: dict[str, Any]) 
     for _ in range(REPEATS):
         for name, which in (("plain", plain), ("drafted", llm)):
             began = perf_counter()
-            texts[name] = which.generate([prompt], seed=seed, **options)[0]
+            mine = {**options, "budget": None} if which is plain else options  # plain rounds teach a budget nothing
+            texts[name] = which.generate([prompt], seed=seed, **mine)[0]
             seconds[name].append(perf_counter() - began)
     a, b = (statistics.median(seconds[k]) for k in ("plain", "drafted"))
     row = {

@@ -9,6 +9,7 @@ computed again. Trees, noise and laws are those of all stepping drafters (`_grow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import ssm
+from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _ranks, _weights
@@ -72,9 +74,10 @@ class Slab:
     @classmethod
     def like(cls, state: ssm.State, nodes: int) -> Slab:
         def wide(t: Tensor) -> Tensor:
-            return t.new_empty(t.shape[0], t.shape[1], nodes, *t.shape[2:])
+            return torch.empty(t.shape[0], t.shape[1], nodes, *t.shape[2:], dtype=t.dtype, device=t.device)
 
-        return cls(wide(state.conv), wide(state.ssm))
+        with torch.inference_mode(False):  # written to in any mode
+            return cls(wide(state.conv), wide(state.ssm))
 
     @property
     def nodes(self) -> int:
@@ -112,6 +115,7 @@ class MambaDrafting:
         if self.fed is None or self.slab is None:
             for row, tokens in zip(self.pending, round.tokens, strict=True):
                 row.extend(tokens)
+            self._catch_up()
             return
         # Of the accepted path, the part that was fed has its states in the slab: the last of them is selected.
         fed = self.fed.gather(1, round.path.clamp(min=0)).masked_fill(round.path < 0, -1)
@@ -140,6 +144,14 @@ class MambaDrafting:
         assert isinstance(other, MambaDrafting)
         self.state = ssm.State.join((self.state, other.state))
         self.pending, self.slab = self.pending + other.pending, None
+
+    def _catch_up(self) -> None:
+        """Rounds without a draft leave tokens unread: read them, all but the root, before they are too many."""
+        if max(map(len, self.pending)) > ssm.PIECE:
+            limit = self.drafter.rows - 1
+            behind = [[min(t, limit) for t in row[:-1]] for row in self.pending]
+            self.state = ssm.read(self.drafter.net, behind, self.state)
+            self.pending = [row[-1:] for row in self.pending]
 
     @torch.no_grad()
     def _read(self) -> Float[Tensor, "b 1 v"]:
@@ -193,10 +205,24 @@ def load(
     if path is None:
         raise InputError("name the folder or hub id of a Mamba model, as in mamba:DIR")
     growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
-    net = _net(path, target, dtype)
-    if tokenizer is not None and _has_tokenizer(path):
-        check_tokenizer(path, tokenizer, load_tokenizer(path))
-    return MambaDrafter(net, target.vocab, growth, whole("batch", batch))
+    if growth.tree == "static" and math.prod(growth.shape[:-1]) > whole("batch", batch):
+        raise InputError(
+            f"the shape {shape} advances {math.prod(shape[:-1])} states in one pass, and at most {batch} are allowed; "
+            "choose a narrower one, or a larger batch="
+        )
+    if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
+        raise InputError(f"there is no precision {dtype!r}; choose float64, float32, bfloat16, float16 or auto")
+    folder = str(folder_of(path))
+    net = _net(folder, target, dtype)
+    rows = int(net.config.vocab_size)
+    if tokenizer is not None and any(Path(folder).glob("tokenizer*")):  # the layout of mamba_ssm has none
+        check_tokenizer(path, tokenizer, load_tokenizer(folder))
+    elif abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
+        raise InputError(
+            f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
+            "a Mamba drafter needs the target's tokenizer"
+        )
+    return MambaDrafter(net, target.vocab, growth, batch)
 
 
 def _net(path: str, target: Target, dtype: str) -> Any:
@@ -211,12 +237,6 @@ def _net(path: str, target: Target, dtype: str) -> Any:
         net = net.to(getattr(torch, kind) if isinstance(kind, str) else kind)
     net = net if place == "auto" else net.to(place)
     net.requires_grad_(False)
-    rows = net.config.vocab_size
-    if not _has_tokenizer(path) and abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
-        raise InputError(
-            f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
-            "a Mamba drafter needs the target's tokenizer"
-        )
     return net.eval()
 
 
@@ -226,13 +246,8 @@ def _original(path: str) -> Any:
 
     config, tensors = read(path)
     kind = config.pop("model_type")
-    with torch.device("meta"):
-        made: Any = (
-            MambaForCausalLM(MambaConfig(**config)) if kind == "mamba" else Mamba2ForCausalLM(Mamba2Config(**config))
-        )
-    return _weights.fill(lambda: made, tensors, path)
 
+    def build() -> Any:
+        return MambaForCausalLM(MambaConfig(**config)) if kind == "mamba" else Mamba2ForCausalLM(Mamba2Config(**config))
 
-def _has_tokenizer(path: str) -> bool:
-    """A folder without tokenizer files (the layout of mamba_ssm has none) is taken to share the target's."""
-    return not Path(path).is_dir() or any(Path(path).glob("tokenizer*"))
+    return _weights.fill(build, tensors, path)
