@@ -63,10 +63,10 @@ METHODS: dict[str, Method] = {
     "EAGLE-2, rejection": Method("eagle:{}/eagle", rule="rejection", temperatures=(1.0,)),
     "HASS": Method("eagle:{}/hass"),
     "HASS chain": Method("eagle:{}/hass?tree=chain", nodes=6, depth=5),
-    "HASS, 8 nodes": Method("eagle:{}/hass?width=4", nodes=8, depth=5),
     "HASS, rejection": Method("eagle:{}/hass", rule="rejection", temperatures=(1.0,)),
     "EAGLE-3": Method("eagle3:{}/eagle3"),
     "HASS, adaptive": Method("eagle:{}/hass", adaptive=True),
+    "HASS chain, adaptive": Method("eagle:{}/hass?tree=chain", adaptive=True),
     "EAGLE-3, adaptive": Method("eagle3:{}/eagle3", adaptive=True),
 }
 
@@ -231,10 +231,13 @@ def main() -> None:
         parser.error(f"there is no method {', '.join(unknown)}; choose from {', '.join(METHODS)}")
     chosen = list(dict.fromkeys(["none", *chosen]))
     arguments = {"per_domain": args.per_domain, "tokens": args.tokens}
-    document: dict[str, Any] = {"machine": machine(), "arguments": arguments, "temperatures": {}}
+    document: dict[str, Any] = {"temperatures": {}}
+    if args.out.exists():  # other temperatures stay
+        document = json.loads(args.out.read_text(encoding="utf-8"))
+    document["machine"] = machine()
     for temperature in args.temperature:
         found = measure(args, temperature, chosen)
-        document["temperatures"][f"{temperature:g}"] = found
+        document["temperatures"][f"{temperature:g}"] = {"arguments": arguments, **found}
         show(temperature, found)
         write(args.out, document)
 

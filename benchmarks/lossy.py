@@ -73,7 +73,7 @@ def ladder(args: argparse.Namespace, base: outrider.LLM, t: float) -> list[dict[
     given = [ids for _, ids in prompts(base, args.per_domain)]
     others = [ids for _, ids in prompts(base, args.per_domain + 5) if ids not in given]
     medusa = f"medusa:{args.medusa}"
-    tree = args.out.with_name("medusa_tree.json")
+    tree = Path("runs/bench/medusa_tree.json")
     if not tree.exists():
         chain = with_drafter(base, medusa)
         asked = [chain.request(ids, max_new_tokens=48, seed=1)[0] for ids in others]
@@ -108,7 +108,7 @@ def typical(args: argparse.Namespace, base: outrider.LLM) -> list[dict[str, Any]
     found.append(row("plain decoding, T = 0", greedy, plain, given, base))
     mine = with_drafter(base, f"medusa:{args.medusa}")
     law = (("coupled", 0.0, 0.0), ("rejection", 0.0, 0.0))
-    sweep = [("typical", e, d) for e in EPSILONS for d in (*DELTAS, math.sqrt(e))]
+    sweep = [("typical", e, d) for e in EPSILONS for d in sorted({*DELTAS, math.sqrt(e)})]
     for rule, epsilon, delta in track([*law, *sweep], "typical acceptance", console=Console(stderr=True)):
         engine = mine.engine(rule, FixedBudget(NODES, 4))  # type: ignore[arg-type]
         name = rule
@@ -130,7 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     base = outrider.load(drafter="none", compile=True)
-    document: dict[str, Any] = {"machine": machine(), "arguments": {"per_domain": args.per_domain, "nodes": NODES}}
+    document: dict[str, Any] = {"machine": machine(), "arguments": {"per_domain": args.per_domain, "tokens": args.tokens, "nodes": NODES}}
     for t in (0.0, 1.0):
         document[f"ladder, T = {t:g}"] = ladder(args, base, t)
     document["typical"] = typical(args, base)

@@ -25,6 +25,7 @@ OURS = {
     "EAGLE chain": "eagle, chain",
     "EAGLE-2": "eagle, dynamic tree",
     "HASS": "eagle/hass, dynamic tree",
+    "HASS chain": "eagle/hass, chain",
     "EAGLE-3": "eagle3, dynamic tree",
     "HASS, adaptive": "eagle/hass, adaptive",
 }
