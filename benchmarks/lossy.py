@@ -130,7 +130,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     base = outrider.load(drafter="none", compile=True)
-    document: dict[str, Any] = {"machine": machine(), "arguments": {"per_domain": args.per_domain, "tokens": args.tokens, "nodes": NODES}}
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "arguments": {"per_domain": args.per_domain, "tokens": args.tokens, "nodes": NODES},
+    }
     for t in (0.0, 1.0):
         document[f"ladder, T = {t:g}"] = ladder(args, base, t)
     document["typical"] = typical(args, base)
