@@ -57,7 +57,7 @@ def test_a_bandit_over_shapes(world: World, name: str, law: str) -> None:
     bandit = BanditBudget(arms=((), (2, 1), (2, 2, 1), (1, 1, 1, 1)), discount=0.9)
     rows = outputs(world.engine(world.drafter(name), budget=bandit), made, batch_size=2)
     assert [r.output for r in rows] == expected(world, made)
-    assert len(bandit.means()) == 4
+    assert sum(arm.plays > 0 for arm in bandit.played[2]) > 1
 
 
 @pytest.mark.parametrize("law", ["greedy", "T1"])
