@@ -165,8 +165,3 @@ def _average(means: dict[tuple[int, Shape], float], key: tuple[int, Shape], seen
     """A running mean that one disturbed round cannot carry off."""
     old = means.setdefault(key, seen)
     means[key] = old + 0.1 * (min(seen, 4 * old) - old)
-
-
-def regret(costs: Sequence[float], fixed: Sequence[Sequence[float]]) -> float:
-    """What the choices cost beyond the best fixed arm in hindsight: sums of costs, one list for every arm."""
-    return sum(costs) - min(sum(arm) for arm in fixed)

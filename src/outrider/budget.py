@@ -102,9 +102,7 @@ class Curve:
         a, b = sizes[i - 1], sizes[i]
         low, high = self.points[a], self.points[b]
         if not self.mean:
-            low, high = (
-                min(self.points[s] for s in sizes if s >= of) for of in (a, b)
-            )  # a part costs no more than all
+            low, high = (min(self.points[s] for s in sizes if s >= of) for of in (a, b))  # no more than the whole
         at = low + (high - low) * (size - a) / (b - a)
         return max(at, 0.2 * low)
 

@@ -51,6 +51,12 @@ def target() -> Target:
     return load_target(LlamaForCausalLM(config).double().eval())
 
 
+def load(spec: str, target: Target) -> MambaDrafter:
+    drafter = drafters.load(spec, target)
+    assert isinstance(drafter, MambaDrafter)
+    return drafter
+
+
 def watched(target: Target, drafter: Any, temperature: float, rule: str, budget: FixedBudget) -> Any:
     """(texts with their roots, rows, tree) of every drafting round of a ragged batch that rows join and leave, with
     rounds that draft nothing between."""
@@ -73,12 +79,12 @@ def watched(target: Target, drafter: Any, temperature: float, rule: str, budget:
             found.append((rows, inner(rows, budget)))
             return found[-1][1]
 
-        drafting.propose = seen  # type: ignore[method-assign]
+        drafting.propose = seen
         batch = batch.leave()
         assert batch is not None
         texts = [[*row.request.prompt, *row.output] for row in batch.rows]
         batch.round()
-        del drafting.propose  # type: ignore[attr-defined]
+        del drafting.propose
         yield texts, *found[0]
 
 
@@ -105,8 +111,7 @@ def test_drafts_are_those_of_whole_texts(
 ) -> None:
     """Every child is among the candidates that the model, run over the whole text and path, ranks best."""
     where = folder(net(kind).double(), tmp_path / "net")
-    drafter = drafters.load(f"mamba:{where}{options}", target)
-    assert isinstance(drafter, MambaDrafter)
+    drafter = load(f"mamba:{where}{options}", target)
     most = 1 if "chain" in options else 3
     for texts, rows, tree in watched(target, drafter, temperature, "coupled", FixedBudget(10, 4)):
         for b, text in enumerate(texts):
@@ -125,14 +130,14 @@ def test_drafts_are_those_of_whole_texts(
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_trees_keep_their_laws(kind: str, replacement: bool, target: Target, tmp_path: Path) -> None:
     where = folder(net(kind).double(), tmp_path / "net")
-    drafter = drafters.load(f"mamba:{where}?tree=static&shape=3,2&replacement={str(replacement).lower()}", target)
+    drafter = load(f"mamba:{where}?tree=static&shape=3,2&replacement={str(replacement).lower()}", target)
     twins = 0
     for texts, _, tree in watched(target, drafter, 1.0, "rejection", FixedBudget(10, 2)):
         assert tree.q is not None
         assert tree.replacement == replacement
         for b, text in enumerate(texts):
             for node in range(tree.q.shape[1]):
-                truth = law_after(drafter.net, text + path(tree, b, node)).softmax(-1)  # type: ignore[attr-defined]
+                truth = law_after(drafter.net, text + path(tree, b, node)).softmax(-1)
                 assert torch.allclose(tree.q[b, node].to(truth.dtype), truth, atol=1e-10)
                 children = [int(tree.tokens[b, c]) for c in range(1, tree.nodes) if int(tree.parents[b, c]) == node]
                 twins += len(children) - len(set(children))
@@ -158,7 +163,7 @@ def test_a_target_that_agrees_accepts_everything(kind: str, temperature: float, 
         made.backbone.embeddings.weight.copy_(llama.model.embed_tokens.weight)
         made.lm_head.weight.copy_(llama.lm_head.weight)
     target = load_target(llama)
-    drafter = drafters.load(f"mamba:{folder(made, tmp_path / 'net')}?tree=chain", target)
+    drafter = load(f"mamba:{folder(made, tmp_path / 'net')}?tree=chain", target)
     engine = Engine(target, drafter, FixedBudget(5, 4), RaceNoise(VOCAB))
     requests = [Request(t, 3 + i, 41, Sampling(temperature)) for i, t in enumerate(TEXTS)]
     rows = [piece.row for piece in generate(engine, requests) if piece.row.finish]
@@ -191,8 +196,7 @@ def authors(made: Any, place: Path, pickled: bool = False, **changes: Any) -> Pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_authors_layout(kind: str, pickled: bool, target: Target, tmp_path: Path) -> None:
     made = net(kind, tie_word_embeddings=True).double()
-    drafter = drafters.load(f"mamba:{authors(made, tmp_path / 'authors', pickled)}", target)
-    assert isinstance(drafter, MambaDrafter)
+    drafter = load(f"mamba:{authors(made, tmp_path / 'authors', pickled)}", target)
     text = TEXTS[2]
     assert torch.allclose(law_after(drafter.net, text), law_after(made, text), atol=1e-12)
 
@@ -210,7 +214,7 @@ def test_a_hub_id(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made = net("mamba").double()
     places = {"some/authors": str(authors(made, tmp_path / "a")), "some/stock": folder(made, tmp_path / "b")}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: places[name])
-    laws = [law_after(drafters.load(f"mamba:{name}", target).net, TEXTS[0]) for name in places]  # type: ignore[attr-defined]
+    laws = [law_after(load(f"mamba:{name}", target).net, TEXTS[0]) for name in places]
     assert torch.equal(*laws)
 
 
@@ -231,7 +235,7 @@ def test_a_hub_id(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_layouts_that_are_something_else(changes: dict, sentence: str, target: Target, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
-        drafters.load(f"mamba:{authors(net('mamba'), tmp_path / 'authors', **changes)}", target)
+        load(f"mamba:{authors(net('mamba'), tmp_path / 'authors', **changes)}", target)
 
 
 def test_vocabularies_padded_otherwise(tmp_path: Path) -> None:
@@ -242,7 +246,7 @@ def test_vocabularies_padded_otherwise(tmp_path: Path) -> None:
         eos_token_id=None, bos_token_id=None, initializer_range=0.5,
     )  # fmt: skip
     target = load_target(LlamaForCausalLM(config).eval())
-    drafter = drafters.load(f"mamba:{folder(net('mamba', 50280, 8), tmp_path / 'net')}", target)
+    drafter = load(f"mamba:{folder(net('mamba', 50280, 8), tmp_path / 'net')}", target)
     prompt = [50431, 7, 50280, 12]  # tokens that the drafter does not have
     texts = []
     for which in (drafters.load("none", target), drafter):
@@ -255,13 +259,13 @@ def test_vocabularies_padded_otherwise(tmp_path: Path) -> None:
 def test_a_vocabulary_too_far_off(target: Target, tmp_path: Path) -> None:
     where = folder(net("mamba", VOCAB + 600), tmp_path / "net")
     with pytest.raises(InputError, match="more apart than padding"):
-        drafters.load(f"mamba:{where}", target)
+        load(f"mamba:{where}", target)
 
 
 @torch.no_grad()
 def test_a_long_stretch_without_drafts(target: Target, tmp_path: Path) -> None:
     """What was not read meanwhile is read in pieces; the next draft is that of the whole text."""
-    drafter = drafters.load(f"mamba:{folder(net('mamba2').double(), tmp_path / 'net')}?tree=chain", target)
+    drafter = load(f"mamba:{folder(net('mamba2').double(), tmp_path / 'net')}?tree=chain", target)
     drafting: Any = drafter.open([TEXTS[0], TEXTS[1]], 512)
     more = torch.randint(0, VOCAB, (2, 400)).tolist()
     for at in range(0, 400, 4):
@@ -271,23 +275,25 @@ def test_a_long_stretch_without_drafts(target: Target, tmp_path: Path) -> None:
         assert max(map(len, drafting.pending)) < 300
     logits = drafting._read()
     for row, (text, rest) in enumerate(zip(TEXTS[:2], more, strict=True)):
-        assert torch.allclose(logits[row, 0], law_after(drafter.net, [*text, *rest]), atol=1e-9)  # type: ignore[attr-defined]
+        assert torch.allclose(logits[row, 0], law_after(drafter.net, [*text, *rest]), atol=1e-9)
 
 
 def test_memory_is_constant_in_the_context(target: Target, tmp_path: Path) -> None:
-    drafter = drafters.load(f"mamba:{folder(net('mamba2').double(), tmp_path / 'net')}", target)
+    drafter = load(f"mamba:{folder(net('mamba2').double(), tmp_path / 'net')}", target)
     sizes = []
     for length in (5, 200):
         drafting = drafter.open([[1 + i % 40 for i in range(length)]], 256)
-        sizes.append(drafting.state.bytes)  # type: ignore[attr-defined]
+        sizes.append(drafting.state.bytes)
     assert sizes[0] == sizes[1] > 0
 
 
 def test_a_batch_too_large_is_refused(target: Target, tmp_path: Path) -> None:
     where = folder(net("mamba").double(), tmp_path / "net")
     with pytest.raises(InputError, match="advances 25 states in one pass, and at most 20"):
-        drafters.load(f"mamba:{where}?tree=static&shape=5,5,1&batch=20", target)
-    drafter = drafters.load(f"mamba:{where}?tree=static&shape=4,4,1&batch=20", target)
+        load(f"mamba:{where}?tree=static&shape=5,5,1&batch=20", target)
+    with pytest.raises(InputError, match="batch must be a whole number"):
+        load(f"mamba:{where}?batch=0", target)
+    drafter = load(f"mamba:{where}?tree=static&shape=4,4,1&batch=20", target)
     engine = Engine(target, drafter, FixedBudget(40, 3), RaceNoise(VOCAB))
     assert len(list(generate(engine, [Request(TEXTS[0], 1, 6, Sampling())]))) > 0
     with pytest.raises(InputError, match="32 states in one pass, and at most 20"):
@@ -300,9 +306,9 @@ def test_what_cannot_be_loaded(target: Target, tmp_path: Path) -> None:
     LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                                  num_attention_heads=1)).save_pretrained(tmp_path / "llama")  # fmt: skip
     with pytest.raises(InputError, match="not llama"):
-        drafters.load(f"mamba:{tmp_path / 'llama'}", target)
+        load(f"mamba:{tmp_path / 'llama'}", target)
     with pytest.raises(InputError, match="no precision 'int8'"):
-        drafters.load(f"mamba:{tmp_path / 'llama'}?dtype=int8", target)
+        load(f"mamba:{tmp_path / 'llama'}?dtype=int8", target)
 
 
 def one_step(made: Any, device: str) -> tuple[MambaDrafter, Slab, Tensor, Tensor]:

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from outrider.bandit import BanditBudget
+from outrider.budget import Report
 from outrider.cli import main
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "hill", "and", "then", "slept", "sang", "again", "."]
@@ -121,11 +123,22 @@ def test_many_prompts_and_samples(run: Run, folder: str, tmp_path: Path) -> None
     assert len(out.splitlines()) == len(err.splitlines()) == 4
 
 
-def test_a_bandit_writes_the_same_text(run: Run, folder: str) -> None:
+def test_a_bandit_writes_the_same_text(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And learns from the drafted runs alone: in a plain round no shape is drafted."""
+    shapes, learn = [], BanditBudget.learn
+
+    def watched(bandit: BanditBudget, report: Report) -> None:
+        shapes.append((len(bandit.last or ()), report.depth, report.nodes))
+        learn(bandit, report)
+
+    monkeypatch.setattr(BanditBudget, "learn", watched)
     args = ("generate", folder, PROMPT, "--max-new-tokens", "20", "--compare", "--json", "--arms", "2,1 1,1 none")
+    args = (*args, "--drafter", f"model:{folder}")
     code, out, _ = run(*args)
     assert code == 0
     assert json.loads(out)["comparison"]["equal"] is True
+    assert any(shape for shape, _, _ in shapes)
+    assert all(nodes > 1 for shape, _, nodes in shapes if shape)
 
 
 def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ..types import Budget, InputError, Rows
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..types import Budget, InputError, Round, Rows
 
 
 def refuse(drafter: str, unknown: Mapping[str, Any], path: str | None = None) -> None:
@@ -52,6 +56,22 @@ def useful(rows: Rows, budget: Budget) -> list[int]:
     """How deep a draft may go in each row: within the budget, and leaving room for the target's own token."""
     depth = budget.depth if budget.nodes > 1 else 0
     return [max(0, min(depth, room - 1)) for room in rows.room]
+
+
+def fitted(logits: Float[Tensor, "*s d"], vocab: int) -> Float[Tensor, "*s v"]:
+    """Logits over the target's vocabulary: a drafter's padding rows are cut, tokens that it lacks are impossible."""
+    missing = vocab - logits.shape[-1]
+    if missing > 0:
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+    return logits[..., :vocab]
+
+
+def accepted(fed: Int[Tensor, "b n"], round: Round) -> tuple[Int[Tensor, "b k"], Int[Tensor, " b"]]:
+    """The accepted path as places among the nodes that the drafter fed (`fed`: of each node, -1 for one that it did
+    not feed), and how much of it, from the root on, it fed itself."""
+    places = fed.gather(1, round.path.clamp(min=0)).masked_fill(round.path < 0, -1)
+    inside = torch.arange(places.shape[1], device=places.device) < round.count[:, None]
+    return places, ((places >= 0) & inside).long().cumprod(1).sum(1)
 
 
 @runtime_checkable

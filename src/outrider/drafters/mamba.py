@@ -24,7 +24,7 @@ from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _ranks, _weights
-from ._common import whole
+from ._common import accepted, fitted, whole
 from ._growth import Growth
 from .model import check_tokenizer
 
@@ -57,11 +57,7 @@ class MambaDrafter:
         """Logits over the target's vocabulary after each row's last token, and the states there."""
         features, state = ssm.run(self.net, tokens.clamp(max=self.rows - 1), state, count)
         at = features[:, -1] if count is None else features[torch.arange(len(count), device=count.device), count - 1]
-        logits = self.net.lm_head(at)
-        missing = self.vocab - logits.shape[-1]
-        if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")), state
-        return logits[:, : self.vocab], state
+        return fitted(self.net.lm_head(at), self.vocab), state
 
 
 @dataclass
@@ -118,9 +114,7 @@ class MambaDrafting:
             self._catch_up()
             return
         # Of the accepted path, the part that was fed has its states in the slab: the last of them is selected.
-        fed = self.fed.gather(1, round.path.clamp(min=0)).masked_fill(round.path < 0, -1)
-        inside = torch.arange(fed.shape[1], device=fed.device) < round.count[:, None]
-        kept = ((fed >= 0) & inside).long().cumprod(1).sum(1)
+        fed, kept = accepted(self.fed, round)
         self.state = self.slab.take(fed.gather(1, kept[:, None] - 1))
         self.pending = [tokens[k - 1 :] for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
         self.fed = None
@@ -205,9 +199,10 @@ def load(
     if path is None:
         raise InputError("name the folder or hub id of a Mamba model, as in mamba:DIR")
     growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
-    if growth.tree == "static" and math.prod(growth.shape[:-1]) > whole("batch", batch):
+    most, states = whole("batch", batch), math.prod(shape[:-1])
+    if growth.tree == "static" and states > most:
         raise InputError(
-            f"the shape {shape} advances {math.prod(shape[:-1])} states in one pass, and at most {batch} are allowed; "
+            f"the shape {shape} advances {states} states in one pass, and at most {most} are allowed; "
             "choose a narrower one, or a larger batch="
         )
     if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):

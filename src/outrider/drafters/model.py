@@ -16,6 +16,7 @@ from torch import Tensor
 from ..tree import chain
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
 from . import _ranks
+from ._common import accepted, fitted
 from ._growth import WIDEST, Growth
 
 
@@ -49,9 +50,7 @@ class ModelDrafting:
                 row.extend(tokens)
             return
         # Of the accepted path, the part that the draft model fed itself is in its cache already.
-        fed = self.fed.gather(1, round.path.clamp(min=0)).masked_fill(round.path < 0, -1)
-        inside = torch.arange(fed.shape[1], device=fed.device) < round.count[:, None]
-        kept = ((fed >= 0) & inside).long().cumprod(1).sum(1)
+        fed, kept = accepted(self.fed, round)
         self.session.keep(fed.clamp(min=0), kept)
         self.pending = [tokens[k - 1 :] for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
         self.fed = None
@@ -82,20 +81,13 @@ class ModelDrafting:
         last = trunk.size - 1
         index = torch.arange(trunk.nodes, device=last.device).expand(len(rows), -1)
         self.session.keep(index, last)
-        return self._fit(logits[torch.arange(len(rows), device=last.device), last][:, None])
-
-    def _fit(self, logits: Tensor) -> Tensor:
-        """Logits [b, w, draft vocab] over the target's vocabulary."""
-        missing = self.drafter.vocab - logits.shape[-1]
-        if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-        return logits[..., : self.drafter.vocab]
+        return fitted(logits[torch.arange(len(rows), device=last.device), last][:, None], self.drafter.vocab)
 
     def _step(self, fed: DraftTree, since: int) -> Tensor:
         limit = self.drafter.model.vocab - 1
         if self.drafter.vocab > self.drafter.model.vocab:
             fed = replace(fed, tokens=fed.tokens.clamp(max=limit))
-        return self._fit(self.session.forward(fed, since=since).logits)
+        return fitted(self.session.forward(fed, since=since).logits, self.drafter.vocab)
 
 
 def load(

@@ -54,6 +54,7 @@ def load_tokenizer(where: str | Path | None, trust_remote_code: bool = False) ->
 
 
 def from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]) -> PreTrainedModel:
+    """The stock model of a hub id or folder, of any kind that transformers knows; one sentence where it fails."""
     if Path(where).exists():
         _check_folder(Path(where))
     try:
