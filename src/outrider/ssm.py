@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from .scan import scan, scan2
 from .types import InputError
 
 KINDS = ("mamba", "mamba2")
 PIECE = 256  # tokens read at once
-CHUNK = {"mamba": 16, "mamba2": 64}  # tokens that one piece of a scan holds
 
 
 @dataclass(frozen=True)
@@ -191,98 +191,3 @@ def _apart(conv: Any, line: Float[Tensor, "b c l"], document: Int[Tensor, "b l"]
         same = document[:, tap : tap + m] == document[:, w:]
         y = y + line[:, :, tap : tap + m] * conv.weight[:, :, tap] * same[:, None]
     return y.transpose(1, 2)
-
-
-def scan(
-    x: Float[Tensor, "b m d"],
-    dt: Float[Tensor, "b m d"],
-    a: Float[Tensor, "d n"],
-    b: Float[Tensor, "b m n"],
-    c: Float[Tensor, "b m n"],
-    h: Float[Tensor, "b d n"],
-    fresh: Bool[Tensor, "b m"] | None = None,
-    chunk: int = CHUNK["mamba"],
-) -> tuple[Float[Tensor, "b m d"], Float[Tensor, "b d n"]]:
-    """h_t = exp(dt_t a) h_{t-1} + dt_t x_t b_t and y_t = h_t c_t: outputs, and the last state.
-
-    All chunks take their steps side by side from zero, then the chunks' last states are carried along: chunk + m/chunk
-    steps for m tokens. Every factor is a decay of at most 1, so nothing overflows.
-    """
-    if x.shape[1] == 1 and fresh is None:
-        h = (dt[:, 0, :, None] * a).exp() * h + (dt * x)[:, 0, :, None] * b[:, :1]
-        return (h @ c[:, 0, :, None]).transpose(1, 2), h
-    m = x.shape[1]
-    chunk = min(chunk, m)
-    x, dt, b, c = (_chunks(t, chunk) for t in (x, dt, b, c))
-    decay, add = (dt[..., None] * a).exp(), (dt * x)[..., None] * b[..., None, :]
-    whole, reach = (dt.sum(2)[..., None] * a).exp(), (dt.cumsum(2)[..., None] * a).exp()
-    if fresh is not None:
-        begins = _chunks(fresh, chunk)
-        unbroken = (begins.long().cumsum(2) == 0)[..., None, None]
-        decay = decay * ~begins[..., None, None]
-        whole, reach = whole * unbroken[:, :, -1], reach * unbroken
-    s, local = torch.zeros_like(add[:, :, 0]), []
-    for i in range(chunk):
-        s = decay[:, :, i] * s + add[:, :, i]
-        local.append(s)
-    before, h = _carried(whole, s, h)
-    states = torch.stack(local, 2) + reach * before[:, :, None]
-    return (states @ c[..., None]).squeeze(-1).flatten(1, 2)[:, :m], h
-
-
-def scan2(
-    x: Float[Tensor, "b m k p"],
-    dt: Float[Tensor, "b m k"],
-    a: Float[Tensor, " k"],
-    b: Float[Tensor, "b m g n"],
-    c: Float[Tensor, "b m g n"],
-    h: Float[Tensor, "b k p n"],
-    fresh: Bool[Tensor, "b m"] | None = None,
-    chunk: int = CHUNK["mamba2"],
-) -> tuple[Float[Tensor, "b m k p"], Float[Tensor, "b k p n"]]:
-    """Mamba-2's recurrence, h_t = exp(dt_t a) h_{t-1} + dt_t x_t b_t and y_t = h_t c_t, as matrix products in chunks.
-
-    k heads share the b and c of g groups. Within a chunk, y_i = sum_{j <= i} exp(cum_i - cum_j) (c_i . b_j) dt_j x_j.
-    """
-    k, g = x.shape[2], b.shape[2]
-    if x.shape[1] == 1 and fresh is None:
-        b, c = (t[:, 0].repeat_interleave(k // g, 1) for t in (b, c))
-        h = (dt[:, 0] * a).exp()[..., None, None] * h + (dt[..., None] * x)[:, 0, ..., None] * b[:, :, None]
-        return (h @ c[..., None]).squeeze(-1)[:, None], h
-    m = x.shape[1]
-    chunk = min(chunk, m)
-    x, dt, b, c = (_chunks(t, chunk).transpose(2, 3) for t in (x, dt[..., None], b, c))  # [b, chunks, heads, chunk, .]
-    cum = (dt[..., 0] * a[:, None]).cumsum(-1)
-    fed = dt * x
-    between = cum[..., :, None] - cum[..., None, :]
-    hidden = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)
-    toward, reach = (cum[..., -1:] - cum).exp(), cum.exp()  # of a token to the chunk's end, of its beginning to a token
-    if fresh is not None:
-        document = _chunks(fresh, chunk).long().cumsum(2)[:, :, None]
-        hidden = hidden | (document[..., :, None] != document[..., None, :])
-        toward, reach = toward * (document == document[..., -1:]), reach * (document == 0)
-    weight = (c @ b.transpose(-1, -2)).repeat_interleave(k // g, 2) * between.masked_fill(hidden, -torch.inf).exp()
-    b, c = b.repeat_interleave(k // g, 2), c.repeat_interleave(k // g, 2)
-    added = fed.transpose(-1, -2) @ (b * toward[..., None])
-    before, h = _carried(reach[..., -1, None, None], added, h)
-    y = weight @ fed + (c * reach[..., None]) @ before.transpose(-1, -2)
-    return y.transpose(2, 3).flatten(1, 2)[:, :m], h
-
-
-def _chunks(t: Shaped[Tensor, "b m *s"], chunk: int) -> Shaped[Tensor, "b k chunk *s"]:
-    """In chunks, filled up with zeros: time steps of 0 change nothing."""
-    missing = -t.shape[1] % chunk
-    if missing:
-        t = torch.cat((t, t.new_zeros(t.shape[0], missing, *t.shape[2:])), 1)
-    return t.unflatten(1, (-1, chunk))
-
-
-def _carried(
-    decay: Float[Tensor, "b k *#s"], added: Float[Tensor, "b k *s"], h: Tensor
-) -> tuple[Float[Tensor, "b k *s"], Tensor]:
-    """The state before every chunk, and the one after the last."""
-    before = []
-    for i in range(added.shape[1]):
-        before.append(h)
-        h = decay[:, i] * h + added[:, i]
-    return torch.stack(before, 1), h

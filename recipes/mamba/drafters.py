@@ -1,0 +1,86 @@
+"""Mambas and Transformers as draft models for the demo target, two sizes each, from the same tokens.
+
+    python -m recipes.mamba.drafters [NAME ...]     all stages of all four (it resumes; after `recipes.demo.build`)
+    python -m recipes.mamba.drafters --rates        the held-out loss after 200 steps at three rates, for the small ones
+    python -m recipes.mamba.drafters --ship         what ships, into the package
+
+The stages of the paper, and distillation behind them (Choi et al. 2025, section 4): pretrain on every domain's text, sft
+on the dialogues, distil on all documents of `recipes.demo.drafters`. The budget, stated beforehand: 8.2, 0.8 and 4.1
+million tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.training.data import Document
+from outrider.training.loop import train
+from outrider.training.recipe import Recipe
+from recipes.demo.drafters import documents, target
+
+PRETRAIN = 8_000_000  # tokens of documents, a ninth from each domain (fewer where a domain has fewer)
+SHARED: dict[str, Any] = {"rows": 8, "length": 512, "bf16": True, "warmup": 50, "save": 200}
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba-0.5m": ("mamba", {"kind": "mamba2", "hidden": 96, "layers": 2}),
+    "llama-0.5m": ("draft-lm", {"hidden": 96, "layers": 1, "heads": 3}),
+    "mamba-1.5m": ("mamba", {"kind": "mamba2", "hidden": 192, "layers": 3}),
+    "llama-1.5m": ("draft-lm", {"hidden": 192, "layers": 2, "heads": 3}),
+}
+STAGES: dict[str, dict[str, Any]] = {  # steps of 8 rows of 512 tokens
+    "pretrain": {"steps": 2000, "lr": 6e-3},
+    "sft": {"steps": 200, "lr": 1e-3},
+    "distil": {"steps": 1000, "lr": 3e-3, "half_features": True},
+}
+RATES = (3e-3, 6e-3, 1.2e-2)
+
+
+def recipe(name: str, stage: str, work: Path, **changed: Any) -> Recipe:
+    method, shape = SIZES[name]
+    before = list(STAGES).index(stage) - 1
+    options = dict(shape, stage=stage)
+    if before >= 0:
+        options["init"] = str(work / "mamba" / name / list(STAGES)[before] / "best")
+    settings = {**SHARED, **STAGES[stage], **changed}
+    if stage == "distil":
+        settings["cache"] = str(work / "features")  # the rows that the other drafters learnt from
+    return Recipe(method, options=options, **{"evaluate": settings["steps"] // 4, **settings})
+
+
+def texts(stage: str, work: Path) -> list[Document]:
+    """Dialogues are documents of which a part is not to be learned."""
+    if stage == "pretrain":
+        return documents(work, PRETRAIN)
+    found = documents(work)
+    return found if stage == "distil" else [d for d in found if not all(d.learn)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"default: {', '.join(SIZES)}")
+    parser.add_argument("--work", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rates", action="store_true", help="try three rates on the small ones instead")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = target()
+    if args.rates:
+        read = texts("pretrain", args.work)
+        for name in ("mamba-0.5m", "llama-0.5m"):
+            for rate in RATES:
+                short = recipe(name, "pretrain", args.work, steps=200, lr=rate, evaluate=200, prompts=1)
+                result = train(model, read, args.work / "mamba" / "rates" / f"{name}-{rate:g}", short)
+                print(f"{name} at {rate:g}: held-out loss {result.best:.4f}", flush=True)
+        return
+    for stage in STAGES:
+        read = texts(stage, args.work)
+        for name in args.names or SIZES:
+            result = train(model, read, args.work / "mamba" / name / stage, recipe(name, stage, args.work))
+            print(f"{name}, {stage}: held-out loss {result.best:.4f}, tau {result.tau:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
