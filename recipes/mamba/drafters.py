@@ -31,11 +31,12 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-1.5m": ("draft-lm", {"hidden": 192, "layers": 2, "heads": 3}),
 }
 STAGES: dict[str, dict[str, Any]] = {  # steps of 8 rows of 512 tokens
-    "pretrain": {"steps": 2000, "lr": 6e-3},
+    "pretrain": {"steps": 2000},
     "sft": {"steps": 200, "lr": 1e-3},
     "distil": {"steps": 1000, "lr": 3e-3, "half_features": True},
 }
-RATES = (3e-3, 6e-3, 1.2e-2)
+RATES = (3e-3, 6e-3, 1.2e-2, 2.4e-2)  # tried for 200 steps; PRETRAIN_RATE has those that were best for the Transformers
+PRETRAIN_RATE = {"mamba-0.5m": 1.2e-2, "llama-0.5m": 1.2e-2, "mamba-1.5m": 6e-3, "llama-1.5m": 6e-3}
 
 
 def recipe(name: str, stage: str, work: Path, **changed: Any) -> Recipe:
@@ -45,6 +46,7 @@ def recipe(name: str, stage: str, work: Path, **changed: Any) -> Recipe:
     if before >= 0:
         options["init"] = str(work / "mamba" / name / list(STAGES)[before] / "best")
     settings = {**SHARED, **STAGES[stage], **changed}
+    settings.setdefault("lr", PRETRAIN_RATE[name])
     if stage == "distil":
         settings["cache"] = str(work / "features")  # the rows that the other drafters learnt from
     return Recipe(method, options=options, **{"evaluate": settings["steps"] // 4, **settings})

@@ -34,7 +34,7 @@ def scan(
     kept = torch.ones_like(x[..., 0]) if fresh is None else (~fresh).to(x.dtype)
     fed, dt, b, c, kept = (t.transpose(0, 1).contiguous() for t in (dt * x, dt, b, c, kept))
     with torch.autocast(x.device.type, enabled=False):
-        y, h = _Scan.apply(fed, dt, a, b, c, h, kept, chunk)  # type: ignore[no-untyped-call]
+        y, h = _Scan.apply(fed, dt, a, b, c, h, kept, chunk)
     return y.transpose(0, 1), h
 
 

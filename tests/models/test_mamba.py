@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 
 from outrider import drafters, ssm
 from outrider.budget import FixedBudget
+from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, Slab
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.noise import RaceNoise
@@ -313,7 +314,7 @@ def test_what_cannot_be_loaded(target: Target, tmp_path: Path) -> None:
 
 def one_step(made: Any, device: str) -> tuple[MambaDrafter, Slab, Tensor, Tensor]:
     """A drafter of this network, a slab of two rows, and tokens and parents of three nodes each."""
-    drafter = MambaDrafter(made, VOCAB, drafters._growth.Growth())
+    drafter = MambaDrafter(made, Same(VOCAB, VOCAB), drafters._growth.Growth())
     slab = Slab.like(ssm.empty(made, 2), 8)
     tokens = torch.ones(6, 1, dtype=torch.long, device=device)
     return drafter, slab, tokens, torch.zeros(2, 3, dtype=torch.long, device=device)

@@ -1,7 +1,8 @@
 """Drafters: one file is one method, and the file's name is how it is asked for.
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options: `lookup?ngram=3&tokens=10`,
-`model:DIR?depth=6&width=4`. Each file has `load(target, tokenizer, path, **options) -> Drafter`.
+`model:DIR?depth=6&width=4`. Each file has `load(target, tokenizer, path, **options) -> Drafter`. Where that has a
+`scale`, `scale=auto` fits it as the drafter is used (`calibration.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from ..calibration import calibrated
 from ..types import Drafter, InputError, Target
 
 
@@ -42,8 +44,11 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
     if name not in names():
         name, path = _method_of(body), body
     module = importlib.import_module(f".{name}", __name__)
-    options = _options(spec, query, module.load)
-    return module.load(target, tokenizer, path or None, **options)
+    auto = ("scale", "auto") in parse_qsl(query) and "scale" in inspect.signature(module.load).parameters
+    if auto:
+        query = "&".join(part for part in query.split("&") if part != "scale=auto")
+    loaded = module.load(target, tokenizer, path or None, **_options(spec, query, module.load))
+    return calibrated(loaded) if auto else loaded
 
 
 def _method_of(folder: str) -> str:

@@ -109,6 +109,6 @@ def _translate(round: Round, tree: DraftTree, where: Tensor) -> Round:
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
-    if len({type(p) for p in parts}) < len(parts):
+    if len({type(getattr(p, "inner", p)) for p in parts}) < len(parts):  # inner: of one whose scale is fitted
         raise InputError("two drafters of the same method cannot be mixed; choose one")
     return MixDrafter(tuple(parts))

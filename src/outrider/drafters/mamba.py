@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -24,40 +24,39 @@ from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _ranks, _weights
-from ._common import accepted, fitted, whole
+from ._common import accepted, whole
 from ._growth import Growth
-from .model import check_tokenizer
+from ._text import TextDrafter
+from ._words import Same, Words
+from .model import across, check_tokenizer, check_way
+
+if TYPE_CHECKING:
+    from ._hybrid import HybridDrafter
 
 PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
 
 
 @dataclass(frozen=True)
 class MambaDrafter:
-    """A Mamba or Mamba-2 of transformers. `vocab` is the target's; `batch` bounds the states advanced in one pass."""
+    """A Mamba or Mamba-2 of transformers, and how its tokens stand to the target's. `batch` bounds the states advanced
+    in one pass."""
 
     net: Any
-    vocab: int
+    words: Words
     growth: Growth
     batch: int = 1024
     taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MambaDrafting:
-        limit = self.rows - 1
-        state = ssm.read(self.net, [[min(t, limit) for t in p] for p in prompts])
-        return MambaDrafting(self, state, [[] for _ in prompts])
-
-    @property
-    def rows(self) -> int:
-        """The drafter's own vocabulary."""
-        return int(self.net.config.vocab_size)
+        return MambaDrafting(self, ssm.read(self.net, [self.words.read(p) for p in prompts]), [[] for _ in prompts])
 
     def advance(
         self, tokens: Int[Tensor, "b m"], state: ssm.State, count: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b v"], ssm.State]:
-        """Logits over the target's vocabulary after each row's last token, and the states there."""
-        features, state = ssm.run(self.net, tokens.clamp(max=self.rows - 1), state, count)
+        """Logits over the words after each row's last token (the net's own), and the states there."""
+        features, state = ssm.run(self.net, tokens, state, count)
         at = features[:, -1] if count is None else features[torch.arange(len(count), device=count.device), count - 1]
-        return fitted(self.net.lm_head(at), self.vocab), state
+        return self.words.law(self.net.lm_head(at)), state
 
 
 @dataclass
@@ -103,32 +102,41 @@ class Slab:
 class MambaDrafting:
     drafter: MambaDrafter
     state: ssm.State  # after the text, without the pending tokens
-    pending: list[list[int]]  # committed tokens that the drafter has not read
+    pending: list[list[int]]  # committed tokens that the drafter has not read, in its own words
     slab: Slab | None = field(default=None, repr=False)
     fed: Tensor | None = None  # [b, n] node -> place in the slab, -1: not fed
 
     def observe(self, round: Round) -> None:
+        read = self.drafter.words.read
         if self.fed is None or self.slab is None:
             for row, tokens in zip(self.pending, round.tokens, strict=True):
-                row.extend(tokens)
+                row.extend(read(tokens))
             self._catch_up()
             return
         # Of the accepted path, the part that was fed has its states in the slab: the last of them is selected.
         fed, kept = accepted(self.fed, round)
         self.state = self.slab.take(fed.gather(1, kept[:, None] - 1))
-        self.pending = [tokens[k - 1 :] for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
+        self.pending = [read(tokens[k - 1 :]) for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
         self.fed = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        tree, self.fed = self.drafter.growth.propose(rows, self._read(), self._step, budget)
+        words, growth = self.drafter.words, self.drafter.growth
+        tree, self.fed = growth.propose(rows, self._read(), self._step, budget, words.names, words.vocab)
         return tree
+
+    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
+        """For `_text.py`: a tree below tokens of the drafter's own, of which only the settled ones stay."""
+        if any(settled):
+            self.state = ssm.read(self.drafter.net, settled, self.state)
+        self.pending = tails
+        return self.drafter.growth.propose(rows, self._read(), self._step, budget)[0]
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         first = self._read()
         assert self.slab is not None
         self.state, self.pending = self.slab.take(torch.zeros_like(rows.root)[:, None]), [[] for _ in self.pending]
-        return _ranks.below(rows, first, self._step, truth, k)
+        return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
 
     def select(self, index: Sequence[int]) -> None:
         self.state = self.state.select(torch.tensor(index, device=self.state.conv.device))
@@ -142,9 +150,7 @@ class MambaDrafting:
     def _catch_up(self) -> None:
         """Rounds without a draft leave tokens unread: read them, all but the root, before they are too many."""
         if max(map(len, self.pending)) > ssm.PIECE:
-            limit = self.drafter.rows - 1
-            behind = [[min(t, limit) for t in row[:-1]] for row in self.pending]
-            self.state = ssm.read(self.drafter.net, behind, self.state)
+            self.state = ssm.read(self.drafter.net, [row[:-1] for row in self.pending], self.state)
             self.pending = [row[-1:] for row in self.pending]
 
     @torch.no_grad()
@@ -172,7 +178,8 @@ class MambaDrafting:
         if n > self.slab.nodes:
             self.slab = self.slab.grown(n)
         state = self.slab.take(fed.parents[:, since:])
-        logits, state = self.drafter.advance(fed.tokens[:, since:].reshape(b * w, 1), state)
+        tokens = self.drafter.words.feed(fed.tokens[:, since:])
+        logits, state = self.drafter.advance(tokens.reshape(b * w, 1), state)
         self.slab.put(state, since)
         return logits.unflatten(0, (b, w))
 
@@ -190,8 +197,12 @@ def load(
     replacement: bool = False,
     batch: int = 1024,
     dtype: str = "auto",
-) -> MambaDrafter:
-    """A Mamba or Mamba-2 from a folder or hub id, in transformers' layout or that of `mamba_ssm`."""
+    vocab: str = "same",
+) -> MambaDrafter | HybridDrafter | TextDrafter:
+    """A Mamba or Mamba-2 from a folder or hub id, in transformers' layout or that of `mamba_ssm`.
+
+    `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
+    """
     from ..targets import load_tokenizer
 
     if target is None:
@@ -207,9 +218,13 @@ def load(
         )
     if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
         raise InputError(f"there is no precision {dtype!r}; choose float64, float32, bfloat16, float16 or auto")
+    check_way(vocab)
     folder = str(folder_of(path))
     net = _net(folder, target, dtype)
+    kind = _kind(net)
     rows = int(net.config.vocab_size)
+    if vocab != "same":
+        return across(vocab, folder, rows, target, tokenizer, lambda words: kind(net, words, growth, batch))
     if tokenizer is not None and any(Path(folder).glob("tokenizer*")):  # the layout of mamba_ssm has none
         check_tokenizer(path, tokenizer, load_tokenizer(folder))
     elif abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
@@ -217,7 +232,18 @@ def load(
             f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
             "a Mamba drafter needs the target's tokenizer"
         )
-    return MambaDrafter(net, target.vocab, growth, batch)
+    return kind(net, Same(rows, target.vocab), growth, batch)
+
+
+def _kind(net: Any) -> type[MambaDrafter] | type[HybridDrafter]:
+    """Mamba and Mamba-2 have a forward of their own here; whatever else is recurrent, the stock one."""
+    if net.config.model_type in ssm.KINDS:
+        ssm.check(net)
+        return MambaDrafter
+    from . import _hybrid
+
+    _hybrid.check(net)
+    return _hybrid.HybridDrafter
 
 
 def _net(path: str, target: Target, dtype: str) -> Any:
@@ -227,7 +253,6 @@ def _net(path: str, target: Target, dtype: str) -> Any:
     kind = (own if own is not None else "auto") if dtype == "auto" else dtype
     place = str(getattr(target, "device", "auto"))
     net: Any = _original(path) if original(path) else from_pretrained(path, kind, place, False, {})
-    ssm.check(net)
     if kind != "auto":
         net = net.to(getattr(torch, kind) if isinstance(kind, str) else kind)
     net = net if place == "auto" else net.to(place)

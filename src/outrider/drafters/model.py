@@ -1,68 +1,88 @@
 """Speculative sampling with a draft model (Leviathan et al. 2023; Chen et al. 2023): any causal LM, or T5 for T5.
 
 The draft model lives in a tree cache of its own, which holds the committed text only. Each round feeds it the tokens
-it has not seen, then grows a tree over its own cache, one pass per depth (`_growth.py`).
+it has not seen, then grows a tree over its own cache, one pass per depth (`_growth.py`). A text that is longer than its
+context is none of its business: it drafts nothing there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..tree import chain
+from ..tree import chain, root_only
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
 from . import _ranks
-from ._common import accepted, fitted
+from ._common import accepted
 from ._growth import WIDEST, Growth
+from ._text import TextDrafter
+from ._words import WAYS, Same, Shared, Spelling, Words
 
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """A draft model. `vocab` is the target's: rows that pad either vocabulary are cut or filled."""
+    """A draft model, and how its tokens stand to the target's."""
 
     model: Target
-    vocab: int
+    words: Words
     growth: Growth
     taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ModelDrafting:
         session = self.model.open(capacity + 2 * sum(self.growth.shape) + (self.growth.width or WIDEST) * 16)
-        limit = self.model.vocab - 1
-        for _ in session.prefill([[min(t, limit) for t in p] for p in prompts]):
+        texts, most = [self.words.read(p) for p in prompts], self.model.context
+        for _ in session.prefill([text[:most] for text in texts]):
             pass
-        return ModelDrafting(self, session, [[] for _ in prompts])
+        return ModelDrafting(self, session, [text[most:] for text in texts])
 
 
 @dataclass
 class ModelDrafting:
     drafter: ModelDrafter
     session: Session
-    pending: list[list[int]]  # committed tokens that the draft model has not read
+    pending: list[list[int]]  # committed tokens that the draft model has not read, in its own words
     fed: Tensor | None = None  # [b, n] node -> index among the fed nodes of the last proposal, -1: not fed
 
     def observe(self, round: Round) -> None:
+        read = self.drafter.words.read
         if self.fed is None:
             for row, tokens in zip(self.pending, round.tokens, strict=True):
-                row.extend(tokens)
+                row.extend(read(tokens))
             return
         # Of the accepted path, the part that the draft model fed itself is in its cache already.
         fed, kept = accepted(self.fed, round)
         self.session.keep(fed.clamp(min=0), kept)
-        self.pending = [tokens[k - 1 :] for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
+        self.pending = [read(tokens[k - 1 :]) for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
         self.fed = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        tree, self.fed = self.drafter.growth.propose(rows, self._read(rows), self._step, budget)
+        if self._full(budget):
+            return root_only(rows.root)
+        words, growth = self.drafter.words, self.drafter.growth
+        tree, self.fed = growth.propose(rows, self._read(rows), self._step, budget, words.names, words.vocab)
+        return tree
+
+    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
+        """For `_text.py`: a tree below tokens of the draft model's own, of which only the settled ones stay."""
+        texts = [p + s for p, s in zip(self.pending, settled, strict=True)]
+        self.pending = [text + tail for text, tail in zip(texts, tails, strict=True)]
+        if self._full(budget):
+            self.pending = texts
+            return root_only(rows.root)
+        lengths = [n + len(text) for n, text in zip(self.session.lengths.tolist(), texts, strict=True)]
+        tree, _ = self.drafter.growth.propose(rows, self._read(rows), self._step, budget)
+        self.session.rewind(lengths)
+        self.pending = [[] for _ in lengths]
         return tree
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         first, self.pending = self._read(rows), [row[-1:] for row in self.pending]
-        return _ranks.below(rows, first, self._step, truth, k)
+        return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
 
     def select(self, index: Sequence[int]) -> None:
         self.session.select(index)
@@ -73,21 +93,22 @@ class ModelDrafting:
         self.session.join(other.session)
         self.pending += other.pending
 
+    def _full(self, budget: Budget) -> bool:
+        return self.session.longest + max(map(len, self.pending)) + budget.depth > self.drafter.model.context
+
     def _read(self, rows: Rows) -> Tensor:
         """Feed the pending tokens and the root as one chain, keep all but the root (it stays at node 0's slot)."""
-        limit = self.drafter.model.vocab - 1
-        trunk = chain([[min(t, limit) for t in row] for row in self.pending], rows.root.device)
+        trunk = chain(self.pending, rows.root.device)
         logits = self.session.forward(trunk).logits
         last = trunk.size - 1
         index = torch.arange(trunk.nodes, device=last.device).expand(len(rows), -1)
         self.session.keep(index, last)
-        return fitted(logits[torch.arange(len(rows), device=last.device), last][:, None], self.drafter.vocab)
+        return self.drafter.words.law(logits[torch.arange(len(rows), device=last.device), last][:, None])
 
     def _step(self, fed: DraftTree, since: int) -> Tensor:
-        limit = self.drafter.model.vocab - 1
-        if self.drafter.vocab > self.drafter.model.vocab:
-            fed = replace(fed, tokens=fed.tokens.clamp(max=limit))
-        return fitted(self.session.forward(fed, since=since).logits, self.drafter.vocab)
+        words = self.drafter.words
+        fed = replace(fed, tokens=words.feed(fed.tokens))
+        return words.law(self.session.forward(fed, since=since).logits)
 
 
 def load(
@@ -102,15 +123,20 @@ def load(
     scale: float = 1.0,
     replacement: bool = False,
     dtype: str = "auto",
-) -> ModelDrafter:
-    """A draft model from a folder or hub id; without a path, the demo draft model."""
+    vocab: str = "same",
+) -> ModelDrafter | TextDrafter:
+    """A draft model from a folder or hub id; without a path, the demo draft model.
+
+    `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
+    """
     from ..targets import HFTarget, load_target, load_tokenizer
 
     growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
     where = path if path is not None else _demo_path()
-    if tokenizer is not None:
+    check_way(vocab)
+    if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
     model = getattr(target, "model", None)
     device = "auto" if model is None else str(model.device)
@@ -120,7 +146,29 @@ def load(
     if isinstance(draft, HFTarget) and getattr(target, "graphs", None) is not None:
         draft.compile()
         draft.warm()
-    return ModelDrafter(draft, target.vocab, growth)
+    if vocab == "same":
+        return ModelDrafter(draft, Same(draft.vocab, target.vocab), growth)
+    if not isinstance(draft, HFTarget):
+        raise InputError("another tokenizer is for decoder-only models; leave vocab out")
+    return across(vocab, where, draft.vocab, target, tokenizer, lambda words: ModelDrafter(draft, words, growth))
+
+
+def across(way: str, where: str, rows: int, target: Target, tokenizer: Any, build: Callable[[Words], Any]) -> Any:
+    """A drafter of `rows` tokens whose tokenizer is another than the target's: `build` makes it for its words."""
+    from ..targets import load_tokenizer
+
+    theirs = load_tokenizer(where)
+    if tokenizer is None or theirs is None:
+        raise InputError(f"vocab={way} needs the tokenizers of the target and of {where}")
+    here, there = Spelling.of(tokenizer, "the target"), Spelling.of(theirs, where)
+    if way == "text":
+        return TextDrafter(build(Same(rows, rows)), here, there, target.vocab)
+    return build(Shared.of(here, there, rows, target.vocab, where, getattr(target, "device", None)))
+
+
+def check_way(way: str) -> None:
+    if way not in WAYS:
+        raise InputError(f"vocab is {', '.join(WAYS)}, not {way!r}")
 
 
 def check_tokenizer(where: str, target: Any, draft: Any) -> None:
@@ -130,7 +178,10 @@ def check_tokenizer(where: str, target: Any, draft: Any) -> None:
     a, b = target.get_vocab(), draft.get_vocab()
     same = all(b.get(token, index) == index for token, index in a.items())
     if not same or len(set(a) & set(b)) < 0.99 * min(len(a), len(b)):
-        raise InputError(f"the tokenizer of {where} differs from the target's; a draft model needs the same tokenizer")
+        raise InputError(
+            f"the tokenizer of {where} differs from the target's; give the same one, or say how to draft across: "
+            "vocab=shared or vocab=text"
+        )
 
 
 def _demo_path() -> str:

@@ -1,0 +1,222 @@
+"""What tokens spell, and how a drafter's tokens stand to the target's.
+
+Three ways: the same tokenizer (`Same`), the tokens that both tokenizers have (`Shared`; Timor et al. 2025, token-level
+intersection), or nothing but the text (`_text.py`), for which a `Spelling` writes one tokenizer's text in the other's
+tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..types import InputError
+from ._common import fitted
+
+WINDOW = 48  # bytes of the text before that are looked at when text is written in tokens
+WAYS = ("same", "shared", "text")
+ENOUGH = 0.1  # share of the target's tokens that the drafter must have as well
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The bytes of every token of a tokenizer; None for special tokens, which spell nothing."""
+
+    tokenizer: Any
+    spelt: tuple[bytes | None, ...]
+    special: dict[str, int]
+
+    @classmethod
+    def of(cls, tokenizer: Any, where: str) -> Spelling:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise InputError(
+                f"{where} has no fast tokenizer, whose tokens' bytes are needed; give one (tokenizer.json)"
+            )
+        layout = json.loads(backend.to_str())
+        decoder = json.dumps(layout.get("decoder") or {})
+        if '"ByteLevel"' in decoder:
+            table = _alphabet()
+        elif any(word in decoder for word in ('"ByteFallback"', '"Metaspace"', '"\\u2581"')):
+            table = None
+        else:
+            raise InputError(
+                f"the tokens of {where} are neither of bytes nor of sentencepiece; their text is not known"
+            )
+        special = {a["content"]: int(a["id"]) for a in layout["added_tokens"] if a["special"]}
+        marks, plain = set(special.values()), {int(a["id"]): a["content"] for a in layout["added_tokens"]}
+        names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        spelt = tuple(
+            None if i in marks or name is None else plain[i].encode() if i in plain else _bytes(name, table)
+            for i, name in enumerate(names)
+        )
+        return cls(tokenizer, spelt, special)
+
+    @cached_property
+    def ids(self) -> dict[bytes, int]:
+        """Of equal spellings, the first."""
+        return {text: i for i, text in reversed(list(enumerate(self.spelt))) if text}
+
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self.ids))
+
+    def bytes_of(self, token: int) -> bytes | None:
+        return self.spelt[token] if token < len(self.spelt) else None
+
+    def mark(self, other: Spelling, token: int) -> int | None:
+        """Of another tokenizer's special token, the one of the same name here, or of the same use."""
+        own = self.special.get(other.tokenizer.convert_ids_to_tokens(token))
+        if own is not None:
+            return own
+        uses = ("eos_token_id", "bos_token_id")
+        return next((getattr(self.tokenizer, u) for u in uses if getattr(other.tokenizer, u) == token), None)
+
+    def write(self, before: bytes, text: bytes) -> list[int]:
+        """Tokens that spell `text` behind `before`: the tokenizer's own division where it has a border there.
+
+        Where its token runs across the border, the part behind it is spelt by the longest tokens that fit; so is a
+        character of which only some bytes are there. What no token spells is left out.
+        """
+        cut = max(0, len(before) - WINDOW)
+        context = before[cut:]
+        while context and context[0] & 0xC0 == 0x80:  # not in the middle of a character
+            context = context[1:]
+        whole, rest = _complete(context + text)
+        if len(whole) <= len(context):
+            return self.cover(text)
+        tokens, line = self._divided(whole)
+        if line == b" " + whole and whole.startswith(b" "):  # sentencepiece puts a space before any text
+            tokens, line = self._divided(whole[1:])
+        place = -len(context)
+        if line == b" " + whole:
+            place -= 1 if context else 0  # at the very beginning that space is its own
+        elif line != whole:
+            return self.cover(text)
+        found: list[int] = []
+        for token in tokens:
+            end = place + len(self.bytes_of(token) or b"")
+            if place >= 0:
+                found.append(token)
+            elif end > 0:
+                found += self.cover(text[:end])
+            place = end
+        return found + self.cover(rest)
+
+    def _divided(self, text: bytes) -> tuple[list[int], bytes]:
+        tokens = self.tokenizer(text.decode(), add_special_tokens=False, verbose=False)["input_ids"]
+        return tokens, b"".join(self.bytes_of(t) or b"" for t in tokens)
+
+    def cover(self, text: bytes) -> list[int]:
+        """The longest tokens that fit, from the left; what no token spells is left out."""
+        found, at = [], 0
+        while at < len(text):
+            for size in range(min(self.longest, len(text) - at), 0, -1):
+                token = self.ids.get(text[at : at + size])
+                if token is not None:
+                    found.append(token)
+                    break
+            else:
+                size = 1
+            at += size
+        return found
+
+
+def _complete(text: bytes) -> tuple[bytes, bytes]:
+    """All but the bytes of a last, unfinished character (or everything from the first byte that is none), and those."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start], text[error.start :]
+    return text, b""
+
+
+def _bytes(name: str, table: dict[str, int] | None) -> bytes:
+    if table is not None:
+        return bytes(table[c] for c in name) if all(c in table for c in name) else name.encode()
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes([int(name[3:5], 16)])
+    return name.replace("\u2581", " ").encode()
+
+
+def _alphabet() -> dict[str, int]:
+    """How byte-level tokenizers show bytes: printable ones as they are, the others from U+0100 on, in order."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+@dataclass(frozen=True)
+class Same:
+    """One tokenizer; the drafter has `rows` tokens and the target `vocab`, which padding may tell apart."""
+
+    rows: int
+    vocab: int
+    names: Tensor | None = None
+
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        return [min(t, self.rows - 1) for t in tokens]
+
+    def feed(self, tokens: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        return tokens if self.rows >= self.vocab else tokens.clamp(max=self.rows - 1)
+
+    def law(self, logits: Float[Tensor, "*s d"]) -> Float[Tensor, "*s v"]:
+        return fitted(logits, self.vocab)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The k tokens that both have: `names` are the target's ids, `columns` the drafter's.
+
+    The drafter's law is its own over these, renormalised, so q is proper under `rejection`, and under `coupled` the
+    noise is that of the target's ids. The text it reads is spelt token by token: one of the drafter's where both have
+    it, else several.
+    """
+
+    names: Int[Tensor, " k"]
+    columns: Int[Tensor, " k"]
+    into: Int[Tensor, " v"]  # the target's id -> the drafter's, for those that both have
+    spelt: tuple[tuple[int, ...], ...]
+    vocab: int
+
+    @classmethod
+    def of(cls, here: Spelling, there: Spelling, rows: int, vocab: int, where: str, device: Any = None) -> Shared:
+        pairs = [(t, there.ids[s]) for t, s in enumerate(here.spelt[:vocab]) if s and s in there.ids]
+        marks = {t: there.mark(here, t) for t in here.special.values()}
+        pairs += [(t, d) for t, d in marks.items() if d is not None and t < vocab]
+        first = {d: t for t, d in reversed(pairs) if d < rows}  # a token of the drafter's names one of the target's
+        if len(first) < ENOUGH * vocab:
+            raise InputError(
+                f"{where} has {rows} tokens and the target {vocab}, of which both have {len(first)}: too few for "
+                "vocab=shared; use vocab=text"
+            )
+        names, columns = sorted(first.values()), {t: d for d, t in first.items()}
+        into = torch.zeros(vocab, dtype=torch.long)
+        into[names] = torch.tensor([columns[t] for t in names])
+        blank = there.cover(b"\n") or there.cover(b" ") or [0]
+        spelt = []
+        for t in range(vocab):
+            text = here.bytes_of(t)
+            own = [columns[t]] if t in columns else there.cover(text) if text else []
+            spelt.append(tuple(own or blank))  # what it cannot spell, a special token say, parts the text
+        ids = torch.tensor(names, device=device)
+        return cls(ids, into.to(ids.device)[ids], into.to(ids.device), tuple(spelt), vocab)
+
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        return [d for t in tokens for d in self.spelt[t]]
+
+    def feed(self, tokens: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        return self.into[tokens]
+
+    def law(self, logits: Float[Tensor, "*s d"]) -> Float[Tensor, "*s k"]:
+        return logits[..., self.columns]
+
+
+Words = Same | Shared

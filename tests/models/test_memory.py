@@ -1,0 +1,81 @@
+"""What drafters remember of their text: a Mamba the same whatever its length, a Transformer more with every token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+from outrider import drafters
+from outrider.budget import FixedBudget
+from outrider.drafters.mamba import MambaDrafting
+from outrider.drafters.model import ModelDrafting
+from outrider.engine import Batch, Engine, Request, Row
+from outrider.noise import RaceNoise
+from outrider.targets import load_target
+from outrider.targets.session import TreeSession
+from outrider.types import Drafting
+
+VOCAB, ROUNDS = 47, 4
+LENGTHS = (50, 400)
+
+
+def llama(layers: int) -> Any:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def mamba(kind: str) -> Any:
+    torch.manual_seed(2)
+    shared = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    if kind == "mamba":
+        return MambaForCausalLM(MambaConfig(**shared, time_step_rank=1)).eval()
+    return Mamba2ForCausalLM(Mamba2Config(**shared, num_heads=8, head_dim=4, n_groups=1)).eval()
+
+
+def draftings(spec: str) -> list[tuple[Drafting, Batch]]:
+    """The drafter's state after prompts of LENGTHS and a few rounds of a chain."""
+    target = load_target(llama(1))
+    engine = Engine(target, drafters.load(spec, target), FixedBudget(6, 5), RaceNoise(VOCAB))
+    found = []
+    for length in LENGTHS:
+        batch, _ = Batch.start(engine, [Row(Request([1 + i % 40 for i in range(length)], 0, 60), 0)])
+        assert batch is not None
+        found.append((batch.drafting, batch))
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_a_mamba_remembers_as_much_of_a_long_text(kind: str, tmp_path: Path) -> None:
+    mamba(kind).save_pretrained(tmp_path)
+    states, slabs = set(), set()
+    for drafting, batch in draftings(f"mamba:{tmp_path}?tree=chain"):
+        assert isinstance(drafting, MambaDrafting)
+        states.add(drafting.state.bytes)
+        for _ in range(ROUNDS):
+            batch.round()
+            states.add(drafting.state.bytes)
+        assert drafting.slab is not None
+        slabs.add((drafting.slab.conv.numel(), drafting.slab.ssm.numel()))
+    channels = 32 + (8 if kind == "mamba2" else 0)  # those of the convolution, which remembers three inputs
+    assert states == {2 * 4 * (3 * channels + 32 * 4)}
+    assert len(slabs) == 1
+
+
+@torch.no_grad()
+def test_a_transformer_remembers_every_token(tmp_path: Path) -> None:
+    llama(2).save_pretrained(tmp_path)
+    sizes = []
+    for drafting, _ in draftings(f"model:{tmp_path}?tree=chain"):
+        assert isinstance(drafting, ModelDrafting)
+        assert isinstance(drafting.session, TreeSession)
+        sizes.append(sum(s[:, :, : drafting.session.longest].numel() * 4 for s in drafting.session.cache.slabs))
+    assert sizes == [2 * 2 * 8 * length * 4 for length in LENGTHS]  # layers, keys and values, width, tokens, bytes
