@@ -409,7 +409,7 @@ def show(contexts: dict[str, Any]) -> None:
             )  # fmt: skip
         table.add_section()
     console = Console()
-    console.width = max(console.width, 130)
+    console.width = max(console.width, 140)
     console.print(table)
 
 

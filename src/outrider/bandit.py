@@ -23,6 +23,7 @@ from .budget import Curve, Report, nearest
 from .types import Budget, InputError, Rows
 
 Shape = tuple[int, ...]  # children of every node of a depth; (): do not speculate
+Play = Shape | tuple[int, Shape]  # a shape, or that of one of several drafters, the first of which is 0
 MOST = 256  # nodes of an arm: what a cache has room for beyond the context
 ARMS: tuple[Shape, ...] = ((3, 3, 2, 1), (3, 2, 2, 1, 1), (2, 2, 2, 1, 1, 1))
 
@@ -36,22 +37,39 @@ def nodes(shape: Shape) -> int:
     return count
 
 
-def parse(text: str) -> tuple[Shape, ...]:
-    """Arms as they are written: `3,3,2,1 2,2,1 none`."""
-    found: list[Shape] = []
-    for part in text.split():
+def shape_of(play: Play) -> Shape:
+    return play[1] if _paired(play) else play  # type: ignore[return-value]
+
+
+def part_of(play: Play) -> int:
+    return play[0] if _paired(play) else 0
+
+
+def _paired(play: Play) -> bool:
+    return len(play) == 2 and isinstance(play[1], tuple)
+
+
+def parse(text: str) -> tuple[Play, ...]:
+    """Arms as they are written: `3,2,1 2,2,1 none`, or `1:3,2,1 2:1,1,1` for the first and the second drafter."""
+    found: list[Play] = []
+    for word in text.split():
+        number, colon, shape = word.rpartition(":")
         try:
-            found.append(() if part == "none" else tuple(int(x) for x in part.replace("x", ",").split(",")))
+            part = int(number) - 1 if colon else 0
+            made = () if shape == "none" else tuple(int(x) for x in shape.replace("x", ",").split(","))
         except ValueError:
-            raise InputError(f"an arm is a shape such as 3,2,1, or none, not {part!r}") from None
+            raise InputError(f"an arm is a shape such as 3,2,1, or 2:3,2,1, or none, not {word!r}") from None
+        if part < 0:
+            raise InputError(f"drafters are counted from 1, not {word!r}")
+        found.append((part, made) if part and made else made)
     return tuple(found)
 
 
 @dataclass
 class Arm:
-    """What a shape gave, in rounds that count less the longer they are ago."""
+    """What an arm gave, in rounds that count less the longer they are ago."""
 
-    shape: Shape
+    play: Play
     plays: float = 0.0
     tokens: float = 0.0  # sum of N
     shares: float = 0.0  # sum of 1/N
@@ -59,7 +77,7 @@ class Arm:
 
 @dataclass
 class BanditBudget:
-    """Chooses a shape each round. One instance serves a target and a drafter.
+    """Chooses a shape each round, or a drafter and its shape. One instance serves a target and its drafters.
 
     `scope`: what was learnt is forgotten where a request begins ("request", the paper's), or kept ("shared"). In a
     batch a request begins where all rows do. `discount` below 1 forgets by and by, for texts whose nature changes
@@ -67,22 +85,22 @@ class BanditBudget:
     rounds without a draft measure the plain pass, and the first round of a shape warms up and measures nothing.
     """
 
-    arms: tuple[Shape, ...] = ARMS
+    arms: tuple[Play, ...] = ARMS
     explore: float = 0.3
     reward: str = "exact"  # or paper
     scope: str = "shared"  # or request
     discount: float = 1.0
     played: dict[int, list[Arm]] = field(default_factory=dict)  # by the number of rows
     verify: dict[int, Curve] = field(default_factory=dict)  # rows -> seconds of a pass by nodes
-    drafts: dict[tuple[int, Shape], float] = field(default_factory=dict)  # (rows, shape) -> seconds, a running mean
-    sizes: dict[tuple[int, Shape], float] = field(default_factory=dict)  # (rows, shape) -> nodes there were, a mean
-    warm: set[tuple[int, Shape]] = field(default_factory=set)
-    last: Shape | None = None  # the arm of this round; None: a measurement
+    drafts: dict[tuple[int, Play], float] = field(default_factory=dict)  # (rows, arm) -> seconds, a running mean
+    sizes: dict[tuple[int, Play], float] = field(default_factory=dict)  # (rows, arm) -> nodes there were, a mean
+    warm: set[tuple[int, Play]] = field(default_factory=set)
+    last: Play | None = None  # the arm of this round; None: a measurement
 
     def __post_init__(self) -> None:
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise InputError("a bandit needs arms, each of them once")
-        for shape in self.arms:
+        for shape in map(shape_of, self.arms):
             if any(width < 1 for width in shape) or nodes(shape) > MOST:
                 raise InputError(f"an arm has 1 or more children at every depth and at most {MOST} nodes, not {shape}")
         if not 0 < self.discount <= 1 or not 0 <= self.explore < math.inf:
@@ -95,36 +113,39 @@ class BanditBudget:
         if self.scope == "request" and not any(rows.serial):
             self.played.clear()
         self.last = None
-        open_ = [arm for arm in self._arms(b) if len(arm.shape) <= room]  # a shape cut short says nothing of itself
+        open_ = [
+            arm for arm in self._arms(b) if len(shape_of(arm.play)) <= room
+        ]  # a shape cut short says nothing of itself
         if not open_ or b not in self.verify:
             return Budget(1, 0)
-        self.last = self._best(b, open_).shape
-        return Budget(nodes(self.last), len(self.last), shape=self.last or None)
+        self.last = self._best(b, open_).play
+        shape = shape_of(self.last)
+        return Budget(nodes(shape), len(shape), shape=shape or None, part=part_of(self.last))
 
     def _arms(self, rows: int) -> list[Arm]:
-        return self.played.setdefault(rows, [Arm(shape) for shape in self.arms])
+        return self.played.setdefault(rows, [Arm(play) for play in self.arms])
 
     def _best(self, rows: int, arms: Sequence[Arm]) -> Arm:
         for arm in arms:
-            if arm.plays == 0 or not self._known(rows, arm.shape):
+            if arm.plays == 0 or not self._known(rows, arm.play):
                 return arm
         t = max(1.0, sum(arm.plays for arm in arms))
 
         def bound(arm: Arm) -> float:
             width = math.sqrt(2 * math.log(t) / arm.plays)
             if self.reward == "exact":
-                width *= self.cost(rows, arm.shape) * (1 - 1 / (len(arm.shape) + 1))
+                width *= self.cost(rows, arm.play) * (1 - 1 / (len(shape_of(arm.play)) + 1))
             return self.mean(rows, arm) + self.explore * width
 
         return max(arms, key=bound)
 
-    def _known(self, rows: int, shape: Shape) -> bool:
-        return not shape or (rows, shape) in self.drafts
+    def _known(self, rows: int, play: Play) -> bool:
+        return not play or (rows, play) in self.drafts
 
     def learn(self, report: Report) -> None:
-        b, shape = report.rows, self.last
-        done = shape or ()
-        if report.depth < len(done):
+        b, play = report.rows, self.last
+        done = play or ()
+        if report.depth < len(shape_of(done)):
             return
         if (b, done) in self.warm:
             self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
@@ -132,11 +153,11 @@ class BanditBudget:
                 _average(self.drafts, (b, done), report.draft_seconds)
                 _average(self.sizes, (b, done), float(report.nodes))
         self.warm.add((b, done))
-        if shape is None:
+        if play is None:
             return
         given = 1 + sum(report.accepted) / b
         for arm in self._arms(b):
-            mine = float(arm.shape == shape)
+            mine = float(arm.play == play)
             arm.plays = self.discount * arm.plays + mine
             arm.tokens = self.discount * arm.tokens + mine * given
             arm.shares = self.discount * arm.shares + mine / given
@@ -144,24 +165,24 @@ class BanditBudget:
     def mean(self, rows: int, arm: Arm) -> float:
         """The arm's mean reward, at what its rounds cost by now."""
         gain = arm.shares / arm.plays if self.reward == "paper" else arm.plays / arm.tokens
-        return -self.cost(rows, arm.shape) * gain
+        return -self.cost(rows, arm.play) * gain
 
-    def cost(self, rows: int, shape: Shape) -> float:
+    def cost(self, rows: int, play: Play) -> float:
         """What a round costs, in passes of the target over one node."""
         verify = self.verify[rows]
         one = verify(1)
-        draft = self.drafts[rows, shape] / one if shape else 0.0  # lambda * gamma
-        if self.reward == "paper" or not shape:
+        draft = self.drafts[rows, play] / one if play else 0.0  # lambda * gamma
+        if self.reward == "paper" or not play:
             return draft + 1.0
-        return draft + verify(nearest(round(self.sizes[rows, shape]))) / one
+        return draft + verify(nearest(round(self.sizes[rows, play]))) / one
 
-    def means(self, rows: int = 1) -> dict[Shape, tuple[float, float]]:
+    def means(self, rows: int = 1) -> dict[Play, tuple[float, float]]:
         """(plays, mean reward) of the arms that were played and whose cost is known."""
-        arms = [arm for arm in self._arms(rows) if arm.plays and self._known(rows, arm.shape)]
-        return {arm.shape: (arm.plays, self.mean(rows, arm)) for arm in arms}
+        arms = [arm for arm in self._arms(rows) if arm.plays and self._known(rows, arm.play)]
+        return {arm.play: (arm.plays, self.mean(rows, arm)) for arm in arms}
 
 
-def _average(means: dict[tuple[int, Shape], float], key: tuple[int, Shape], seen: float) -> None:
+def _average(means: dict[tuple[int, Play], float], key: tuple[int, Play], seen: float) -> None:
     """A running mean that one disturbed round cannot carry off."""
     old = means.setdefault(key, seen)
     means[key] = old + 0.1 * (min(seen, 4 * old) - old)

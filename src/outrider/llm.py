@@ -190,13 +190,15 @@ def load(
     device: str = "auto",
     trust_remote_code: bool = False,
     compile: bool = False,
+    choose: bool = False,
     **options: Any,
 ) -> LLM:
     """A model by hub id or folder (or a transformers model already in memory), with a drafter.
 
     Without a model: the demo target that ships with the package, computing in float32. Without a drafter: the demo's
     own trained one for the demo target, prompt lookup for any other (the adaptive budget turns it off where it does
-    not pay). `drafter` is a SPEC such as "lookup?ngram=3" or "model:DIR", several SPECs, or a loaded drafter.
+    not pay). `drafter` is a SPEC such as "lookup?ngram=3" or "model:DIR", several SPECs, or a loaded drafter. With
+    `choose`, several are not mixed: the budget names one of them each round (a bandit over drafters and shapes).
 
     `compile` records the models' passes and replays them without their Python: a second or two at load, and then the
     same logits sooner (`targets/graphs.py`); it pays most for small models.
@@ -217,7 +219,7 @@ def load(
     chosen = drafter if drafter is not None else (DEMO_DRAFTER if demo else "lookup")
     if isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else " + ".join(chosen)
-        chosen = drafters.load(chosen, target, tokenizer)
+        chosen = drafters.load(chosen, target, tokenizer, choose)
     else:
         label = type(chosen).__name__
     if compile and isinstance(target, HFTarget):

@@ -150,6 +150,7 @@ class Budget:
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
     reach: float = 0.0  # coupled only: draft no deeper once no node's value lies above
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
+    part: int = 0  # of several drafters to choose from, which one
 
 
 @dataclass(frozen=True)

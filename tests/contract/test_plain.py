@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from contract_world import PROMPTS, World, outputs, plain, stop_at
 
 from outrider import drafters
 from outrider.bandit import BanditBudget
-from outrider.budget import AdaptiveBudget
+from outrider.budget import AdaptiveBudget, Report
+from outrider.drafters._choice import ChoiceDrafter
 from outrider.engine import Request
-from outrider.types import Budget, Rows, Sampling
+from outrider.types import Budget, InputError, Rows, Sampling
 
 NAMES = drafters.names()
 LAWS = {
@@ -58,6 +61,33 @@ def test_a_bandit_over_shapes(world: World, name: str, law: str) -> None:
     rows = outputs(world.engine(world.drafter(name), budget=bandit), made, batch_size=2)
     assert [r.output for r in rows] == expected(world, made)
     assert sum(arm.plays > 0 for arm in bandit.played[2]) > 1
+
+
+@pytest.mark.parametrize("law", ["greedy", "T1"])
+def test_a_bandit_over_drafters(world: World, law: str) -> None:
+    """Drafters that read features, that read tokens, and that need no model, each reading what the others drafted."""
+    made = requests(LAWS[law], [40, 40, 30, 30])
+    parts = tuple(world.drafter(name) for name in ("eagle", "model", "medusa", "mamba", "lookup") if name in NAMES)
+    plays = tuple((i, (2, 1) if i % 2 else (1, 1, 1)) for i in range(len(parts)))
+    bandit = BanditBudget(arms=((), *plays), discount=0.9)
+    rows = outputs(world.engine(ChoiceDrafter(parts), budget=bandit), made, batch_size=2)
+    assert [r.output for r in rows] == expected(world, made)
+    assert {arm.play for arm in bandit.played[2] if arm.plays > 0} > set(plays[1:])
+    with pytest.raises(InputError, match="no drafter 6"):
+        outputs(world.engine(ChoiceDrafter(parts), budget=Always(Budget(2, 1, part=5))), made)
+
+
+@dataclass
+class Always:
+    """The same budget every round."""
+
+    budget: Budget
+
+    def choose(self, rows: Rows) -> Budget:
+        return self.budget
+
+    def learn(self, report: Report) -> None:
+        pass
 
 
 @pytest.mark.parametrize("law", ["greedy", "T1"])

@@ -199,7 +199,24 @@ def test_malformed(options: dict[str, Any], sentence: str) -> None:
         BanditBudget(**options)
 
 
+def test_pairs_of_drafter_and_shape() -> None:
+    """The same shape of two drafters are two arms: the one whose drafts are right more often is played."""
+    bandit = ready(arms=((), A, (1, A)), explore=0.1)
+    bandit.warm |= {(1, A), (1, (1, A))}
+    chosen = []
+    for t in range(300):
+        budget = bandit.choose(rows(t))
+        assert budget.shape in (None, A)
+        bandit.learn(report(budget.shape or (), {None: 1, A: 2 + 2 * budget.part}[budget.shape]))
+        chosen.append(budget.part)
+    assert chosen[100:].count(1) > 150
+    assert set(bandit.means()) == {(), A, (1, A)}
+
+
 def test_arms_as_they_are_written() -> None:
     assert parse("3,3,2,1 2x2 none") == ((3, 3, 2, 1), (2, 2), ())
+    assert parse("1:3,2 2:3,2 2:none 3:1,1") == ((3, 2), (1, (3, 2)), (), (2, (1, 1)))
+    with pytest.raises(InputError, match="counted from 1, not '0:2'"):
+        parse("0:2")
     with pytest.raises(InputError, match="not '3,b'"):
         parse("3,b")

@@ -45,7 +45,7 @@ def generate(
     ] = None,
     depth: Annotated[int | None, typer.Option(help="A fixed depth instead of the adaptive one.")] = None,
     arms: Annotated[
-        str | None, typer.Option(help="Tree shapes that a bandit chooses among: '3,2,1 2,2,1,1 none'.")
+        str | None, typer.Option(help="Tree shapes for a bandit: '3,2,1 1,1 none', or '1:3,2,1 2:1,1' of drafters.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -72,8 +72,9 @@ def generate(
     Sampling(**law)  # these complain before a model is loaded
     check_place(dtype, device)
     budget = _budget(nodes, depth, arms)
+    choose = _chosen(budget, len(drafter or [""]))
     model, prompts = _prompts(args or [], prompts_file, compare, chat)
-    llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile)
+    llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile, choose=choose)
     options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=budget, **law)
     if compare:
         if n != 1:
@@ -140,6 +141,17 @@ def _budget(nodes: int | None, depth: int | None, arms: str | None) -> Any:
     if (nodes is not None and nodes < 1) or (depth is not None and depth < 0):
         raise InputError("--nodes must be at least 1 and --depth at least 0")
     return FixedBudget(nodes or 32, 6 if depth is None else depth)
+
+
+def _chosen(budget: Any, drafters: int) -> bool:
+    """Does a bandit choose among drafters?"""
+    from ..bandit import BanditBudget, part_of
+    from ..types import InputError
+
+    most = max(map(part_of, budget.arms)) + 1 if isinstance(budget, BanditBudget) else 1
+    if most > drafters:
+        raise InputError(f"--arms names drafter {most}, and there are {drafters}; name more by --drafter")
+    return most > 1
 
 
 def stream(llm: LLM, prompt: Any, seed: int | None, options: dict[str, Any]) -> None:

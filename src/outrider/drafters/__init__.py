@@ -24,12 +24,19 @@ def names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
-def load(specs: str | Sequence[str], target: Target | None = None, tokenizer: Any = None) -> Drafter:
-    """The drafter that a SPEC describes, for this target; several SPECs make a mix, in order of trust."""
+def load(
+    specs: str | Sequence[str], target: Target | None = None, tokenizer: Any = None, choose: bool = False
+) -> Drafter:
+    """The drafter that a SPEC describes, for this target; several SPECs make a mix, in order of trust, or with `choose`
+    drafters of which the budget names one each round."""
     if isinstance(specs, str):
         return load_one(specs, target, tokenizer)
     if len(specs) == 1:
         return load_one(specs[0], target, tokenizer)
+    if choose:
+        from ._choice import ChoiceDrafter
+
+        return ChoiceDrafter(tuple(load_one(spec, target, tokenizer) for spec in specs))
     if "none" in specs:
         raise InputError("none cannot be mixed with another drafter; leave it out")
     from ._mix import of
