@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 import outrider
 from measure import LOOP_SHARE, loops, machine, write
 from outrider import drafters
+from outrider.bandit import BanditBudget, parse
 from outrider.budget import AdaptiveBudget, FixedBudget
 from peers import Sample, decode, stock_peer
 
@@ -42,6 +43,12 @@ class Method:
     rule: str = "coupled"
     temperatures: tuple[float, ...] = (0.0, 1.0)
     adaptive: bool = False
+    arms: str = ""  # a bandit over these shapes; a single one is a fixed shape
+
+    def budget(self) -> Any:
+        if self.adaptive:
+            return AdaptiveBudget()
+        return BanditBudget(parse(self.arms)) if self.arms else FixedBudget(self.nodes, self.depth)
 
 
 Run = Callable[[Sequence[int], int, int], Sample]  # prompt, tokens, seed
@@ -88,8 +95,7 @@ def with_drafter(llm: outrider.LLM, spec: str) -> outrider.LLM:
 
 
 def ours(method: Method, llm: outrider.LLM, folder: Path, temperature: float) -> Run:
-    budget = AdaptiveBudget() if method.adaptive else FixedBudget(method.nodes, method.depth)
-    engine = with_drafter(llm, method.spec.format(folder)).engine(method.rule, budget)
+    engine = with_drafter(llm, method.spec.format(folder)).engine(method.rule, method.budget())
     return lambda ids, tokens, seed: decode(engine, ids, tokens, llm.eos, temperature, seed)
 
 
@@ -105,14 +111,16 @@ def load_model(name: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(str(DEMO / name), dtype=torch.float32).eval()
 
 
-def measure(args: argparse.Namespace, temperature: float, chosen: Sequence[str]) -> dict[str, Any]:
-    """All methods on all prompts, in turn."""
+def measure(
+    args: argparse.Namespace, temperature: float, methods: Mapping[str, Method]
+) -> tuple[dict[str, list[Sample]], list[str]]:
+    """All methods on all prompts, in turn: their samples, and the prompts' domains."""
     llm = outrider.load(drafter="none", compile=True)
     given = prompts(llm, args.per_domain)
     runs: dict[str, Run] = {}
-    for name in chosen:
-        if temperature in METHODS[name].temperatures:
-            runs[name] = stock(name, llm) if name in STOCK else ours(METHODS[name], llm, args.drafters, temperature)
+    for name, method in methods.items():
+        if temperature in method.temperatures:
+            runs[name] = stock(name, llm) if name in STOCK else ours(method, llm, args.drafters, temperature)
     samples: dict[str, list[Sample]] = {name: [] for name in runs}
     columns = (TextColumn(f"T = {temperature:g}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -124,12 +132,12 @@ def measure(args: argparse.Namespace, temperature: float, chosen: Sequence[str])
             for name in order:
                 samples[name].append(runs[name](ids, args.tokens, i))
                 bar.advance(task)
-    return summary(samples, [domain for domain, _ in given])
+    return samples, [domain for domain, _ in given]
 
 
 def summary(samples: dict[str, list[Sample]], domains: Sequence[str]) -> dict[str, Any]:
     truth = [s.tokens for s in samples["none"]]
-    calm = [i for i, text in enumerate(truth) if loops(text) <= LOOP_SHARE and len(text) > 2]
+    calm = steady(samples)
     every = [i for i, text in enumerate(truth) if len(text) > 2]
     found: dict[str, Any] = {"prompts": len(every), "not_looping": len(calm), "loop_share": LOOP_SHARE, "methods": {}}
     for name, mine in samples.items():
@@ -145,6 +153,12 @@ def summary(samples: dict[str, list[Sample]], domains: Sequence[str]) -> dict[st
         }
         found["methods"][name] = row
     return found
+
+
+def steady(samples: dict[str, list[Sample]]) -> list[int]:
+    """The prompts whose plain text does not loop."""
+    truth = [s.tokens for s in samples["none"]]
+    return [i for i, text in enumerate(truth) if loops(text) <= LOOP_SHARE and len(text) > 2]
 
 
 def figures(mine: Sequence[Sample], plain: Sequence[Sample], keep: Sequence[int]) -> dict[str, Any]:
@@ -236,7 +250,7 @@ def main() -> None:
         document = json.loads(args.out.read_text(encoding="utf-8"))
     document["machine"] = machine()
     for temperature in args.temperature:
-        found = measure(args, temperature, chosen)
+        found = summary(*measure(args, temperature, {name: METHODS[name] for name in chosen}))
         document["temperatures"][f"{temperature:g}"] = {"arguments": arguments, **found}
         show(temperature, found)
         write(args.out, document)

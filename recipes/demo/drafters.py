@@ -12,6 +12,7 @@ import json
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -39,9 +40,9 @@ RECIPES["medusa2"] = Recipe("medusa2", lr=1e-3, options={"heads": 4, "heads_only
                             **{**SHARED, "steps": 240, "warmup": 20})  # fmt: skip
 
 
-def documents(work: Path, tokens: int = TOKENS) -> list[Document]:
+def documents(work: Path, tokens: int = TOKENS, tokenizer: Any = None) -> list[Document]:
     """The first documents of every domain, in the order of the demo's own files."""
-    tokenizer, found = load_tokenizer(demo()), []
+    tokenizer, found = tokenizer or load_tokenizer(demo()), []
     for domain in DOMAINS:
         left = tokens // len(DOMAINS)
         with (work / "documents" / "train" / f"{domain}.jsonl").open(encoding="utf-8") as lines:

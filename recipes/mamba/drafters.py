@@ -4,9 +4,9 @@
     python -m recipes.mamba.drafters --rates        the held-out loss after 200 steps at three rates, for the small ones
     python -m recipes.mamba.drafters --ship         what ships, into the package
 
-The stages of the paper, and distillation behind them (Choi et al. 2025, section 4): pretrain on every domain's text, sft
-on the dialogues, distil on all documents of `recipes.demo.drafters`. The budget, stated beforehand: 8.2, 0.8 and 4.1
-million tokens.
+The stages of the paper, and distillation behind them (Choi et al. 2025, section 4): pretrain on every domain's text,
+sft on the dialogues, distil on all documents of `recipes.demo.drafters`. The budget, stated beforehand: 8.2, 0.8 and
+4.1 million tokens.
 """
 
 from __future__ import annotations
