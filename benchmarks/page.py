@@ -61,9 +61,16 @@ def domains(document: dict[str, Any], temperature: str) -> str:
 def ablations(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "Not measured."
-    lines = ["| run | tau, T = 0 | tau, T = 1 | held-out loss |", "|---|--:|--:|--:|"]
-    lines += [f"| {r['name']} | {r['tau']['0']:.3f} | {r['tau']['1']:.3f} | {r['held_out_loss']:.4f} |" for r in rows]
+    lines = ["| run | tau, T = 0 | of eagle's | tau, T = 1 | of eagle's | held-out loss |", "|---|--:|--:|--:|--:|--:|"]
+    for r in rows:
+        cells = " | ".join(f"{span(r['tau'][t])} | {span(r['ratio'].get(t))}" for t in ("0", "1"))
+        lines.append(f"| {r['name']} | {cells} | {r['held_out_loss']:.4f} |")
     return "\n".join(lines)
+
+
+def span(figures: list[float] | None) -> str:
+    """A figure with its interval."""
+    return "{:.2f} ({:.2f}-{:.2f})".format(*figures) if figures else ""
 
 
 def lossy(rows: list[dict[str, Any]]) -> str:

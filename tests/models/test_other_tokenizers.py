@@ -240,3 +240,23 @@ def test_what_cannot_be_drafted_across(folders: Any, tmp_path: Path) -> None:
         outrider.load(folders["bytes"], f"model:{folders['pieces']}?vocab=bytes")
     with pytest.raises(InputError, match="too few for vocab=shared"):
         outrider.load(DRAFT, f"model:{folders['ascii']}?vocab=shared")
+
+
+MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
+TINY = [("stories260K", "tinystories-656k"), ("tinystories-656k", "stories260K"),
+        ("tinystories-chat-neo-3m", "tinystories-656k"), ("tinystories-656k", "tinystories-chat-neo-3m")]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", TINY)
+def test_pretrained_models_that_nobody_made_for_each_other(pair: tuple[str, str]) -> None:
+    """Trained elsewhere, each with a tokenizer of its own: text drafts are accepted now and then, and nothing is lost."""
+    if not all((MODELS / name).is_dir() for name in pair):
+        pytest.skip(f"{' or '.join(pair)} is not there")
+    llm = outrider.load(str(MODELS / pair[0]), f"model:{MODELS / pair[1]}?vocab=text", dtype="float32")
+    plain = outrider.load(str(MODELS / pair[0]), "none", dtype="float32")
+    prompts = ["Once upon a time, there was a little girl named Lily. She", "One day, Tom and his dog"]
+    for temperature in (0.0, 1.0):
+        asked: dict[str, Any] = {"max_new_tokens": 40, "seed": 2, "temperature": temperature, "ignore_eos": True}
+        found = llm.generate(prompts, budget=FixedBudget(8, 4), **asked)
+        assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
+        assert sum(o.usage.accepted for o in found) > 4
