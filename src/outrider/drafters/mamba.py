@@ -33,6 +33,7 @@ from .model import across, check_tokenizer, check_way
 if TYPE_CHECKING:
     from ._hybrid import HybridDrafter
 
+FIRST = 16  # states that a slab has room for at first, at most; it grows
 PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
 
 
@@ -121,7 +122,7 @@ class MambaDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         words, growth = self.drafter.words, self.drafter.growth
-        tree, self.fed = growth.propose(rows, self._read(), self._step, budget, words.names, words.vocab)
+        tree, self.fed = growth.propose(rows, self._read(budget.nodes), self._step, budget, words.names, words.vocab)
         return tree
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
@@ -129,11 +130,11 @@ class MambaDrafting:
         if any(settled):
             self.state = ssm.read(self.drafter.net, settled, self.state)
         self.pending = tails
-        return self.drafter.growth.propose(rows, self._read(), self._step, budget)[0]
+        return self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
-        first = self._read()
+        first = self._read(1)
         assert self.slab is not None
         self.state, self.pending = self.slab.take(torch.zeros_like(rows.root)[:, None]), [[] for _ in self.pending]
         return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
@@ -154,14 +155,14 @@ class MambaDrafting:
             self.pending = [row[-1:] for row in self.pending]
 
     @torch.no_grad()
-    def _read(self) -> Float[Tensor, "b 1 v"]:
-        """Read the pending tokens, the root last; its state is the slab's first."""
+    def _read(self, nodes: int) -> Float[Tensor, "b 1 v"]:
+        """Read the pending tokens, the root last; its state is the slab's first, which has room for a draft's."""
         longest, device = max(map(len, self.pending)), self.state.conv.device
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in self.pending], device=device)
         even = all(len(row) == longest for row in self.pending)
         count = None if even else torch.tensor([len(row) for row in self.pending], device=device)
         logits, state = self.drafter.advance(tokens, self.state, count)
-        self.slab = self.slab or Slab.like(state, 16)
+        self.slab = self.slab or Slab.like(state, min(nodes, FIRST))
         self.slab.put(state, 0)
         return logits[:, None]
 
