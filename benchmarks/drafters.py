@@ -69,6 +69,7 @@ METHODS: dict[str, Method] = {
     "EAGLE-2 without re-ranking": Method("eagle:{}/eagle?rerank=false"),
     "EAGLE-2, rejection": Method("eagle:{}/eagle", rule="rejection", temperatures=(1.0,)),
     "HASS": Method("eagle:{}/hass"),
+    "HASS, scale fitted": Method("eagle:{}/hass?scale=auto"),
     "HASS chain": Method("eagle:{}/hass?tree=chain", nodes=6, depth=5),
     "HASS, rejection": Method("eagle:{}/hass", rule="rejection", temperatures=(1.0,)),
     "EAGLE-3": Method("eagle3:{}/eagle3"),

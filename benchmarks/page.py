@@ -104,6 +104,69 @@ def engine(cases: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drafting(document: dict[str, Any]) -> str:
+    """Milliseconds of drafting for each drafted token of a chain, by temperature."""
+    found = {t: d["drafting_milliseconds_per_token"] for t, d in document.get("temperatures", {}).items()}
+    if not found:
+        return "Not measured."
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
+    lines = [
+        "| chain of 5 | " + " | ".join(f"ms a token, T = {t}" for t in found) + " |",
+        "|---|" + "--:|" * len(found),
+    ]
+    for name in names:
+        cells = [f"{row[name]:.2f}" if name in row else "" for row in found.values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def bandits(document: dict[str, Any]) -> str:
+    """Tokens per second of every arm and of the bandit over them, and its regret."""
+    lines = ["| T | bandit | tokens/s | its arms | best | regret | regret by prompt |", "|---|---|--:|---|---|--:|--:|"]
+    for t, found in document.get("temperatures", {}).items():
+        for name, row in found["bandits"].items():
+            speeds = row["tokens_per_second"]
+            arms = ", ".join(f"{arm.split(', ', 1)[-1]}: {v:.0f}" for arm, v in speeds.items() if arm != name)
+            best = row["best"].split(", ", 1)[-1]
+            lines.append(
+                f"| {t} | {name} | {speeds[name]:.0f} | {arms} | {best} | {100 * row['regret']:.1f} % | "
+                f"{100 * row['regret_by_prompt']:.1f} % |"
+            )
+    return "\n".join(lines) if len(lines) > 2 else "Not measured."
+
+
+def calibration(document: dict[str, Any]) -> str:
+    lines = [
+        "| drafter | | s fitted | error, s = 1 | error, fitted | tau, s = 1 | tau, fitted |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for label, settings in document.get("drafters", {}).items():
+        for name, row in settings.items():
+            one, fit = row["s = 1"], row["fitted"]
+            lines.append(
+                f"| {label} | {name} | {fit['scale']:.2f} | {one['ece']:.3f} | {fit['ece']:.3f} | {span(one['tau'])} | "
+                f"{span(fit['tau'])} |"
+            )
+    return "\n".join(lines) if len(lines) > 2 else "Not measured."
+
+
+def contexts(document: dict[str, Any]) -> str:
+    columns = ("context", "drafter", "prefill, s", "prefill, MiB", "state, KiB", "running, KiB", "target's cache, MiB")
+    columns += ("ms a drafted token", "tau", "tokens/s", "over plain")
+    lines = ["| " + " | ".join(columns) + " |", "|--:|---|" + "--:|" * (len(columns) - 2)]
+    for context, found in document.get("contexts", {}).items():
+        claimed = "tau" in found["claimed"]
+        for name, r in found["drafters"].items():
+            ms = r.get("draft_ms_per_token")
+            tau = f"{r['tau']:.2f}" if claimed else f"({r['tau']:.2f})"
+            cells = [context, name, f"{r['prefill_seconds']['median']:.2f}", f"{r['prefill_peak_mib']['median']:.0f}"]
+            cells += [f"{r['state_bytes'] / 1024:.0f}", f"{r['running_bytes'] / 1024:.0f}"]
+            cells += [f"{r['cache_bytes'] / 2**20:.1f}", f"{ms['median']:.2f}" if ms else "", tau]
+            cells += [f"{r['tokens_per_second']['median']:.0f}", f"{r['speedup']['median']:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) if len(lines) > 2 else "Not measured."
+
+
 def replaced(page: Path, tables: dict[str, str]) -> None:
     """The page with other tables between the marks of these names."""
     text = page.read_text(encoding="utf-8")
@@ -116,6 +179,7 @@ def replaced(page: Path, tables: dict[str, str]) -> None:
 
 def main() -> None:
     drafters, runs, costs = read("drafters"), read("ablations").get("runs", []), read("lossy")
+    mamba = read("mamba")
     tables = {
         "greedy": methods(drafters, "0"),
         "sampled": methods(drafters, "1"),
@@ -124,6 +188,12 @@ def main() -> None:
         "ladder greedy": lossy(costs.get("ladder, T = 0", [])),
         "ladder sampled": lossy(costs.get("ladder, T = 1", [])),
         "typical": lossy(costs.get("typical", [])),
+        "mamba greedy": methods(mamba, "0"),
+        "mamba sampled": methods(mamba, "1"),
+        "drafting": drafting(mamba),
+        "bandits": bandits(mamba),
+        "calibration": calibration(read("calibration")),
+        "contexts": contexts(read("long_context")),
     }
     replaced(ROOT / "docs" / "results.md", tables)
     replaced(ROOT / "docs" / "benchmarks.md", {"engine": engine(read("engine").get("cases", {}))})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +201,8 @@ def load(
     dtype: str = "auto",
     vocab: str = "same",
 ) -> MambaDrafter | HybridDrafter | TextDrafter:
-    """A Mamba or Mamba-2 from a folder or hub id, in transformers' layout or that of `mamba_ssm`.
+    """A Mamba or Mamba-2 from a folder or hub id, in transformers' layout or that of `mamba_ssm`; without a path, the
+    demo Mamba.
 
     `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
     """
@@ -208,8 +210,6 @@ def load(
 
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
-    if path is None:
-        raise InputError("name the folder or hub id of a Mamba model, as in mamba:DIR")
     growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
     most, states = whole("batch", batch), math.prod(shape[:-1])
     if growth.tree == "static" and states > most:
@@ -220,6 +220,7 @@ def load(
     if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
         raise InputError(f"there is no precision {dtype!r}; choose float64, float32, bfloat16, float16 or auto")
     check_way(vocab)
+    path = path if path is not None else str(files("outrider") / "demo" / "mamba")
     folder = str(folder_of(path))
     net = _net(folder, target, dtype)
     kind = _kind(net)
