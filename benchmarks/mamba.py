@@ -25,7 +25,7 @@ from peers import Sample
 MAMBA, LLAMA = "mamba:{}/mamba-1.5m/distil/best", "model:{}/llama-1.5m/distil/best"
 CHAIN = "1,1,1,1,1"
 PAPER = ("3,3,2,1", "3,2,2,1,1", "2,2,2,1,1,1")
-SMALL = ("1,1,1", CHAIN, "2,1,1,1", "2,2,1,1")  # fewer nodes: what a pass of this machine has nearly for nothing
+SMALL = (CHAIN, "2,2,1,1")  # fewer nodes: what a pass of this machine has nearly for nothing
 COLD, HOT = (0.0,), (1.0,)
 
 METHODS: dict[str, Method] = {
@@ -35,9 +35,9 @@ METHODS: dict[str, Method] = {
         for size in ("0.5M", "1.5M")
         for way, kind in (("mamba", "Mamba"), ("model", "Llama"))
     },
-    "Mamba 1.5M, pretrained, chain": Method(MAMBA.replace("distil", "pretrain"), arms=CHAIN),
-    "Mamba 1.5M, sft, chain": Method(MAMBA.replace("distil", "sft"), arms=CHAIN),
-    "Llama 1.5M, pretrained, chain": Method(LLAMA.replace("distil", "pretrain"), arms=CHAIN),
+    "Mamba 1.5M, pretrained, chain": Method(MAMBA.replace("distil", "pretrain"), arms=CHAIN, temperatures=COLD),
+    "Mamba 1.5M, sft, chain": Method(MAMBA.replace("distil", "sft"), arms=CHAIN, temperatures=COLD),
+    "Llama 1.5M, pretrained, chain": Method(LLAMA.replace("distil", "pretrain"), arms=CHAIN, temperatures=COLD),
     "Mamba 0.5M, pretrained, chain": Method("mamba:{}/mamba-0.5m/pretrain/best", arms=CHAIN),
     "Mamba of another tokenizer, text": Method("mamba:{}/other/pretrain/best?vocab=text", arms=CHAIN),
     "Mamba of another tokenizer, shared": Method("mamba:{}/other/pretrain/best?vocab=shared", arms=CHAIN),

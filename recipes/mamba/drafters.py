@@ -5,8 +5,8 @@
     python -m recipes.mamba.drafters --ship         what ships, into the package
 
 The stages of the paper, and distillation behind them (Choi et al. 2025, section 4): pretrain on every domain's text,
-sft on the dialogues, distil on all documents of `recipes.demo.drafters`. The budget: 8.2, 0.8 and 1.2 million tokens
-(4.1 was planned for the last; two cores had the time for a third).
+sft and distil on the documents of `recipes.demo.drafters`, of whose dialogues they learn the answers alone. The budget:
+8.2, 0.8 and 1.2 million tokens (4.1 was planned for the last; two cores had the time for a third).
 """
 
 from __future__ import annotations
@@ -57,11 +57,8 @@ def recipe(name: str, stage: str, work: Path, **changed: Any) -> Recipe:
 
 
 def texts(stage: str, work: Path) -> list[Document]:
-    """Dialogues are documents of which a part is not to be learned."""
-    if stage == "pretrain":
-        return documents(work, PRETRAIN)
-    found = documents(work)
-    return found if stage == "distil" else [d for d in found if not all(d.learn)]
+    """Dialogues are in the target's chat template; what is learned of them after the first stage are the answers."""
+    return documents(work, PRETRAIN) if stage == "pretrain" else documents(work)
 
 
 def ship(name: str, place: Path, work: Path) -> None:
