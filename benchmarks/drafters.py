@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 import outrider
 from measure import LOOP_SHARE, loops, machine, write
 from outrider import drafters
-from outrider.bandit import BanditBudget, parse
+from outrider.bandit import BanditBudget, nodes, parse
 from outrider.budget import AdaptiveBudget, FixedBudget
 from peers import Sample, decode, stock_peer
 
@@ -48,7 +48,10 @@ class Method:
     def budget(self) -> Any:
         if self.adaptive:
             return AdaptiveBudget()
-        return BanditBudget(parse(self.arms)) if self.arms else FixedBudget(self.nodes, self.depth)
+        shapes = parse(self.arms)
+        if len(shapes) == 1:
+            return FixedBudget(nodes(shapes[0]), len(shapes[0]), shape=shapes[0])
+        return BanditBudget(shapes) if shapes else FixedBudget(self.nodes, self.depth)
 
 
 Run = Callable[[Sequence[int], int, int], Sample]  # prompt, tokens, seed

@@ -1,6 +1,6 @@
 """Mambas beside Transformers as draft models, trees beside chains, a bandit beside fixed shapes.
 
-    python benchmarks/mamba.py --drafters runs/demo/mamba --out benchmarks/results/mamba.json
+    python benchmarks/mamba.py --out benchmarks/results/mamba.json
 
 The drafters are those of `recipes.mamba.drafters`. Prompts, turns, intervals and the recorded target are those of
 `benchmarks/drafters.py`. Regret: how much longer a token took with the bandit than with the best fixed arm, chosen in
@@ -74,10 +74,10 @@ def regret(samples: dict[str, list[Sample]], bandit: str, shapes: Sequence[str])
     }
 
 
-def per_token(samples: Sequence[Sample], keep: Sequence[int], depth: int) -> float:
+def per_token(samples: Sequence[Sample], keep: Sequence[int]) -> float:
     """Milliseconds of drafting for each drafted position of a chain."""
     used = [u for i in keep if (u := samples[i].usage)]
-    return round(1e3 * sum(u.draft_seconds for u in used) / max(1, depth * sum(u.rounds for u in used)), 3)
+    return round(1e3 * sum(u.draft_seconds for u in used) / max(1, sum(u.drafted for u in used)), 3)
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def main() -> None:
         samples, domains = measure(args, temperature, METHODS)
         found, keep = summary(samples, domains), steady(samples)
         found["drafting_milliseconds_per_token"] = {
-            name: per_token(mine, keep, 5) for name, mine in samples.items() if METHODS[name].arms == CHAIN
+            name: per_token(mine, keep) for name, mine in samples.items() if METHODS[name].arms == CHAIN
         }
         found["bandits"] = {name: regret(samples, name, shapes) for name, shapes in BANDITS.items()}
         arguments = {"per_domain": args.per_domain, "tokens": args.tokens}

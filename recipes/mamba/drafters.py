@@ -1,7 +1,7 @@
 """Mambas and Transformers as draft models for the demo target, two sizes each, from the same tokens.
 
     python -m recipes.mamba.drafters [NAME ...]     all stages of all four (it resumes; after `recipes.demo.build`)
-    python -m recipes.mamba.drafters --rates        the held-out loss after 200 steps at three rates, for the small ones
+    python -m recipes.mamba.drafters --rates        the small ones' held-out loss after 200 steps at several rates
     python -m recipes.mamba.drafters --ship         what ships, into the package
 
 The stages of the paper, and distillation behind them (Choi et al. 2025, section 4): pretrain on every domain's text,
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"default: {', '.join(SIZES)}")
     parser.add_argument("--work", type=Path, default=Path("runs/demo"))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rates", action="store_true", help="try three rates on the small ones instead")
+    parser.add_argument("--rates", action="store_true", help="try several rates on the small ones instead")
     parser.add_argument("--ship", action="store_true", help="copy what ships into the package instead")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

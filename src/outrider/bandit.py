@@ -98,6 +98,9 @@ class BanditBudget:
     last: Play | None = None  # the arm of this round; None: a measurement
 
     def __post_init__(self) -> None:
+        self.arms = tuple((part_of(a), shape_of(a)) if part_of(a) and shape_of(a) else shape_of(a) for a in self.arms)
+        if any(part_of(arm) < 0 for arm in self.arms):
+            raise InputError("drafters are counted from 0 here")
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise InputError("a bandit needs arms, each of them once")
         for shape in map(shape_of, self.arms):
@@ -113,13 +116,10 @@ class BanditBudget:
         if self.scope == "request" and not any(rows.serial):
             self.played.clear()
         self.last = None
-        open_ = [
-            arm for arm in self._arms(b) if len(shape_of(arm.play)) <= room
-        ]  # a shape cut short says nothing of itself
-        if not open_ or b not in self.verify:
+        if room < 1 or b not in self.verify:
             return Budget(1, 0)
-        self.last = self._best(b, open_).play
-        shape = shape_of(self.last)
+        self.last = self._best(b, self._arms(b)).play
+        shape = shape_of(self.last)[:room]  # cut short it says nothing of itself: see `learn`
         return Budget(nodes(shape), len(shape), shape=shape or None, part=part_of(self.last))
 
     def _arms(self, rows: int) -> list[Arm]:

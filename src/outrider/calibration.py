@@ -158,14 +158,17 @@ class Observed:
 class ObservedDrafting:
     inner: Any
     note: Callable[[Family], None]
+    mine: DraftTree | None = field(default=None, kw_only=True)  # the last one: other drafters' trees teach nothing
 
     def observe(self, round: Round) -> None:
-        for family in families(round):
-            self.note(family)
+        if round.tree is self.mine:
+            for family in families(round):
+                self.note(family)
         self.inner.observe(round)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         tree: DraftTree = self.inner.propose(rows, budget)
+        self.mine = tree
         return tree
 
     def select(self, index: Sequence[int]) -> None:
@@ -220,4 +223,4 @@ def _scaled_part(drafter: Any) -> tuple[str, Any]:
         part = getattr(drafter, name, None)
         if hasattr(part, "scale"):
             return name, part
-    raise InputError("this drafter has no confidences to scale; leave out scale=auto")
+    raise InputError("scale=auto is for drafters that grow trees of their own tokens; leave it out")

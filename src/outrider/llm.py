@@ -9,7 +9,9 @@ from importlib.resources import files
 from typing import Any
 
 from . import drafters
+from .bandit import BanditBudget, part_of
 from .budget import AdaptiveBudget, Budgeter
+from .drafters._choice import ChoiceDrafter
 from .engine import Engine, Piece, Request, Row, check_prompt, generate
 from .noise import RaceNoise
 from .stopping import Stop, TextStream
@@ -127,6 +129,9 @@ class LLM:
             raise InputError(f"there is no rule {rule!r}; choose one of {', '.join(RULES)}")
         if self.race is None:
             self.race = RaceNoise(self.target.vocab, getattr(self.target, "device", "cpu"))
+        choice = isinstance(self.drafter, ChoiceDrafter)
+        if choice is not (isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))):
+            raise InputError("a bandit over pairs of drafter and shape, and choose=True, need one another")
         chosen = budget or self.budgets.setdefault(rule, AdaptiveBudget())
         return Engine(self.target, self.drafter, chosen, self.race, rule)
 
@@ -216,6 +221,8 @@ def load(
     origin = where if isinstance(where, str) else stock.config._name_or_path
     name = "demo" if demo else origin or type(stock).__name__
     tokenizer = load_tokenizer(origin, trust_remote_code)
+    if choose and (isinstance(drafter, str) or not isinstance(drafter, Sequence) or len(drafter) < 2):
+        raise InputError("choose is for two drafters or more; give their SPECs")
     chosen = drafter if drafter is not None else (DEMO_DRAFTER if demo else "lookup")
     if isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else " + ".join(chosen)

@@ -10,14 +10,22 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import outrider
 from outrider.budget import FixedBudget
-from outrider.drafters._text import LOOSE, MUCH, Line, TextDrafter
+from outrider.drafters._text import LOOSE, MUCH, Line
 from outrider.drafters._words import Shared, Spelling
-from outrider.drafters.model import ModelDrafter
-from outrider.types import InputError
+from outrider.engine import Batch, Request, Row
+from outrider.types import InputError, Sampling
 
 DRAFT = str(files("outrider") / "demo" / "draft")
 TEXTS = [
@@ -214,21 +222,80 @@ def test_a_model_that_drafts_for_itself_is_right(way: str) -> None:
     assert min(taus) > (4.8 if way != "text" else 3.5), taus
 
 
-def test_beyond_its_context_a_draft_model_is_silent(folders: Any, tmp_path: Path) -> None:
-    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    short = LlamaForCausalLM(LlamaConfig(vocab_size=len(wrapped("bytes")), max_position_embeddings=24, **small))
-    short.save_pretrained(tmp_path)
+@pytest.mark.parametrize("way", ["same", "text", "shared"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_beyond_its_context_a_draft_model_loses_nothing(kind: str, way: str, folders: Any, tmp_path: Path) -> None:
+    """Also one with learnt positions, of which there are no more; and a long row harms none beside it."""
+    rows = len(wrapped("bytes"))
+    if kind == "llama":
+        config: Any = LlamaConfig(vocab_size=rows, max_position_embeddings=24, hidden_size=8, intermediate_size=8,
+                                  num_hidden_layers=1, num_attention_heads=1)  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(tmp_path)
+    else:
+        GPT2LMHeadModel(GPT2Config(vocab_size=rows, n_positions=24, n_embd=8, n_layer=1, n_head=1)).save_pretrained(
+            tmp_path
+        )
     wrapped("bytes").save_pretrained(tmp_path)
-    for way in ("same", "text", "shared"):
-        llm = outrider.load(folders["bytes"], f"model:{tmp_path}?vocab={way}", dtype="float64")
-        assert isinstance(llm.drafter, ModelDrafter | TextDrafter)
-        plain = outrider.load(folders["bytes"], "none", dtype="float64")
-        asked: dict[str, Any] = {"max_new_tokens": 40, "seed": 1, "temperature": 1.0, "ignore_eos": True}
-        prompts = [[5, 6, 7], [8] * 60]
-        found = llm.generate(prompts, budget=FixedBudget(4, 3), batch_size=1, **asked)
-        assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
-        assert 0 < found[0].usage.drafted < 3 * found[0].usage.rounds
-        assert found[1].usage.drafted == 0
+    llm = outrider.load(folders["bytes"], f"model:{tmp_path}?vocab={way}", dtype="float64")
+    plain = outrider.load(folders["bytes"], "none", dtype="float64")
+    asked: dict[str, Any] = {"max_new_tokens": 40, "seed": 1, "temperature": 1.0, "ignore_eos": True}
+    prompts = [[5, 6, 7], [8] * 60]
+    found = llm.generate(prompts, budget=FixedBudget(4, 3), batch_size=2, **asked)
+    assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
+    assert all(o.usage.drafted > o.usage.rounds for o in found)
+
+
+def test_however_short_the_prompt_the_text_is_read_once() -> None:
+    """What was read, what waits to be read and what is loose make the drafter's own tokens of the text."""
+    llm = outrider.load(DRAFT, f"model:{DRAFT}?vocab=text", dtype="float32")
+    drafter: Any = llm.drafter
+    for text in ("T", "The lazy", "The lazy dog sleeps; the quick brown fox, who jumps over it, does not."):
+        drafting = drafter.open([llm.encode(text)], 64)
+        line = drafting.lines[0]
+        read = int(drafting.inner.session.lengths[0])
+        assert read + len(line.unread) + len(drafter.there.write(line.before, line.tail)) == len(llm.encode(text))
+        assert read >= 1
+
+
+def test_shared_laws_are_proper(folders: Any) -> None:
+    """Sampled trees keep the drafter's own law over the tokens that both have, as laws of the target's vocabulary."""
+    llm = outrider.load(
+        folders["bytes"], f"model:{folders['pieces']}?vocab=shared&tree=static&shape=2,2", dtype="float64"
+    )
+    drafter: Any = llm.drafter
+    seen = []
+    engine = llm.engine("rejection", FixedBudget(7, 2))
+    batch, _ = Batch.start(engine, [Row(Request([5, 6, 7, 8], 1, 30, Sampling(1.0)), 0)])
+    assert batch is not None
+    inner = batch.drafting.propose
+
+    def propose(rows: Any, budget: Any) -> Any:
+        tree = inner(rows, budget)
+        text = [*batch.rows[0].request.prompt, *batch.rows[0].output]
+        seen.append((text, tree))
+        return tree
+
+    batch.drafting.propose = propose  # type: ignore[method-assign]
+    for _ in range(5):
+        batch.round()
+    words = drafter.words
+    for text, tree in seen:
+        with torch.no_grad():
+            logits = drafter.model.model(torch.tensor([words.read(text)])).logits[0, -1]
+        law = torch.zeros(llm.target.vocab, dtype=torch.float64)
+        law[words.names] = logits[words.columns].softmax(-1).double()
+        assert torch.allclose(tree.q[0, 0], law.to(tree.q.dtype), atol=1e-9)
+        assert torch.allclose(tree.q[0].sum(-1), torch.ones(len(tree.q[0]), dtype=tree.q.dtype))
+
+
+def test_text_without_spaces_is_settled_between_characters() -> None:
+    here, there = (Spelling.of(wrapped(n), n) for n in ("bytes", "pieces"))
+    text, line, read = "東京は日本の首都であり、" * 30, Line(), []
+    for token in here.tokenizer(text)["input_ids"]:
+        line.hear([token], here, there)
+        read += line.settle()
+        assert len(line.tail) <= 2 * MUCH + 4
+    assert spelt(there, read + line.unread).removeprefix(b" ") + line.tail == text.encode()
 
 
 def test_what_cannot_be_drafted_across(folders: Any, tmp_path: Path) -> None:

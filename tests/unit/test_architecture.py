@@ -33,7 +33,7 @@ MAY = {
     "testing": {"types", "tree", "noise"},
     "training": {"types", "stopping", "nn", "ssm", "noise", "budget", "engine", "targets", "drafters"},
     "engine": {"types", "tree", "noise", "sampling", "verify", "budget"},
-    "llm": {"types", "noise", "stopping", "budget", "engine", "targets", "drafters"},
+    "llm": {"types", "noise", "stopping", "budget", "engine", "targets", "drafters", "bandit"},
     "stock": {"types", "noise", "budget", "engine", "targets", "drafters"},
     "branches": {"types", "tree", "sampling", "verify"},
     "gtest": set(),

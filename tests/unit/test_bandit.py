@@ -158,20 +158,15 @@ def test_requests() -> None:
         assert bandit.verify[1].points
 
 
-def test_a_shape_deeper_than_the_text_has_room_waits() -> None:
-    """Its round would be cut short and say nothing of it; the others are played meanwhile."""
+def test_a_shape_deeper_than_the_text_has_room_is_cut_and_says_nothing() -> None:
     bandit = ready(arms=(A, (2, 1), ()))
     short = replace(rows(), room=(3,))
-    chosen = []
     for _ in range(6):
-        shape = bandit.choose(short).shape or ()
-        chosen.append(shape)
-        bandit.learn(report(shape, 2))
-    assert A not in chosen
-    assert {(2, 1), ()} <= set(chosen)
-    bandit.learn(replace(report(A, 2), depth=2, accepted=[1, 0]))
-    assert bandit.choose(replace(rows(), room=(1,))).nodes == 1
+        budget = bandit.choose(short)
+        assert (budget.shape, budget.depth, budget.nodes) == (A[:2], 2, nodes(A[:2]))
+        bandit.learn(report(A[:2], 2))
     assert A not in bandit.means()
+    assert bandit.choose(replace(rows(), room=(1,))).nodes == 1
 
 
 def test_numbers_of_rows_have_arms_of_their_own() -> None:
@@ -187,6 +182,8 @@ def test_numbers_of_rows_have_arms_of_their_own() -> None:
     [
         ({"arms": ()}, "needs arms"),
         ({"arms": (A, A)}, "each of them once"),
+        ({"arms": (A, (0, A))}, "each of them once"),
+        ({"arms": (A, (-1, A))}, "counted from 0"),
         ({"arms": ((3, 0),)}, "1 or more children"),
         ({"arms": ((9, 9, 9, 9),)}, "at most 256 nodes"),
         ({"discount": 0.0}, "discount"),

@@ -266,7 +266,7 @@ def test_an_exact_draft_model_without_noise_is_calibrated_as_it_is() -> None:
 
 
 def test_a_drafter_without_confidences_is_refused() -> None:
-    with pytest.raises(InputError, match="no confidences to scale"):
+    with pytest.raises(InputError, match="grow trees of their own tokens"):
         calibrated(drafters.load("none"))
     with pytest.raises(InputError, match="no option 'scale'"):
         drafters.load("none?scale=auto")

@@ -72,7 +72,7 @@ def generate(
     Sampling(**law)  # these complain before a model is loaded
     check_place(dtype, device)
     budget = _budget(nodes, depth, arms)
-    choose = _chosen(budget, len(drafter or [""]))
+    choose = _chosen(arms or "", budget, len(drafter or [""]))
     model, prompts = _prompts(args or [], prompts_file, compare, chat)
     llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile, choose=choose)
     options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=budget, **law)
@@ -143,15 +143,18 @@ def _budget(nodes: int | None, depth: int | None, arms: str | None) -> Any:
     return FixedBudget(nodes or 32, 6 if depth is None else depth)
 
 
-def _chosen(budget: Any, drafters: int) -> bool:
+def _chosen(arms: str, budget: Any, drafters: int) -> bool:
     """Does a bandit choose among drafters?"""
-    from ..bandit import BanditBudget, part_of
+    from ..bandit import part_of, shape_of
     from ..types import InputError
 
-    most = max(map(part_of, budget.arms)) + 1 if isinstance(budget, BanditBudget) else 1
-    if most > drafters:
-        raise InputError(f"--arms names drafter {most}, and there are {drafters}; name more by --drafter")
-    return most > 1
+    if ":" not in arms:
+        return False
+    named = {part_of(arm) + 1 for arm in budget.arms if shape_of(arm)}
+    if named != set(range(1, drafters + 1)):
+        given = ", ".join(map(str, sorted(named)))
+        raise InputError(f"--arms names the drafters {given}, and --drafter gives {drafters}; name each of them")
+    return drafters > 1
 
 
 def stream(llm: LLM, prompt: Any, seed: int | None, options: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..calibration import Calibrated
 from ..tree import from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
 
@@ -109,6 +110,6 @@ def _translate(round: Round, tree: DraftTree, where: Tensor) -> Round:
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
-    if len({type(getattr(p, "inner", p)) for p in parts}) < len(parts):  # inner: of one whose scale is fitted
+    if len({type(p.inner if isinstance(p, Calibrated) else p) for p in parts}) < len(parts):
         raise InputError("two drafters of the same method cannot be mixed; choose one")
     return MixDrafter(tuple(parts))

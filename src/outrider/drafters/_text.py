@@ -22,6 +22,7 @@ from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling
 from ._common import useful
 from ._words import WINDOW, Spelling
 
+ROOM = 16  # tokens of the drafter's that a token of the target's may take
 LOOSE = 12  # bytes at the end that may still be divided otherwise
 MUCH = 40  # bytes that are read anew at most, where there is a word border
 
@@ -53,12 +54,17 @@ class TextDrafter:
     taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> TextDrafting:
-        begin = self.there.tokenizer.bos_token_id
-        lines = [Line([] if begin is None else [begin]) for _ in prompts]
+        there = self.there
+        begin = there.tokenizer.bos_token_id
+        blank = there.cover(b"\n") or there.cover(b" ") or [0]
+        lines, heads = [Line(blank[:1] if begin is None else [begin]) for _ in prompts], []
         for line, prompt in zip(lines, prompts, strict=True):
-            line.hear(prompt, self.here, self.there)
-        inner = self.inner.open([line.settle() or line.unread or [0] for line in lines], 2 * capacity)
-        return TextDrafting(self, inner, lines)
+            both = begin is not None and there.mark(self.here, prompt[0]) == begin
+            line.hear(prompt[1:] if both else prompt, self.here, there)
+            heads.append(line.settle())
+            if not heads[-1]:  # the beginning alone: it is read now, and text or a second one stands behind it
+                heads[-1], line.unread = line.unread, [] if line.tail else line.unread
+        return TextDrafting(self, self.inner.open(heads, ROOM * capacity), lines)
 
 
 @dataclass
@@ -78,14 +84,14 @@ class Line:
                 continue
             own = there.mark(here, token)
             self._move(len(self.tail), there)
-            if self.unread == [own]:  # both begin with it
-                continue
             self.unread += there.cover(b"\n") if own is None else [own]
             self.before = b""
         if len(self.tail) > MUCH:
             end = len(self.tail) - LOOSE
             border = max(self.tail.rfind(b" ", 0, end), self.tail.rfind(b"\n", 0, end))
-            self._move(border if border > 0 else 0, there)
+            if border <= 0 and len(self.tail) > 2 * MUCH:  # no spaces: between two characters
+                border = next((i for i in range(end, 0, -1) if self.tail[i] & 0xC0 != 0x80), 0)
+            self._move(max(border, 0), there)
 
     def _move(self, count: int, there: Spelling) -> None:
         if count:
@@ -120,21 +126,25 @@ class TextDrafting:
         plain = replace(rows, root=roots, sampling=(Sampling(temperature=0.0),) * len(rows), rule="coupled")
         asked = budget if rows.rule == "coupled" else replace(budget, floor=0.0, reach=0.0)
         told = self.inner.tell(settled, tails, plain, asked)
+        known = torch.zeros(told.tokens.shape) if told.values is None else told.values
         paths, worth = [], []
-        for b, line in enumerate(self.lines):
-            found = [self._written(told, b, path, line) for path in _paths(told, b)]
+        for line, depth, tokens, values, parents, size in zip(
+            self.lines, depths, told.tokens.tolist(), known.tolist(), told.parents.tolist(), told.size.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            found = [self._written(tokens, values, path, line) for path in _paths(parents[:size])]
             found.sort(key=lambda f: -max(f[1], default=-torch.inf))
-            paths.append([tokens[: depths[b]] for tokens, _ in found])
-            worth.append([values[: depths[b]] for _, values in found])
+            paths.append([written[:depth] for written, _ in found])
+            worth.append([each[:depth] for _, each in found])
         tree, places = from_paths(rows.root.tolist(), paths, max(1, budget.nodes), rows.root.device)
-        return replace(tree, values=_values(tree, places, worth))
+        return tree if told.values is None else replace(tree, values=_values(tree, places, worth))
 
-    def _written(self, told: DraftTree, b: int, path: list[int], line: Line) -> tuple[list[int], list[float]]:
+    def _written(
+        self, tokens: list[int], values: list[float], path: list[int], line: Line
+    ) -> tuple[list[int], list[float]]:
         """A path of the drafter's as tokens of the target's, each with the log value of where it is complete."""
-        here, there = self.drafter.here, self.drafter.there
-        text, ends, last = b"", [], 0.0
-        values = [0.0] * told.nodes if told.values is None else told.values[b].tolist()
-        tokens, close = told.tokens[b].tolist(), None
+        here, there, vocab = self.drafter.here, self.drafter.there, self.drafter.vocab
+        text, ends, last, close = b"", [], 0.0, None
         for node in path:
             part = there.bytes_of(tokens[node])
             if part is None:
@@ -143,12 +153,146 @@ class TextDrafting:
                 break
             text += part
             ends.append((len(text), values[node]))
-        written = [t for t in here.write((line.before + line.tail)[-WINDOW:], text) if t < self.drafter.vocab]
+        written = here.write((line.before + line.tail)[-WINDOW:], text)
+        written = written[: next((i for i, t in enumerate(written) if t >= vocab), len(written))]
         found, place = [], 0
         for token in written:
             place += len(here.bytes_of(token) or b"")
             found.append(next((v for end, v in ends if end >= place), ends[-1][1] if ends else 0.0))
-        return (written, found) if close is None else ([*written, close], [*found, last])
+        if close is not None and close < vocab and place >= len(text):
+            return [*written, close], [*found, last]
+        return written, found
+
+    def select(self, index: Sequence[int]) -> None: ...
+    def join(self, other: Drafting) -> None: ...
+
+
+@runtime_checkable
+class Teller(Protocol):
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Telling: ...
+
+
+@dataclass(frozen=True)
+class TextDrafter:
+    """`here` is the target's spelling, `there` the drafter's. `vocab`: the target's tokens."""
+
+    inner: Teller
+    here: Spelling
+    there: Spelling
+    vocab: int
+    taps: tuple[int, ...] = ()
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> TextDrafting:
+        there = self.there
+        begin = there.tokenizer.bos_token_id
+        blank = there.cover(b"\n") or there.cover(b" ") or [0]
+        lines, heads = [Line(blank[:1] if begin is None else [begin]) for _ in prompts], []
+        for line, prompt in zip(lines, prompts, strict=True):
+            both = begin is not None and there.mark(self.here, prompt[0]) == begin
+            line.hear(prompt[1:] if both else prompt, self.here, there)
+            heads.append(line.settle())
+            if not heads[-1]:  # the beginning alone: it is read now, and text or a second one stands behind it
+                heads[-1], line.unread = line.unread, [] if line.tail else line.unread
+        return TextDrafting(self, self.inner.open(heads, ROOM * capacity), lines)
+
+
+@dataclass
+class Line:
+    """The text of a row: tokens of the drafter's that are settled and not read, and bytes behind them."""
+
+    unread: list[int] = field(default_factory=list)
+    before: bytes = b""  # the last bytes of what is settled, up to the last special token
+    tail: bytes = b""
+
+    def hear(self, tokens: Sequence[int], here: Spelling, there: Spelling) -> None:
+        """The target's tokens, as they are committed."""
+        for token in tokens:
+            text = here.bytes_of(token)
+            if text is not None:
+                self.tail += text
+                continue
+            own = there.mark(here, token)
+            self._move(len(self.tail), there)
+            self.unread += there.cover(b"\n") if own is None else [own]
+            self.before = b""
+        if len(self.tail) > MUCH:
+            end = len(self.tail) - LOOSE
+            border = max(self.tail.rfind(b" ", 0, end), self.tail.rfind(b"\n", 0, end))
+            if border <= 0 and len(self.tail) > 2 * MUCH:  # no spaces: between two characters
+                border = next((i for i in range(end, 0, -1) if self.tail[i] & 0xC0 != 0x80), 0)
+            self._move(max(border, 0), there)
+
+    def _move(self, count: int, there: Spelling) -> None:
+        if count:
+            self.unread += there.write(self.before, self.tail[:count])
+            self.before = (self.before + self.tail[:count])[-WINDOW:]
+            self.tail = self.tail[count:]
+
+    def settle(self) -> list[int]:
+        """The tokens to be read for good: all but the last, which a tree must grow from. An empty text begins so."""
+        settled, self.unread = self.unread[:-1], self.unread[-1:]
+        return settled
+
+    def fork(self) -> Line:
+        return Line(list(self.unread), self.before, self.tail)
+
+
+@dataclass
+class TextDrafting:
+    drafter: TextDrafter
+    inner: Telling
+    lines: list[Line]
+
+    def observe(self, round: Round) -> None:
+        for line, tokens in zip(self.lines, round.tokens, strict=True):
+            line.hear(tokens, self.drafter.here, self.drafter.there)
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        depths = useful(rows, budget)
+        settled = [line.settle() for line in self.lines]
+        tails = [line.unread + self.drafter.there.write(line.before, line.tail) or [0] for line in self.lines]
+        roots = torch.tensor([t[-1] for t in tails], device=rows.root.device)
+        plain = replace(rows, root=roots, sampling=(Sampling(temperature=0.0),) * len(rows), rule="coupled")
+        asked = budget if rows.rule == "coupled" else replace(budget, floor=0.0, reach=0.0)
+        told = self.inner.tell(settled, tails, plain, asked)
+        known = torch.zeros(told.tokens.shape) if told.values is None else told.values
+        paths, worth = [], []
+        for line, depth, tokens, values, parents, size in zip(
+            self.lines, depths, told.tokens.tolist(), known.tolist(), told.parents.tolist(), told.size.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            found = [self._written(tokens, values, path, line) for path in _paths(parents[:size])]
+            found.sort(key=lambda f: -max(f[1], default=-torch.inf))
+            paths.append([written[:depth] for written, _ in found])
+            worth.append([each[:depth] for _, each in found])
+        tree, places = from_paths(rows.root.tolist(), paths, max(1, budget.nodes), rows.root.device)
+        return tree if told.values is None else replace(tree, values=_values(tree, places, worth))
+
+    def _written(
+        self, tokens: list[int], values: list[float], path: list[int], line: Line
+    ) -> tuple[list[int], list[float]]:
+        """A path of the drafter's as tokens of the target's, each with the log value of where it is complete."""
+        here, there, vocab = self.drafter.here, self.drafter.there, self.drafter.vocab
+        text, ends, last, close = b"", [], 0.0, None
+        for node in path:
+            part = there.bytes_of(tokens[node])
+            if part is None:
+                close = here.mark(there, tokens[node])
+                last = values[node]
+                break
+            text += part
+            ends.append((len(text), values[node]))
+        written = here.write((line.before + line.tail)[-WINDOW:], text)
+        written = written[: next((i for i, t in enumerate(written) if t >= vocab), len(written))]
+        found, place = [], 0
+        for token in written:
+            place += len(here.bytes_of(token) or b"")
+            found.append(next((v for end, v in ends if end >= place), ends[-1][1] if ends else 0.0))
+        return (
+            (written, found)
+            if close is None or close >= vocab or place < len(text)
+            else ([*written, close], [*found, last])
+        )
 
     def select(self, index: Sequence[int]) -> None:
         self.inner.select(index)
@@ -160,11 +304,9 @@ class TextDrafting:
         self.lines += other.lines
 
 
-def _paths(tree: DraftTree, b: int) -> list[list[int]]:
-    """The nodes from below the root to every leaf of a row."""
-    size = int(tree.size[b])
-    parents = tree.parents[b, :size].tolist()
-    leaves = set(range(1, size)) - set(parents)
+def _paths(parents: list[int]) -> list[list[int]]:
+    """The nodes from below the root to every leaf."""
+    leaves = set(range(1, len(parents))) - set(parents)
     found = []
     for leaf in sorted(leaves):
         path, node = [], leaf

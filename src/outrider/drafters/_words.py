@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,7 +142,7 @@ def _complete(text: bytes) -> tuple[bytes, bytes]:
 def _bytes(name: str, table: dict[str, int] | None) -> bytes:
     if table is not None:
         return bytes(table[c] for c in name) if all(c in table for c in name) else name.encode()
-    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+    if re.fullmatch("<0x[0-9A-Fa-f]{2}>", name):
         return bytes([int(name[3:5], 16)])
     return name.replace("\u2581", " ").encode()
 
@@ -160,6 +161,7 @@ class Same:
     rows: int
     vocab: int
     names: Tensor | None = None
+    longest: int = 1  # of the drafter's tokens for one of the target's
 
     def read(self, tokens: Sequence[int]) -> list[int]:
         return [min(t, self.rows - 1) for t in tokens]
@@ -185,6 +187,10 @@ class Shared:
     into: Int[Tensor, " v"]  # the target's id -> the drafter's, for those that both have
     spelt: tuple[tuple[int, ...], ...]
     vocab: int
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.spelt))
 
     @classmethod
     def of(cls, here: Spelling, there: Spelling, rows: int, vocab: int, where: str, device: Any = None) -> Shared:

@@ -1,8 +1,8 @@
 """Speculative sampling with a draft model (Leviathan et al. 2023; Chen et al. 2023): any causal LM, or T5 for T5.
 
 The draft model lives in a tree cache of its own, which holds the committed text only. Each round feeds it the tokens
-it has not seen, then grows a tree over its own cache, one pass per depth (`_growth.py`). A text that is longer than its
-context is none of its business: it drafts nothing there.
+it has not seen, then grows a tree over its own cache, one pass per depth (`_growth.py`). Beyond its own context it goes
+on as far as its positions carry it; what it guesses there is judged like all else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tree import chain, root_only
+from ..tree import chain
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
 from . import _ranks
 from ._common import accepted
@@ -33,11 +33,11 @@ class ModelDrafter:
     taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ModelDrafting:
-        session = self.model.open(capacity + 2 * sum(self.growth.shape) + (self.growth.width or WIDEST) * 16)
-        texts, most = [self.words.read(p) for p in prompts], self.model.context
-        for _ in session.prefill([text[:most] for text in texts]):
+        room = capacity * self.words.longest + 2 * sum(self.growth.shape) + (self.growth.width or WIDEST) * 16
+        session = self.model.open(room)
+        for _ in session.prefill([self.words.read(p) for p in prompts]):
             pass
-        return ModelDrafting(self, session, [text[most:] for text in texts])
+        return ModelDrafting(self, session, [[] for _ in prompts])
 
 
 @dataclass
@@ -60,8 +60,6 @@ class ModelDrafting:
         self.fed = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        if self._full(budget):
-            return root_only(rows.root)
         words, growth = self.drafter.words, self.drafter.growth
         tree, self.fed = growth.propose(rows, self._read(rows), self._step, budget, words.names, words.vocab)
         return tree
@@ -70,9 +68,6 @@ class ModelDrafting:
         """For `_text.py`: a tree below tokens of the draft model's own, of which only the settled ones stay."""
         texts = [p + s for p, s in zip(self.pending, settled, strict=True)]
         self.pending = [text + tail for text, tail in zip(texts, tails, strict=True)]
-        if self._full(budget):
-            self.pending = texts
-            return root_only(rows.root)
         lengths = [n + len(text) for n, text in zip(self.session.lengths.tolist(), texts, strict=True)]
         tree, _ = self.drafter.growth.propose(rows, self._read(rows), self._step, budget)
         self.session.rewind(lengths)
@@ -92,9 +87,6 @@ class ModelDrafting:
         assert isinstance(other, ModelDrafting)
         self.session.join(other.session)
         self.pending += other.pending
-
-    def _full(self, budget: Budget) -> bool:
-        return self.session.longest + max(map(len, self.pending)) + budget.depth > self.drafter.model.context
 
     def _read(self, rows: Rows) -> Tensor:
         """Feed the pending tokens and the root as one chain, keep all but the root (it stays at node 0's slot)."""
