@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,9 +30,9 @@ ENOUGH = 0.1  # share of the target's tokens that the drafter must have as well
 class Spelling:
     """The bytes of every token of a tokenizer; None for special tokens, which spell nothing."""
 
-    tokenizer: Any
-    spelt: tuple[bytes | None, ...]
-    special: dict[str, int]
+    tokenizer: Any = field(repr=False)
+    spelt: tuple[bytes | None, ...] = field(repr=False)
+    special: dict[str, int] = field(repr=False)
 
     @classmethod
     def of(cls, tokenizer: Any, where: str) -> Spelling:
@@ -185,7 +185,7 @@ class Shared:
     names: Int[Tensor, " k"]
     columns: Int[Tensor, " k"]
     into: Int[Tensor, " v"]  # the target's id -> the drafter's, for those that both have
-    spelt: tuple[tuple[int, ...], ...]
+    spelt: tuple[tuple[int, ...], ...] = field(repr=False)
     vocab: int
 
     @property
