@@ -3,7 +3,7 @@
 Both are h_t = exp(dt_t a) h_{t-1} + dt_t x_t b_t and y_t = h_t c_t. Mamba-2's heads share a decay, so a chunk is a few
 matrix products. Mamba's d x n states each have their own: a chunk computes what needs no state side by side, takes its
 steps (one fused product and sum each), and is small enough to stay in the processor's cache. Its backward keeps the
-states between chunks only and walks each chunk anew, last token first.
+states between chunks only and walks each chunk anew, last token first. (`wide`: the form for other devices.)
 """
 
 from __future__ import annotations
@@ -31,11 +31,44 @@ def scan(
     if x.shape[1] == 1 and fresh is None:
         h = (dt[:, 0, :, None] * a).exp() * h + (dt * x)[:, 0, :, None] * b[:, :1]
         return (h @ c[:, 0, :, None]).transpose(1, 2), h
+    if x.device.type != "cpu":
+        return wide(x, dt, a, b, c, h, fresh)
     kept = torch.ones_like(x[..., 0]) if fresh is None else (~fresh).to(x.dtype)
     fed, dt, b, c, kept = (t.transpose(0, 1).contiguous() for t in (dt * x, dt, b, c, kept))
     with torch.autocast(x.device.type, enabled=False):
         y, h = _Scan.apply(fed, dt, a, b, c, h, kept, chunk)
     return y.transpose(0, 1), h
+
+
+def wide(
+    x: Float[Tensor, "b m d"],
+    dt: Float[Tensor, "b m d"],
+    a: Float[Tensor, "d n"],
+    b: Float[Tensor, "b m n"],
+    c: Float[Tensor, "b m n"],
+    h: Float[Tensor, "b d n"],
+    fresh: Bool[Tensor, "b m"] | None = None,
+    chunk: int = CHUNK["mamba"],
+) -> tuple[Float[Tensor, "b m d"], Float[Tensor, "b d n"]]:
+    """The same for devices that like few large operations: all chunks take their steps side by side from zero, then
+    their last states are carried along, chunk + m/chunk steps for m tokens. No factor exceeds 1: nothing overflows.
+    """
+    m = x.shape[1]
+    x, dt, b, c = (_chunks(t, min(chunk, m)) for t in (x, dt, b, c))
+    decay, add = (dt[..., None] * a).exp(), (dt * x)[..., None] * b[..., None, :]
+    whole, reach = (dt.sum(2)[..., None] * a).exp(), (dt.cumsum(2)[..., None] * a).exp()
+    if fresh is not None:
+        begins = _chunks(fresh, min(chunk, m))
+        unbroken = (begins.long().cumsum(2) == 0)[..., None, None]
+        decay = decay * ~begins[..., None, None]
+        whole, reach = whole * unbroken[:, :, -1], reach * unbroken
+    s, local = torch.zeros_like(add[:, :, 0]), []
+    for one, more in zip(decay.unbind(2), add.unbind(2), strict=True):
+        s = one * s + more
+        local.append(s)
+    before, h = _carried(whole, s, h)
+    states = torch.stack(local, 2) + reach * before[:, :, None]
+    return (states @ c[..., None]).squeeze(-1).flatten(1, 2)[:, :m], h
 
 
 class _Scan(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from outrider import ssm
+from outrider import scan, ssm
 from outrider.types import InputError
 
 VOCAB = 31
@@ -205,3 +205,22 @@ def test_what_is_no_mamba_is_refused() -> None:
     net.config.model_type = "rwkv"
     with pytest.raises(InputError, match="not rwkv"):
         ssm.check(net)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_both_forms_of_the_scan_are_one(documents: bool) -> None:
+    """The walk of the CPU and the wide form: outputs, states and all gradients."""
+    dice = torch.Generator().manual_seed(3)
+    sizes = [(2, 37, 4), (2, 37, 4), (4, 3), (2, 37, 3), (2, 37, 3), (2, 4, 3)]
+    fresh = (torch.rand(2, 37, generator=dice) < 0.1) if documents else None
+    found = []
+    for form in (scan.scan, scan.wide):
+        dice.manual_seed(4)
+        given = [torch.randn(size, generator=dice, dtype=torch.float64) for size in sizes]
+        given[1], given[2] = given[1].abs(), -given[2].abs()
+        given = [t.requires_grad_() for t in given]
+        y, h = form(*given, fresh, 8)
+        (y.sin().sum() + h.cos().sum()).backward()
+        found.append([y, h, *(t.grad for t in given)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
