@@ -38,12 +38,18 @@ def read(path: str | None, method: str, target: Target | None = None) -> tuple[d
 
     if path is None:
         raise InputError(f"{method} needs trained weights; name their folder, as in {method}:DIR or {method}:demo")
-    if path.split("/")[0] == "demo" and not Path(path).exists():
-        path = shipped(path.removeprefix("demo").strip("/") or method)
+    path = placed(path, method)
     found = checkpoints.read(path, target)
     if found.method != method:
         raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
     return dict(found.config), dict(found.tensors)
+
+
+def placed(path: str, default: str) -> str:
+    """`demo` and `demo/NAME` are what ships with the package; other paths are as they are."""
+    if path.split("/")[0] == "demo" and not Path(path).exists():
+        return shipped(path.removeprefix("demo").strip("/") or default)
+    return path
 
 
 def shipped(name: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +219,7 @@ def load(
     if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
         raise InputError(f"there is no precision {dtype!r}; choose float64, float32, bfloat16, float16 or auto")
     check_way(vocab)
-    path = path if path is not None else str(files("outrider") / "demo" / "mamba")
+    path = _weights.placed(path or "demo", "mamba")
     folder = str(folder_of(path))
     net = _net(folder, target, dtype)
     kind = _kind(net)

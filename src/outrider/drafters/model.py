@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..tree import chain
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
-from . import _ranks
+from . import _ranks, _weights
 from ._common import accepted
 from ._growth import WIDEST, Growth
 from ._text import TextDrafter
@@ -126,7 +126,7 @@ def load(
     growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
-    where = path if path is not None else _demo_path()
+    where = _weights.placed(path or "demo", "draft")
     check_way(vocab)
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
@@ -174,12 +174,6 @@ def check_tokenizer(where: str, target: Any, draft: Any) -> None:
             f"the tokenizer of {where} differs from the target's; give the same one, or say how to draft across: "
             "vocab=shared or vocab=text"
         )
-
-
-def _demo_path() -> str:
-    from importlib.resources import files
-
-    return str(files("outrider") / "demo" / "draft")
 
 
 def _dtype_like(target: Target) -> str:
