@@ -29,8 +29,8 @@ def scan(
 ) -> tuple[Float[Tensor, "b m d"], Float[Tensor, "b d n"]]:
     """Mamba (Gu and Dao 2023, algorithm 2): outputs, and the last state. `fresh` tokens begin from a state of 0."""
     if x.shape[1] == 1 and fresh is None:
-        h = (dt[:, 0, :, None] * a).exp() * h + (dt * x)[:, 0, :, None] * b[:, :1]
-        return (h @ c[:, 0, :, None]).transpose(1, 2), h
+        h = ((dt[:, 0, :, None] * a).exp() * h).addcmul_((dt * x)[:, 0, :, None], b[:, :1])
+        return (h * c[:, :1]).sum(-1)[:, None], h  # a product of matrices this thin is four times slower
     if x.device.type != "cpu":
         return wide(x, dt, a, b, c, h, fresh)
     kept = torch.ones_like(x[..., 0]) if fresh is None else (~fresh).to(x.dtype)
@@ -147,8 +147,8 @@ def scan2(
     k, g = x.shape[2], b.shape[2]
     if x.shape[1] == 1 and fresh is None:
         b, c = (t[:, 0].repeat_interleave(k // g, 1) for t in (b, c))
-        h = (dt[:, 0] * a).exp()[..., None, None] * h + (dt[..., None] * x)[:, 0, ..., None] * b[:, :, None]
-        return (h @ c[..., None]).squeeze(-1)[:, None], h
+        h = ((dt[:, 0] * a).exp()[..., None, None] * h).addcmul_((dt[..., None] * x)[:, 0, ..., None], b[:, :, None])
+        return (h * c[:, :, None]).sum(-1)[:, None], h
     m = x.shape[1]
     chunk = min(chunk, m)
     x, dt, b, c = (_chunks(t, chunk).transpose(2, 3) for t in (x, dt[..., None], b, c))  # [b, chunks, heads, chunk, .]

@@ -358,3 +358,44 @@ def test_a_slab_grows_and_keeps(target: Target) -> None:
     assert torch.equal(found.conv, state.conv)
     assert torch.equal(found.ssm, state.ssm)
     assert replace(state).bytes == state.bytes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_steps_are_the_models_own(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One recording serves every number of states; one that is wrong is dropped, and said to be."""
+    made = net(kind)
+    steps, dice = ssm.Steps(made), torch.Generator().manual_seed(0)
+    for b in (1, 2, 5, 1, 9, 16):
+        tokens = torch.randint(0, VOCAB, (b, 1), generator=dice)
+        start = ssm.empty(made, b)
+        state = ssm.State(torch.randn(start.conv.shape, generator=dice), torch.randn(start.ssm.shape, generator=dice))
+        for one, other in zip(_flat(steps(tokens, state)), _flat(steps._stock(tokens, state)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert not steps.lost
+    assert len(steps.proofs) == ssm.PROOFS
+    steps, tokens, state = ssm.Steps(made), torch.zeros(1, 1, dtype=torch.long), ssm.empty(made, 1)
+    steps.replay = lambda tokens, conv, ssm: (torch.zeros(1, 1, VOCAB), conv, ssm)
+    logits, _ = steps(tokens, state)
+    assert steps.lost
+    assert "differs" in caplog.text
+    assert torch.equal(logits, steps._stock(tokens, state)[0])
+
+
+def _flat(given: Any) -> tuple[Tensor, ...]:
+    logits, state = given
+    return logits, state.conv, state.ssm
+
+
+def test_the_target_that_is_compiled_has_a_drafter_that_is(target: Target) -> None:
+    import outrider
+
+    plain = outrider.load(drafter="none")
+    texts = ["Once upon a time", "def add(a, b):"]
+    for way in ("", "?vocab=text"):
+        llm = outrider.load(drafter=f"mamba:demo{way}", compile=True)
+        drafter: Any = llm.drafter if not way else llm.drafter.inner  # type: ignore[attr-defined]
+        asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "temperature": 1.0}
+        found = llm.generate(texts, budget=FixedBudget(8, 4), **asked)
+        assert [o.tokens for o in found] == [o.tokens for o in plain.generate(texts, **asked)]
+        assert drafter.steps.replay is not None

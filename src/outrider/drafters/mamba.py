@@ -47,6 +47,7 @@ class MambaDrafter:
     growth: Growth
     batch: int = 1024
     taps: tuple[int, ...] = ()
+    steps: ssm.Steps | None = None  # recorded, where the target's passes are
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MambaDrafting:
         return MambaDrafting(self, ssm.read(self.net, [self.words.read(p) for p in prompts]), [[] for _ in prompts])
@@ -55,6 +56,9 @@ class MambaDrafter:
         self, tokens: Int[Tensor, "b m"], state: ssm.State, count: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b v"], ssm.State]:
         """Logits over the words after each row's last token (the net's own), and the states there."""
+        if self.steps is not None and tokens.shape[1] == 1 and count is None:
+            logits, state = self.steps(tokens, state)
+            return self.words.law(logits[:, 0]), state
         features, state = ssm.run(self.net, tokens, state, count)
         at = features[:, -1] if count is None else features[torch.arange(len(count), device=count.device), count - 1]
         return self.words.law(self.net.lm_head(at)), state
@@ -222,10 +226,13 @@ def load(
     path = _weights.placed(path or "demo", "mamba")
     folder = str(folder_of(path))
     net = _net(folder, target, dtype)
-    kind = _kind(net)
-    rows = int(net.config.vocab_size)
+    recorded, rows = getattr(target, "graphs", None) is not None, int(net.config.vocab_size)
+
+    def build(words: Words) -> MambaDrafter | HybridDrafter:
+        return _built(net, words, growth, batch, recorded)
+
     if vocab != "same":
-        return across(vocab, folder, rows, target, tokenizer, lambda words: kind(net, words, growth, batch))
+        return across(vocab, folder, rows, target, tokenizer, build)
     if tokenizer is not None and any(Path(folder).glob("tokenizer*")):  # the layout of mamba_ssm has none
         check_tokenizer(path, tokenizer, load_tokenizer(folder))
     elif abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
@@ -233,18 +240,18 @@ def load(
             f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
             "a Mamba drafter needs the target's tokenizer"
         )
-    return kind(net, Same(rows, target.vocab), growth, batch)
+    return build(Same(rows, target.vocab))
 
 
-def _kind(net: Any) -> type[MambaDrafter] | type[HybridDrafter]:
+def _built(net: Any, words: Words, growth: Growth, batch: int, recorded: bool) -> MambaDrafter | HybridDrafter:
     """Mamba and Mamba-2 have a forward of their own here; whatever else is recurrent, the stock one."""
     if net.config.model_type in ssm.KINDS:
         ssm.check(net)
-        return MambaDrafter
+        return MambaDrafter(net, words, growth, batch, steps=ssm.Steps(net) if recorded else None)
     from . import _hybrid
 
     _hybrid.check(net)
-    return _hybrid.HybridDrafter
+    return _hybrid.HybridDrafter(net, words, growth, batch)
 
 
 def _net(path: str, target: Target, dtype: str) -> Any:
