@@ -33,7 +33,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba-1.5m": ("mamba", {"kind": "mamba2", "hidden": 192, "layers": 3}),
     "llama-1.5m": ("draft-lm", {"hidden": 192, "layers": 2, "heads": 3}),
 }
-SHIPPED = {"mamba": "mamba-1.5m", "llama": "llama-1.5m"}  # folder in the package
+SHIPPED = {"mamba": "mamba-0.5m", "llama": "llama-0.5m"}  # folder in the package
 STAGES: dict[str, dict[str, Any]] = {  # steps of 8 rows of 512 tokens
     "pretrain": {"steps": 2000},
     "sft": {"steps": 200, "lr": 1e-3},
