@@ -63,13 +63,15 @@ def ablations(rows: list[dict[str, Any]]) -> str:
         return "Not measured."
     lines = ["| run | tau, T = 0 | of eagle's | tau, T = 1 | of eagle's | held-out loss |", "|---|--:|--:|--:|--:|--:|"]
     for r in rows:
-        cells = " | ".join(f"{span(r['tau'][t])} | {span(r['ratio'].get(t))}" for t in ("0", "1"))
+        cells = " | ".join(f"{span(r['tau'][t])} | {span(r.get('ratio', {}).get(t))}" for t in ("0", "1"))
         lines.append(f"| {r['name']} | {cells} | {r['held_out_loss']:.4f} |")
     return "\n".join(lines)
 
 
-def span(figures: list[float] | None) -> str:
-    """A figure with its interval."""
+def span(figures: list[float] | float | None) -> str:
+    """A figure, with its interval where one was measured."""
+    if isinstance(figures, float):
+        return f"{figures:.3f}"
     return "{:.2f} ({:.2f}-{:.2f})".format(*figures) if figures else ""
 
 

@@ -35,10 +35,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (place / f"{domain}.jsonl").write_text("".join(lines), encoding="utf-8")
     for stage in recipe.STAGES.values():
         monkeypatch.setitem(stage, "steps", 2)
-    for name, value in {"rows": 2, "length": 64, "warmup": 1, "prompts": 1, "evaluate": 2}.items():
+    for name, value in {"rows": 2, "length": 64, "warmup": 1, "prompts": 1, "evaluate": 2, "bf16": False}.items():
         monkeypatch.setitem(recipe.SHARED, name, value)
-    monkeypatch.setattr(recipe, "PRETRAIN", 20_000)
-    monkeypatch.setattr(demo, "TOKENS", 20_000)
+    monkeypatch.setattr(recipe, "PRETRAIN", 3_000_000)
     return tmp_path
 
 
