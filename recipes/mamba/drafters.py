@@ -80,7 +80,7 @@ def ship(name: str, place: Path, work: Path) -> None:
     shaped = ", ".join(f"{k}={v}" for k, v in shape.items())
     size = sum(p.numel() for p in net.parameters())
     card = CARD.format(name=place.name, kind=type(net).__name__, size=size, method=method, shaped=shaped, of=name,
-                       domains=", ".join(DOMAINS), seed=0, table="\n".join(lines))  # fmt: skip
+                       domains=", ".join(DOMAINS), seed=made.seed, table="\n".join(lines))  # fmt: skip
     (place / "README.md").write_text(card, encoding="utf-8")
     print(f"{place}: {(place / 'model.safetensors').stat().st_size / 1e6:.1f} MB")
 

@@ -129,8 +129,8 @@ class LLM:
             raise InputError(f"there is no rule {rule!r}; choose one of {', '.join(RULES)}")
         if self.race is None:
             self.race = RaceNoise(self.target.vocab, getattr(self.target, "device", "cpu"))
-        choice = isinstance(self.drafter, ChoiceDrafter)
-        if choice is not (isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))):
+        pairs = isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))
+        if pairs != isinstance(self.drafter, ChoiceDrafter):
             raise InputError("a bandit over pairs of drafter and shape, and choose=True, need one another")
         chosen = budget or self.budgets.setdefault(rule, AdaptiveBudget())
         return Engine(self.target, self.drafter, chosen, self.race, rule)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_mamba import TEXTS, VOCAB, path, target  # noqa: F401  (target is a fixture)
+from test_mamba import TEXTS, VOCAB, path, small_target
 from torch import Tensor
 
 from outrider import drafters
@@ -96,7 +96,12 @@ def net(kind: str, config: dict[str, Any]) -> Any:
     return made
 
 
-def load(kind: str, target: Target, place: Path, options: str = "") -> HybridDrafter:  # noqa: F811
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return small_target()
+
+
+def load(kind: str, target: Target, place: Path, options: str = "") -> HybridDrafter:
     net(kind, KINDS[kind]).save_pretrained(place / kind)
     drafter = drafters.load(f"mamba:{place / kind}{options}", target)
     assert isinstance(drafter, HybridDrafter)
@@ -177,7 +182,7 @@ def lived(drafter: Any, temperature: float, most: int, turns: int = 4) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_those_of_whole_texts(kind: str, target: Target, tmp_path: Path) -> None:  # noqa: F811
+def test_drafts_are_those_of_whole_texts(kind: str, target: Target, tmp_path: Path) -> None:
     """Chains and trees; and whatever was drafted, the text is that of plain decoding."""
     tree = load(kind, target, tmp_path, "?kids=3")
     lived(tree, 0.0, 3)
@@ -193,7 +198,7 @@ def test_drafts_are_those_of_whole_texts(kind: str, target: Target, tmp_path: Pa
 
 @pytest.mark.parametrize("options", ["?tree=best&kids=3&width=2", "?tree=static&shape=3,2,1"])
 @pytest.mark.parametrize("kind", ["Jamba", "FalconH1"])
-def test_every_shape_and_temperature(kind: str, options: str, target: Target, tmp_path: Path) -> None:  # noqa: F811
+def test_every_shape_and_temperature(kind: str, options: str, target: Target, tmp_path: Path) -> None:
     """Best first, nodes of several depths are expanded in one step."""
     lived(load(kind, target, tmp_path, options), 1.0, 3)
 
@@ -203,7 +208,7 @@ def test_relatives_pass_the_proof(kind: str) -> None:
     hybrid.check(net(kind, PROVED[kind]))
 
 
-def test_a_long_stretch_without_drafts(target: Target, tmp_path: Path) -> None:  # noqa: F811
+def test_a_long_stretch_without_drafts(target: Target, tmp_path: Path) -> None:
     drafter = load("Bamba", target, tmp_path, "?tree=chain")
     drafting: Any = drafter.open([TEXTS[0], TEXTS[1]], 256)
     more = torch.randint(0, VOCAB, (2, hybrid.LONG + 5)).tolist()
@@ -213,7 +218,7 @@ def test_a_long_stretch_without_drafts(target: Target, tmp_path: Path) -> None: 
     check(Whole(drafter.net), texts, rows, drafting.propose(rows, BUDGET), 1)
 
 
-def test_a_batch_too_large_is_refused(target: Target, tmp_path: Path) -> None:  # noqa: F811
+def test_a_batch_too_large_is_refused(target: Target, tmp_path: Path) -> None:
     drafter = load("Lfm2", target, tmp_path, "?tree=static&shape=4,4,1&batch=16")
     texts = [TEXTS[0], TEXTS[0]]
     drafting: Any = drafter.open([t[:-1] for t in texts], 64)
@@ -237,7 +242,7 @@ def shared(parts: Sequence[Any]) -> Any:
 
 
 @pytest.mark.parametrize("lie", [forgetful, shared])
-def test_a_cache_that_lies(lie: Any, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_cache_that_lies(lie: Any, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hybrid, "stacked", lie)
     with pytest.raises(InputError, match="the state of bamba cannot be cloned"):
         load("Bamba", target, tmp_path)

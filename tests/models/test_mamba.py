@@ -44,6 +44,10 @@ def folder(made: Any, place: Path) -> str:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
+    return small_target()
+
+
+def small_target() -> Target:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,

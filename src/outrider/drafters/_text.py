@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Telling(Protocol):
         """Read `settled` for good and `tails`, each of 1 token or more, for this once; a tree below them."""
 
     def select(self, index: Sequence[int]) -> None: ...
-    def join(self, other: Drafting) -> None: ...
+    def join(self, other: Any) -> None: ...
 
 
 @runtime_checkable
@@ -169,7 +169,7 @@ class TextDrafting:
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, TextDrafting)
-        self.inner.join(other.inner)  # type: ignore[arg-type]
+        self.inner.join(other.inner)
         self.lines += other.lines
 
 
