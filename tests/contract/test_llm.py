@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import outrider
+from outrider.bandit import BanditBudget
 from outrider.budget import FixedBudget
 from outrider.types import InputError
 
@@ -198,6 +199,16 @@ def test_bad_input_is_one_sentence(llm: outrider.LLM, prompt: Any, options: dict
 def test_bad_drafters_are_one_sentence(folder: str, spec: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         outrider.load(folder, drafter=spec, dtype="float32")
+
+
+def test_choosing_needs_drafters_and_a_bandit_over_them(folder: str) -> None:
+    for given in ("lookup", [], ["lookup"]):
+        with pytest.raises(outrider.InputError, match="two drafters or more"):
+            outrider.load(folder, given, choose=True)
+    with pytest.raises(outrider.InputError, match="need one another"):
+        outrider.load(folder, ["lookup", "ngram"], choose=True).generate("a", max_new_tokens=4)
+    with pytest.raises(outrider.InputError, match="need one another"):
+        outrider.load(folder, ["lookup", "ngram"]).generate("a", budget=BanditBudget(((1, (1, 1)), (2, 1))))
 
 
 def test_a_draft_model_with_another_tokenizer_is_refused(folder: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from outrider.bandit import BanditBudget
 from outrider.budget import Report
 from outrider.cli import main
+from outrider.types import Budget, Rows
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "hill", "and", "then", "slept", "sang", "again", "."]
 PROMPT = "the cat sat on the mat and the cat sat on"
@@ -141,6 +142,23 @@ def test_a_bandit_writes_the_same_text(run: Run, folder: str, monkeypatch: pytes
     assert all(nodes > 1 for shape, _, nodes in shapes if shape)
 
 
+def test_a_bandit_chooses_among_drafters(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of drafter and shape are no mix: each is played, and the text is the same."""
+    played, choose = set(), BanditBudget.choose
+
+    def watched(bandit: BanditBudget, rows: Rows) -> Budget:
+        budget = choose(bandit, rows)
+        played.add((budget.part, budget.shape))
+        return budget
+
+    monkeypatch.setattr(BanditBudget, "choose", watched)
+    args = ("generate", folder, PROMPT, "--max-new-tokens", "24", "--compare", "--json", "--drafter", f"model:{folder}")
+    code, out, _ = run(*args, "--drafter", "lookup", "--arms", "1:2,1 2:1,1 none")
+    assert code == 0
+    assert json.loads(out)["comparison"]["equal"] is True
+    assert {(0, (2, 1)), (1, (1, 1))} <= played
+
+
 def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp_path: Path) -> None:
     args = ("generate", folder, PROMPT, "--compare", "--max-new-tokens", "12", "--nodes", "4", "--depth", "3")
     code, out, _ = run(*args, "--json")
@@ -173,6 +191,9 @@ def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp
         (["--arms", "3,b"], "3,b"),
         (["--arms", "2,1 2,1"], "once"),
         (["--arms", "2,1", "--depth", "3"], "leave out"),
+        (["--arms", "0:2,1"], "counted from 1"),
+        (["--arms", "1:2,1 2:1,1"], "name each of them"),
+        (["--drafter", "lookup", "--drafter", "ngram", "--arms", "1:2,1"], "name each of them"),
         (["-n", "0"], "n must"),
         (["--batch-size", "0"], "batch_size"),
         (["--chat"], "chat template"),
