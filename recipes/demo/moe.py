@@ -27,7 +27,7 @@ from outrider.training.loop import train
 from recipes.demo.ablations import compared, eagle, prompts
 from recipes.demo.drafters import demo, documents
 
-EXPERTS, STEPS, RATE, NOISE = 4, 30, 1e-3, 0.3
+EXPERTS, STEPS, RATE, NOISE = 4, 300, 1e-3, 0.3
 
 
 def upcycled(dense: LlamaForCausalLM, seed: int = 0) -> MixtralForCausalLM:
