@@ -30,6 +30,7 @@ COMMANDS = {
     "import": "Say what a trained drafter's folder holds, whatever its layout; write the native one.",
     "export": "Write a drafter as SafeAILab's code, speculators, vLLM or SGLang load it.",
     "parity": "Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.",
+    "bench": "Measure methods side by side and beside stock transformers, with a report.",
     "theory": "What acceptance, draft length and cost promise (Leviathan).",
     "info": "Versions, threads, devices, demo models and drafters here.",
 }

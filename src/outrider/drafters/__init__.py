@@ -54,7 +54,7 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
     auto = ("scale", "auto") in parse_qsl(query) and "scale" in inspect.signature(module.load).parameters
     if auto:
         query = "&".join(part for part in query.split("&") if part != "scale=auto")
-    loaded = module.load(target, tokenizer, path or None, **_options(spec, query, module.load))
+    loaded = module.load(target, tokenizer, path or None, **options_of(spec, query, module.load))
     return calibrated(loaded) if auto else loaded
 
 
@@ -70,7 +70,7 @@ def _method_of(folder: str) -> str:
     raise InputError(f"there is no drafter {folder!r}; choose one of {', '.join(names())}, as in lookup or model:DIR")
 
 
-def _options(spec: str, query: str, function: Any) -> dict[str, Any]:
+def options_of(spec: str, query: str, function: Any) -> dict[str, Any]:
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()

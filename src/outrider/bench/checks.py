@@ -1,0 +1,163 @@
+"""What makes a figure invalid. Every method is checked alike, our own too; a fault takes its cell out of the tables.
+
+    answer      texts for all prompts, no token after the end, none too many, none missing, claims that add up
+    repeated    a time that was reported before
+    divergences at T = 0, and under `coupled` at any T, a text is plain decoding's, token for token
+    uniforms    any lossless method's sampled tokens follow the target's law
+
+The last is a test of all tokens at once. Take a token x drawn by a law p over the vocabulary, its tokens put in falling
+order of p: u = P(tokens before x) + V p(x), with V uniform, is uniform on (0, 1) exactly if x follows p (a randomised
+probability integral transform). A sampler that is too greedy gives small u too often, one that is too flat large ones.
+Each token is judged by the law after its own text, so the u of a run are independent.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from scipy import stats
+
+from ..llm import LLM
+from ..noise import RaceNoise
+from ..targets import SeqTarget
+from ..tree import chain
+from .types import Answer, Ask, Sample
+
+SLACK = 1.02  # the clocks of a method and of the runner may differ by this factor, and by a millisecond
+BINS = 20  # of the u's histogram
+LEAST = 200  # tokens: fewer say nothing of a law
+REFUSED = 1e-6  # the chance of an honest cell to be refused
+TIE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.5,
+    torch.float16: 0.1,
+}  # margins that rounding may turn
+
+
+def answer(given: Answer, ask: Ask, rows: int, vocab: int, room: Sequence[int], seconds: float) -> list[str]:
+    """What is wrong with one answer. `room[i]` tokens fit into the context behind prompt i; `seconds` by our clock."""
+    if len(given.tokens) != rows:
+        return [f"answered {len(given.tokens)} of {rows} prompts"]
+    found = []
+    for i, tokens in enumerate(given.tokens):
+        limit = min(ask.limit, room[i])
+        ends = [k for k, token in enumerate(tokens) if token in ask.eos]
+        if any(not 0 <= token < vocab for token in tokens):
+            found.append("returned a token that the vocabulary does not have")
+        if ends and ends[0] < len(tokens) - 1:
+            found.append("returned tokens after the end of the text")
+        elif len(tokens) > limit:
+            found.append(f"returned {len(tokens)} tokens where {limit} were asked for")
+        elif len(tokens) < limit and not ends:
+            found.append(f"stopped after {len(tokens)} of {limit} tokens without an end of the text")
+    for usage, tokens in zip(given.usages, given.tokens, strict=False):
+        if usage.new_tokens != len(tokens):
+            found.append(f"counts {usage.new_tokens} tokens where its text has {len(tokens)}")
+        if usage.prefill_seconds + usage.decode_seconds > seconds * SLACK + 1e-3:
+            found.append("reports more time than has passed")
+    if given.prefill is not None and not 0 < given.prefill <= seconds * SLACK + 1e-3:
+        found.append(f"says that the prompt took {given.prefill:.4f} s of {seconds:.4f} s")
+    return list(dict.fromkeys(found))
+
+
+def repeated(samples: Sequence[Sample]) -> list[str]:
+    """Two answers never take the same time to the last bit; a method that says so has kept an old figure."""
+    told = [t.prefill for s in samples for t in s.turns]
+    told += [u.decode_seconds for s in samples for t in s.turns for u in t.usages[:1] if u.rounds > 1]
+    return ["reports a time that it had reported before"] if len(set(told)) < len(told) else []
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first token in which a text is not plain decoding's. `margin`: by how much the target prefers its own."""
+
+    prompt: str
+    turn: int
+    position: int
+    margin: float
+    mine: int | None  # None: the text ended
+    plain: int | None
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def divergence(
+    llm: LLM, prompt: str, turn: int, ids: Sequence[int], mine: Sequence[int], plain: Sequence[int],
+    temperature: float, seed: int,
+) -> Divergence:  # fmt: skip
+    """Where two texts after the same prompt part."""
+    at = next((i for i, (a, b) in enumerate(zip(mine, plain, strict=False)) if a != b), min(len(mine), len(plain)))
+    a, b = (t[at] if at < len(t) else None for t in (mine, plain))
+    margin = math.inf
+    if a is not None and b is not None:
+        scores = logits(llm, ids, plain[: at + 1])[-1].double()
+        if temperature > 0:
+            place = at + (1 if seq2seq(llm) else len(ids))
+            race = RaceNoise(llm.target.vocab, scores.device)
+            scores = scores + temperature * race.at([seed], [place])[0].double()
+        margin = float(scores[b] - scores[a])
+    return Divergence(prompt, turn, at, margin, a, b)
+
+
+def rounding(llm: LLM, found: Divergence) -> bool:
+    """May the two tokens have changed places because a pass over several tokens rounds differently?"""
+    kind: Any = getattr(llm.target, "dtype", torch.float32)
+    return found.margin <= TIE[kind]
+
+
+def seq2seq(llm: LLM) -> bool:
+    return isinstance(llm.target, SeqTarget)
+
+
+def logits(llm: LLM, ids: Sequence[int], new: Sequence[int]) -> torch.Tensor:
+    """[new, v]: what each new token was drawn from, by the stock model's own pass over prompt and text."""
+    target: Any = llm.target
+    written = list(new[:-1])
+    if not hasattr(target, "model"):  # a target of another kind: by its own passes
+        session = target.open(len(ids) + len(new) + 1)
+        for chunk in session.prefill([list(ids)]):
+            first = chunk.look.logits[0, -1:]
+        rest = session.forward(chain([written])).logits[0] if written else first[:0]
+        return torch.cat([first, rest]).float()
+    device = target.device
+    if seq2seq(llm):
+        start = target.model.config.decoder_start_token_id
+        out = target.model(
+            input_ids=torch.tensor([list(ids)], device=device),
+            decoder_input_ids=torch.tensor([[start, *written]], device=device),
+        )
+        return out.logits[0].float()
+    out = target.model(torch.tensor([[*ids, *written]], device=device))
+    return out.logits[0, len(ids) - 1 :].float()
+
+
+@torch.no_grad()
+def uniforms(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, dice: random.Random) -> list[float]:
+    """u of every new token; see above."""
+    law = (logits(llm, ids, new).double() / temperature).softmax(-1)
+    at = torch.tensor(list(new), device=law.device)[:, None]
+    mine = law.gather(1, at)
+    number = torch.arange(law.shape[1], device=law.device)
+    before = (law > mine) | ((law == mine) & (number < at))
+    below = (law * before).sum(1)
+    return [a + dice.random() * p for a, p in zip(below.tolist(), mine[:, 0].tolist(), strict=True)]
+
+
+def law_test(us: Sequence[float]) -> float | None:
+    """The chance that uniform u look so uneven: the smaller p of a chi-square over BINS and of their mean, doubled."""
+    if len(us) < LEAST:
+        return None
+    counts = [0] * BINS
+    for u in us:
+        counts[min(BINS - 1, int(u * BINS))] += 1
+    shape = float(stats.chisquare(counts).pvalue)
+    mean = (sum(us) / len(us) - 0.5) * math.sqrt(12 * len(us))
+    return min(1.0, 2 * min(shape, float(2 * stats.norm.sf(abs(mean)))))

@@ -1,0 +1,198 @@
+"""Where the distance between the measured and the ideal speed goes: a product of factors, each with its cause.
+
+Ideal: every pass takes no longer than reading the weights once at this machine's measured bandwidth, and commits as
+many tokens as the best tree of that size can. From there down to what was measured, tokens per second lose a factor to
+
+    one pass       reading the weights  ->  the pass over one token that plain decoding was measured with
+    the nodes      that pass            ->  the pass over the whole tree
+    the drafter    the best tree of that many nodes and depths  ->  the trees that were drafted
+    the rule       what those trees are worth to fresh draws of the target  ->  what the rule accepted
+                   (above 1 under `coupled`: shared noise makes the drafter guess the draw, not only the law)
+    drafting       the pass alone  ->  the pass and the draft
+    the engine     pass and draft  ->  all the rest of a round
+
+The best tree knows the target's law: it holds the largest path probabilities, whose sum is its expected length, and
+is grown by the target as its own drafter. At T = 0 the law is certain and the best tree a chain of as many tokens as
+the nodes allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ..budget import FixedBudget
+from ..drafters._growth import Growth
+from ..drafters._words import Same
+from ..drafters.model import ModelDrafter
+from ..engine import Batch, Engine, Request, Row
+from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling
+from .cells import KEYS
+from .peers.outrider import Ours
+from .runner import Group, Runner
+
+SHOWN = 6  # prompts that are looked at
+ADVICE = {
+    "one pass": "a pass takes longer than reading its weights: record it (--variant compile), or use a faster machine",
+    "the nodes": "passes over trees cost more than over one token: draft fewer nodes, or use the adaptive budget",
+    "the drafter": "its law is far from the target's: train it longer, or on the target's own answers",
+    "the rule": "the rule turns down tokens that the target would have drawn: use coupled",
+    "drafting": "drafts take long: a smaller drafter, fewer depths, or a chain",
+    "the engine": "what is neither pass nor draft takes long: larger batches, or fewer rounds",
+}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A drafter whose trees are looked at: how many tokens a round each would give to fresh draws of the target."""
+
+    inner: Any
+    temperature: float
+    worth: list[float] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return tuple(self.inner.taps)
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> WatchedDrafting:
+        return WatchedDrafting(self, self.inner.open(prompts, capacity))
+
+
+@dataclass
+class WatchedDrafting:
+    drafter: Watched
+    inner: Any
+    mine: DraftTree | None = None
+
+    def observe(self, round: Round) -> None:
+        if self.mine is not None and round.tree is self.mine:
+            noted, sizes = self.drafter, round.tree.size.tolist()
+            noted.worth.extend(expected(round.tree, round.look.logits, noted.temperature))
+            noted.nodes.extend(sizes)
+            noted.depths.extend([round.tree.deepest] * len(sizes))
+        self.inner.observe(round)
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        tree: DraftTree = self.inner.propose(rows, budget)
+        self.mine = tree
+        return tree
+
+    def select(self, index: Sequence[int]) -> None:
+        self.inner.select(index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, WatchedDrafting)
+        self.inner.join(other.inner)
+
+
+def expected(tree: DraftTree, logits: torch.Tensor, temperature: float) -> list[float]:
+    """Tokens a round of each row's tree, the target's own counted: the sum of its paths' probabilities."""
+    found = []
+    for b, size in enumerate(tree.size.tolist()):
+        scores = logits[b, :size].double()
+        if temperature > 0:
+            law = (scores / temperature).softmax(-1)
+        else:
+            law = torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+        reach = [1.0]
+        for i in range(1, size):
+            parent = int(tree.parents[b, i])
+            reach.append(reach[parent] * float(law[parent, int(tree.tokens[b, i])]))
+        found.append(math.fsum(reach))
+    return found
+
+
+def watch(engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperature: float) -> Watched:
+    """Decode some prompts with an engine whose drafter is watched."""
+    seen = Watched(engine.drafter, temperature)
+    mine = replace(engine, drafter=seen)
+    with torch.no_grad():
+        for i, ids in enumerate(prompts):
+            batch, _ = Batch.start(mine, [Row(Request(list(ids), i, limit, Sampling(temperature)), 0)])
+            while batch is not None:
+                batch.round()
+                batch = batch.leave()
+    return seen
+
+
+def best(
+    engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperature: float, nodes: int, depth: int
+) -> float:
+    """Tokens a round of the best tree of so many nodes and depths."""
+    if temperature == 0:
+        return float(min(nodes, depth + 1))
+    target = engine.target
+    drafter = ModelDrafter(target, Same(target.vocab, target.vocab), Growth(depth=depth, width=nodes, kids=nodes))
+    oracle = replace(engine, drafter=drafter, rule="rejection", budget=FixedBudget(nodes, depth))
+    seen = watch(oracle, prompts, min(limit, 16), temperature).worth
+    return sum(seen) / len(seen)
+
+
+def bandwidth(size: int) -> float:
+    """Bytes per second that this machine reads of a buffer of `size` bytes: the best of several."""
+    buffer, times = torch.ones(max(1, size // 4)), []
+    for _ in range(12):
+        began = perf_counter()
+        buffer.sum()
+        times.append(perf_counter() - began)
+    return buffer.numel() * 4 / min(times)
+
+
+def weights(model: torch.nn.Module) -> int:
+    """Bytes that a pass reads: all parameters and buffers (of a mixture of experts, more than a pass needs)."""
+    held = {t.data_ptr(): t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())}
+    return sum(held.values())
+
+
+def explain(runner: Runner, group: Group, cell: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any] | None:
+    """One cell's factors; None where nothing was drafted or plain decoding was not measured."""
+    peer = runner.peers.get(cell["method"])
+    if not isinstance(peer, Ours) or not cell["round_ms"] or not plain.get("round_ms") or not cell["alpha"]:
+        return None
+    prompts = [runner.ids(group.task, p, []) for p in group.task.prompts[:SHOWN]]
+    seen = watch(peer.engine, prompts, runner.tokens, group.temperature)
+    if not seen.worth:
+        return None
+    nodes, depth = round(sum(seen.nodes) / len(seen.nodes)), max(seen.depths)
+    most = best(peer.engine, prompts, runner.tokens, group.temperature, nodes, depth)
+    model: Any = peer.engine.target
+    size = weights(model.model)
+    rate = bandwidth(size) if model.device.type == "cpu" else 0.0
+    ms, one = cell["round_ms"], plain["round_ms"]["verify"]
+    tau, measured, worth = cell["tau"][0], cell["tokens_per_second"][0], sum(seen.worth) / len(seen.worth)
+    read = min(one, 1e3 * size / rate) if rate else one
+    parts = [
+        ("one pass", read / one, f"a pass over one token takes {one:.2f} ms, its weights {read:.2f} ms to read"),
+        ("the nodes", one / ms["verify"], f"a pass over the tree ({nodes} nodes) takes {ms['verify']:.2f} ms"),
+        ("the drafter", worth / most, f"its trees are worth {worth:.2f} tokens a round, the best ones {most:.2f}"),
+        ("the rule", tau / worth, f"{tau:.2f} tokens a round were committed"),
+        ("drafting", ms["verify"] / (ms["verify"] + ms["draft"]), f"a draft takes {ms['draft']:.2f} ms"),
+    ]
+    ideal = 1e3 * most / read
+    so_far = ideal * math.prod(f for _, f, _ in parts)
+    parts.append(("the engine", measured / so_far, f"the rest of a round takes {ms['overhead']:.2f} ms"))
+    return {
+        **{k: cell[k] for k in KEYS}, "ideal": round(ideal, 1), "measured": round(measured, 1),
+        "parts": [{"name": n, "factor": round(f, 4), "words": w} for n, f, w in parts],
+        "words": words(cell["method"], ideal, measured, most, nodes, [(n, f, w) for n, f, w in parts]),
+    }  # fmt: skip
+
+
+def words(
+    method: str, ideal: float, measured: float, most: float, nodes: int, parts: Sequence[tuple[str, float, str]]
+) -> str:
+    """The paragraph: what the ideal is, what was lost to what, and what to mend first."""
+    told = "; ".join(f"{name} x {factor:.2f} ({why})" for name, factor, why in parts)
+    first = min(parts, key=lambda p: p[1])
+    return (
+        f"If every pass took only the time to read the weights and every tree of {nodes} nodes were the best one "
+        f"({most:.2f} tokens a round), {method} would write {ideal:.0f} tokens a second; it writes {measured:.0f}. "
+        f"In between: {told}. Mend first: {first[0]} ({ADVICE[first[0]]})."
+    )

@@ -1,0 +1,97 @@
+"""What a command line names, as rows of the table: drafters by rules by budgets by variants, and peers beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import parse_qsl
+
+from ..bandit import BanditBudget, parse, shape_of
+from ..bandit import nodes as nodes_of
+from ..budget import AdaptiveBudget, Budgeter, FixedBudget
+from ..types import LOSSY, RULES, InputError
+from . import peers
+from .types import PLAIN, Method
+
+OPTIONS = ("epsilon", "delta")  # of the rule typical
+
+
+def rows(
+    drafters: Sequence[str],
+    rules: Sequence[str],
+    budgets: Sequence[str],
+    variants: Sequence[str],
+    others: Sequence[str],
+) -> list[Method]:
+    """The grid. Plain decoding of every variant comes first: speeds are ratios to the first row."""
+    for rule in rules:
+        rule_of(rule)
+    for budget in budgets:
+        budget_of(budget)
+    named = [labelled(d) for d in drafters]
+    found = [Method(PLAIN, variant=v) for v in variants]
+    found += [peers.method(p) for p in others]
+    found += [
+        Method(spec, rule, budget, variant, label=label)
+        for label, spec in named
+        if spec != PLAIN
+        for rule in rules
+        for budget in budgets
+        for variant in variants
+    ]
+    names = [m.name for m in found]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise InputError(f"two methods are called {twice[0]!r}; give one of them a label, as in LABEL=SPEC")
+    return found
+
+
+def labelled(text: str) -> tuple[str, str]:
+    """LABEL=SPEC, or a SPEC that is its own label: ("", SPEC)."""
+    named = re.fullmatch(r"([^=?:]+)=(.+)", text)
+    return (named[1].strip(), named[2]) if named else ("", text)
+
+
+def fits(method: Method, temperature: float) -> bool:
+    """Is a method worth a row at this temperature? At 0 all lossless rules write the same text: one is enough."""
+    name = method.rule.partition("?")[0]
+    return temperature > 0 or name == "coupled"
+
+
+def lossless(method: Method) -> bool:
+    return method.rule.partition("?")[0] not in LOSSY
+
+
+def rule_of(text: str) -> tuple[str, dict[str, float]]:
+    """`typical?epsilon=0.09&delta=0.3` -> its name and the engine's parameters."""
+    name, _, query = text.partition("?")
+    if name not in RULES:
+        raise InputError(f"there is no rule {name!r}; choose from {', '.join(RULES)}")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    wrong = [k for k in options if name != "typical" or k not in OPTIONS]
+    if wrong:
+        raise InputError(f"the rule {name} has no option {wrong[0]!r}; only typical has some: epsilon and delta")
+    try:
+        return name, {k: float(v) for k, v in options.items()}
+    except ValueError:
+        raise InputError(f"{text!r}: epsilon and delta are numbers, as in typical?epsilon=0.09&delta=0.3") from None
+
+
+def budget_of(text: str) -> Budgeter:
+    """`adaptive`, `16x6` (nodes with the root, depth), a shape `3,2,1`, or a bandit over several: `3,2,1 2,1 none`."""
+    if text == "adaptive":
+        return AdaptiveBudget()
+    if size := re.fullmatch(r"(\d+)x(\d+)", text):
+        nodes, depth = map(int, size.groups())
+        if nodes < 2 or depth < 1:
+            raise InputError(f"a budget of {text} drafts nothing; give at least 2x1")
+        return FixedBudget(nodes, depth)
+    arms = parse(text) if re.fullmatch(r"[\d,\s]+(none)?", text) else ()
+    if len(arms) == 1 and arms[0]:
+        shape = shape_of(arms[0])
+        return FixedBudget(nodes_of(shape), len(shape), shape=shape)
+    if len(arms) > 1:
+        return BanditBudget(arms)
+    raise InputError(
+        f"a budget is adaptive, NODESxDEPTH as in 16x6, a shape as in 3,2,1, or several for a bandit, not {text!r}"
+    )

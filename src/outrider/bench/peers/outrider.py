@@ -1,0 +1,48 @@
+"""Our own engine: every drafter, rule, budget and variant of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...engine import Batch, Engine, Request, Row
+from ...types import Sampling
+from .. import methods
+from ..memory import held
+from ..models import Models
+from ..types import Answer, Ask, Method
+
+
+def load(method: Method, models: Models) -> Ours:
+    llm = models.with_drafter(method.variant, method.spec)
+    rule, options = methods.rule_of(method.rule)
+    engine = llm.engine(rule, methods.budget_of(method.budget))
+    return Ours(replace(engine, **options))  # type: ignore[arg-type]
+
+
+@dataclass
+class Ours:
+    engine: Engine  # with one budget for the whole run, as in a server
+
+    @torch.no_grad()
+    def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        def cut(output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
+            ends = [i for i, token in enumerate(new, 1) if token in ask.eos]
+            return (ends[0], "eos") if ends else (len(new), None)
+
+        law = Sampling(ask.temperature)
+        rows = [
+            Row(Request(list(ids), seed, ask.limit, law, cut), i)
+            for i, (ids, seed) in enumerate(zip(prompts, ask.seeds, strict=True))
+        ]
+        batch, _ = Batch.start(self.engine, rows)
+        states: list[Any] = [batch.session, batch.drafting] if batch else []
+        while batch is not None:
+            batch.round()
+            batch = batch.leave()
+        memory = dict(zip(("cache", "drafter"), map(held, states), strict=False))
+        usages = [row.usage for row in rows]
+        return Answer([row.output for row in rows], max(u.prefill_seconds for u in usages), usages, memory)

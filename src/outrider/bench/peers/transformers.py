@@ -1,0 +1,69 @@
+"""Stock transformers on the same weights: `generate`, its static cache, its assisted generation, its prompt lookup.
+
+transformers                    the dynamic cache, as users have it
+transformers?cache=static       a cache of fixed size
+transformers?compile=true       torch.compile on the static cache, where that works for the model
+transformers:DRAFT              assisted generation with the draft model DRAFT (demo: the demo's own)
+transformers?lookup=10          prompt lookup, 10 tokens at most
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+from ...targets.load import from_pretrained
+from ...types import InputError
+from ..models import Models
+from ..types import Answer, Ask
+
+
+def load(
+    models: Models, path: str | None = None, cache: str = "dynamic", compile: bool = False, lookup: int = 0
+) -> Stock:
+    if cache not in ("dynamic", "static"):
+        raise InputError(f"transformers has the caches dynamic and static here, not {cache!r}")
+    target: Any = models.llm("plain").target
+    options: dict[str, Any] = {}
+    if cache == "static" or compile:
+        options |= {"cache_implementation": "static", "disable_compile": not compile}
+    if path:
+        where = str(files("outrider") / "demo" / "draft") if path == "demo" else path
+        options["assistant_model"] = from_pretrained(where, target.dtype, str(target.device), models.trust, {}).eval()
+    if lookup:
+        options["prompt_lookup_num_tokens"] = lookup
+    return Stock(target.model, options)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """transformers' `generate`."""
+
+    model: Any
+    options: dict[str, Any]
+
+    def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        """Rows of a batch are padded on the left, as transformers asks."""
+        longest, pad = max(map(len, prompts)), min(ask.eos, default=0)
+        device = self.model.device
+        ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+        law: dict[str, Any] = {"do_sample": False}
+        if ask.temperature > 0:
+            torch.manual_seed(ask.seeds[0])
+            law = {"do_sample": True, "temperature": ask.temperature, "top_k": 0, "top_p": 1.0}
+        out = self.model.generate(
+            ids, attention_mask=mask, max_new_tokens=ask.limit, eos_token_id=sorted(ask.eos) or None, pad_token_id=pad,
+            **law, **self.options,
+        )  # fmt: skip
+        return Answer([until_end(row, ask.eos) for row in out[:, longest:].tolist()])
+
+
+def until_end(tokens: list[int], eos: frozenset[int]) -> list[int]:
+    """A row without the padding that waits for its neighbours."""
+    ends = [i for i, token in enumerate(tokens) if token in eos]
+    return tokens[: ends[0] + 1] if ends else tokens

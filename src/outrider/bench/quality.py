@@ -1,0 +1,76 @@
+"""What a lossy method costs: its texts judged by the target that they should have come from.
+
+A rule that changes the law (typical acceptance), or a target that was changed to be guessed more easily (Medusa-2,
+judged by `--judge ORIGINAL`), gets beside its speed
+
+    log_likelihood   mean log p of its tokens under the judge at T = 1, in nats a token; `plain`: that of plain decoding
+    held_out_loss    mean -log p of the reference answers under the decoding target, where a task has some
+    exact            share of prompts answered exactly, where a task has an answer to compare with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..llm import LLM
+from .cells import newest
+from .checks import logits
+from .runner import Group, Runner
+from .tasks import exact
+from .types import Sample
+
+
+@torch.no_grad()
+def likelihood(llm: LLM, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float | None:
+    """Mean log p per token of (prompt, text) pairs at T = 1; None if there is no token."""
+    total, count = 0.0, 0
+    for ids, new in texts:
+        if not new:
+            continue
+        law = logits(llm, ids, new).double().log_softmax(-1)
+        total += float(law.gather(1, torch.tensor(list(new), device=law.device)[:, None]).sum())
+        count += len(new)
+    return total / count if count else None
+
+
+def texts(runner: Runner, group: Group, samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
+    """(prompt, text) of every turn of one sample for each batch."""
+    found = []
+    for chunk, sample in newest(samples).items():
+        for turn, ids, _ in runner.turns(group.task, group.chunks[chunk], sample.turns):
+            found += list(zip(ids, sample.turns[turn].tokens, strict=False))
+    return found
+
+
+def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM) -> dict[str, Any]:
+    """A cell's quality, plain decoding's beside it."""
+    llm, task = runner.models.llm(variant), group.task
+
+    def of(name: str) -> list[Sample]:
+        key = (task.name, group.temperature, group.batch, name)
+        return [s for s in runner.store.samples if s.key[:4] == key]
+
+    plain = next((m.name for m in group.methods if m.plain and m.variant == variant), "")
+    mine = texts(runner, group, of(method))
+    by = {p.id: p for p in task.prompts}
+    told = [
+        exact(task.kind, llm.decode(row), by[name].reference)
+        for sample in newest(of(method)).values()
+        for name, row in zip(sample.prompts, sample.turns[-1].tokens, strict=False)
+        if by[name].reference
+    ]
+    judged = [t for t in told if t is not None]
+    known = [
+        (runner.ids(task, p, []), list(llm.tokenizer(p.reference, add_special_tokens=False)["input_ids"]))
+        for p in task.prompts
+        if p.reference and len(p.turns) == 1
+    ]
+    room = llm.target.context
+    held = likelihood(llm, [(a, b) for a, b in known if len(a) + len(b) <= room])
+    return {
+        "log_likelihood": likelihood(judge, mine), "plain": likelihood(judge, texts(runner, group, of(plain))),
+        "exact": sum(judged) / len(judged) if judged else None, "held_out_loss": None if held is None else -held,
+    }  # fmt: skip

@@ -1,0 +1,297 @@
+"""Recorded answers of a real model as a target: how far drafters that need no model get on its texts, without it.
+
+Engine, rule and drafters are the real ones, and at temperature 0 the rule asks the target for its token along its own
+text alone, which is what a recording (recording.py) knows. So rounds, drafted and accepted counts are those of the real
+model, if its ids were recorded. What a recording does not know, nobody is told:
+
+ * off the recorded text every token is as good as any other (equal logits), and the rule never goes there;
+ * lookahead's window asks about guesses off the text: it is left out, and the pool of the text's n-grams drafts alone;
+ * tokens keep their own ids over the whole vocabulary: ngram adds one to the count of each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .. import drafters
+from ..budget import FixedBudget
+from ..drafters.lookahead import LookaheadDrafter
+from ..engine import Engine, Request, generate
+from ..noise import RaceNoise
+from ..stopping import Stop
+from ..tree import chain_of
+from ..types import Drafter, DraftTree, InputError, Look, Prefill, Session, Usage
+from . import metrics
+from .cost import Cost, Run, predict
+from .methods import budget_of
+from .recording import Record, vocabulary
+from .types import Method
+
+FREE = ("none", "lookup", "suffix", "ngram", "lookahead")  # drafters that need no model
+CERTAIN = 1e4  # the logit of the recorded token, the others' being 0: exp(-1e4) is 0
+BEYOND = 4096  # tokens that an answer which ended by itself might have gone on for: more than any draft is deep
+
+
+# ------------------------------------------------------------------------------------------------ the target
+
+
+@dataclass
+class ReplayTarget:
+    """A target whose greedy text after each recorded prompt is the recorded answer. It knows no other prompt."""
+
+    records: Sequence[Record]
+    vocab: int
+    context: int = 1 << 30  # a recording has no limit of its own
+    answers: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for number, record in enumerate(self.records, 1):
+            if max((*record.prompt, *record.answer)) >= self.vocab:
+                raise InputError(f"answer {number} has a token outside the vocabulary of {self.vocab}")
+            if self.answers.setdefault(record.prompt, record.answer) != record.answer:
+                raise InputError(
+                    f"answer {number} is to a prompt that another one was recorded for, and a greedy model has one; "
+                    "keep one of them, and the answers of several models in a file each"
+                )
+
+    def begin(self, prompt: Sequence[int]) -> Place:
+        """A row whose prompt has been read."""
+        answer = self.answers.get(tuple(prompt))
+        if answer is None:
+            raise InputError(f"no answer to this prompt of {len(prompt)} tokens was recorded; replay recorded ones")
+        return Place((*prompt, *answer), len(prompt), len(prompt))
+
+    def open(self, capacity: int) -> ReplaySession:
+        return ReplaySession(self)
+
+    def embed(self, tokens: Tensor) -> NoReturn:
+        raise InputError("a recording has no embeddings; this drafter needs the model itself")
+
+    def head(self, features: Tensor) -> NoReturn:
+        raise InputError("a recording has no output layer; this drafter needs the model itself")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands in its recorded text: of its `length` committed tokens the first `agreed` are the text's."""
+
+    text: tuple[int, ...]
+    length: int
+    agreed: int
+
+    def after(self, tokens: Sequence[int]) -> Place:
+        """`tokens` committed."""
+        agreed = self.agreed
+        for i, token in enumerate(tokens, self.length):
+            agreed += agreed == i < len(self.text) and self.text[i] == token
+        return Place(self.text, self.length + len(tokens), agreed)
+
+    def back(self, length: int) -> Place:
+        return Place(self.text, length, min(length, self.agreed))
+
+    def following(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """(node, the text's next token) for the nodes on the recorded text, but its last.
+
+        Behind [5] of [5 6 7 8], a tree of tokens [6 9 7] and parents [0 0 0]: (0, 7), (2, 8).
+        """
+        if self.agreed < self.length:
+            return
+        spots: dict[int, int] = {}  # node -> its place in the text
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            spot = spots.get(parent, len(self.text)) + 1 if node else self.length
+            if spot < len(self.text) and self.text[spot] == token:
+                spots[node] = spot
+                if spot + 1 < len(self.text):
+                    yield node, self.text[spot + 1]
+
+
+@dataclass
+class ReplaySession:
+    """One batch: a place for each row."""
+
+    target: ReplayTarget
+    rows: list[Place] = field(default_factory=list)
+    lengths: Int[Tensor, " b"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    longest: int = 0
+    nodes: list[list[int]] = field(default_factory=list)  # the last tree's tokens
+
+    def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
+        """All prompts in one chunk."""
+        self._stand([self.target.begin(prompt) for prompt in prompts])
+        sizes, n = torch.tensor([len(p) for p in prompts]), max(map(len, prompts))
+        tokens = torch.tensor([[*p, *[0] * (n - len(p))] for p in prompts])
+        known = [(b, 0, row.text[row.length]) for b, row in enumerate(self.rows)]
+        over = torch.full((len(prompts),), -1)
+        tree = chain_of(tokens, sizes, matrix=False)
+        yield Prefill(tree, self._look(known, len(prompts), 1, taps), sizes, (True,) * len(prompts), over)
+
+    def forward(
+        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
+    ) -> Look:
+        """Logits [b, n - since, v]: of the recorded token at nodes on the recorded text, equal ones elsewhere."""
+        assert embeds is None, "a recording has tokens alone"
+        self.nodes = tree.tokens.tolist()
+        known = []
+        for b, (row, size) in enumerate(zip(self.rows, tree.size.tolist(), strict=True)):
+            follow = row.following(self.nodes[b][:size], tree.parents[b, :size].tolist())
+            known += [(b, node - since, token) for node, token in follow if node >= since]
+        return self._look(known, len(self.rows), tree.nodes - since, taps)
+
+    def _look(self, known: list[tuple[int, int, int]], b: int, n: int, taps: tuple[int, ...]) -> Look:
+        """`known`: (row, node, its recorded token)."""
+        if taps:
+            raise InputError("a recording has no hidden states; this drafter needs the model itself")
+        logits = torch.zeros(b, n, self.target.vocab)
+        logits[torch.tensor(known, dtype=torch.long).view(-1, 3).unbind(1)] = CERTAIN
+        return Look(logits)
+
+    def keep(self, path: Int[Tensor, "b k"], count: Int[Tensor, " b"]) -> None:
+        steps = zip(self.rows, self.nodes, path.tolist(), count.tolist(), strict=True)
+        self._stand([row.after([tokens[i] for i in nodes[:n]]) for row, tokens, nodes, n in steps])
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        self._stand([row.back(n) for row, n in zip(self.rows, lengths, strict=True)])
+
+    def select(self, index: Sequence[int]) -> None:
+        self._stand([self.rows[i] for i in index])
+
+    def join(self, other: Session) -> None:
+        assert isinstance(other, ReplaySession)
+        assert other.target is self.target, "sessions of one target join"
+        self._stand(self.rows + other.rows)
+
+    def _stand(self, rows: list[Place]) -> None:
+        self.rows, self.lengths = rows, torch.tensor([row.length for row in rows], dtype=torch.long)
+        self.longest = max((row.length for row in rows), default=0)
+
+
+# ------------------------------------------------------------------------------------------------ decoding
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of it: by method, a run for each record."""
+
+    records: Sequence[Record]
+    budget: str
+    runs: dict[str, list[Run]]
+    specs: dict[str, str]
+
+    def usages(self, name: str) -> list[Usage]:
+        return [run.usage for run in self.runs[name]]
+
+
+def replay(
+    records: Sequence[Record], specs: Sequence[str], budget: str = "16x6", tokenizer: Any = None,
+    vocab: int | None = None, progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Replay:  # fmt: skip
+    """Decode every recorded answer anew, alone, with each drafter in turn.
+
+    `budget` is NODESxDEPTH or a shape. `vocab`: the model's own, where its logits are more than its tokenizer's ids.
+    `progress` is told how many of the records are done.
+    """
+    target = ReplayTarget(records, vocab or vocabulary(records, tokenizer))
+    named = [(*drafter_of(spec, target, tokenizer), spec) for spec in dict.fromkeys(specs)]
+    engines = {name: engine(target, drafter, budget) for name, drafter, _ in named}
+    runs: dict[str, list[Run]] = {name: [] for name in engines}
+    for done, record in enumerate(records, 1):
+        for name in engines:
+            runs[name] += decode(engines[name], [record])
+        progress(done, len(records))
+    return Replay(records, budget, runs, {name: spec for name, _, spec in named})
+
+
+def drafter_of(spec: str, target: ReplayTarget, tokenizer: Any = None) -> tuple[str, Drafter]:
+    """A drafter that needs no model, and what its row is called."""
+    if spec.partition("?")[0].partition(":")[0] not in FREE:
+        raise InputError(
+            f"a recording is replayed for {', '.join(FREE)}, which need no model; {spec!r} is none of them"
+        )
+    drafter = drafters.load(spec, target, tokenizer)
+    if not isinstance(drafter, LookaheadDrafter):
+        return spec, drafter
+    if not drafter.text:
+        raise InputError(f"{spec}: without the text's n-grams nothing is left of lookahead in a replay; leave out text")
+    return f"{spec} (pool alone)", replace(drafter, window=0)
+
+
+def engine(target: ReplayTarget, drafter: Drafter, budget: str) -> Engine:
+    chosen = budget_of(budget)
+    if not isinstance(chosen, FixedBudget):
+        raise InputError(f"a replay has no clock that {budget!r} could learn from; give NODESxDEPTH, as in 16x6")
+    return Engine(target, drafter, chosen, RaceNoise(target.vocab), nodes=chosen.nodes)
+
+
+def request(record: Record) -> Request:
+    """The record's prompt, to be decoded up to where its answer ends."""
+    room = len(record.answer) + BEYOND * record.ended
+    return Request(record.prompt, 0, room, cut=Stop(max_new_tokens=len(record.answer)).cut)
+
+
+def decode(engine: Engine, records: Sequence[Record]) -> list[Run]:
+    """The records' answers, decoded side by side. (The drafting time of a round then counts for each of its rows.)"""
+    usages, outputs = [Usage() for _ in records], [list[int]() for _ in records]
+    passes: list[list[tuple[int, int]]] = [[] for _ in records]
+    drafted = [0] * len(records)
+    for piece in generate(engine, map(request, records), len(records)):
+        i, usage = piece.row.index, piece.row.usage
+        if outputs[i]:
+            passes[i].append((usage.drafted - drafted[i] + 1, usage.prompt_tokens + len(outputs[i]) - 1))
+        usages[i], drafted[i] = usage, usage.drafted
+        outputs[i] += piece.tokens
+    for record, output in zip(records, outputs, strict=True):
+        if tuple(output) != record.answer:
+            raise RuntimeError(f"the replay of {record.id or 'an answer'} wrote another text than was recorded")
+    return [Run(usage, tuple(p)) for usage, p in zip(usages, passes, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def document(replayed: Replay, cost: Cost) -> dict[str, Any]:
+    """The tasks and cells of results.json. Only drafting was timed: a speed-up is predicted, not measured."""
+    tasks = {r.task: [i for i, other in enumerate(replayed.records) if other.task == r.task] for r in replayed.records}
+    models = ", ".join(sorted({r.model for r in replayed.records if r.model})) or "a model that the file does not name"
+    note = f"recorded answers of {models}, replayed"
+    return {
+        "tasks": {
+            task: {"prompts": len(chosen), "kind": "replay", "note": note, "raw": True, "cut": None}
+            for task, chosen in tasks.items()
+        },
+        "cells": [
+            _cell(replayed, name, task, chosen, cost) for task, chosen in tasks.items() for name in replayed.runs
+        ],
+    }
+
+
+def _cell(replayed: Replay, name: str, task: str, chosen: Sequence[int], cost: Cost) -> dict[str, Any]:
+    records, runs = [replayed.records[i] for i in chosen], [replayed.runs[name][i] for i in chosen]
+    usages, n = [[run.usage] for run in runs], len(runs)
+    rounds, drafted, accepted, tested = (
+        sum(getattr(run.usage, key) for run in runs) for key in ("rounds", "drafted", "accepted", "tested")
+    )
+    seconds = sum(run.usage.draft_seconds for run in runs)
+    method = Method(replayed.specs[name], budget=replayed.budget, peer="replay", label=name)
+    return {
+        "task": task, "temperature": 0.0, "batch": 1, "method": method.name,
+        "spec": method.spec, "rule": method.rule, "budget": method.budget, "variant": method.variant,
+        "peer": method.peer, "lossless": True, "state": "done", "reason": "", "faults": [],
+        "prompts": n, "repeats": 1, "new_tokens": sum(run.usage.new_tokens for run in runs),
+        "looping": sum(metrics.loops(r.answer) > metrics.LOOP_SHARE for r in records),
+        "tokens_per_second": None, "speedup": None, "over_stock": None,
+        "tau": metrics.tau(usages).interval if rounds else None,
+        "alpha": metrics.alpha(usages).interval if tested else None,
+        "drafted_alpha": accepted / drafted if drafted else None,
+        "depths": metrics.depths(usages),
+        "nodes": (drafted + rounds) / rounds if rounds else None,  # of a round, the root included
+        "draft_ms": 1e3 * seconds / rounds if rounds else None,  # of a round, on this machine
+        "prompt_tokens": sum(len(r.prompt) for r in records) / n,
+        "same_text": n, "compared": n, "divergences": [],
+        "predicted": predict(runs, cost),
+    }  # fmt: skip

@@ -1,0 +1,224 @@
+"""The grid: for every task, temperature and batch size all methods in turn, prompt by prompt; appended, resumable.
+
+    for each group (task, temperature, batch size):
+        every method answers one prompt, not counted (it compiles, records, fills caches)
+        for each repeat, for each batch of prompts: every method answers it, in one order and then in the other
+
+A method that raises is out of its group, with the reason; the others go on. Plain decoding answers every batch that any
+method answers: a method that is added, or tried again, later is compared with plain decoding of its own session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+
+from ..types import InputError
+from . import checks, methods, peers
+from .models import Models
+from .store import Store
+from .tasks import cut
+from .types import OURS, Answer, Ask, Failure, Method, Peer, Prompt, Sample, Task, Turn
+
+WARM = 16  # tokens of a warm-up
+
+Advance = Callable[[str], None]  # told what comes next, once for each answer
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells that are measured in turn."""
+
+    task: Task
+    temperature: float
+    batch: int
+    methods: tuple[Method, ...]
+    repeats: int
+
+    @property
+    def chunks(self) -> list[tuple[Prompt, ...]]:
+        prompts = self.task.prompts
+        return [prompts[i : i + self.batch] for i in range(0, len(prompts), self.batch)]
+
+
+@dataclass
+class Runner:
+    models: Models
+    store: Store
+    tokens: int  # new ones, at most, for every turn
+    seed: int = 0
+    deadline: float = float("inf")  # of time.monotonic
+    peers: dict[str, Peer] = field(default_factory=dict)
+
+    def groups(
+        self, tasks: Sequence[Task], temperatures: Sequence[float], batches: Sequence[int], rows: Sequence[Method],
+        repeats: int,
+    ) -> list[Group]:  # fmt: skip
+        return [
+            Group(task, t, b, tuple(m for m in rows if methods.fits(m, t)), repeats)
+            for task in tasks
+            for t in temperatures
+            for b in batches
+        ]
+
+    def missing(self, group: Group) -> list[tuple[int, int, list[Method]]]:
+        """(repeat, chunk, methods) still to be measured, plain decoding with them."""
+        done = {s.key for s in self.store.samples}
+        found = []
+        for repeat in range(group.repeats):
+            for chunk in range(len(group.chunks)):
+                lack = [m for m in group.methods if self._key(group, m, chunk, repeat) not in done]
+                if lack:
+                    found.append((repeat, chunk, [m for m in group.methods if m.plain or m in lack]))
+        return found
+
+    @staticmethod
+    def _key(group: Group, method: Method, chunk: int, repeat: int) -> tuple[Any, ...]:
+        return (group.task.name, group.temperature, group.batch, method.name, chunk, repeat)
+
+    def open(self, rows: Sequence[Method]) -> None:
+        """Load everything that is ours before the first measurement, so that a wrong SPEC costs no time."""
+        for method in rows:
+            if method.peer == OURS:
+                self.peers[method.name] = peers.load(method, self.models)
+
+    def run(self, group: Group, advance: Advance = lambda what: None) -> bool:
+        """Measure what is missing of a group; False where the time was up before the end."""
+        left, out = self.missing(group), set[str]()
+        if not left:
+            return True
+        for method in [m for m in group.methods if any(m in ms for _, _, ms in left)]:
+            advance(f"{group.task.name}, {method.name}: warm-up")
+            if not self._warm(group, method):
+                out.add(method.name)
+        for repeat, chunk, wanted in left:
+            for method in wanted if (repeat + chunk) % 2 == 0 else wanted[::-1]:
+                if monotonic() > self.deadline:
+                    return False
+                advance(f"{group.task.name}, {method.name}")
+                if method.name not in out and not self._measure(group, method, chunk, repeat):
+                    out.add(method.name)
+        return True
+
+    def _warm(self, group: Group, method: Method) -> bool:
+        try:
+            if method.name not in self.peers:
+                self.peers[method.name] = peers.load(method, self.models)
+            prompts = group.chunks[0]
+            ask = self._ask(group, prompts, 0)
+            ids = [self.ids(group.task, p, []) for p in prompts]
+            self.peers[method.name].run(ids, replace(ask, limit=min(WARM, ask.limit)))
+        except Exception as error:
+            return self._failed(group, method, error)
+        return True
+
+    def _measure(self, group: Group, method: Method, chunk: int, repeat: int) -> bool:
+        prompts = group.chunks[chunk]
+        made = Sample(
+            group.task.name, group.temperature, group.batch, method.name, chunk, repeat, self.store.session,
+            [p.id for p in prompts], [], [],
+        )  # fmt: skip
+        try:
+            for turn, ids, who in self.turns(group.task, prompts, made.turns):
+                if turn == 0:
+                    made.lengths = [len(i) for i in ids]
+                ask = self._ask(group, [prompts[i] for i in who], turn)
+                made.turns.append(self._turn(self.peers[method.name], ids, ask, made.faults))
+                if made.faults and len(made.turns[-1].tokens) != len(ids):
+                    break  # no text to go on from
+        except Exception as error:
+            return self._failed(group, method, error)
+        self.store.add(made)
+        return True
+
+    def _failed(self, group: Group, method: Method, error: Exception) -> bool:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
+        self.store.fail(Failure(group.task.name, group.temperature, group.batch, method.name, reason))
+        return False
+
+    def _turn(self, peer: Peer, ids: list[list[int]], ask: Ask, faults: list[str]) -> Turn:
+        """One call, by our clock; its prompt's share by the method's word, or by a call for one token."""
+        target = self.models.llm().target
+        first: float | None = None
+        began = self._now()
+        given: Answer = peer.run(ids, ask)
+        seconds = self._now() - began
+        if given.prefill is None:
+            began = self._now()
+            peer.run(ids, replace(ask, limit=1))
+            first = self._now() - began
+        context = target.context
+        room = [context - len(i) for i in ids] if not checks.seq2seq(self.models.llm()) else [context] * len(ids)
+        faults += [f for f in checks.answer(given, ask, len(ids), target.vocab, room, seconds) if f not in faults]
+        prefill = first if given.prefill is None else given.prefill
+        assert prefill is not None
+        return Turn(given.tokens, seconds, min(prefill, seconds), given.usages, given.memory)
+
+    def _now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return perf_counter()
+
+    def _ask(self, group: Group, prompts: Sequence[Prompt], turn: int) -> Ask:
+        return Ask(self.tokens, group.temperature, self.seeds(group, prompts, turn), self.models.llm().eos)
+
+    def seeds(self, group: Group, prompts: Sequence[Prompt], turn: int) -> tuple[int, ...]:
+        """A seed belongs to the prompt and its turn, so that it has one text whatever the batch."""
+        numbers = {p.id: i for i, p in enumerate(group.task.prompts)}
+        return tuple(self.seed + 1000 * numbers[p.id] + turn for p in prompts)
+
+    def turns(
+        self, task: Task, prompts: Sequence[Prompt], made: Sequence[Turn]
+    ) -> Iterator[tuple[int, list[list[int]], list[int]]]:
+        """(turn, prompts' ids, which prompts take part); `made` grows meanwhile: later turns hold its answers."""
+        for turn in range(max(len(p.turns) for p in prompts)):
+            who = [i for i, p in enumerate(prompts) if len(p.turns) > turn]
+            answers = [[answer_of(prompts, made, t, i) for t in range(turn)] for i in who]
+            yield turn, [self.ids(task, prompts[i], a) for i, a in zip(who, answers, strict=True)], who
+
+    def ids(self, task: Task, prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
+        """A conversation's tokens up to the next answer: the model's own template, or plain text where it has none."""
+        llm = self.models.llm()
+        said = [llm.decode(a) for a in answers]
+        turns = prompt.turns[: len(said) + 1]
+        if task.raw or not getattr(llm.tokenizer, "chat_template", None):
+            parts = [x for pair in zip(turns, [*said, ""], strict=True) for x in pair if x]
+            found = llm.encode("\n\n".join(parts))
+        else:
+            messages = [{"role": "user", "content": turns[0]}]
+            for answer, question in zip(said, turns[1:], strict=True):
+                messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+            found = llm.encode(messages)
+        return cut(found, task.cut) if task.cut else found
+
+
+def answer_of(prompts: Sequence[Prompt], made: Sequence[Turn], turn: int, index: int) -> list[int]:
+    """What a method wrote for one prompt in an earlier turn."""
+    who = [i for i, p in enumerate(prompts) if len(p.turns) > turn]
+    return made[turn].tokens[who.index(index)]
+
+
+def fitting(task: Task, runner: Runner) -> Task:
+    """The prompts that fit into the model's context, all turns and answers counted; a note says how many do not."""
+    context = runner.models.llm().target.context
+
+    def needs(prompt: Prompt) -> int:
+        blank = [[] for _ in prompt.turns[1:]]
+        return len(runner.ids(task, prompt, blank)) + runner.tokens * len(prompt.turns)
+
+    kept = tuple(p for p in task.prompts if checks.seq2seq(runner.models.llm()) or needs(p) <= context)
+    left = len(task.prompts) - len(kept)
+    if not kept:
+        raise InputError(
+            f"no prompt of {task.name} fits into the model's context of {context} tokens, {runner.tokens} of them new; "
+            f"ask for fewer --max-new-tokens, or cut the prompts as in {task.name}@{max(1, context - runner.tokens)}"
+        )
+    note = (
+        f"{left} of {len(task.prompts)} prompts are longer than the model's context and were left out" if left else ""
+    )
+    return replace(task, prompts=kept, note="; ".join(filter(None, (task.note, note))))

@@ -1,0 +1,134 @@
+"""Where the rows of a task come from (a folder, the hub, this package), and how a row becomes a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from ..types import InputError
+from .types import Prompt
+
+IDS = ("id", "question_id", "task_id", "prompt_id", "_id")  # what the published sets call it
+END = "<|endoftext|>"  # ends some of the published references
+Rows = list[tuple[str, Any]]  # (where a row stands, for messages; the row)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place where a set is published, and the names of its fields. Data: `data/tasks.json` holds them all."""
+
+    file: str = ""  # JSON lines in the user's folder, or within `archive`
+    package: str = ""  # JSON lines of this package
+    repo: str = ""  # a hub id, read by the library `datasets` ...
+    config: str | None = None
+    split: str = "test"
+    archive: str = ""  # ... or, where the hub holds a zip file, its name: the rows are its data/FILE
+    only: tuple[str, ...] = ()  # rows whose field `key` is one of these; () takes all
+    key: str = "category"
+    template: str = ""  # of the one turn, over the row's fields; "" takes the turns as they are in the field `turns`
+    turns: str = "turns"
+    reference: str = "reference"
+    note: str = ""
+
+    def prompts(self, rows: Rows) -> tuple[Prompt, ...]:
+        """The prompts of the rows that `only` lets through. A row without the fields raises InputError."""
+        for where, row in rows:
+            if not isinstance(row, Mapping):
+                raise InputError(f"{where}: not a JSON object; a set's lines are objects with the field '{self.turns}'")
+        kept = [r for r in rows if not self.only or str(r[1].get(self.key, "")) in self.only]
+        return tuple(self.prompt(where, row, i) for i, (where, row) in enumerate(kept))
+
+    def prompt(self, where: str, row: Mapping[str, Any], number: int) -> Prompt:
+        name = next((str(row[k]) for k in IDS if row.get(k) is not None), str(number))
+        answer = "\n".join(texts(row.get(self.reference))).removesuffix(END).rstrip()
+        return Prompt(name, self._turns(where, row), str(row.get("category") or ""), answer)
+
+    def _turns(self, where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+        names = ", ".join(row)
+        if self.template:
+            try:
+                found: Any = self.template.format(**row).strip()
+            except KeyError as error:
+                raise InputError(f"{where}: there is no field {error} (its fields are {names})") from None
+        elif self.turns in row:
+            found = row[self.turns]
+        elif "messages" in row:
+            found = user_turns(where, row["messages"])
+        else:
+            raise InputError(f"{where}: there is no field '{self.turns}' (its fields are {names})")
+        found = [found] if isinstance(found, str) else found
+        if not isinstance(found, Sequence) or not found or not all(isinstance(t, str) and t.strip() for t in found):
+            raise InputError(f"{where}: give a text for each turn of the user, none of them empty")
+        return tuple(found)
+
+
+def user_turns(where: str, messages: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """The user's turns of a conversation; the model under test writes its own answers between them.
+
+    Recorded answers of an assistant are therefore left out. System messages stand before the first turn's text, since
+    not every chat template has a place for them. Other roles raise InputError, as does a conversation without a user.
+    """
+    by_role = {role: [m["content"] for m in messages if m["role"] == role] for role in ("system", "user", "assistant")}
+    other = {m["role"] for m in messages} - by_role.keys()
+    if other:
+        raise InputError(
+            f"{where}: messages are of the roles system, user and assistant, not {', '.join(sorted(other))}"
+        )
+    if not by_role["user"]:
+        raise InputError(f"{where}: no message is the user's; give at least one")
+    first, *rest = by_role["user"]
+    return ("\n\n".join([*by_role["system"], first]), *rest)
+
+
+def texts(value: Any) -> list[str]:
+    """The texts within a text, a list of them, or a list of lists; none where there is nothing."""
+    if isinstance(value, list | tuple):
+        return [t for v in value for t in texts(v)]
+    return [] if value is None else [str(value)]
+
+
+def parse(origin: str, data: bytes) -> Rows:
+    """One JSON value a line, blank lines left out, at least one; else InputError."""
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{origin} is not UTF-8 text (byte {error.start}); convert it first") from None
+    rows: Rows = []
+    for i, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                rows.append((f"{origin}, line {i}", json.loads(line)))
+            except json.JSONDecodeError as error:
+                raise InputError(f"{origin}, line {i}: not JSON ({error.msg}); write one JSON value a line") from None
+    if not rows:
+        raise InputError(f"{origin} has no prompts")
+    return rows
+
+
+def from_file(path: Path) -> Rows:
+    if not path.is_file():
+        raise InputError(f"there is no prompts file {path}")
+    return parse(str(path), path.read_bytes())
+
+
+def from_package(name: str) -> Rows:
+    return parse(name, (files("outrider") / name).read_bytes())
+
+
+def from_hub(source: Source, count: int | None) -> Rows:
+    """The first `count` rows (None: all). Raises whatever the hub's libraries raise."""
+    if source.archive:
+        from huggingface_hub import hf_hub_download
+
+        with ZipFile(hf_hub_download(source.repo, source.archive, repo_type="dataset")) as archive:
+            return parse(f"{source.file} of {source.repo}", archive.read(f"data/{source.file}"))[:count]
+    from datasets import load_dataset  # no dependency of this package: whoever calls says what to do without it
+
+    rows = load_dataset(source.repo, source.config, split=source.split, streaming=True)
+    return [(f"{source.repo}, row {i}", row) for i, row in enumerate(islice(rows, count))]

@@ -1,0 +1,97 @@
+"""The files of a run: `run.json` says what was asked for, `samples.jsonl` holds one answer a line, appended.
+
+A run goes on where it stopped: whatever has a sample is not measured again. Settings that change what a sample means
+must stay the same; methods, tasks, temperatures and batch sizes may be added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..types import InputError
+from .types import VERSION, Failure, Sample
+
+FIXED = ("target", "dtype", "device", "tokens", "seed", "threads")  # what may not change within a folder
+
+
+@dataclass
+class Store:
+    folder: Path
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)  # of this session
+    session: int = 0
+    header: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, header: dict[str, Any]) -> Store:
+        """A folder that is new, or holds a run of the same settings."""
+        folder.mkdir(parents=True, exist_ok=True)
+        place = folder / "run.json"
+        if place.exists():
+            old = read_header(folder)
+            for name in FIXED:
+                was, now = old["arguments"].get(name), header["arguments"].get(name)
+                if was != now:
+                    raise InputError(
+                        f"{folder} holds a run with {name} {was}, not {now}; give another --out, or the same {name}"
+                    )
+            header = {**header, "started": old["started"], "sessions": old["sessions"] + 1}
+        else:
+            header = {"format": VERSION, **header, "sessions": 1}
+        write(place, header)
+        store = cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)
+        return store
+
+    def add(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        with (self.folder / "samples.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(sample.document(), separators=(",", ":")) + "\n")
+
+    def fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        with (self.folder / "failures.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(failure)) + "\n")
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    place = folder / "run.json"
+    try:
+        found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        version = found["format"]
+    except FileNotFoundError:
+        raise InputError(f"{folder} holds no benchmark run; give the folder that --out named") from None
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise InputError(f"{place} is damaged; give another --out") from None
+    if version != VERSION:
+        raise InputError(
+            f"{folder} holds a run of format {version} and this version writes {VERSION}; give another --out"
+        )
+    return found
+
+
+def read_samples(folder: Path) -> Iterator[Sample]:
+    """The samples of a run; a last line that was cut off is dropped from the file: appending goes on after it."""
+    place = folder / "samples.jsonl"
+    if not place.exists():
+        return
+    text = place.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        with place.open("r+b") as file:
+            file.truncate(whole)
+    for number, line in enumerate(text[:whole].decode("utf-8").splitlines(), 1):
+        try:
+            yield Sample.read(json.loads(line))
+        except (json.JSONDecodeError, TypeError, KeyError):
+            raise InputError(f"{place}, line {number}, is no sample; give another --out") from None
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
