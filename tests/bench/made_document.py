@@ -1,6 +1,6 @@
 """A results.json that no run wrote: figures of a likely shape, with everything that a report can show.
 
-    python tests/bench/made_document.py FOLDER      writes its report, to be looked at
+python tests/bench/made_document.py FOLDER      writes its report, to be looked at
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ def cell(
     if tau is not None:
         found["round_ms"] = {"draft": draft, "verify": verify * batch**0.4, "overhead": 0.3 + 0.02 * batch}
     if drafts:
-        found["depths"] = [depth(dice, d, alpha * 0.97**d) for d in range(1, 6)]
         found["theory"] = {
             "alpha": round(alpha, 4), "gamma": 5, "c": round(draft / 5 / 5.65, 4), "verify": round(verify / 5.65, 4),
             "promised_speedup": round(speed * 1.3, 3), "promised_speedup_at_cost": round(speed * 1.04, 3),
             "promised_tau": round(tau * 1.02, 3), "measured_speedup": speed, "measured_tau": tau, "sentence": "",
         }  # fmt: skip
+    if method in ("HASS", "EAGLE chain"):
+        found["depths"] = [depth(dice, d, alpha * 0.97**d) for d in range(1, 6)]
     if method.startswith("HASS"):
-        found["reliability"] = {"ece": 0.04, "pairs": 4000, "bins": bins(dice)}
+        found["reliability"] = {"ece": 0.04, "pairs": 4000, "bins": bins(dice)} if method == "HASS" else None
         loss = 0.0 if lossless else 0.21
         found["quality"] = {
             "log_likelihood": -0.9 - loss, "plain": -0.9, "exact": 0.4, "held_out_loss": 2.1
@@ -172,7 +173,8 @@ def explained(cell: dict[str, Any]) -> dict[str, Any]:
         measured *= factor
     return {
         **{k: cell[k] for k in ("task", "temperature", "batch", "method")}, "ideal": ideal,
-        "measured": round(measured, 1), "parts": [{"name": n, "factor": f, "words": w} for n, (f, w) in factors.items()],
+        "measured": round(measured, 1),
+        "parts": [{"name": n, "factor": f, "words": w} for n, (f, w) in factors.items()],
         "words": "If every pass took only the time to read the weights and every tree were the best one, HASS would "
         "write 1568 tokens a second; it writes 271. Mend first: the nodes (draft fewer, or use the adaptive budget).",
     }  # fmt: skip

@@ -14,9 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another; last: other tests have an oracle too
 
-import evidence as ev  # noqa: E402
+import figures as fig  # noqa: E402
 import reproduction  # noqa: E402
-from evidence import FAILS, HOLDS, NOISE, OPEN, PARTLY, Evidence, Figure  # noqa: E402
+from evidence import Evidence  # noqa: E402
+from figures import FAILS, HOLDS, NOISE, OPEN, PARTLY, Figure  # noqa: E402
 from findings import ENTRIES  # noqa: E402
 
 INVENTORY = ROOT.parent / "shared" / "design" / "REPRODUCTION.md"
@@ -87,7 +88,7 @@ def test_every_row_is_judged_or_says_why_not(evidence: Evidence) -> None:
             assert len(entry.judge.split()) > 3, ids
             assert entry.source.startswith("outrider ") or "; do outrider " in entry.source, ids
         elif ids not in WAITING:
-            assert ev.verdict(checks) != OPEN, (ids, checks)
+            assert fig.verdict(checks) != OPEN, (ids, checks)
         assert entry.source in reproduction.COMMANDS or " " in entry.source, ids
         assert not re.search(r"\d\.\d", entry.note), f"{ids}: a note holds no figure"
 
@@ -112,23 +113,23 @@ def by_domain(value: float, each: float, domains: int) -> Figure:
 )  # fmt: skip
 def test_comparisons(a: Figure, b: Figure, outcome: str) -> None:
     """Where nine domains say one thing and the whole another, nothing is decided; nor by five alone."""
-    assert ev.ahead(a, b)[0] == outcome
-    assert ev.ahead(b, a)[0] == {HOLDS: FAILS, FAILS: HOLDS, NOISE: NOISE}[outcome]
+    assert fig.ahead(a, b)[0] == outcome
+    assert fig.ahead(b, a)[0] == {HOLDS: FAILS, FAILS: HOLDS, NOISE: NOISE}[outcome]
 
 
 def test_figures() -> None:
     a, b = Figure(2.0, 1.8, 2.2), Figure(4.0, 3.6, 4.4)
-    half = ev.quotient(a, b)
+    half = fig.quotient(a, b)
     assert half.value == 0.5
     assert half.low == pytest.approx(0.5 * (1 - 0.02**0.5))
-    apart = ev.difference(b, a)
+    apart = fig.difference(b, a)
     assert (apart.value, apart.high) == (2.0, pytest.approx(2 + 0.2**0.5))
-    both = ev.mean([a, b])
+    both = fig.mean([a, b])
     assert (both.value, both.low) == (3.0, pytest.approx(3 - 0.2**0.5 / 2))
-    assert ev.inverse(a) == Figure(0.5, 1 / 2.2, 1 / 1.8)
+    assert fig.inverse(a) == Figure(0.5, 1 / 2.2, 1 / 1.8)
     assert Figure.of(-1.0).low < -1 < Figure.of(-1.0).high
     assert [str(a), str(Figure.of(2.0))] == ["2.00 (1.80-2.20)", "2.00"]
-    assert [ev.close("x", Figure(v, v - 0.1, v + 0.4), 1.0).outcome for v in (0.95, 0.8, 1.4)] == [HOLDS, NOISE, FAILS]
+    assert [fig.close("x", Figure(v, v - 0.1, v + 0.4), 1.0).outcome for v in (0.95, 0.8, 1.4)] == [HOLDS, NOISE, FAILS]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_figures() -> None:
     ],
 )  # fmt: skip
 def test_verdicts_of_rows(outcomes: list[str], verdict: str) -> None:
-    assert ev.verdict(ev.Check("", x) for x in outcomes) == verdict
+    assert fig.verdict(fig.Check("", x) for x in outcomes) == verdict
 
 
 def changed(evidence: Evidence, **results: Any) -> Evidence:
@@ -147,7 +148,7 @@ def changed(evidence: Evidence, **results: Any) -> Evidence:
 
 
 def verdict(ids: str, evidence: Evidence) -> str:
-    return ev.verdict(ENTRIES[ids].checks(evidence))
+    return fig.verdict(ENTRIES[ids].checks(evidence))
 
 
 def method(tau: list[float], speedup: list[float]) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def test_a_report_of_outrider_bench_is_read(evidence: Evidence) -> None:
 def test_a_file_or_a_method_that_is_gone_is_told(evidence: Evidence) -> None:
     gone = Evidence(evidence.inventory, evidence.facts, {})
     (check,) = ENTRIES["M-ladder"].checks(gone)
-    assert check == ev.Check("`benchmarks/results/lossy.json` is not there", OPEN)
+    assert check == fig.Check("`benchmarks/results/lossy.json` is not there", OPEN)
     (check,) = ENTRIES["M-cat"].checks(changed(evidence, drafters={"temperatures": {"0": {"methods": {}}}}))
     assert "has no 'Medusa'" in check.words
     assert "### drafters\n\nNot measured." in reproduction.page(gone)

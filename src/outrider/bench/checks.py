@@ -24,7 +24,7 @@ from scipy import stats
 
 from ..llm import LLM
 from ..noise import RaceNoise
-from ..targets import SeqTarget
+from ..targets.seq2seq import SeqTarget
 from ..tree import chain
 from .types import Answer, Ask, Sample
 
@@ -97,13 +97,13 @@ def divergence(
     at = next((i for i, (a, b) in enumerate(zip(mine, plain, strict=False)) if a != b), min(len(mine), len(plain)))
     a, b = (t[at] if at < len(t) else None for t in (mine, plain))
     margin = math.inf
-    if a is not None and b is not None:
+    if all(token is not None and 0 <= token < llm.target.vocab for token in (a, b)):
         scores = logits(llm, ids, plain[: at + 1])[-1].double()
         if temperature > 0:
             place = at + (1 if seq2seq(llm) else len(ids))
             race = RaceNoise(llm.target.vocab, scores.device)
             scores = scores + temperature * race.at([seed], [place])[0].double()
-        margin = float(scores[b] - scores[a])
+        margin = float(scores[b] - scores[a])  # type: ignore[index]
     return Divergence(prompt, turn, at, margin, a, b)
 
 

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.style
 from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ STYLE = {
     "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.35, "axes.axisbelow": True, "legend.frameon": False,
     "lines.markersize": 5, "lines.linewidth": 1.6, "xtick.bottom": False, "ytick.left": False,
 }  # fmt: skip
-DASHED = {"color": INK, "linewidth": 1, "linestyle": (0, (3, 3)), "zorder": 0.9}
+DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (3, 3)), "zorder": 0.9}
 
 Look = tuple[str, str]  # colour and mark
 Lines = dict[str, tuple[Look, list[tuple[float, Triple]]]]  # name -> its look, and x with the figure there
@@ -76,9 +77,11 @@ def _trimmed(svg: str) -> str:
     return svg
 
 
-def legend(made: Figure, shown: dict[str, Look], line: str = "-") -> None:
-    """Names with their looks below the axes."""
-    marks = [Line2D([], [], color=colour, marker=mark, linestyle=line) for colour, mark in shown.values()]
+def legend(made: Figure, shown: dict[str, Look], line: bool = True) -> None:
+    """Names with their looks below the axes; `line`: marks are joined in the plot."""
+    marks = [
+        Line2D([], [], color=colour, marker=mark, linestyle="-" if line else "") for colour, mark in shown.values()
+    ]
     texts = [clipped(name) for name in shown]
     columns = max(1, 36 // max(10, *map(len, texts), 1))
     made.legend(marks, texts, loc="outside lower left", fontsize=9.5, ncols=columns, labelspacing=0.25)
@@ -156,7 +159,7 @@ def scatter(
             axes.plot([0, most], [0, most], **DASHED)
             axes.set(xlim=(0, most), ylim=(0, most))
         axes.set(xlabel=across, ylabel=up)
-        legend(made, shown, "")
+        legend(made, shown, line=False)
 
     return render(title, 3.2 + 0.2 * len(shown), paint)
 
@@ -169,16 +172,16 @@ def spreads(title: str, cells: list[tuple[str, Look, list[Row]]]) -> Plot:
     def paint(made: Figure) -> None:
         axes = made.subplots()
         for i, (_, (colour, mark), depths) in enumerate(cells):
-            for d in depths:
-                x = d["depth"] + 0.8 * ((i + 0.5) / len(cells) - 0.5)
-                if spread := d.get("spread"):
-                    axes.vlines(x, spread[0], spread[4], color=colour, linewidth=1)
-                    axes.vlines(x, spread[1], spread[3], color=colour, linewidth=thick, alpha=0.35)
-                    axes.plot(x, spread[2], "_", color=colour, markersize=thick)
-                axes.plot(x, d["rate"][0], mark, color=colour, markersize=4)
+            aside = 0.8 * ((i + 0.5) / len(cells) - 0.5)
+            axes.plot([d["depth"] + aside for d in depths], [d["rate"][0] for d in depths], mark, c=colour, ms=4)
+            if known := [(d["depth"] + aside, *d["spread"]) for d in depths if d.get("spread")]:
+                x, low, lower, middle, upper, high = zip(*known, strict=True)
+                axes.vlines(x, low, high, color=colour, linewidth=1)
+                axes.vlines(x, lower, upper, color=colour, linewidth=thick, alpha=0.35)
+                axes.plot(x, middle, "_", color=colour, markersize=thick)
         axes.set(xlabel="depth", ylabel="accepted of those tested", ylim=(-0.02, 1.02), xticks=range(1, deepest + 1))
         axes.grid(axis="x", visible=False)
-        legend(made, {name: style for name, style, _ in cells}, "")
+        legend(made, {name: style for name, style, _ in cells}, line=False)
 
     return render(title, 2.7 + 0.12 * len(cells), paint)
 
@@ -212,6 +215,6 @@ def stacks(title: str, across: str, rows: list[tuple[str, dict[str, float]]]) ->
                 left += value
         _beside(axes, [(name, f"{sum(values.values()):.1f}") for name, values in rows])
         axes.set(xlabel=across, xlim=(0, 1.04 * max(sum(values.values()) for _, values in rows) or 1))
-        legend(made, {part: (colours[part], "s") for part in parts}, "")
+        legend(made, {part: (colours[part], "s") for part in parts}, line=False)
 
     return render(title, 0.8 + 0.42 * len(rows), paint)

@@ -30,11 +30,12 @@ from ..budget import FixedBudget
 from ..drafters._growth import Growth
 from ..drafters._words import Same
 from ..drafters.model import ModelDrafter
-from ..engine import Batch, Engine, Request, Row
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling
+from ..engine import Engine
+from ..types import DraftTree, Round
 from .cells import KEYS
 from .peers.outrider import Ours
 from .runner import Group, Runner
+from .watch import watch
 
 SHOWN = 6  # prompts that are looked at
 ADVICE = {
@@ -47,49 +48,13 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A drafter whose trees are looked at: how many tokens a round each would give to fresh draws of the target."""
+@dataclass
+class Trees:
+    """What the trees of some rounds were."""
 
-    inner: Any
-    temperature: float
-    worth: list[float] = field(default_factory=list)
+    worth: list[float] = field(default_factory=list)  # tokens a round to fresh draws of the target
     nodes: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.inner.taps)
-
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> WatchedDrafting:
-        return WatchedDrafting(self, self.inner.open(prompts, capacity))
-
-
-@dataclass
-class WatchedDrafting:
-    drafter: Watched
-    inner: Any
-    mine: DraftTree | None = None
-
-    def observe(self, round: Round) -> None:
-        if self.mine is not None and round.tree is self.mine:
-            noted, sizes = self.drafter, round.tree.size.tolist()
-            noted.worth.extend(expected(round.tree, round.look.logits, noted.temperature))
-            noted.nodes.extend(sizes)
-            noted.depths.extend([round.tree.deepest] * len(sizes))
-        self.inner.observe(round)
-
-    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        tree: DraftTree = self.inner.propose(rows, budget)
-        self.mine = tree
-        return tree
-
-    def select(self, index: Sequence[int]) -> None:
-        self.inner.select(index)
-
-    def join(self, other: Drafting) -> None:
-        assert isinstance(other, WatchedDrafting)
-        self.inner.join(other.inner)
 
 
 def expected(tree: DraftTree, logits: torch.Tensor, temperature: float) -> list[float]:
@@ -109,17 +74,17 @@ def expected(tree: DraftTree, logits: torch.Tensor, temperature: float) -> list[
     return found
 
 
-def watch(engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperature: float) -> Watched:
-    """Decode some prompts with an engine whose drafter is watched."""
-    seen = Watched(engine.drafter, temperature)
-    mine = replace(engine, drafter=seen)
-    with torch.no_grad():
-        for i, ids in enumerate(prompts):
-            batch, _ = Batch.start(mine, [Row(Request(list(ids), i, limit, Sampling(temperature)), 0)])
-            while batch is not None:
-                batch.round()
-                batch = batch.leave()
-    return seen
+def trees(engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperature: float) -> Trees:
+    """The trees that an engine drafts for some prompts."""
+    found = Trees()
+
+    def note(prompt: int, round: Round) -> None:
+        found.worth += expected(round.tree, round.look.logits, temperature)
+        found.nodes += round.tree.size.tolist()
+        found.depths += [round.tree.deepest] * len(round.rows)
+
+    watch(engine, prompts, limit, temperature, note)
+    return found
 
 
 def best(
@@ -131,7 +96,7 @@ def best(
     target = engine.target
     drafter = ModelDrafter(target, Same(target.vocab, target.vocab), Growth(depth=depth, width=nodes, kids=nodes))
     oracle = replace(engine, drafter=drafter, rule="rejection", budget=FixedBudget(nodes, depth))
-    seen = watch(oracle, prompts, min(limit, 16), temperature).worth
+    seen = trees(oracle, prompts, min(limit, 16), temperature).worth
     return sum(seen) / len(seen)
 
 
@@ -157,7 +122,7 @@ def explain(runner: Runner, group: Group, cell: dict[str, Any], plain: dict[str,
     if not isinstance(peer, Ours) or not cell["round_ms"] or not plain.get("round_ms") or not cell["alpha"]:
         return None
     prompts = [runner.ids(group.task, p, []) for p in group.task.prompts[:SHOWN]]
-    seen = watch(peer.engine, prompts, runner.tokens, group.temperature)
+    seen = trees(peer.engine, prompts, runner.tokens, group.temperature)
     if not seen.worth:
         return None
     nodes, depth = round(sum(seen.nodes) / len(seen.nodes)), max(seen.depths)

@@ -22,7 +22,7 @@ DRAWS = 1000
 LOOP_SHARE = 0.25  # a text with more of its 8-grams repeated than this is called looping
 QUANTILES = (10, 25, 50, 75, 90)
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _curves(
         held: dict[str, list[tuple[float, Triple]]] = {}
         for row in rows:
             if f := figure(row, key):
-                held.setdefault(name(row), []).append((x(row), f))
+                held.setdefault(name(row), []).append((float(x(row)), f))
         found[what] = {n: (style[n], sorted(curve)) for n, curve in held.items() if len(curve) >= least}
     found = {what: lines for what, lines in found.items() if lines}
     return [draw.curves(title, across, found, log)] if found else []

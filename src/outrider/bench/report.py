@@ -133,7 +133,8 @@ def figure(row: Row, name: str) -> Triple | None:
     found = row.get(name)
     if not found or any(x is None or not math.isfinite(x) for x in found):
         return None
-    return found[0], found[1], found[2]
+    value, low, high = map(float, found)
+    return value, low, high
 
 
 def span(found: Triple | None, digits: int = 2) -> str:
@@ -162,13 +163,14 @@ class Problem:
 
 def problems(document: dict[str, Any]) -> list[Problem]:
     """The worst first."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    found: dict[tuple[str, str, tuple[str, ...]], list[Row]] = {}
     for c in document["cells"]:
         if c["state"] != "done":
             reasons = [r for r in (c.get("reason"), *(c.get("faults") or ())) if r]
             found.setdefault((c["method"], c["state"], tuple(dict.fromkeys(reasons))), []).append(c)
     order = ("invalid", "failed", "partial")
-    return sorted((Problem(*k, tuple(cells)) for k, cells in found.items()), key=lambda p: order.index(p.state))
+    held = [Problem(method, state, why, tuple(cells)) for (method, state, why), cells in found.items()]
+    return sorted(held, key=lambda p: order.index(p.state))
 
 
 def headline(document: dict[str, Any]) -> list[str]:
@@ -224,26 +226,26 @@ def _flat(cell: Row, result: bool) -> Row:
 
 def markdown(document: dict[str, Any]) -> str:
     """A table for a README: methods by macro mean and tasks, for each temperature and batch size."""
-    parts = [_plainly(" ".join(headline(document)))]
+    parts = [plainly(" ".join(headline(document)))]
     for where in settings(document):
         cells = [c for c in document["cells"] if setting(c) == where]
         tasks = names(cells, "task")
-        head = ["method", "speed-up", "tau", "tokens/s", *map(_plainly, tasks)]
+        head = ["method", "speed-up", "tau", "tokens/s", *map(plainly, tasks)]
         lines = [f"### {said(where).capitalize()}", "", f"| {' | '.join(head)} |", "|---|" + "--:|" * (len(head) - 1)]
         mean = {m["method"]: m for m in means(document) if setting(m) == where}
         for method in names(cells, "method"):
             mine = {c["task"]: c for c in cells if c["method"] == method}
             m = mean.get(method, {})
-            row = [_plainly(method), span(figure(m, "speedup")), span(figure(m, "tau"))]
+            row = [plainly(method), span(figure(m, "speedup")), span(figure(m, "tau"))]
             row += [span(figure(m, "tokens_per_second"), 0), *(_speed(mine.get(t)) for t in tasks)]
             lines.append(f"| {' | '.join(row)} |")
         parts.append("\n".join(lines))
-    wrong = [f"- {_struck(p)}: {_plainly('; '.join(p.reasons) or 'no reason was given')}" for p in problems(document)]
+    wrong = [f"- {_struck(p)}: {plainly('; '.join(p.reasons) or 'no reason was given')}" for p in problems(document)]
     parts += ["\n".join(wrong)] if wrong else []
     run = document["run"]
     about = {**run.get("machine", {}), **run.get("versions", {})}
     made = ", ".join(f"{k} {short(v)}" for k, v in about.items())
-    parts.append(_plainly(f"Target {run['target']}, {run.get('started', '')[:10]}. {made}."))
+    parts.append(plainly(f"Target {run['target']}, {run.get('started', '')[:10]}. {made}."))
     parts.append("Means over tasks, with intervals of 95 %; tau counts the target's own token; speeds without prefill.")
     return "\n\n".join(parts) + "\n"
 
@@ -258,11 +260,11 @@ def _speed(cell: Row | None) -> str:
 
 
 def _struck(problem: Problem) -> str:
-    text = _plainly(f"{problem.method}, {problem.where}")
+    text = plainly(f"{problem.method}, {problem.where}")
     return f"{text} ({problem.state})" if problem.state == "partial" else f"~~{text}~~ ({problem.state})"
 
 
-def _plainly(text: str) -> str:
+def plainly(text: str) -> str:
     """Markdown that shows this text as it stands, in one line."""
     return re.sub(r"([\\`*_~|<\[\]])", r"\\\1", " ".join(text.split()))
 

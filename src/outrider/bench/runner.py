@@ -208,7 +208,7 @@ def fitting(task: Task, runner: Runner) -> Task:
     context = runner.models.llm().target.context
 
     def needs(prompt: Prompt) -> int:
-        blank = [[] for _ in prompt.turns[1:]]
+        blank: list[list[int]] = [[] for _ in prompt.turns[1:]]
         return len(runner.ids(task, prompt, blank)) + runner.tokens * len(prompt.turns)
 
     kept = tuple(p for p in task.prompts if checks.seq2seq(runner.models.llm()) or needs(p) <= context)

@@ -40,8 +40,7 @@ class Store:
                         f"{folder} holds a run with {name} {was}, not {now}; give another --out, or the same {name}"
                     )
             header = {**header, "started": old["started"], "sessions": old["sessions"] + 1}
-        else:
-            header = {"format": VERSION, **header, "sessions": 1}
+        header = {"format": VERSION, "sessions": 1, **header}
         write(place, header)
         store = cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)
         return store

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
-import torch
+import numpy as np
 
-from ..calibration import Family, Observed, ece, reliability
-from ..engine import Batch, Request, Row
+from ..calibration import ece, families, reliability
 from ..llm import load
-from ..types import Sampling
-from .cells import Judge
+from ..types import Round
+from .cells import KEYS, Judge
 from .explain import explain as causes
+from .explain import weights
+from .methods import budget_of
+from .metrics import QUANTILES
 from .models import Models
 from .peers.outrider import Ours
 from .quality import quality
 from .runner import Group, Runner
+from .watch import watch
 
 SHOWN = 16  # prompts of a task whose confidences are looked at
 
 
 def add(
     document: dict[str, Any], judge: Judge, groups: Sequence[Group], models: Models, original: str | None,
-    observe: bool, explain: bool,
+    observe: bool, explain: bool, memory: float | None = None,
 ) -> None:  # fmt: skip
     """Fill in what cells do not know by themselves."""
     runner = judge.runner
@@ -36,10 +39,12 @@ def add(
                 continue
             if not cell["lossless"] or referee is not None:
                 cell["quality"] = quality(runner, group, cell["method"], cell["variant"], referee or models.llm())
-            if observe and isinstance(peer := runner.peers.get(cell["method"]), Ours):
-                cell["reliability"] = confidences(runner, group, peer)
+            if observe and cell["alpha"] and isinstance(peer := runner.peers.get(cell["method"]), Ours):
+                cell |= observed(runner, group, peer)
         if explain and group.batch == 1:
             document["explain"] += [found for found in [best_of(runner, group, cells)] if found]
+    if memory is not None:
+        document["capacity"] = capacity(document, runner, memory)
 
 
 def cells_of(document: dict[str, Any], group: Group) -> dict[str, dict[str, Any]]:
@@ -57,22 +62,62 @@ def best_of(runner: Runner, group: Group, cells: dict[str, dict[str, Any]]) -> d
     return causes(runner, group, fastest, plain[fastest["variant"]])
 
 
-@torch.no_grad()
-def confidences(runner: Runner, group: Group, peer: Ours) -> dict[str, Any] | None:
-    """The reliability of a drafter's confidences on this task's prompts (EAGLE-2's figure 6; `calibration.py`)."""
+def observed(runner: Runner, group: Group, peer: Ours) -> dict[str, Any]:
+    """A drafter on this task's prompts: how true its confidences are, and which of its nodes are accepted.
+
+    `reliability`: acceptance by confidence (EAGLE-2's figure 6; `calibration.py`). `positions`: the share of rounds in
+    which each node of the tree, in its order, was accepted, and the spread of that share over prompts (figure 5).
+    """
+    prompts = [runner.ids(group.task, p, []) for p in group.task.prompts[:SHOWN]]
     pairs: list[tuple[float, bool]] = []
+    hits: list[dict[int, int]] = [{} for _ in prompts]
+    rounds: list[dict[int, int]] = [{} for _ in prompts]
 
-    def note(family: Family) -> None:
-        pairs.extend(family.pairs)
+    def note(prompt: int, round: Round) -> None:
+        for family in families(round):
+            pairs.extend(family.pairs)
+        size, count = int(round.tree.size[0]), int(round.count[0])
+        accepted = set(round.path[0, 1:count].tolist())
+        for node in range(1, size):
+            rounds[prompt][node] = rounds[prompt].get(node, 0) + 1
+            hits[prompt][node] = hits[prompt].get(node, 0) + (node in accepted)
 
-    engine = replace(peer.engine, drafter=Observed(peer.engine.drafter, note))
-    for i, prompt in enumerate(group.task.prompts[:SHOWN]):
-        ids = runner.ids(group.task, prompt, [])
-        batch, _ = Batch.start(engine, [Row(Request(ids, i, runner.tokens, Sampling(group.temperature)), 0)])
-        while batch is not None:
-            batch.round()
-            batch = batch.leave()
-    if not pairs:
-        return None
+    watch(peer.engine, prompts, runner.tokens, group.temperature, note)
     bins = reliability(pairs)
-    return {"ece": round(ece(bins), 5), "pairs": len(pairs), "bins": [asdict(b) for b in bins]}
+    nodes = sorted({n for r in rounds for n in r})
+    return {
+        "reliability": {"ece": round(ece(bins), 5), "pairs": len(pairs), "bins": [asdict(b) for b in bins]} if pairs else None,
+        "positions": [
+            {
+                "position": n, "rounds": sum(r.get(n, 0) for r in rounds),
+                "rate": round(sum(h.get(n, 0) for h in hits) / sum(r.get(n, 0) for r in rounds), 5),
+                "spread": np.percentile([h[n] / r[n] for h, r in zip(hits, rounds, strict=True) if n in r], QUANTILES)
+                .round(4).tolist(),
+            }
+            for n in nodes
+        ],
+    }  # fmt: skip
+
+
+def capacity(document: dict[str, Any], runner: Runner, limit: float) -> list[dict[str, Any]]:
+    """The most rows that fit into `limit` bytes beside the weights, by what a row of each method was seen to hold.
+
+    A row holds its part of the target's cache and of the drafter's state, and the logits of its tree in float32. The
+    drafter's weights are not counted: they are a small part, and the same for every batch.
+    """
+    found = []
+    for cell in document["cells"]:
+        memory, peer = cell.get("memory"), runner.peers.get(cell["method"])
+        if not memory or not isinstance(peer, Ours) or cell["state"] != "done":
+            continue
+        target: Any = peer.engine.target
+        nodes = 1 + (cell["drafted_alpha"] is not None) * most_nodes(cell)
+        row = (memory["cache"] + memory["drafter"]) / cell["batch"] + 4.0 * nodes * target.vocab
+        rows = int(max(0.0, limit - weights(target.model)) // row)
+        found.append({**{k: cell[k] for k in KEYS}, "bytes_per_row": round(row), "rows": rows, "limit": limit})
+    return found
+
+
+def most_nodes(cell: dict[str, Any]) -> int:
+    """Nodes of a round, the root left out: as budgeted, or as the adaptive budget's most."""
+    return int(getattr(budget_of(cell["budget"]), "nodes", 32)) - 1

@@ -85,6 +85,9 @@ def bench(
     replay: Annotated[Path | None, typer.Option(help="Recorded answers (JSONL) instead of a target.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Of the recorded answers.")] = None,
     cost: Annotated[str, typer.Option(help="What a replayed model's passes cost, as 7b@a100.")] = "7b@a100",
+    memory: Annotated[
+        float | None, typer.Option(help="GiB: also say how many rows of each method fit into it.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run; it is resumed if it holds one.")] = Path("runs/bench"),
     list_: Annotated[bool, typer.Option("--list", help="The tasks there are, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="results.json on stdout, nothing else there.")] = False,
@@ -118,7 +121,7 @@ def bench(
             "repeats": repeats, "seed": seed, "threads": threads, "dtype": dtype, "device": device,
             "keep_loops": keep_loops, "data": str(data) if data else None, "judge": judge,
         }  # fmt: skip
-        document = measured(asked, out, max_minutes, observe, explain)
+        document = measured(asked, out, max_minutes, observe, explain, memory)
     files = report.write(document, out)
     if as_json:
         import json
@@ -168,7 +171,9 @@ def show_tasks(as_json: bool) -> None:
         typer.echo(f"{name:{width}}  {about}")
 
 
-def measured(asked: dict[str, Any], out: Path, minutes: float | None, observe: bool, explain: bool) -> dict[str, Any]:
+def measured(
+    asked: dict[str, Any], out: Path, minutes: float | None, observe: bool, explain: bool, memory: float | None = None
+) -> dict[str, Any]:
     """The grid, measured and judged; also when it is broken off, with what there is."""
     from time import monotonic
 
@@ -215,7 +220,8 @@ def measured(asked: dict[str, Any], out: Path, minutes: float | None, observe: b
             whole = whole and runner.run(group, lambda what: bar.update(task, advance=1, description=what))
     judge = cells.Judge(runner, asked["keep_loops"])
     document = cells.document(judge, groups, monotonic() - began)
-    studies.add(document, judge, groups, models, asked["judge"], observe, explain and whole)
+    room = memory * 2**30 if memory else None
+    studies.add(document, judge, groups, models, asked["judge"], observe, explain and whole, room)
     if not whole:
         console.print("The time was up before the end; the same command goes on from here.")
     return document
@@ -251,23 +257,24 @@ def replayed(
 ) -> dict[str, Any]:
     """Recorded answers, replayed for drafters that need no model."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
-    from ..bench import replay
+    from ..bench import recording, replay
     from ..bench.cost import parse
     from ..bench.types import VERSION
     from ..targets.load import load_tokenizer
 
     price, words = parse(cost), load_tokenizer(tokenizer)
-    records = replay.read(file, words)[:limit]
+    records = recording.read(file, words)[:limit]
     documents = []
     with Progress(console=Console(stderr=True)) as bar:
         for budget in budgets:
             task = bar.add_task(f"replay, {budget}", total=len(records))
-            found = replay.replay(
-                records, specs, budget, words, progress=lambda done, of, t=task: bar.update(t, completed=done)
-            )
-            documents.append(replay.document(found, price))
+
+            def progress(done: int, of: int, task: TaskID = task) -> None:
+                bar.update(task, completed=done, total=of)
+
+            documents.append(replay.document(replay.replay(records, specs, budget, words, progress=progress), price))
     run = {"target": str(file), "arguments": {"replay": str(file), "cost": cost, "budget": budgets}, **here()}
     return {
         "format": VERSION, "run": {**run, "seconds": 0.0}, "tasks": documents[0]["tasks"],

@@ -1,0 +1,108 @@
+"""Li et al. 2024b: dynamic trees: confidence, the order of methods, value and re-ranking."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from evidence import Evidence, finding, unmeasured
+from figures import Check, higher, least, open_, quotient, true
+
+PAPER = "EAGLE-2"
+OURS = {
+    "PLD": "lookup", "SpS": "draft model", "Medusa": "Medusa", "Hydra": "Hydra", "EAGLE": "EAGLE tree",
+    "EAGLE-2": "EAGLE-2",
+}  # fmt: skip
+STRAIGHT = 0.05  # the calibration error up to which confidence is close to acceptance
+
+
+@finding(
+    "E2-F5", "outrider bench --drafter eagle:demo --budget 16x6 --temperature 0 --out runs/positions",
+    "Its results.json belongs among the results.",
+)  # fmt: skip
+def positions(e: Evidence) -> list[Check]:
+    checks = []
+    for cell in e.bench("cells"):
+        if cell["spec"].startswith("eagle") and len(cell.get("depths") or ()) > 1:
+            rates = [d["rate"][0] for d in cell["depths"] if d["tested"]]
+            p10, *_, p90 = cell["depths"][0]["spread"]
+            words = f"{cell['task']} at T = {cell['temperature']:g}, first depth, 10 to 90 % of prompts"
+            between = f"wider than depths differ, {min(rates):.2f} to {max(rates):.2f}"
+            checks.append(true(f"{words}, {between}: {p10:.2f} to {p90:.2f}", p90 - p10 > max(rates) - min(rates)))
+    return checks or [open_("no report of `outrider bench` has EAGLE's depths")]
+
+
+@finding(
+    "E2-F6", "calibration",
+    "The error is the mean distance of confidence and acceptance. Where the target's choice is no fresh draw the "
+    "drafter is too modest; `?scale=auto` mends it ([methods](methods.md)).",
+)  # fmt: skip
+def confidence(e: Evidence) -> list[Check]:
+    checks = []
+    for setting, row in e.at("calibration", "drafters", "eagle").items():
+        bins = [b for b in row["s = 1"]["bins"] if b["count"]]
+        pairs = [(a, b) for i, a in enumerate(bins) for b in bins[i + 1 :]]
+        up = sum(a["acceptance"] < b["acceptance"] for a, b in pairs) / len(pairs)
+        checks.append(
+            true(f"{setting}, acceptance rises with confidence in 90 % of pairs of bins: {up:.0%}", up >= 0.9)
+        )
+        for scale, words in (("s = 1", "error"), ("fitted", "error with a fitted scale")):
+            found = row[scale]["ece"]
+            checks.append(true(f"{setting}, {words} at most {STRAIGHT:g}: {found:.3f}", found <= STRAIGHT))
+    return checks
+
+
+def published_order(e: Evidence) -> list[str]:
+    """Our methods, the fastest of the paper first: T = 0, the two Vicunas, which all methods were run on."""
+    gains = {
+        name: sum(float(e.span(f"Table 1; Vicuna {size}; mean; {name}; speedup; T=0", PAPER)) for size in ("7B", "13B"))
+        for name in OURS
+    }
+    return sorted(gains, key=lambda name: -gains[name])
+
+
+@finding(
+    "E2-T1", "drafters",
+    "Neighbours in the paper's order of the Vicunas. EAGLE's static tree has more nodes here than EAGLE-2's.",
+)  # fmt: skip
+def order(e: Evidence) -> list[Check]:
+    speeds = {t: {n: e.method("drafters", t, OURS[n], "speedup") for n in OURS} for t in ("0", "1")}
+    checks = [
+        higher(f"speed-up at T = 0, {a} over {b}", speeds["0"][a], speeds["0"][b])
+        for a, b in pairwise(published_order(e))
+    ]
+    gain = 1 + int(re.findall(r"(\d+)-\d+ %", e.inventory["E2-T1"]["finding"])[0]) / 100
+    for t, found in speeds.items():
+        over = quotient(found["EAGLE-2"], found["EAGLE"])
+        checks.append(least(f"speed of EAGLE-2 over EAGLE's at T = {t}, {gain:g} or more", over, gain))
+    return [
+        *checks,
+        open_("lookahead in the same run"),
+        open_("PLD beside the others on summarisation; `outrider bench --tasks cnn-dm` compares them"),
+    ]
+
+
+unmeasured(
+    "E2-T2",
+    "targets of 8B and 70B need GPUs",
+    "outrider bench --target meta-llama/Meta-Llama-3-8B-Instruct --drafter eagle:yuhuili/EAGLE-LLaMA3-Instruct-8B "
+    "--drafter 'eagle:yuhuili/EAGLE-LLaMA3-Instruct-8B?tree=static' --tasks mt-bench --temperature 0 --out runs/llama3",
+)
+
+
+@finding(
+    "E2-T3", "drafters",
+    "Sixteen nodes. The values of this drafter fall too fast with depth; with a fitted scale re-ranking helps "
+    "([results](results.md)).",
+)  # fmt: skip
+def ablations(e: Evidence) -> list[Check]:
+    checks = []
+    for t in ("0", "1"):
+        names = ("", " without value", " without re-ranking")
+        full, value, ranking = (e.method("drafters", t, f"EAGLE-2{name}") for name in names)
+        checks += [
+            higher(f"tau at T = {t}, the whole over without value", full, value),
+            higher(f"tau at T = {t}, the whole over without re-ranking", full, ranking),
+            higher(f"tau at T = {t}, without re-ranking over without value", ranking, value),
+        ]
+    return [*checks, open_("without both")]

@@ -1,0 +1,159 @@
+"""Choi et al. 2025: Mamba drafters beside Transformers, over contexts, tokenizers and tree shapes."""
+
+from __future__ import annotations
+
+from evidence import Evidence, finding
+from figures import CLOSE, Check, Figure, close, higher, least, open_, quotient, true
+
+SMALL, LARGE = "Mamba 0.5M, chain", "Mamba 1.5M"
+MAMBA, LLAMA, EAGLE = "Mamba 1.5M", "Transformer 1.5M", "EAGLE"  # of long_context.json
+SHAPES = ("3,3,2,1", "3,2,2,1,1", "2,2,2,1,1,1")
+
+
+def speed(e: Evidence, t: str, name: str) -> Figure:
+    return e.method("mamba", t, name, "tokens_per_second")
+
+
+def over_contexts(e: Evidence, name: str, *keys: str) -> dict[int, float]:
+    """A number of a drafter by the context's length."""
+    contexts = sorted(map(int, e.at("long_context", "contexts")))
+    return {n: float(e.at("long_context", "contexts", str(n), "drafters", name, *keys)) for n in contexts}
+
+
+@finding("Ma-F1", "long_context", "Times of one repetition, neither passes nor steps recorded.")
+def memory_and_time(e: Evidence) -> list[Check]:
+    state = {name: list(over_contexts(e, name, "state_bytes").values()) for name in (MAMBA, LLAMA, EAGLE)}
+    time = {name: list(over_contexts(e, name, "draft_ms_per_token", "median").values()) for name in (MAMBA, LLAMA)}
+    kib = {name: ", ".join(f"{n / 1024:,.0f}" for n in sizes) for name, sizes in state.items()}
+    ms = {name: ", ".join(f"{x:.2f}" for x in times) for name, times in time.items()}
+    growth = {name: times[-1] / times[0] for name, times in time.items()}
+    lengths = ", ".join(map(str, over_contexts(e, MAMBA, "state_bytes")))
+    return [
+        true(
+            f"the Mamba's state is as large at all of {lengths} tokens, KiB: {kib[MAMBA]}", len(set(state[MAMBA])) == 1
+        ),
+        *(
+            true(f"{name}'s grows, KiB: {kib[name]}", state[name] == sorted(set(state[name])))
+            for name in (LLAMA, EAGLE)
+        ),
+        true(f"a drafted token's time grows most with the Transformer, ms: {ms[LLAMA]}", growth[LLAMA] > growth[MAMBA]),
+        true(f"and stays within {CLOSE:.0%} with the Mamba, ms: {ms[MAMBA]}", growth[MAMBA] <= 1 + CLOSE),
+    ]
+
+
+@finding("Ma-F2", "mamba")
+def sizes(e: Evidence) -> list[Check]:
+    others = ("Llama 0.5M, chain", "Mamba 1.5M, chain", "Llama 1.5M, chain")
+    return [higher(f"tokens/s at T = 1, {SMALL} over {x}", speed(e, "1", SMALL), speed(e, "1", x)) for x in others]
+
+
+@finding(
+    "Ma-F3",
+    "python benchmarks/calibration.py --drafters mamba=mamba:runs/demo/mamba/mamba-1.5m/distil/best "
+    "transformer=model:runs/demo/mamba/llama-1.5m/distil/best --per-domain 13 --tokens 32 "
+    "--out benchmarks/results/calibration_mamba.json",
+)
+def reliability(e: Evidence) -> list[Check]:
+    mine, theirs = (e.at("calibration_mamba", "drafters", name) for name in ("mamba", "transformer"))
+    errors = {setting: [Figure.of(row[setting]["s = 1"]["ece"]) for row in (theirs, mine)] for setting in mine}
+    return [higher(f"calibration error, {setting}, Transformer over Mamba", *pair) for setting, pair in errors.items()]
+
+
+@finding("Ma-T1a", "mamba", "Chains; beside a target this small no external drafter can gain much.")
+def against_transformers(e: Evidence) -> list[Check]:
+    checks = []
+    for t in ("0", "1"):
+        for size in ("0.5M", "1.5M"):
+            mamba, llama = (speed(e, t, f"{kind} {size}, chain") for kind in ("Mamba", "Llama"))
+            checks.append(higher(f"tokens/s at T = {t}, Mamba {size} over Llama {size}", mamba, llama))
+            checks.append(
+                close(f"Mamba {size} over Llama {size} at T = {t}, twice as fast", quotient(mamba, llama), 2.0)
+            )
+    return checks
+
+
+@finding("Ma-T1b", "mamba", "EAGLE's chain was decoded in another run, each beside its own plain decoding.")
+def against_eagle(e: Evidence) -> list[Check]:
+    checks = []
+    for t in ("0", "1"):
+        mamba, llama = (e.method("mamba", t, name, "speedup") for name in (SMALL, "Llama 0.5M, chain"))
+        eagle = e.method("drafters", t, "EAGLE chain", "speedup")
+        checks += [
+            higher(f"speed-up at T = {t}, Mamba 0.5M over Llama 0.5M", mamba, llama),
+            close(f"speed-up at T = {t}, Mamba 0.5M like EAGLE's chain", mamba, eagle.value),
+        ]
+    return checks
+
+
+@finding(
+    "Ma-T2", "long_context",
+    "Texts and code, not LongBench. The target was trained on shorter rows than most of these contexts, where time and "
+    "memory alone are claimed.",
+)  # fmt: skip
+def long_contexts(e: Evidence) -> list[Check]:
+    mamba, eagle = (over_contexts(e, name, "state_bytes") for name in (MAMBA, EAGLE))
+    longest = max(mamba)
+    share = mamba[longest] / eagle[longest]
+    words = f"the Mamba's state at {longest} tokens is half of EAGLE's or less: {share:.0%}"
+    return [true(words, share <= 0.5), open_("tau beyond the length that the target was trained on")]
+
+
+def kept(other: Figure, own: Figure) -> Figure:
+    """The share that is kept of the tokens beyond the target's own, as if both were measured independently."""
+    return quotient(*(Figure(f.value - 1, f.low - 1, f.high - 1) for f in (other, own)))
+
+
+@finding("Ma-T3", "mamba", "Beside the Mamba of the same stage with the target's tokenizer; the other one is smaller.")
+def tokenizer(e: Evidence) -> list[Check]:
+    checks = []
+    for t in ("0", "1"):
+        names = ("Mamba of another tokenizer, text", "Mamba 0.5M, pretrained, chain")
+        other, own = (e.method("mamba", t, name) for name in names)
+        words = f"gain in tau at T = {t}, half or more is kept ({other} and {own} tokens a round)"
+        checks.append(least(words, kept(other, own), 0.5))
+    return checks
+
+
+@finding("Ma-T4", "mamba", "A pass over the whole tree costs several plain passes on two cores.")
+def tree(e: Evidence) -> list[Check]:
+    checks = []
+    for t in ("0", "1"):
+        for words, of in (("tau", "tau"), ("tokens/s", "tokens_per_second")):
+            tree, chain = (e.method("mamba", t, f"{LARGE}, {kind}", of) for kind in ("3,2,2,1,1", "chain"))
+            checks.append(higher(f"{words} at T = {t}, tree over chain", tree, chain))
+    return checks
+
+
+@finding("Ma-T5", "mamba")
+def shapes(e: Evidence) -> list[Check]:
+    checks = []
+    for t in ("0", "1"):
+        found = {shape: speed(e, t, f"{LARGE}, {shape}") for shape in SHAPES}
+        slow, fast = (pick(found, key=lambda shape: found[shape].value) for pick in (min, max))
+        words = f"tokens/s at T = {t}, the slowest of three shapes ({slow}) within {CLOSE:.0%} of the fastest ({fast})"
+        checks.append(close(words, found[slow], found[fast].value))
+    return checks
+
+
+@finding(
+    "Ma-T6", "mamba",
+    "The paper's three shapes. Over arms that differ more it loses to the best of them ([results](results.md)).",
+)  # fmt: skip
+def bandit(e: Evidence) -> list[Check]:
+    checks, mine = [], f"{LARGE}, bandit of the paper's"
+    for t in ("0", "1"):
+        best = e.at("mamba", "temperatures", t, "bandits", mine)["best"]
+        words = f"tokens/s at T = {t}, the bandit over the best shape ({best.removeprefix(f'{LARGE}, ')})"
+        checks.append(higher(words, speed(e, t, mine), speed(e, t, best)))
+    return checks
+
+
+@finding("Ma-alg1", "mamba")
+def verification(e: Evidence) -> list[Check]:
+    checks = []
+    for t, run in e.at("mamba", "temperatures").items():
+        same = [m["same_text"] for name, m in run["methods"].items() if not name.endswith("rejection")]
+        whole = run["methods"]["none"]["same_text"]
+        words = f"texts equal to plain decoding's at T = {t}, the least of {len(same)} methods"
+        checks.append(true(f"{words}: {min(same)} of {whole}", min(same) == whole))
+    return checks

@@ -1,0 +1,112 @@
+"""Cai et al. 2024: heads, trees of ranks, the ladder, typical acceptance."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+
+import torch
+
+from evidence import Evidence, finding, unmeasured
+from figures import Check, Figure, higher, mean, open_, true
+from outrider.tree import template
+
+CODE = ("stdlib", "algorithms", "tldr")  # Python's library, algorithms, shell commands
+LADDER = ("heads as a chain", "Cartesian tree 3 x 2 x 1", "optimised sparse tree", "Medusa-2, dynamic tree")
+SWEEP = "outrider bench --drafter eagle:demo --budget 4x3 8x4 16x6 32x6 60x6 --out runs/sizes"
+METRICS = (("tau", "tau"), ("speed-up", "speedup"))
+
+
+def by_kind(e: Evidence, name: str, t: str) -> Check:
+    """The statement that code-like domains gain more than the others."""
+    kinds: dict[bool, list[Figure]] = {True: [], False: []}
+    for domain in e.at("drafters", "temperatures", t, "methods", name, "domains"):
+        kinds[domain in CODE].append(e.domain(t, name, domain))
+    words = f"speed-up of {name} at T = {t}, mean of {', '.join(CODE)} over the other domains'"
+    return higher(words, mean(kinds[True]), mean(kinds[False]))
+
+
+@finding("M-arch", "pytest tests/checkpoints")
+def heads(e: Evidence) -> list[Check]:
+    from outrider.drafters.medusa import MedusaConfig, MedusaNet
+
+    with torch.device("meta"):
+        net = MedusaNet(MedusaConfig(vocab=32000, hidden=4096, heads=5))
+    shapes = sorted(tuple(p.shape) for p in net.parameters())
+    size = sum(prod(shape) for shape in shapes) / 1e9
+    words = f"five heads for a 7B target, each h x h, a bias and V x h, counted now: {size:.2f}B parameters"
+    return [true(words, shapes == sorted([(4096, 4096), (4096,), (32000, 4096)] * 5))]
+
+
+@finding("M-tree", "pytest tests/unit/test_tree.py")
+def product_tree(e: Evidence) -> list[Check]:
+    shapes = ((2, 3), (4, 3, 2, 1), (3, 3, 2, 1), (3, 2, 2, 1, 1), (2, 2, 2, 1, 1, 1))
+    made = [template(shape) for shape in shapes]
+    nodes = [len(parents) - 1 for parents in made]  # beside the root
+    leaves = [len(set(range(len(parents))) - set(parents)) for parents in made]
+    sums = [sum(prod(shape[: d + 1]) for d in range(len(shape))) for shape in shapes]
+    named = " ".join("x".join(map(str, shape)) for shape in shapes)
+    return [
+        true(f"nodes of the trees {named}, counted now: {', '.join(map(str, nodes))}", nodes == sums),
+        true(f"leaves of the same: {', '.join(map(str, leaves))}", leaves == [prod(shape) for shape in shapes]),
+    ]
+
+
+@finding("M-ladder", "lossy", "Rungs were decoded one after the other, so speeds are rough. Heads of a small budget.")
+def ladder(e: Evidence) -> list[Check]:
+    table = "ladder, T = 0"
+    return [
+        higher(f"{words} at T = 0, {b} over {a}", e.rung(table, b, of), e.rung(table, a, of))
+        for words, of in METRICS
+        for a, b in pairwise(LADDER)
+    ]
+
+
+unmeasured(
+    "M-sizes",
+    "one size of target was trained here",
+    "for s in 7b-v1.3 13b-v1.3 33b-v1.3; do outrider bench --target lmsys/vicuna-$s --drafter "
+    "medusa:FasterDecoding/medusa-vicuna-$s --tasks mt-bench --temperature 0 --out runs/medusa-$s; done",
+)
+
+
+@finding("M-cat", "drafters", "Our code-like domains stand for the paper's categories.")
+def categories(e: Evidence) -> list[Check]:
+    return [by_kind(e, "Medusa", t) for t in ("0", "1")]
+
+
+@finding("M-sparse", "lossy", "One dense tree, the product of its widths, stands for the random ones.")
+def sparse(e: Evidence) -> list[Check]:
+    dense, tuned = LADDER[1:3]
+    return [
+        higher(f"{words} at T = {t}, sparse over dense", e.rung(f"ladder, T = {t}", tuned, of),
+               e.rung(f"ladder, T = {t}", dense, of))
+        for t in ("0", "1") for words, of in METRICS
+    ]  # fmt: skip
+
+
+@finding("M-treesize", "drafters", "Measured with EAGLE-2's trees, at two sizes.")
+def tree_size(e: Evidence) -> list[Check]:
+    checks = []
+    for t in ("0", "1"):
+        for words, of in METRICS:
+            small, large = (e.method("drafters", t, name, of) for name in ("EAGLE-2", "EAGLE-2, 60 nodes"))
+            if of == "tau":
+                checks.append(higher(f"{words} at T = {t}, 60 nodes over 16", large, small))
+            else:
+                checks.append(higher(f"{words} at T = {t}, 16 nodes over 60", small, large))
+    return [*checks, open_(f"the rise before the peak; `{SWEEP}` sweeps sizes")]
+
+
+@finding(
+    "M-typical", "lossy",
+    "tau stands for speed: settings were decoded one after the other. Quality means likelier text under the target, "
+    "which is no sample any more.",
+)  # fmt: skip
+def typical(e: Evidence) -> list[Check]:
+    low, high = "typical, epsilon 0.03, delta 0.17", "typical, epsilon 0.3, delta 0.55"
+    likely = {name: Figure.of(e.row("lossy", "typical", name)["log_likelihood"]) for name in (low, high)}
+    return [
+        higher("tau, the lowest threshold over the highest", e.rung("typical", low), e.rung("typical", high)),
+        higher("log-likelihood a token, the highest threshold over the lowest", likely[high], likely[low]),
+    ]

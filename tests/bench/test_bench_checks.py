@@ -1,0 +1,254 @@
+"""Deliberately broken methods are caught: their cells are invalid, with the reason, and honest ones are not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from instrument import VOCAB, Lab
+
+from outrider.bench import checks
+from outrider.bench.types import Answer, Ask, Method
+from outrider.testing import TableTarget, plain
+
+EOS = 4
+TOKENS = 60
+
+
+def greedy(target: TableTarget, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+    """What plain decoding writes, up to its end."""
+    text = plain(target, ids, ask.limit, ask.temperature, seed)
+    ends = [i for i, t in enumerate(text) if t in ask.eos]
+    return text[: ends[0] + 1] if ends else text
+
+
+class Honest:
+    """Another way to write the same texts."""
+
+    def __init__(self, lab: Lab):
+        self.lab, self.calls = lab, 0
+
+    def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        self.calls += 1
+        return self.change(Answer([self.row(p, ask, s) for p, s in zip(prompts, ask.seeds, strict=True)]), prompts, ask)
+
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        return greedy(self.lab.target, ids, ask, seed)
+
+    def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        return answer
+
+
+class Tail(Honest):
+    """Returns what its loop wrote after the end of the text."""
+
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        return plain(self.lab.target, ids, ask.limit, ask.temperature, seed)
+
+
+class Longer(Honest):
+    """Returns the last round's tokens beyond the limit."""
+
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        return plain(self.lab.target, ids, ask.limit + 3)
+
+
+class Shorter(Honest):
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        return super().row(ids, ask, seed)[:-2]
+
+
+class Skips(Honest):
+    def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        return replace(answer, tokens=answer.tokens[1:])
+
+
+class Empty(Honest):
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        return []
+
+
+class SameTime(Honest):
+    """Tells the time of its first prompt for all of them."""
+
+    def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        return replace(answer, prefill=1e-6)
+
+
+class Before(Honest):
+    """Says that its prompts took longer than the whole call, so that its decoding takes no time."""
+
+    def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        return replace(answer, prefill=1e3 + self.calls)
+
+
+class Foreign(Honest):
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        return [VOCAB + 7, *super().row(ids, ask, seed)[1:]]
+
+
+class OtherText(Honest):
+    """Errs once, in the second token of every text."""
+
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        good = super().row(ids, replace(ask, eos=frozenset()), seed)
+        other = (good[-1 if ask.limit < 2 else 1] + 1) % VOCAB
+        return [good[0], other, *plain(self.lab.target, [*ids, good[0], other], TOKENS - 2)][: ask.limit]
+
+
+BROKEN: list[tuple[type[Honest], str]] = [
+    (Tail, "tokens after the end"), (Longer, "tokens where 60 were asked for"), (Shorter, "without an end of the text"),
+    (Skips, "answered 0 of 1 prompts"), (Empty, "stopped after 0"), (SameTime, "reported before"),
+    (Before, "says that the prompt took"), (Foreign, "vocabulary does not have"), (OtherText, "is not the target's"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "words"), BROKEN, ids=lambda x: getattr(x, "__name__", ""))
+def test_broken_methods_are_caught(tmp_path: Path, kind: type[Honest], words: str) -> None:
+    eos = frozenset({EOS}) if kind in (Tail,) else frozenset()
+    lab = Lab(tmp_path, eos=eos, tokens=TOKENS, turns=(1,) * 4)
+    theirs, mine = Method("broken", peer="broken"), Method("honest", peer="honest")
+    peers = {"broken": kind(lab), "honest": Honest(lab)}
+    cells = lab.measure([Method("none"), theirs, mine], peers=peers)
+    assert cells["broken"]["state"] == "invalid"
+    assert any(words in f for f in cells["broken"]["faults"]), cells["broken"]["faults"]
+    assert cells["honest"]["state"] == "done", cells["honest"]
+    assert cells["honest"]["same_text"] == 4
+
+
+def test_counting_too_many_tokens_is_caught(tmp_path: Path) -> None:
+    """A method of ours whose books have one token more than its text."""
+    lab = Lab(tmp_path, turns=(1,) * 3)
+    runner = lab.runner()
+    runner.open([Method("none")])
+    ours = runner.peers["none"]
+
+    class Boastful:
+        def run(self, prompts: Any, ask: Ask) -> Answer:
+            given = ours.run(prompts, ask)
+            return replace(given, usages=[replace(u, new_tokens=u.new_tokens + 1) for u in given.usages])
+
+    class LateClock:
+        def run(self, prompts: Any, ask: Ask) -> Answer:
+            given = ours.run(prompts, ask)
+            return replace(given, usages=[replace(u, decode_seconds=u.decode_seconds + 9) for u in given.usages])
+
+    rows = [Method("none"), Method("boastful", peer="x"), Method("late", peer="x")]
+    cells = lab.measure(rows, peers={"boastful": Boastful(), "late": LateClock()})
+    assert "counts 41 tokens where its text has 40" in cells["boastful"]["faults"]
+    assert "reports more time than has passed" in cells["late"]["faults"]
+    assert cells["none"]["state"] == "done"
+
+
+# Laws at T = 1
+
+
+class Sampler(Honest):
+    """Draws each token by a law of its own from the target's p [v]."""
+
+    def __init__(self, lab: Lab, law: Callable[[torch.Tensor, random.Random], int]):
+        super().__init__(lab)
+        self.law = law
+
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        dice, text = random.Random(seed), list(ids)
+        while len(text) - len(ids) < ask.limit:
+            text.append(self.law(self.lab.target.logits_after(text).softmax(-1), dice))
+        return text[len(ids) :]
+
+
+def pick(p: torch.Tensor, dice: random.Random) -> int:
+    return dice.choices(range(len(p)), p.tolist())[0]
+
+
+def drafted(p: torch.Tensor) -> torch.Tensor:
+    """A drafter's law: the target's, flattened, its columns shifted by one."""
+    return 0.8 * p.roll(1) + 0.2 * p
+
+
+def rejection(p: torch.Tensor, dice: random.Random) -> int:
+    """Algorithm 1 for one token: honest."""
+    q = drafted(p)
+    x = pick(q, dice)
+    return x if dice.random() < float(p[x] / q[x]) else pick((p - q).clamp(min=0), dice)
+
+
+def no_residual(p: torch.Tensor, dice: random.Random) -> int:
+    """Draws anew from p where it should from what q left over."""
+    q = drafted(p)
+    x = pick(q, dice)
+    return x if dice.random() < float(p[x] / q[x]) else pick(p, dice)
+
+
+def reversed_test(p: torch.Tensor, dice: random.Random) -> int:
+    """Accepts where p/q lies below the draw: the test the wrong way round."""
+    q = drafted(p)
+    x = pick(q, dice)
+    return x if float(p[x] / q[x]) < dice.random() else pick((p - q).clamp(min=0), dice)
+
+
+def colder(p: torch.Tensor, dice: random.Random) -> int:
+    return pick(p**1.25, dice)
+
+
+def top_p(p: torch.Tensor, dice: random.Random) -> int:
+    """A forgotten nucleus filter."""
+    values, order = p.sort(descending=True)
+    keep = values.cumsum(0) - values < 0.85
+    return int(order[pick(values * keep, dice)])
+
+
+@pytest.mark.parametrize("law", [pick, rejection])
+def test_honest_samplers_stay(tmp_path: Path, law: Callable[[torch.Tensor, random.Random], int]) -> None:
+    cell = sampled(tmp_path, law)
+    assert cell["state"] == "done", cell["faults"]
+    assert cell["law"]["p"] > 1e-3
+    assert cell["law"]["tokens"] == 6 * 250
+    assert cell["divergences"] == []
+
+
+@pytest.mark.parametrize("law", [no_residual, reversed_test, colder, top_p])
+def test_biased_samplers_are_caught(tmp_path: Path, law: Callable[[torch.Tensor, random.Random], int]) -> None:
+    cell = sampled(tmp_path, law)
+    assert cell["state"] == "invalid"
+    assert "do not follow the target's law" in cell["reason"]
+
+
+def sampled(folder: Path, law: Callable[[torch.Tensor, random.Random], int]) -> dict[str, Any]:
+    lab = Lab(folder, tokens=250, turns=(1,) * 6)
+    method = Method("sampler", peer="sampler")
+    return lab.measure([Method("none"), method], 1.0, peers={"sampler": Sampler(lab, law)})["sampler"]
+
+
+def test_uniforms_are_uniform_and_few_say_nothing() -> None:
+    dice = random.Random(1)
+    good = [dice.random() for _ in range(4000)]
+    assert checks.law_test(good) > 1e-3  # type: ignore[operator]
+    assert checks.law_test([u**1.3 for u in good]) < checks.REFUSED  # type: ignore[operator]
+    assert checks.law_test(good[: checks.LEAST - 1]) is None
+
+
+def test_ties_that_rounding_turned_are_no_fault(tmp_path: Path) -> None:
+    """Two texts that part where the target has no preference: told, with the margin, and not held against a method."""
+    lab = Lab(tmp_path, turns=(1,))
+    target = lab.target
+    ids = lab.runner().ids(lab.task, lab.task.prompts[0], [])
+    first = plain(target, ids, 1)[0]
+    row = target.logits_after(ids)
+    row[(first + 1) % VOCAB] = row[first] - 1e-12  # the table itself: its two best tokens are one
+
+    class Other(Honest):
+        def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+            other = (first + 1) % VOCAB
+            return [other, *plain(target, [*ids, other], ask.limit - 1)]
+
+    cell = lab.measure([Method("none"), Method("other", peer="x")], peers={"other": Other(lab)})["other"]
+    assert cell["state"] == "done", cell["faults"]
+    assert [d["position"] for d in cell["divergences"]] == [0]
+    assert cell["divergences"][0]["margin"] == pytest.approx(1e-12, abs=1e-6)
+    assert cell["same_text"] == 0

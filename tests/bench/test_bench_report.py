@@ -1,0 +1,284 @@
+"""What a run leaves behind: whole files that any reader takes, only results shown as results, text never markup."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_document import made
+
+from outrider.bench import page, plots, report
+from outrider.bench.markup import tag
+from outrider.types import InputError
+
+VOID = ("meta", "br", "link", "img", "hr", "input")
+NASTY = '<img src=x onerror="alert(1)">|$x_{&\'*'
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def html(document: dict[str, Any]) -> str:
+    return page.page(document)
+
+
+def few(methods: tuple[str, ...] = ("none", "HASS"), tasks: tuple[str, ...] = ("chat", "code")) -> dict[str, Any]:
+    """A small run: greedy, one at a time, with nothing to explain and all cells done."""
+    found = made()
+    found["cells"] = [
+        c for c in found["cells"]
+        if (c["temperature"], c["batch"]) == (0, 1) and c["method"] in methods and c["task"] in tasks
+    ]  # fmt: skip
+    means = [m for m in found["macro"] if (m["temperature"], m["batch"]) == (0, 1) and m["method"] in methods]
+    found["macro"] = [{**m, "tasks": len(tasks)} for m in means]
+    found["tasks"] = {t: found["tasks"][t] for t in tasks}
+    return {**found, "explain": []}
+
+
+def best(document: dict[str, Any]) -> str:
+    """HASS's mean speed-up, greedy and one at a time, as it is printed."""
+    (found,) = [m for m in document["macro"] if (m["temperature"], m["batch"], m["method"]) == (0, 1, "HASS")]
+    return report.span(tuple(found["speedup"]))
+
+
+class Page(HTMLParser):
+    """The elements of a page, with a list of those that were not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.wrong += self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.open += [tag] * (tag not in VOID)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(f"/{tag}")
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def headings(self) -> set[str]:
+        return {str(a["id"]) for name, a in self.elements if name == "section"}
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def test_a_run_leaves_four_whole_files(tmp_path: Path) -> None:
+    document = few()
+    document["cells"][0]["tokens_per_second"] = (1.0, math.nan, math.inf)
+    files = report.write(document, tmp_path / "deep" / "run")
+    assert [f.name for f in files] == ["results.json", "results.csv", "results.md", "report.html"]
+    assert sorted(p.name for p in files[0].parent.iterdir()) == sorted(f.name for f in files)
+    text = files[0].read_text(encoding="utf-8")
+    assert json.loads(text, parse_constant=pytest.fail)["cells"][0]["tokens_per_second"] == [1.0, None, None]
+    assert report.read(files[0]) == report.read(files[0].parent) == report.finite(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "does not exist"),
+        ('{"format": 1, "cells": [', "not whole JSON"),
+        ("\udcff", "not whole JSON"),
+        ("[]", "does not hold the results"),
+        ('{"format": 1}', "does not hold the results"),
+        ('{"format": 0, "run": {"versions": {"outrider": "0.0.7"}}, "cells": [], "macro": []}', "0.0.7.*another"),
+        ('{"format": 2, "run": {"versions": {"outrider": "9.1"}}, "cells": [], "macro": []}', "9.1.*update outrider"),
+        ('{"format": "x", "run": {}, "cells": [], "macro": []}', "format x.*measure it again"),
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_refused_in_one_sentence(tmp_path: Path, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / "results.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(InputError, match=says) as found:
+        report.read(tmp_path)
+    assert "\n" not in str(found.value)
+
+
+def test_csv_has_a_line_for_each_cell_and_no_figure_of_what_is_no_result(document: dict[str, Any]) -> None:
+    lines = list(csv.DictReader(io.StringIO(report.table(document))))
+    assert len(lines) == len(document["cells"])
+    assert {"speedup", "speedup_low", "speedup_high", "round_ms_draft", "law_p", "theory_alpha"} <= set(lines[0])
+    for line, cell in zip(lines, document["cells"], strict=True):
+        assert (line["task"], line["method"], line["state"]) == (cell["task"], cell["method"], cell["state"])
+        if cell["state"] in ("failed", "invalid"):
+            assert line["speedup"] == line["tau_low"] == line["prompts"] == ""
+            assert line["reason"]
+        else:
+            told = [float(line[k]) for k in ("speedup", "speedup_low", "speedup_high")]
+            assert told == pytest.approx(cell["speedup"])
+
+
+def test_the_markdown_table_strikes_out_what_is_invalid_and_says_why(document: dict[str, Any]) -> None:
+    text = report.markdown(document)
+    rows = [line for line in text.splitlines() if line.startswith("| EAGLE-2, 60x6")]
+    assert len(rows) == 4  # temperatures by batch sizes
+    assert rows[0].count("~~invalid~~") == 1
+    assert rows[0].split("|")[2].strip() == ""  # no mean over the tasks that are left
+    assert "~~EAGLE-2, 60x6, code (temperature 0, batch size 1)~~ (invalid): counts 33 tokens" in text
+    assert best(document) in next(line for line in text.splitlines() if line.startswith("| HASS |"))
+    assert "outrider/demo, 2025-03-04. processor x86\\_64, cores 2" in text
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|") and "narrative" not in line}
+    assert len(widths) == 2  # one for each list of tasks
+
+
+# -------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_is_well_formed_and_needs_no_network(html: str) -> None:
+    found = Page(html)
+    assert not found.wrong
+    for name, attributes in found.elements:
+        assert name not in ("link", "iframe", "img", "object", "base")
+        for key in ("src", "href", "xlink:href", "action"):
+            assert (attributes.get(key) or "#").startswith("#"), (name, attributes)
+    assert "@import" not in html
+    assert all(inner.startswith("#") for inner in re.findall(r"url\(([^)]*)\)", html))
+    ids = [a["id"] for _, a in found.elements if "id" in a]
+    links = [a["href"] for name, a in found.elements if name == "a"]
+    assert links
+    assert {str(link)[1:] for link in links} <= set(ids)
+    assert 'name="viewport" content="width=device-width' in html
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_columns_sort_by_mouse_and_keyboard(document: dict[str, Any], html: str) -> None:
+    heads = re.findall(r"<thead>(.*?)</thead>", html, flags=re.S)
+    assert heads
+    for head in heads:
+        assert head.count("<th ") == head.count('aria-sort="none"') == head.count('<button type="button">')
+    value, low, high = re.findall(r"[\d.]+", best(document))
+    shown = rf'<td data-sort="\d\.\d+" class="number up"><b>{value}</b><small>{low}–{high}</small>'
+    assert re.search(shown, html)
+
+
+def test_a_full_run_has_every_section(html: str) -> None:
+    replays = {"predicted-for-a-recorded-model"}
+    assert Page(html).headings() == {page.anchor(title) for title in page.SECTIONS} - replays
+
+
+def test_a_section_without_data_does_not_appear() -> None:
+    found = few()
+    for cell in found["cells"]:
+        cell |= {"depths": [], "theory": None, "round_ms": None, "reliability": None}
+    held = Page(page.page(found))
+    assert held.headings() == {"results", "mean-speed-up", "all-cells", "how-it-was-measured"}
+    assert not held.wrong
+
+
+def test_a_run_that_only_failed_still_has_a_page() -> None:
+    found = few()
+    keys = ("task", "temperature", "batch", "method", "spec", "rule", "budget", "variant", "peer", "lossless")
+    found["cells"] = [{**{k: c[k] for k in keys}, "state": "failed", "reason": "gone"} for c in found["cells"]]
+    held = Page(page.page({**found, "macro": []}))
+    assert held.headings() == {"problems", "results", "how-it-was-measured"}
+    assert "there is no speed-up to claim" in "".join(held.text)
+
+
+def test_a_replay_shows_predictions_as_predictions() -> None:
+    found = few()
+    told = {"cost": "7b@a100", "speedup": [2.34, 2.2, 2.5], "without_drafting": None}
+    for cell in found["cells"]:
+        cell |= {"speedup": None, "tokens_per_second": None, "over_stock": None, "theory": None, "peer": "replay"}
+        cell |= {"predicted": told}
+    held = Page(page.page({**found, "macro": []}))
+    assert {"results", "predicted-for-a-recorded-model"} <= held.headings()
+    assert "2.34" in held.text
+    assert "mean-speed-up" not in held.headings()
+
+
+def test_text_of_the_run_is_never_markup(tmp_path: Path) -> None:
+    found = few()
+    found["run"] |= {"target": NASTY, "arguments": {NASTY: NASTY}}
+    found["tasks"] = {f"{t}{NASTY}": {**v, "note": NASTY, "kind": NASTY} for t, v in found["tasks"].items()}
+    for row in (*found["cells"], *found["macro"]):
+        row["method"] += NASTY
+    for cell in found["cells"]:
+        cell["task"] += NASTY
+    prompt = {"prompt": NASTY, "turn": 0, "position": 3, "margin": 0.1, "mine": 3, "plain": None}
+    found["cells"][0] |= {"state": "invalid", "reason": NASTY, "faults": [NASTY], "divergences": [prompt]}
+    report.write(found, tmp_path)
+    held = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert not held.wrong
+    assert not [e for e in held.elements if e[0] == "img" or "onerror" in e[1]]
+    assert sum(NASTY in text for text in held.text) > 10
+    assert "<img" not in (tmp_path / "results.md").read_text(encoding="utf-8").replace("\\<img", "")
+    assert str(tag("p", NASTY, title=NASTY)).count("&lt;img") == 2
+
+
+# -------------------------------------------------------------------------- only results are shown as results
+
+
+def test_figures_of_an_invalid_cell_are_in_no_table_and_no_plot() -> None:
+    """Whatever they are, what is shown is the same to the last byte."""
+    made = few(("none", "EAGLE chain", "HASS"))
+    cell = next(c for c in made["cells"] if (c["method"], c["task"]) == ("HASS", "code"))
+    cell |= {"state": "invalid", "reason": "counts too many"}
+    other = copy.deepcopy(made)
+    cell |= {"speedup": [9.87, 9.8, 9.9], "tau": [8.0, 7.0, 9.0], "round_ms": {"draft": 1, "verify": 1, "overhead": 1}}
+    cell |= {"theory": None, "reliability": None, "depths": [], "prompts": 7, "memory": {"cache": 5, "drafter": 7}}
+    next(m for m in made["macro"] if m["method"] == "HASS")["speedup"] = [9.87, 9.8, 9.9]
+    for shown in (page.page, report.table, report.markdown):
+        assert shown(made) == shown(other)
+    assert "HASS" not in plots.macro(made)[0].svg
+    cell["state"] = "done"
+    for shown in (page.page, report.table, report.markdown):
+        assert shown(made) != shown(other)
+        assert "9.87" in shown(made)
+
+
+def test_problems_come_first_with_their_reasons(document: dict[str, Any], html: str) -> None:
+    assert [p.state for p in report.problems(document)] == ["invalid", "failed", "partial"]
+    box = html[html.index('<section id="problems">') : html.index('<section id="results">')]
+    assert "counts 33 tokens where its text has 32" in box
+    assert "the target ran out of memory" in box
+    assert "<s>invalid</s>" in html
+
+
+def test_the_headline_is_the_best_lossless_method_and_the_worst_cell(document: dict[str, Any]) -> None:
+    first, second = report.headline(document)
+    assert first.startswith(f"HASS, the best of 7 lossless methods, is {best(document)} times")
+    assert "over all 4 settings" in first
+    ours = [c for c in report.counted(document) if c["peer"] == "outrider" and not report.is_plain(c)]
+    worst = min(ours, key=lambda c: c["speedup"][0])
+    assert f"{worst['method']} on {worst['task']} at" in second
+
+
+@pytest.mark.parametrize("change", [{"lossless": False}, {"variant": "int8"}, {"state": "invalid"}])
+def test_who_is_not_crowned(change: dict[str, Any]) -> None:
+    found = few(("none", "lookup", "HASS"))
+    for m in found["macro"]:
+        m["speedup"] = {"none": [1, 1, 1], "lookup": [1.2, 1.1, 1.3], "HASS": [2, 1.9, 2.1]}[m["method"]]
+    assert report.headline(found)[0].startswith("HASS")
+    for cell in found["cells"]:
+        cell |= change if cell["method"] == "HASS" else {}
+    assert report.headline(found)[0].startswith("lookup, the one lossless method, is 1.20")
+
+
+def test_the_terminal_shows_means_and_problems(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(document)
+    said = capsys.readouterr().out
+    assert best(document) in said
+    assert "invalid: EAGLE-2, 60x6" in said
