@@ -198,9 +198,7 @@ def gather(work: Path, out: Path) -> None:
     known = {name: i for i, name in enumerate(RUNS)}
     rows.sort(key=lambda row: known.get(row["name"], len(known)))
     base = next(row for row in rows if row["name"] == "eagle")
-    for row in rows:
-        row |= taus(row, base)
-        del row["counts"]
+    rows = [{**{k: v for k, v in row.items() if k != "counts"}, **taus(row, base)} for row in rows]
     document = {"steps": STEPS, "rows": SHARED["rows"], "length": SHARED["length"], "runs": rows}
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     missing = sorted(set(RUNS) - {row["name"] for row in rows})

@@ -103,7 +103,7 @@ def divergence(
             place = at + (1 if seq2seq(llm) else len(ids))
             race = RaceNoise(llm.target.vocab, scores.device)
             scores = scores + temperature * race.at([seed], [place])[0].double()
-        margin = float(scores[b] - scores[a])  # type: ignore[index]
+        margin = float(scores[b] - scores[a])
     return Divergence(prompt, turn, at, margin, a, b)
 
 
