@@ -153,11 +153,11 @@ def explain(runner: Runner, group: Group, cell: dict[str, Any], plain: dict[str,
 def words(
     method: str, ideal: float, measured: float, most: float, nodes: int, parts: Sequence[tuple[str, float, str]]
 ) -> str:
-    """The paragraph: what the ideal is, what was lost to what, and what to mend first."""
-    told = "; ".join(f"{name} x {factor:.2f} ({why})" for name, factor, why in parts)
-    first = min(parts, key=lambda p: p[1])
+    """The paragraph: what the ideal is, what was measured, and what to mend first."""
+    first, second = sorted(parts, key=lambda p: p[1])[:2]
     return (
         f"If every pass took only the time to read the weights and every tree of {nodes} nodes were the best one "
         f"({most:.2f} tokens a round), {method} would write {ideal:.0f} tokens a second; it writes {measured:.0f}. "
-        f"In between: {told}. Mend first: {first[0]} ({ADVICE[first[0]]})."
+        f"Most is lost to {first[0]} (a factor of {first[1]:.2f}: {first[2]}), then to {second[0]} ({second[1]:.2f}: "
+        f"{second[2]}). Mend first: {ADVICE[first[0]]}."
     )

@@ -26,19 +26,19 @@ def rows(
     """The grid. Plain decoding of every variant comes first: speeds are ratios to the first row."""
     for rule in rules:
         rule_of(rule)
-    for budget in budgets:
-        budget_of(budget)
-    named = [labelled(d) for d in drafters]
-    found = [Method(PLAIN, variant=v) for v in variants]
+    brief = len(variants) == 1
+    found = [Method(PLAIN, variant=v, brief=brief) for v in variants]
     found += [peers.method(p) for p in others]
     found += [
-        Method(spec, rule, budget, variant, label=label)
-        for label, spec in named
+        Method(spec, rule, budget, variant, label=label, brief=brief)
+        for label, spec, own in map(labelled, drafters)
         if spec != PLAIN
         for rule in rules
-        for budget in budgets
+        for budget in ([own] if own else budgets)
         for variant in variants
     ]
+    for method in found:
+        budget_of(method.budget)
     names = [m.name for m in found]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
@@ -46,10 +46,12 @@ def rows(
     return found
 
 
-def labelled(text: str) -> tuple[str, str]:
-    """LABEL=SPEC, or a SPEC that is its own label: ("", SPEC)."""
+def labelled(text: str) -> tuple[str, str, str]:
+    """[LABEL=]SPEC[@BUDGET] in its three parts; a budget of its own stands for all that --budget names."""
     named = re.fullmatch(r"([^=?:]+)=(.+)", text)
-    return (named[1].strip(), named[2]) if named else ("", text)
+    label, spec = (named[1].strip(), named[2]) if named else ("", text)
+    own = re.fullmatch(r"(.+)@(adaptive|\d+x\d+|\d+(?:,\d+)*)", spec)
+    return (label, own[1], own[2]) if own else (label, spec, "")
 
 
 def fits(method: Method, temperature: float) -> bool:

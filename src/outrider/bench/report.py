@@ -99,7 +99,7 @@ def counted(document: dict[str, Any]) -> list[Row]:
 def means(document: dict[str, Any]) -> list[Row]:
     """The macro means that are results: no task of theirs is invalid at that temperature and batch size."""
     struck = {(setting(c), c["method"]) for c in document["cells"] if c["state"] == "invalid"}
-    return [m for m in document["macro"] if (setting(m), m["method"]) not in ()]
+    return [m for m in document["macro"] if (setting(m), m["method"]) not in struck]
 
 
 def setting(row: Row) -> tuple[float, int]:
@@ -121,7 +121,8 @@ def names(rows: Iterable[Row], key: str) -> list[str]:
 
 def described(document: dict[str, Any]) -> dict[str, Row]:
     """Method -> a cell that says its spec, rule, budget, variant, peer and whether it is lossless."""
-    return {c["method"]: c for c in reversed(document["cells"]) if "spec" in c}
+    known = [c for c in document["cells"] if "spec" in c]
+    return {n: next(c for c in known if c["method"] == n) for n in names(known, "method")}
 
 
 def is_plain(cell: Row) -> bool:
@@ -176,7 +177,8 @@ def problems(document: dict[str, Any]) -> list[Problem]:
 def headline(document: dict[str, Any]) -> list[str]:
     """The best valid lossless method, over all it was run on, and the worst cell of the run."""
     wrong, about = {c["method"] for c in document["cells"] if c["state"] == "invalid"}, described(document)
-    own = {n for n, c in about.items() if c["lossless"] and "int8" not in c["variant"]}  # int8 is another target
+    base = next((c["variant"] for c in about.values() if is_plain(c)), "plain")  # int8 is another target than plain's
+    own = {n for n, c in about.items() if c["lossless"] and ("int8" in c["variant"]) == ("int8" in base)}
     fair = {n for n in own - wrong if not is_plain(about[n])}
     tasks = {w: len({c["task"] for c in document["cells"] if setting(c) == w}) for w in settings(document)}
     rows = [(f, m) for m in means(document) if m["method"] in fair and (f := figure(m, "speedup"))]

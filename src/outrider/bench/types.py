@@ -50,6 +50,7 @@ class Method:
     variant: str = "plain"  # of the target: plain, compile, int8, compile+int8
     peer: str = OURS  # a file of bench/peers
     label: str = ""
+    brief: bool = False  # the run has one variant: names leave it out
 
     @property
     def name(self) -> str:
@@ -57,7 +58,7 @@ class Method:
         parts = [self.label or self.spec]
         if self.peer == OURS and not self.plain:
             parts += [self.rule] * (self.rule != "coupled") + [self.budget] * (self.budget != "adaptive")
-        return ", ".join([*parts, *[self.variant] * (self.variant != "plain")])
+        return ", ".join([*parts, *[self.variant] * (self.variant != "plain" and not self.brief)])
 
     @property
     def plain(self) -> bool:

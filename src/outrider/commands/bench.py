@@ -45,7 +45,7 @@ def bench(
     ctx: typer.Context,
     target: Annotated[str | None, typer.Option(help="A hub id or folder; default: the demo target.")] = None,
     drafter: Annotated[
-        list[str] | None, typer.Option(help="SPECs, or LABEL=SPEC; default: lookup, and the demo's own for the demo.")
+        list[str] | None, typer.Option(help="[LABEL=]SPEC[@BUDGET]; default: lookup, and the demo's own for the demo.")
     ] = None,
     tasks: Annotated[
         list[str] | None, typer.Option(help="Names, groups or JSONL files, NAME@N cuts prompts; see --list.")
