@@ -94,7 +94,7 @@ def _named(cell: Row) -> str:
 
 
 def show(comparison: dict[str, Any]) -> None:
-    """On the terminal; * marks a significant change."""
+    """On the terminal, without intervals; * marks a significant change."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -102,26 +102,29 @@ def show(comparison: dict[str, Any]) -> None:
     console = Console()
     for warning in comparison["warnings"]:
         console.print(Text(warning, "yellow"))
-    table = Table("method", "task", "T", "batch")
-    for name in MEASURES.values():
-        for column in (f"{name}, A", "B", "B/A"):
-            table.add_column(column, justify="right")
-    for row in comparison["rows"]:
-        cells = [Text(part) for name in MEASURES for part in _parts(row[name], name)]
-        for cell, change in zip(cells[2::3], (row[name] for name in MEASURES), strict=True):
-            cell.stylize(_style(change))
-        table.add_row(Text(row["method"]), Text(row["task"]), f"{row['temperature']:g}", str(row["batch"]), *cells)
-    console.print(table)
+    for place in dict.fromkeys((row["task"], *setting(row)) for row in comparison["rows"]):
+        table = Table("method", title=f"{place[0]}, {said(place[1:])}", title_justify="left")
+        for name in MEASURES.values():
+            for column in (f"{name}, A", "B", "B/A"):
+                table.add_column(column, justify="right", no_wrap=True)
+        for row in comparison["rows"]:
+            if (row["task"], *setting(row)) == place:
+                cells = [Text(part) for name in MEASURES for part in _parts(row[name], name, brief=True)]
+                for cell, change in zip(cells[2::3], (row[name] for name in MEASURES), strict=True):
+                    cell.stylize(_style(change))
+                table.add_row(Text(row["method"]), *cells)
+        console.print(table)
     for line in _missing(comparison):
         console.print(Text(line, "bright_black"))
     console.print(Text(sentence(comparison), "bold"))
 
 
-def _parts(change: Row | None, name: str) -> list[str]:
-    """A, B and their ratio; a significant one with its mark."""
+def _parts(change: Row | None, name: str, brief: bool = False) -> list[str]:
+    """A, B and their ratio; a significant one with its mark. `brief` leaves the intervals out."""
     if change is None:
         return ["", "", ""]
-    a, b = (span(tuple(change[k]), 0 if name == "tokens_per_second" else 2) for k in ("a", "b"))
+    digits = 0 if name == "tokens_per_second" else 2
+    a, b = (f"{change[k][0]:.{digits}f}" if brief else span(tuple(change[k]), digits) for k in ("a", "b"))
     ratio = "" if change["ratio"] is None else f"{change['ratio']:.2f}" + " *" * change["significant"]
     return [a, b, ratio]
 

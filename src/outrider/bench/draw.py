@@ -164,7 +164,9 @@ def scatter(
     return render(title, 3.2 + 0.2 * len(shown), paint)
 
 
-def spreads(title: str, cells: list[tuple[str, Look, list[Row]]]) -> Plot:
+def spreads(
+    title: str, cells: list[tuple[str, Look, list[Row]]], across: str = "depth", up: str = "accepted of those tested"
+) -> Plot:
     """(name, look, depths of the document's form): at every depth the rate (mark) and the quantiles over prompts."""
     deepest = max(d["depth"] for *_, depths in cells for d in depths)
     thick = min(12, 130 / deepest / len(cells))
@@ -179,7 +181,7 @@ def spreads(title: str, cells: list[tuple[str, Look, list[Row]]]) -> Plot:
                 axes.vlines(x, low, high, color=colour, linewidth=1)
                 axes.vlines(x, lower, upper, color=colour, linewidth=thick, alpha=0.35)
                 axes.plot(x, middle, "_", color=colour, markersize=thick)
-        axes.set(xlabel="depth", ylabel="accepted of those tested", ylim=(-0.02, 1.02), xticks=range(1, deepest + 1))
+        axes.set(xlabel=across, ylabel=up, ylim=(-0.02, 1.02), xticks=range(1, deepest + 1))
         axes.grid(axis="x", visible=False)
         legend(made, {name: style for name, style, _ in cells}, line=False)
 

@@ -44,6 +44,11 @@ SECTIONS: dict[str, Section] = {
         "Of the nodes tested at a depth (all before them were accepted), the share accepted: the mean as a mark; the "
         f"spread over prompts from 10 to 90 % as a line, from 25 to 75 % as a bar, its median as a stroke; {LEAST}.",
     ),
+    "Acceptance by position": drawn(
+        plots.positions,
+        "The share of all rounds in which a node of the tree was accepted, nodes in the drafter's order: the mean as a "
+        f"mark, the spread over prompts as above; {LEAST}.",
+    ),
     "Reliability of confidence": drawn(
         plots.reliability,
         "How often drafted nodes were accepted, over the confidence that the drafter had; on the dashed line the "
@@ -56,6 +61,7 @@ SECTIONS: dict[str, Section] = {
     "Context length": drawn(plots.contexts, "The same prompts, cut to different lengths."),
     "Promised and measured": sections.theory,
     "Variants of the target": sections.variants,
+    "Room in memory": sections.capacity,
     "Lossy methods": sections.lossy,
     "Predicted for a recorded model": sections.predicted,
     "Divergences": sections.divergences,

@@ -19,6 +19,7 @@ from .report import Row, Triple, counted, described, figure, is_plain, means, na
 from .types import OURS
 
 SPEED = "times as fast as plain"
+NODES = 15  # positions that are drawn
 Value = Callable[[Row], float]
 
 
@@ -218,6 +219,19 @@ def depths(document: dict[str, Any]) -> list[Plot]:
     return [
         draw.spreads(title, [(c["task"], style[c["task"]], c["depths"]) for c in cells])
         for title, cells in first(document, "depths")
+    ]
+
+
+def positions(document: dict[str, Any]) -> list[Plot]:
+    """How often each node of the tree, in its order, was accepted, with the spread over prompts."""
+    style = {task: draw.look(i) for i, task in enumerate(names(document["cells"], "task"))}
+
+    def rows(cell: Row) -> list[Row]:
+        return [{**p, "depth": p["position"], "rate": [p["rate"]]} for p in cell["positions"][:NODES]]
+
+    return [
+        draw.spreads(title, [(c["task"], style[c["task"]], rows(c)) for c in cells], "node of the tree", "accepted")
+        for title, cells in first(document, "positions")
     ]
 
 

@@ -188,6 +188,25 @@ def lossy(document: dict[str, Any]) -> list[Html]:
     return [tag("p", words), *pictures(plots.quality(document)), table(columns, rows)]
 
 
+def capacity(document: dict[str, Any]) -> list[Html]:
+    """How many rows of each method fit into a given memory."""
+    found = document.get("capacity") or []
+    shown = {(*setting(c), c["task"], c["method"]) for c in counted(document)}
+    rows = [
+        [c["method"], c["task"], c["temperature"], c["batch"], c["bytes_per_row"] / 2**20, c["rows"]]
+        for c in found
+        if (*setting(c), c["task"], c["method"]) in shown
+    ]
+    columns = ["method", "task", "T", "batch", "MiB a row", "rows"]
+    words = (
+        f"The most rows beside the target's weights in {found[0]['limit'] / 2**30:g} GiB: by what a row's part of the "
+        "target's cache, the drafter's state and the logits of its tree took."
+        if found
+        else ""
+    )
+    return [tag("p", words), table(columns, rows)] if rows else []
+
+
 def predicted(document: dict[str, Any]) -> list[Html]:
     """Replays of recorded answers: acceptance is real, speed is what a cost model says."""
     cells = [c for c in counted(document) if c.get("predicted")]

@@ -84,9 +84,10 @@ def observed(runner: Runner, group: Group, peer: Ours) -> dict[str, Any]:
 
     watch(peer.engine, prompts, runner.tokens, group.temperature, note)
     bins = reliability(pairs)
+    told = {"ece": round(ece(bins), 5), "pairs": len(pairs), "bins": [asdict(b) for b in bins]}
     nodes = sorted({n for r in rounds for n in r})
     return {
-        "reliability": {"ece": round(ece(bins), 5), "pairs": len(pairs), "bins": [asdict(b) for b in bins]} if pairs else None,
+        "reliability": told if pairs else None,
         "positions": [
             {
                 "position": n, "rounds": sum(r.get(n, 0) for r in rounds),

@@ -18,6 +18,8 @@ class Plural(TyperGroup):
     """Options that take several values: `--temperature 0 1` means `--temperature 0 --temperature 1`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["compare"]:
+            self.callback = None  # what measures does not run before what compares
         return list(super().parse_args(ctx, spread(args)))
 
 
@@ -42,7 +44,6 @@ app = typer.Typer(
 
 @app.callback()
 def bench(
-    ctx: typer.Context,
     target: Annotated[str | None, typer.Option(help="A hub id or folder; default: the demo target.")] = None,
     drafter: Annotated[
         list[str] | None, typer.Option(help="[LABEL=]SPEC[@BUDGET]; default: lookup, and the demo's own for the demo.")
@@ -96,8 +97,6 @@ def bench(
 
     Every method answers the same prompts in turn. A run that is broken off goes on with the same command.
     """
-    if ctx.invoked_subcommand:
-        return
     from ..bench import report
     from ..types import LOSSY, InputError
     from . import check_place

@@ -1,0 +1,164 @@
+"""`outrider bench` as a user types it, on the demo target: files, sentences, exit codes, and what is said besides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.logging import disable_progress_bar
+
+from outrider.bench.studies import capacity
+from outrider.cli import main
+from outrider.commands.bench import spread
+
+disable_progress_bar()
+SMALL = ["--tasks", "demo/tldr", "--limit", "2", "--max-new-tokens", "16", "--threads", "1"]
+
+
+def bench(*args: str) -> int:
+    return main(["bench", *args])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both temperatures, two rules one of which is lossy, two batch sizes, observed."""
+    folder = tmp_path_factory.mktemp("bench") / "run"
+    args = ["--temperature", "0", "1", "--rules", "coupled", "typical?epsilon=0.3&delta=0.5", "--lossy", "--observe"]
+    args += ["--batch-size", "1", "2", "--drafter", "lookup", "EAGLE=eagle:demo@6x4", "--memory", "1"]
+    assert bench(*SMALL, *args, "--budget", "8x4", "--out", str(folder)) == 0
+    return folder
+
+
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_all_files_and_all_cells(run: Path) -> None:
+    assert {p.name for p in run.iterdir()} == {
+        "run.json", "samples.jsonl", "results.json", "results.csv", "results.md", "report.html"
+    }  # fmt: skip
+    cells = read(run)["cells"]
+    cold = ["none", "transformers", "lookup, 8x4", "EAGLE, 6x4"]
+    typical = "typical?epsilon=0.3&delta=0.5"
+    hot = ["none", "transformers", "lookup, 8x4", f"lookup, {typical}, 8x4", "EAGLE, 6x4", f"EAGLE, {typical}, 6x4"]
+    for batch in (1, 2):
+        for t, names in ((0.0, cold), (1.0, hot)):
+            assert [c["method"] for c in cells if (c["temperature"], c["batch"]) == (t, batch)] == names
+    assert {c["state"] for c in cells} == {"done"}, [c["reason"] for c in cells]
+    for c in cells:
+        if c["lossless"] and (c["peer"] == "outrider" or c["temperature"] == 0):
+            assert c["same_text"] == c["compared"] == 2
+        assert (c["quality"] is None) == c["lossless"]
+        assert c["prefill_ms"][0] > 0
+    assert {c["prompts"] for c in cells} == {2}
+
+
+def test_what_is_looked_at_besides(run: Path) -> None:
+    document = read(run)
+    eagle = next(c for c in document["cells"] if c["method"] == "EAGLE, 6x4" and c["batch"] == 1)
+    pairs = eagle["reliability"]["pairs"]
+    assert pairs == sum(b["count"] for b in eagle["reliability"]["bins"]) > 5
+    assert [p["position"] for p in eagle["positions"]] == [1, 2, 3, 4, 5]
+    accepted = sum(p["rate"] for p in eagle["positions"])
+    assert accepted == pytest.approx(eagle["tau"][0] - 1, abs=0.3), "at T = 0 the same texts, without a clock"
+    best = document["explain"]
+    assert {(e["temperature"], e["batch"]) for e in best} == {(0.0, 1), (1.0, 1)}
+    for e in best:
+        product = e["ideal"]
+        for part in e["parts"]:
+            product *= part["factor"]
+        assert product == pytest.approx(e["measured"], rel=1e-2), (
+            "the factors lead from the ideal to the measured speed"
+        )
+    room = {c["method"]: c for c in document["capacity"] if (c["temperature"], c["batch"]) == (0.0, 1)}
+    assert room["none"]["rows"] > room["EAGLE, 6x4"]["rows"] > 10
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for title in ("Room in memory", "Acceptance by position", "Reliability of confidence", "Lossy methods"):
+        assert f">{title}</h2>" in page
+
+
+def test_the_same_command_measures_nothing_twice(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "samples.jsonl").read_bytes()
+    args = ["--temperature", "0", "--drafter", "lookup", "--budget", "8x4", "--no-explain", "--json"]
+    assert bench(*SMALL, *args, "--out", str(run)) == 0
+    assert (run / "samples.jsonl").read_bytes() == before
+    told = json.loads(capsys.readouterr().out)
+    assert [c["method"] for c in told["cells"]] == ["none", "transformers", "lookup, 8x4"]
+    assert told["run"]["sessions"] >= 2
+
+
+def test_compare(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("compare", str(run), str(run), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"]
+    assert not found["only_a"]
+    assert bench("compare", str(run), str(run)) == 0
+    assert "lookup" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--tasks", "gsm9k"], "gsm8k"),
+        (["--drafter", "looup"], "there is no drafter 'looup'"),
+        (["--peer", "vllm"], "there is no peer 'vllm'"),
+        (["--rules", "typical"], "say --lossy"),
+        (["--rules", "greedy"], "there is no rule 'greedy'"),
+        (["--budget", "16y2"], "a budget is adaptive"),
+        (["--variant", "int4"], "there is no variant 'int4'"),
+        (["--max-new-tokens", "0"], "at least 1"),
+        (["--max-new-tokens", "4000"], "fits into the model's context"),
+        (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["compare", "nowhere", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str
+) -> None:
+    given = (
+        args if args[0] == "compare" else ["--tasks", "demo/tldr", "--limit", "1", *args, "--out", str(tmp_path / "x")]
+    )
+    code = bench(*given)
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 2, told
+    assert words in told
+    assert not (tmp_path / "x" / "samples.jsonl").exists()
+
+
+def test_another_setting_in_the_same_folder_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(*SMALL[:-4], "--max-new-tokens", "17", "--threads", "1", "--out", str(run)) == 2
+    assert "tokens 16, not 17" in capsys.readouterr().err
+
+
+def test_a_replay_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "answers.jsonl"
+    rows = [{"prompt_tokens": [1, 2, 3, 4, 1, 2], "answer_tokens": [3, 4, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4]}]
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    assert (
+        bench("--replay", str(file), "--drafter", "lookup", "--cost", "7b@a100", "--out", str(tmp_path / "r"), "--json")
+        == 0
+    )
+    cell = json.loads(capsys.readouterr().out)["cells"][0]
+    assert cell["tau"][0] > 1.5
+    assert cell["predicted"]["speedup"][0] > 1
+
+
+def test_several_values_after_an_option() -> None:
+    assert spread(["--temperature", "0", "1", "--json"]) == ["--temperature", "0", "--temperature", "1", "--json"]
+    assert spread(["--out", "a", "compare", "b"]) == ["--out", "a", "compare", "b"]
+
+
+def test_rows_that_fit(run: Path) -> None:
+    """Nothing fits beside weights that need all the memory."""
+    from outrider.bench.models import Models
+    from outrider.bench.runner import Runner
+    from outrider.bench.store import Store
+    from outrider.bench.types import Method
+
+    document = read(run)
+    runner = Runner(Models(), Store(run), 16)
+    runner.open([Method("none")])
+    assert {c["rows"] for c in capacity(document, runner, 1.0)} == {0}
