@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from .report import IDENTITY, Row, Triple, counted, figure, plainly, said, setting, short, span
 
 MEASURES = {"speedup": "speed-up", "tau": "tau", "tokens_per_second": "tokens/s"}
@@ -95,36 +99,36 @@ def _named(cell: Row) -> str:
 
 def show(comparison: dict[str, Any]) -> None:
     """On the terminal, without intervals; * marks a significant change."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     console = Console()
     for warning in comparison["warnings"]:
         console.print(Text(warning, "yellow"))
     for place in dict.fromkeys((row["task"], *setting(row)) for row in comparison["rows"]):
         table = Table("method", title=f"{place[0]}, {said(place[1:])}", title_justify="left")
         for name in MEASURES.values():
-            for column in (f"{name}, A", "B", "B/A"):
-                table.add_column(column, justify="right", no_wrap=True)
+            table.add_column(f"{name}: A, B (B/A)", justify="right")
         for row in comparison["rows"]:
             if (row["task"], *setting(row)) == place:
-                cells = [Text(part) for name in MEASURES for part in _parts(row[name], name, brief=True)]
-                for cell, change in zip(cells[2::3], (row[name] for name in MEASURES), strict=True):
-                    cell.stylize(_style(change))
-                table.add_row(Text(row["method"]), *cells)
+                table.add_row(Text(row["method"]), *(_brief(row[name], name) for name in MEASURES))
         console.print(table)
     for line in _missing(comparison):
         console.print(Text(line, "bright_black"))
     console.print(Text(sentence(comparison), "bold"))
 
 
-def _parts(change: Row | None, name: str, brief: bool = False) -> list[str]:
-    """A, B and their ratio; a significant one with its mark. `brief` leaves the intervals out."""
+def _brief(change: Row | None, name: str) -> Text:
+    """A, B and their ratio on one line, without intervals."""
+    if change is None:
+        return Text("")
+    digits = 0 if name == "tokens_per_second" else 2
+    a, b = (f"{change[k][0]:.{digits}f}" for k in ("a", "b"))
+    return Text(f"{a}, {b} ({_parts(change, name)[2]})", _style(change))
+
+
+def _parts(change: Row | None, name: str) -> list[str]:
+    """A, B and their ratio; a significant one with its mark."""
     if change is None:
         return ["", "", ""]
-    digits = 0 if name == "tokens_per_second" else 2
-    a, b = (f"{change[k][0]:.{digits}f}" if brief else span(tuple(change[k]), digits) for k in ("a", "b"))
+    a, b = (span(tuple(change[k]), 0 if name == "tokens_per_second" else 2) for k in ("a", "b"))
     ratio = "" if change["ratio"] is None else f"{change['ratio']:.2f}" + " *" * change["significant"]
     return [a, b, ratio]
 
