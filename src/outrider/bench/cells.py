@@ -181,8 +181,8 @@ KEYS = ("task", "temperature", "batch", "method")
 def identity(group: Group, method: Method) -> dict[str, Any]:
     return {
         "task": group.task.name, "temperature": group.temperature, "batch": group.batch, "method": method.name,
-        "spec": method.spec, "rule": method.rule, "budget": method.budget, "variant": method.variant,
-        "peer": method.peer, "lossless": methods.lossless(method), "state": "partial", "reason": "", "faults": [],
+        "label": method.label, "spec": method.spec, "rule": method.rule, "budget": method.budget,
+        "variant": method.variant, "peer": method.peer, "lossless": methods.lossless(method), "state": "partial", "reason": "", "faults": [],
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from ..types import LOSSY, RULES, InputError
 from . import peers
 from .types import PLAIN, Method
 
+BUDGETS = r"adaptive|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"
 OPTIONS = ("epsilon", "delta")  # of the rule typical
 
 
@@ -24,21 +25,20 @@ def rows(
     others: Sequence[str],
 ) -> list[Method]:
     """The grid. Plain decoding of every variant comes first: speeds are ratios to the first row."""
-    for rule in rules:
-        rule_of(rule)
     brief = len(variants) == 1
     found = [Method(PLAIN, variant=v, brief=brief) for v in variants]
     found += [peers.method(p) for p in others]
     found += [
         Method(spec, rule, budget, variant, label=label, brief=brief)
-        for label, spec, own in map(labelled, drafters)
+        for label, spec, budget_alone, rule_alone in map(labelled, drafters)
         if spec != PLAIN
-        for rule in rules
-        for budget in ([own] if own else budgets)
+        for rule in ([rule_alone] if rule_alone else rules)
+        for budget in ([budget_alone] if budget_alone else budgets)
         for variant in variants
     ]
     for method in found:
         budget_of(method.budget)
+        rule_of(method.rule)
     names = [m.name for m in found]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
@@ -46,12 +46,19 @@ def rows(
     return found
 
 
-def labelled(text: str) -> tuple[str, str, str]:
-    """[LABEL=]SPEC[@BUDGET] in its three parts; a budget of its own stands for all that --budget names."""
+def labelled(text: str) -> tuple[str, str, str, str]:
+    """[LABEL=]SPEC[@BUDGET][@RULE] in its four parts; a budget or rule of its own stands for the command's.
+
+    >>> labelled("HASS=eagle:demo/hass@16x6@rejection")
+    ('HASS', 'eagle:demo/hass', '16x6', 'rejection')
+    """
     named = re.fullmatch(r"([^=?:]+)=(.+)", text)
     label, spec = (named[1].strip(), named[2]) if named else ("", text)
-    own = re.fullmatch(r"(.+)@(adaptive|\d+x\d+|\d+(?:,\d+)*)", spec)
-    return (label, own[1], own[2]) if own else (label, spec, "")
+    own = {"budget": "", "rule": ""}
+    while found := re.fullmatch(rf"(.+)@(?:(?P<budget>{BUDGETS})|(?P<rule>(?:{'|'.join(RULES)})(?:\?.*)?))", spec):
+        spec = found[1]
+        own |= {k: v for k, v in found.groupdict().items() if v}
+    return label, spec, own["budget"], own["rule"]
 
 
 def fits(method: Method, temperature: float) -> bool:

@@ -46,7 +46,7 @@ app = typer.Typer(
 def bench(
     target: Annotated[str | None, typer.Option(help="A hub id or folder; default: the demo target.")] = None,
     drafter: Annotated[
-        list[str] | None, typer.Option(help="[LABEL=]SPEC[@BUDGET]; default: lookup, and the demo's own for the demo.")
+        list[str] | None, typer.Option(help="[LABEL=]SPEC[@BUDGET][@RULE]; default: lookup, for the demo its own too.")
     ] = None,
     tasks: Annotated[
         list[str] | None, typer.Option(help="Names, groups or JSONL files, NAME@N cuts prompts; see --list.")
