@@ -22,20 +22,22 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
 import outrider
-from drafters import DEMO, interval, prompts, tau
-from measure import LOOP_SHARE, loops, machine, write
+from measure import answer, heldout, machine, write
 from outrider import drafters
+from outrider.bench import metrics
+from outrider.bench.methods import labelled
+from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.budget import FixedBudget
 from outrider.calibration import Bin, Calibrated, Family, Fit, Observed, ece, reliability, rescaled
 from outrider.engine import Engine
+from outrider.types import Usage
 from page import ROOT
-from peers import Sample, decode
 
-DRAFTERS = ("hass=eagle:{}/hass", "eagle=eagle:{}/eagle", "model=model")
+DRAFTERS = ("hass=eagle:demo/hass", "eagle=eagle:demo", "model=model")
 COLOURS = {"s = 1": "#b8b8b8", "fitted": "#2a6f97"}
 
 
@@ -58,17 +60,16 @@ class Way:
     engine: Engine
     fit: Fit | None
     pairs: list[tuple[float, bool]] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    usages: list[list[Usage]] = field(default_factory=list)  # of each prompt
 
     def note(self, family: Family) -> None:
         self.pairs += family.pairs
 
     def figures(self) -> dict[str, Any]:
         bins = reliability(self.pairs)
-        keep = range(len(self.samples))
         return {
             "scale": round(self.fit.scale, 4) if self.fit else 1.0,
-            "tau": interval(lambda index: tau(self.samples, index), keep),
+            "tau": metrics.tau(self.usages).interval,
             "ece": round(ece(bins), 4),
             "pairs": len(self.pairs),
             "bins": [{k: round(v, 4) for k, v in asdict(b).items()} for b in bins],
@@ -86,7 +87,7 @@ def way(llm: outrider.LLM, drafter: Any, setting: Setting, args: argparse.Namesp
 def calm(llm: outrider.LLM, given: Sequence[list[int]], tokens: int, temperature: float) -> dict[int, list[int]]:
     """The plain texts that do not loop, by prompt."""
     engine = llm.engine("coupled", FixedBudget(1, 0))
-    texts = {i: decode(engine, ids, tokens, llm.eos, temperature, i).tokens for i, ids in enumerate(given)}
+    texts = {i: answer(engine, ids, tokens, llm.eos, temperature, i).tokens[0] for i, ids in enumerate(given)}
     return {i: text for i, text in texts.items() if loops(text) <= LOOP_SHARE and len(text) > 2}
 
 
@@ -96,15 +97,12 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """s = 1 and fitted, on every prompt in turn."""
     ways = {name: way(llm, drafter, setting, args, name == "fitted") for name in COLOURS}
-    columns = (TextColumn(f"{label}, {setting.name}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     same = 0
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(truth) * len(ways))
-        for i, text in truth.items():
-            for w in ways.values():
-                w.samples.append(decode(w.engine, given[i], args.tokens, llm.eos, setting.temperature, i))
-                same += w.samples[-1].tokens == text
-                bar.advance(task)
+    for i, text in track(truth.items(), f"{label}, {setting.name}", console=Console(stderr=True)):
+        for w in ways.values():
+            made = answer(w.engine, given[i], args.tokens, llm.eos, setting.temperature, i)
+            w.usages.append(made.usages)
+            same += made.tokens == [text]
     found: dict[str, Any] = {"prompts": len(truth), **{name: w.figures() for name, w in ways.items()}}
     if setting.rule == "coupled":
         found["same_text"] = same / len(ways) / len(truth)
@@ -159,17 +157,11 @@ def show(found: dict[str, dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def labelled(text: str) -> tuple[str, str]:
-    """LABEL=SPEC, or a SPEC that is its own label."""
-    named = re.fullmatch(r"([\w-]+)=(.+)", text)
-    return (named[1], named[2]) if named else (re.sub(r"\W+", "-", text).strip("-"), text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--drafters", nargs="+", default=DRAFTERS, metavar="[LABEL=]SPEC",
-        help=f"{{}} is the demo's folder; default: {' '.join(DRAFTERS)}",
+        help=f"default: {' '.join(DRAFTERS)}",
     )  # fmt: skip
     parser.add_argument("--per-domain", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=48)
@@ -181,15 +173,15 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     llm = outrider.load(drafter="none", compile=True)
-    given = [ids for _, ids in prompts(llm, args.per_domain)]
+    given = list(heldout(llm, args.per_domain).values())
     truth = {t: calm(llm, given, args.tokens, t) for t in {s.temperature for s in SETTINGS}}
     sizes = {name: getattr(args, name) for name in ("per_domain", "tokens", "nodes", "depth")}
     document: dict[str, Any] = {"drafters": {}}
     if args.out.exists():  # other drafters stay
         document = json.loads(args.out.read_text(encoding="utf-8"))
     document |= {"machine": machine(), "arguments": sizes, "loop_share": LOOP_SHARE}
-    for label, spec in map(labelled, args.drafters):
-        drafter = drafters.load(spec.format(DEMO), llm.target, llm.tokenizer)
+    for name, spec, *_ in map(labelled, args.drafters):
+        label, drafter = name or re.sub(r"\W+", "-", spec).strip("-"), drafters.load(spec, llm.target, llm.tokenizer)
         llm.target.warm(drafter.taps)
         found = {s.name: measure(llm, drafter, s, given, truth[s.temperature], args, label) for s in SETTINGS}
         document["drafters"][label] = found

@@ -31,23 +31,25 @@ DRAFTERS = [
     "EAGLE-3, adaptive=eagle3:demo@adaptive",
 ]  # fmt: skip
 SHORT = ["--max-new-tokens", "32"]
+NOISE = ["--drafter", "lookup@16x6", f"{HASS}@16x6", "--variant", "compile", "--limit", "4", *SHORT]
 COMMANDS: dict[str, list[str]] = {
     "drafters": ["--drafter", *DRAFTERS, "--peer", "transformers", "transformers:demo", "--temperature", "0", "1",
                  "--variant", "compile", "--limit", "13", *SHORT],
-    "noise-a": ["--drafter", "lookup@16x6", f"{HASS}@16x6", "--variant", "compile", "--limit", "5", *SHORT],
+    "noise-a": NOISE,
     "batches": ["--drafter", f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6", "--batch-size", "1", "2", "4", "8",
                 "--limit", "8", "--memory", "1", "--keep-loops", *SHORT],
-    "temperatures": ["--drafter", f"{HASS}@16x6", f"{CHAIN}@6x5", "--rules", "coupled", "rejection", "typical",
-                     "--lossy", "--temperature", "0", "0.3", "0.6", "1", "--variant", "compile", "--limit", "5", *SHORT],
     "sizes": ["--drafter", HASS, "--budget", "4x3", "8x4", "16x6", "32x6", "60x6", "--variant", "compile",
-              "--temperature", "0", "1", "--limit", "6", "--observe", *SHORT],
+              "--temperature", "0", "1", "--limit", "4", "--observe", *SHORT],
     "variants": ["--drafter", "lookup@16x6", f"{HASS}@16x6", "--variant", "plain", "compile", "int8", "compile+int8",
-                 "--peer", "transformers", "transformers?cache=static", "transformers?lookup=10", "--limit", "6",
+                 "--peer", "transformers", "transformers?cache=static", "transformers?lookup=10", "--limit", "4",
                  *SHORT],
+    "noise-b": NOISE,
+    "temperatures": ["--drafter", f"{HASS}@16x6", f"{CHAIN}@6x5", "--rules", "coupled", "rejection", "typical",
+                     "--lossy", "--temperature", "0", "0.3", "0.6", "1", "--variant", "compile", "--limit", "4",
+                     *SHORT],
     "typical": ["--drafter", "Medusa=medusa:demo@16x4", "--lossy", "--temperature", "0.7", "--rules", "coupled",
                 *(f"typical?epsilon={e}&delta={d}" for e in (0.03, 0.09, 0.3) for d in (0.1, 0.3)),
-                "--variant", "compile", "--limit", "6", *SHORT],
-    "noise-b": ["--drafter", "lookup@16x6", f"{HASS}@16x6", "--variant", "compile", "--limit", "5", *SHORT],
+                "--variant", "compile", "--limit", "4", *SHORT],
 }  # fmt: skip
 UNSHOWN = ("faults", "reason", "over_stock", "prompt_tokens", "new_tokens", "label", "peer", "spec")
 

@@ -14,224 +14,237 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import replace
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from rich.console import Console
+from rich.table import Table as Shown
+from transformers import LlamaConfig, LlamaForCausalLM
 
-import outrider
-from measure import interleave, machine, show, summary, write
+from measure import Given, answer, heldout, machine, measured, rates, spread, write
 from oracle import OracleDrafter
 from outrider import drafters
-from outrider.budget import AdaptiveBudget, FixedBudget
-from outrider.engine import Engine
+from outrider.bench import metrics
+from outrider.bench.metrics import LOOP_SHARE, Table
+from outrider.bench.models import Models
+from outrider.bench.peers.outrider import Ours
+from outrider.bench.types import Method, Peer, Sample
+from outrider.budget import AdaptiveBudget
 from outrider.llm import LLM
-from outrider.noise import RaceNoise
 from outrider.targets import load_target
-from peers import Peer, decode, outrider_peer, stock_peer
 
-DEMO = files("outrider") / "demo"
-
-
-class Setup:
-    """The demo pair, ours and stock, and held-out prompts as ids."""
-
-    def __init__(self, args: argparse.Namespace):
-        self.args = args
-        self.llm = outrider.load(drafter="none")
-        self.recorded = outrider.load(drafter="none", compile=True)
-        self.stock = AutoModelForCausalLM.from_pretrained(str(DEMO / "target"), dtype=torch.float32).eval()
-        self.draft = AutoModelForCausalLM.from_pretrained(str(DEMO / "draft"), dtype=torch.float32).eval()
-        lines = (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-        by_domain: dict[str, list[list[int]]] = {}
-        for line in map(json.loads, lines):
-            by_domain.setdefault(line["domain"], []).append(self.llm.encode(line.get("messages") or line["text"]))
-        self.prompts = [p for found in by_domain.values() for p in found[: args.per_domain]]
-
-    def ours(self, name: str, spec: str, compile: bool = False, **options: Any) -> Peer:
-        return outrider_peer(name, self.with_drafter(spec, compile), **options)
-
-    def with_drafter(self, spec: str, compile: bool = False) -> LLM:
-        llm = self.recorded if compile else self.llm
-        drafter = drafters.load(spec, llm.target, llm.tokenizer)
-        if compile:
-            self.recorded.target.warm(drafter.taps)
-        return replace(llm, drafter=drafter, drafter_name=spec, budgets={})
-
-    def stock_peer(self, name: str, **options: Any) -> Peer:
-        return stock_peer(name, self.stock, self.llm.eos, **options)
-
-    def run(
-        self, title: str, peers: list[Peer], baseline: str, prompts: list[list[int]] | None = None
-    ) -> dict[str, Any]:
-        chosen = prompts or self.prompts
-        series = interleave(peers, chosen, self.args.tokens, self.args.repeats, title)
-        found = summary(series, baseline, len(chosen))
-        show(title, found, baseline)
-        return found
-
-    def summarisation(self) -> list[list[int]]:
-        """Articles to be summarised, cut so that the demo target's context holds article and summary."""
-        path = Path(self.args.summarisation)
-        if not path.is_file():
-            return []
-        texts = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[: self.args.articles]]
-        keep = 800
-        ids = []
-        for item in texts:
-            article = self.llm.tokenizer(_text(item))["input_ids"][:keep]
-            body = self.llm.tokenizer.decode(article, skip_special_tokens=True)
-            ids.append(self.llm.encode([{"role": "user", "content": body + "\n\nSummarize the article above."}]))
-        return ids
+ARTICLE = 800  # tokens of an article, so that the demo target's context holds article and summary
 
 
-def _text(item: dict[str, Any]) -> str:
+def ours(label: str, spec: str = "", budget: str = "adaptive", rule: str = "coupled") -> Method:
+    """A label that ends in "compiled" asks for recorded passes."""
+    variant = "compile" if label.endswith(", compiled") else "plain"
+    return Method(spec or label.removesuffix(", compiled"), rule, budget, variant, label=label, brief=True)
+
+
+def stock(label: str, spec: str = "transformers") -> Method:
+    return Method(spec, peer="transformers", label=label)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Methods that take turns; ratios are to the baseline."""
+
+    baseline: str
+    methods: tuple[Method, ...]
+    temperature: float = 0.0
+    peers: dict[str, Peer] = field(default_factory=dict)  # by label: methods that no SPEC can name
+
+
+TRANSFORMERS, NONE = stock("transformers"), ours("none")
+CASES = {
+    "none": Case("transformers", (TRANSFORMERS, NONE, ours("none, compiled"))),
+    "model": Case(
+        "assisted",
+        (
+            TRANSFORMERS, stock("assisted", "transformers:demo"), NONE, ours("model"),
+            ours("model chain 5", "model?tree=chain", "6x5"), ours("model (3,2,2,1,1)", "model?tree=static", "64x5"),
+            ours("none, compiled"), ours("model, compiled"), ours("model, 8 nodes, compiled", "model", "8x3"),
+        ),
+    ),
+    "lookup": Case(
+        "stock lookup",
+        (
+            TRANSFORMERS, stock("stock lookup", "transformers?lookup=10"), NONE, ours("lookup"), ours("suffix"),
+            ours("none, compiled"), ours("lookup, compiled"), ours("suffix, compiled"),
+        ),
+    ),
+    "overhead": Case(
+        "none",
+        (
+            NONE, *(ours(name, name, "16x8") for name in ("lookup", "suffix")),
+            *(ours(name, name, "16x5") for name in ("ngram", "lookahead", "model")),
+        ),
+    ),
+    # "plain top-k" drafts the likeliest tokens, as EAGLE-2 does, judged as point masses by rejection.
+    "rules": Case(
+        "none",
+        (
+            NONE, ours("coupled", "model", "16x4"), ours("plain top-k", "model", "16x4", "rejection"),
+            *(ours(f"{rule} (3,1,1,1)", "model", "3,1,1,1", rule) for rule in ("coupled", "rejection")),
+            *(ours(f"{rule} chain", "model?tree=chain", "5x4", rule) for rule in ("coupled", "rejection", "block")),
+        ),
+        1.0,
+    ),
+}  # fmt: skip
+
+
+def articles(models: Models, path: Path, count: int) -> Given:
+    """Articles to be summarised."""
+    llm, ids = models.llm(), {}
+    if not path.is_file():
+        return {}
+    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()[:count]):
+        cut = llm.tokenizer(text_of(json.loads(line)))["input_ids"][:ARTICLE]
+        body = llm.tokenizer.decode(cut, skip_special_tokens=True)
+        ids[f"article {i}"] = llm.encode([{"role": "user", "content": body + "\n\nSummarize the article above."}])
+    return ids
+
+
+def text_of(item: dict[str, Any]) -> str:
     for key in ("article", "text", "prompt", "document", "input"):
         if isinstance(item.get(key), str):
-            return item[key]
-    return item["turns"][0] if "turns" in item else item["messages"][0]["content"]
+            return str(item[key])
+    return str(item["turns"][0] if "turns" in item else item["messages"][0]["content"])
 
 
-def case_none(s: Setup) -> dict[str, Any]:
-    peers = [s.stock_peer("transformers"), s.ours("none", "none"), s.ours("none, compiled", "none", compile=True)]
-    return s.run("none", peers, "transformers")
-
-
-def case_model(s: Setup) -> dict[str, Any]:
-    peers = [
-        s.stock_peer("transformers"),
-        s.stock_peer("assisted", assistant_model=s.draft),
-        s.ours("none", "none"),
-        s.ours("model", "model"),
-        s.ours("model chain 5", "model?tree=chain", budget=FixedBudget(6, 5)),
-        s.ours("model (3,2,2,1,1)", "model?tree=static", budget=FixedBudget(64, 5)),
-        s.ours("none, compiled", "none", compile=True),
-        s.ours("model, compiled", "model", compile=True),
-        s.ours("model, 8 nodes, compiled", "model", compile=True, budget=FixedBudget(8, 3)),
-    ]
-    return s.run("model", peers, "assisted")
-
-
-def case_lookup(s: Setup) -> dict[str, Any]:
-    prompts = s.summarisation()
-    if not prompts:
-        return {"skipped": f"there are no articles at {s.args.summarisation}; give --summarisation FILE"}
-    peers = [
-        s.stock_peer("transformers"),
-        s.stock_peer("stock lookup", prompt_lookup_num_tokens=10),
-        s.ours("none", "none"),
-        s.ours("lookup", "lookup"),
-        s.ours("suffix", "suffix"),
-        s.ours("none, compiled", "none", compile=True),
-        s.ours("lookup, compiled", "lookup", compile=True),
-        s.ours("suffix, compiled", "suffix", compile=True),
-    ]
-    return s.run("lookup", peers, "stock lookup", prompts)
-
-
-def case_overhead(s: Setup) -> dict[str, Any]:
-    fixed = {"none": FixedBudget(1, 0), "lookup": FixedBudget(16, 8), "suffix": FixedBudget(16, 8)}
-    peers = [
-        s.ours(name, name, budget=fixed.get(name, FixedBudget(16, 5)))
-        for name in ("none", "lookup", "suffix", "ngram", "lookahead", "model")
-    ]
-    return s.run("overhead", peers, "none")
-
-
-def case_rules(s: Setup) -> dict[str, Any]:
-    """At T = 1. "plain top-k" drafts the likeliest tokens, as EAGLE-2 does, judged as point masses by rejection."""
-    budget = FixedBudget(16, 4)
-    peers = [
-        s.ours("none", "none", temperature=1.0),
-        s.ours("coupled", "model", budget=budget, temperature=1.0),
-        s.ours("plain top-k", "model", rule="rejection", budget=budget, temperature=1.0),
-        s.ours("coupled (3,1,1,1)", "model", budget=FixedBudget(16, 4, (3, 1, 1, 1)), temperature=1.0),
-        s.ours(
-            "rejection (3,1,1,1)", "model", rule="rejection", budget=FixedBudget(16, 4, (3, 1, 1, 1)), temperature=1.0
-        ),
-        s.ours("coupled chain", "model?tree=chain", budget=FixedBudget(5, 4), temperature=1.0),
-        s.ours("rejection chain", "model?tree=chain", rule="rejection", budget=FixedBudget(5, 4), temperature=1.0),
-        s.ours("block chain", "model?tree=chain", rule="block", budget=FixedBudget(5, 4), temperature=1.0),
-    ]
-    return s.run("rules", peers, "none")
-
-
-def case_adversary(s: Setup) -> dict[str, Any]:
+def adversary(models: Models, given: Given, tokens: int) -> Case:
     """A drafter that is always wrong: it may cost something while the budget learns, and nothing after."""
-    none = s.ours("none", "none")
-    answers = {tuple(p): none.run(p, s.args.tokens + 16).tokens for p in s.prompts}
-    wrong = OracleDrafter(answers, 0.0, s.llm.target.vocab)
-    budget = AdaptiveBudget()
-    adversary = outrider_peer("always wrong", replace(s.llm, drafter=wrong, budgets={}), budget=budget)
-    for prompt in s.prompts:
-        adversary.run(prompt, s.args.tokens)  # it adapts
-    return s.run("adversary", [none, adversary], "none")
+    llm = models.llm()
+    answers = {tuple(ids): answer(llm.engine(), ids, tokens + 16, llm.eos).tokens[0] for ids in given.values()}
+    wrong = replace(llm.engine(budget=AdaptiveBudget()), drafter=OracleDrafter(answers, 0.0, llm.target.vocab))
+    for ids in given.values():
+        answer(wrong, ids, tokens, llm.eos)  # it adapts
+    return Case("none", (NONE, ours("always wrong")), peers={"always wrong": Ours(wrong)})
 
 
-def case_oracle(s: Setup) -> dict[str, Any]:
+def oracle(tokens: int) -> tuple[Models, Given, Case]:
     """About 100M parameters, random weights: its own greedy text is the answer that the oracle knows."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=16384, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
         num_key_value_heads=4, max_position_embeddings=1024, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
-    target = load_target(LlamaForCausalLM(config).eval())
-    race, limit = RaceNoise(target.vocab), min(s.args.tokens, 64)
-    prompts = [torch.randint(0, target.vocab, (32,)).tolist() for _ in range(2)]
-    none = Engine(target, drafters.load("none"), FixedBudget(1, 0), race)
-    answers = {tuple(p): decode(none, p, limit + 16, frozenset()).tokens for p in prompts}
+    llm = LLM(load_target(LlamaForCausalLM(config).eval()), None, drafters.load("none"))
+    models = Models("a random Llama", loaded={"plain": llm}, drafted={("plain", "none"): llm})
+    given = {f"random {i}": torch.randint(0, llm.target.vocab, (32,)).tolist() for i in range(2)}
+    answers = {tuple(ids): answer(llm.engine(), ids, tokens + 16, llm.eos).tokens[0] for ids in given.values()}
+    peers: dict[str, Peer] = {
+        f"alpha {a}": Ours(
+            replace(llm.engine(budget=AdaptiveBudget()), drafter=OracleDrafter(answers, a, llm.target.vocab))
+        )
+        for a in (0.0, 0.5, 0.7, 0.8, 0.9, 1.0)
+    }
+    return models, given, Case("none", (NONE, TRANSFORMERS, *map(ours, peers)), peers=peers)
 
-    def peer(name: str, engine: Engine) -> Peer:
-        return Peer(name, lambda prompt, n: decode(engine, prompt, n, frozenset()))
 
-    peers = [peer("none", none), stock_peer("transformers", target.model, frozenset())]
-    for alpha in (0.0, 0.5, 0.7, 0.8, 0.9, 1.0):
-        drafter = OracleDrafter(answers, alpha, target.vocab)
-        peers.append(peer(f"alpha {alpha}", Engine(target, drafter, AdaptiveBudget(), race)))
-    series = interleave(peers, prompts, limit, s.args.repeats, "oracle")
-    found = summary(series, "none", len(prompts))
-    show("oracle: random Llama, 100M parameters", found, "none")
+def summary(found: dict[str, list[Sample]], baseline: str) -> dict[str, Any]:
+    """Rates and ratios over all prompts and over those whose baseline text does not loop."""
+    every = sorted({s.chunk for s in found[baseline]})
+    truth = Table.of(found[baseline], every).samples[0]
+    calm = [s.chunk for s in truth if not metrics.looping(s)]
+    made: dict[str, Any] = {"prompts": len(every), "not_looping": len(calm), "loop_share": LOOP_SHARE, "methods": {}}
+    for name, mine in found.items():
+        table = Table.of(mine, every)
+        made["methods"][name] = {
+            **{
+                key: figures(Table.of(mine, keep), Table.of(found[baseline], keep))
+                for key, keep in (("all", every), ("not_looping", calm))
+                if keep
+            },
+            "same_text": sum(
+                a.turns[0].tokens == b.turns[0].tokens for a, b in zip(table.samples[0], truth, strict=True)
+            ),
+            "shares": shares(table),
+        }
+    return made
+
+
+def figures(mine: Table, base: Table) -> dict[str, Any]:
+    usages = mine.usages()
+    whole = mine.map(lambda s: len(s.turns[0].tokens[0])).sum(1) / mine.map(lambda s: s.turns[0].seconds).sum(1)
+    return {
+        "tokens_per_second": spread(rates(mine)),
+        "whole_tokens_per_second": spread(whole.tolist()),
+        "speedup": spread([a / b for a, b in zip(rates(mine), rates(base), strict=True)]),
+        "tau": metrics.tau(usages).value if usages else None,
+    }
+
+
+def shares(table: Table) -> dict[str, float] | None:
+    """Where the decoding time of all repeats went: draft, verify, overhead."""
+    if not table.usages():
+        return None
+    ms = metrics.round_ms([s.turns[0].usages for run in table.samples for s in run])
+    return {name: part / sum(ms.values()) for name, part in ms.items()}
+
+
+def show(title: str, found: dict[str, Any], baseline: str) -> None:
+    table = Shown(title=f"{title} ({found['not_looping']} of {found['prompts']} prompts do not loop)")
+    names = ("tokens/s", f"x {baseline}", "spread", "x not looping", "tau", "tau n.l.", "overhead", "same")
+    for column in ("method", *names):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for name, row in found["methods"].items():
+        a, c = row["all"], row.get("not_looping", row["all"])
+        tau = ["" if r["tau"] is None else f"{r['tau']:.2f}" for r in (a, c)]
+        table.add_row(
+            name, f"{a['tokens_per_second']['median']:.0f}", f"{a['speedup']['median']:.2f}",
+            f"{a['speedup']['min']:.2f}-{a['speedup']['max']:.2f}", f"{c['speedup']['median']:.2f}", *tau,
+            f"{row['shares']['overhead']:.1%}" if row["shares"] else "", f"{row['same_text']}/{found['prompts']}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+def run(name: str, args: argparse.Namespace, models: Models) -> dict[str, Any]:
+    """One case, measured and shown."""
+    folder, tokens, given = args.out.stem, args.tokens, heldout(models.llm(), args.per_domain)
+    if name == "lookup":
+        given = articles(models, args.summarisation, args.articles)
+        if not given:
+            return {"skipped": f"there are no articles at {args.summarisation}; give --summarisation FILE"}
+    if name == "oracle":
+        folder, tokens = f"{folder}-oracle", min(tokens, 64)
+        models, given, case = oracle(tokens)
+    else:
+        case = adversary(models, given, tokens) if name == "adversary" else CASES[name]
+    samples = measured(
+        folder, models, name, given, case.methods, case.temperature, tokens, args.repeats, case.peers
+    )  # fmt: skip
+    found = summary(samples, case.baseline)
+    show(name, found, case.baseline)
     return found
 
 
-CASES: dict[str, Callable[[Setup], dict[str, Any]]] = {
-    "none": case_none,
-    "model": case_model,
-    "lookup": case_lookup,
-    "overhead": case_overhead,
-    "rules": case_rules,
-    "adversary": case_adversary,
-    "oracle": case_oracle,
-}
-
-
 def main() -> None:
+    names = [*CASES, "adversary", "oracle"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(names)}")
     parser.add_argument("--per-domain", type=int, default=3, help="held-out prompts of each domain")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt, at most")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--articles", type=int, default=12)
-    parser.add_argument("--summarisation", default="../shared/data/eval/cnn_dm_200.jsonl", help="JSONL of articles")
+    parser.add_argument(
+        "--summarisation", type=Path, default="../shared/data/eval/cnn_dm_200.jsonl", help="JSONL of articles"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/bench/engine.json"))
     args = parser.parse_args()
-    unknown = set(args.cases) - set(CASES)
+    unknown = sorted(set(args.cases) - set(names))
     if unknown:
-        parser.error(f"there is no case {', '.join(sorted(unknown))}; choose from {', '.join(CASES)}")
+        parser.error(f"there is no case {', '.join(unknown)}; choose from {', '.join(names)}")
     torch.set_num_threads(args.threads)
-    setup = Setup(args)
-    document: dict[str, Any] = {
-        "machine": machine(),
-        "arguments": {k: str(v) for k, v in vars(args).items()},
-        "cases": {},
-    }
-    for name in args.cases or CASES:
-        document["cases"][name] = found = CASES[name](setup)
+    models = Models()
+    arguments = {k: str(v) for k, v in vars(args).items()}
+    document: dict[str, Any] = {"machine": machine(), "arguments": arguments, "cases": {}}
+    for name in args.cases or names:
+        document["cases"][name] = found = run(name, args, models)
         if "skipped" in found:
             print(f"{name}: skipped, {found['skipped']}", file=sys.stderr)
         write(args.out, document)

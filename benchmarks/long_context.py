@@ -38,7 +38,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from context_cell import DOMAINS, TRAINED
-from measure import LOOP_SHARE, loops, machine, spread, write
+from measure import machine, spread, write
+from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.types import InputError
 
 DEMO = Path(str(files("outrider") / "demo"))

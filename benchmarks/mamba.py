@@ -2,15 +2,18 @@
 
     python benchmarks/mamba.py --out benchmarks/results/mamba.json
 
-The drafters are those of `recipes.mamba.drafters`. Prompts, turns, intervals and the recorded target are those of
-`benchmarks/drafters.py`. Regret: how much longer a token took with the bandit than with the best fixed arm, chosen in
-hindsight for all prompts together, and for each prompt by itself (which knows more than any policy can).
+The drafters are those of `recipes.mamba.drafters`. For each temperature a run of `outrider bench` in runs/bench/NAME-T,
+NAME being that of --out; it resumes, and `pooled.py` makes the table. Regret: how much longer a token took with the
+bandit than with the best fixed arm, chosen in hindsight for all prompts together, and for each prompt by itself (which
+knows more than any policy can).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,66 +21,88 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from drafters import Method, measure, rate, show, steady, summary
-from measure import machine, write
-from peers import Sample
+from measure import RUNS, write
+from outrider.bench import metrics, report
+from outrider.bench.metrics import Table
+from outrider.bench.store import read_samples
+from outrider.bench.types import PLAIN, Sample
+from outrider.cli import main as outrider
+from pooled import label, numbered, pooled
 
 MAMBA, LLAMA = "mamba:{}/mamba-1.5m/distil/best", "model:{}/llama-1.5m/distil/best"
 CHAIN = "1,1,1,1,1"
 PAPER = ("3,3,2,1", "3,2,2,1,1", "2,2,2,1,1,1")
 SMALL = (CHAIN, "2,2,1,1")  # fewer nodes: what a pass of this machine has nearly for nothing
-COLD, HOT = (0.0,), (1.0,)
+BANDITS = {"Mamba 1.5M, bandit of the paper's": PAPER, "Mamba 1.5M, bandit of all": (*PAPER, *SMALL, "none")}
 
-METHODS: dict[str, Method] = {
-    "none": Method("none", 1, 0),
+# label -> SPEC@BUDGET[@RULE]; {} is the folder of the drafters
+ROWS = {
     **{
-        f"{kind} {size}, chain": Method(f"{way}:{{}}/{kind.lower()}-{size.lower()}/distil/best", arms=CHAIN)
+        f"{kind} {size}, chain": f"{way}:{{}}/{kind.lower()}-{size.lower()}/distil/best@{CHAIN}"
         for size in ("0.5M", "1.5M")
         for way, kind in (("mamba", "Mamba"), ("model", "Llama"))
     },
-    "Mamba 1.5M, pretrained, chain": Method(MAMBA.replace("distil", "pretrain"), arms=CHAIN, temperatures=COLD),
-    "Mamba 1.5M, sft, chain": Method(MAMBA.replace("distil", "sft"), arms=CHAIN, temperatures=COLD),
-    "Llama 1.5M, pretrained, chain": Method(LLAMA.replace("distil", "pretrain"), arms=CHAIN, temperatures=COLD),
-    "Mamba 0.5M, pretrained, chain": Method("mamba:{}/mamba-0.5m/pretrain/best", arms=CHAIN),
-    "Mamba of another tokenizer, text": Method("mamba:{}/other/pretrain/best?vocab=text", arms=CHAIN),
-    "Mamba of another tokenizer, shared": Method("mamba:{}/other/pretrain/best?vocab=shared", arms=CHAIN),
-    "Mamba 1.5M, chain, rejection": Method(MAMBA, arms=CHAIN, rule="rejection", temperatures=HOT),
-    "Llama 1.5M, chain, rejection": Method(LLAMA, arms=CHAIN, rule="rejection", temperatures=HOT),
-    "Mamba 1.5M, 3,2,2,1,1, rejection": Method(MAMBA, arms=PAPER[1], rule="rejection", temperatures=HOT),
-    "Mamba 1.5M, 16 nodes": Method(MAMBA),
-    "Llama 1.5M, 16 nodes": Method(LLAMA),
-    "Mamba 1.5M, adaptive": Method(MAMBA, adaptive=True, temperatures=COLD),
-    "Llama 1.5M, adaptive": Method(LLAMA, adaptive=True, temperatures=COLD),
-    **{f"Mamba 1.5M, {shape}": Method(MAMBA, arms=shape) for shape in (*PAPER, *SMALL) if shape != CHAIN},
-    "Mamba 1.5M, bandit of the paper's": Method(MAMBA, arms=" ".join(PAPER)),
-    "Mamba 1.5M, bandit of all": Method(MAMBA, arms=" ".join((*PAPER, *SMALL, "none"))),
+    "Mamba 1.5M, pretrained, chain": f"{MAMBA.replace('distil', 'pretrain')}@{CHAIN}",
+    "Mamba 1.5M, sft, chain": f"{MAMBA.replace('distil', 'sft')}@{CHAIN}",
+    "Llama 1.5M, pretrained, chain": f"{LLAMA.replace('distil', 'pretrain')}@{CHAIN}",
+    "Mamba 0.5M, pretrained, chain": f"mamba:{{}}/mamba-0.5m/pretrain/best@{CHAIN}",
+    "Mamba of another tokenizer, text": f"mamba:{{}}/other/pretrain/best?vocab=text@{CHAIN}",
+    "Mamba of another tokenizer, shared": f"mamba:{{}}/other/pretrain/best?vocab=shared@{CHAIN}",
+    "Mamba 1.5M, chain, rejection": f"{MAMBA}@{CHAIN}@rejection",
+    "Llama 1.5M, chain, rejection": f"{LLAMA}@{CHAIN}@rejection",
+    "Mamba 1.5M, 3,2,2,1,1, rejection": f"{MAMBA}@3,2,2,1,1@rejection",
+    "Mamba 1.5M, 16 nodes": f"{MAMBA}@16x6",
+    "Llama 1.5M, 16 nodes": f"{LLAMA}@16x6",
+    "Mamba 1.5M, adaptive": f"{MAMBA}@adaptive",
+    "Llama 1.5M, adaptive": f"{LLAMA}@adaptive",
+    **{f"Mamba 1.5M, {shape}": f"{MAMBA}@{shape}" for shape in (*PAPER, *SMALL) if shape != CHAIN},
+    **{name: f"{MAMBA}@{' '.join(arms)}" for name, arms in BANDITS.items()},
 }
-BANDITS = {"Mamba 1.5M, bandit of the paper's": PAPER, "Mamba 1.5M, bandit of all": (*PAPER, *SMALL, "none")}
+COLD = (
+    "Mamba 1.5M, pretrained, chain", "Mamba 1.5M, sft, chain", "Llama 1.5M, pretrained, chain", "Mamba 1.5M, adaptive",
+    "Llama 1.5M, adaptive",
+)  # at T = 0 alone; `outrider bench` itself leaves rejection to T > 0  # fmt: skip
 
 
 def arm_of(shape: str) -> str:
-    return "none" if shape == "none" else "Mamba 1.5M, chain" if shape == CHAIN else f"Mamba 1.5M, {shape}"
+    return PLAIN if shape == "none" else "Mamba 1.5M, chain" if shape == CHAIN else f"Mamba 1.5M, {shape}"
 
 
-def regret(samples: dict[str, list[Sample]], bandit: str, shapes: Sequence[str]) -> dict[str, Any]:
+def regret(samples: dict[str, list[Sample]], keep: Sequence[int], bandit: str, arms: Sequence[str]) -> dict[str, Any]:
     """How much longer a token took than with the best arm, in shares of that arm's time."""
-    keep, arms = steady(samples), [arm_of(shape) for shape in shapes]
-    best = max(arms, key=lambda arm: rate(samples[arm], keep))
-    seconds = sum(min(1 / rate(samples[arm], [i]) for arm in arms) * (len(samples["none"][i].tokens) - 1) for i in keep)
-    tokens = sum(len(samples["none"][i].tokens) - 1 for i in keep)
-    mine = rate(samples[bandit], keep)
+    plain, tables = Table.of(samples[PLAIN], keep), {n: Table.of(samples[n], keep) for n in (*arms, bandit)}
+    rates = {name: table.rate().value for name, table in tables.items()}
+    best = max(arms, key=lambda arm: rates[arm])
+    tokens = plain.map(metrics.tokens)[0]
+    seconds = sum(
+        n * min(metrics.seconds(s) / metrics.tokens(s) for s in runs)
+        for n, runs in zip(tokens, zip(*(tables[arm].samples[0] for arm in arms), strict=True), strict=True)
+    )
     return {
         "best": best,
-        "tokens_per_second": {arm: round(rate(samples[arm], keep), 2) for arm in (*arms, bandit)},
-        "regret": round(rate(samples[best], keep) / mine - 1, 4),
-        "regret_by_prompt": round(tokens / seconds / mine - 1, 4),
+        "tokens_per_second": {name: round(rate, 2) for name, rate in rates.items()},
+        "regret": round(rates[best] / rates[bandit] - 1, 4),
+        "regret_by_prompt": round(tokens.sum() / seconds / rates[bandit] - 1, 4),
     }
 
 
-def per_token(samples: Sequence[Sample], keep: Sequence[int]) -> float:
-    """Milliseconds of drafting for each drafted position of a chain."""
-    used = [u for i in keep if (u := samples[i].usage)]
-    return round(1e3 * sum(u.draft_seconds for u in used) / max(1, sum(u.drafted for u in used)), 3)
+def extras(run: Path) -> dict[str, Any]:
+    """Milliseconds of drafting for each drafted position of a chain, and what the bandits lost."""
+    document = report.read(run)
+    cells = {c["method"]: c for c in document["cells"] if c["state"] == "done"}
+    every = numbered(list(read_samples(run)), list(document["tasks"]))
+    samples = {label(c): [s for s in every if s.method == name] for name, c in cells.items()}
+    keep = [s.chunk for s in samples[PLAIN] if metrics.tokens(s) > 1 and not metrics.looping(s)]
+
+    def drafting(mine: Sequence[Sample]) -> float:
+        usages = Table.of(mine, keep).usages()
+        return round(metrics.share(usages, lambda u: 1e3 * u.draft_seconds, lambda u: u.drafted).value, 3)
+
+    chains = [label(c) for c in cells.values() if c["budget"] == CHAIN]
+    return {
+        "drafting_milliseconds_per_token": {name: drafting(samples[name]) for name in chains},
+        "bandits": {name: regret(samples, keep, name, [*map(arm_of, arms)]) for name, arms in BANDITS.items()},
+    }
 
 
 def main() -> None:
@@ -89,22 +114,32 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/bench/mamba.json"))
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     document: dict[str, Any] = {"temperatures": {}}
     if args.out.exists():  # other temperatures stay
         document = json.loads(args.out.read_text(encoding="utf-8"))
-    document["machine"] = machine()
-    for temperature in args.temperature:
-        samples, domains = measure(args, temperature, METHODS)
-        found, keep = summary(samples, domains), steady(samples)
-        found["drafting_milliseconds_per_token"] = {
-            name: per_token(mine, keep) for name, mine in samples.items() if METHODS[name].arms == CHAIN
-        }
-        found["bandits"] = {name: regret(samples, name, shapes) for name, shapes in BANDITS.items()}
-        arguments = {"per_domain": args.per_domain, "tokens": args.tokens}
-        document["temperatures"][f"{temperature:g}"] = {"arguments": arguments, **found}
-        show(temperature, found)
-        Console().print_json(data={k: found[k] for k in ("drafting_milliseconds_per_token", "bandits")})
+    for t in args.temperature:
+        run = RUNS / f"{args.out.stem}-{t:g}"
+        drafters = [f"{n}={row.format(args.drafters)}" for n, row in ROWS.items() if t == 0 or n not in COLD]
+        command = [
+            "bench",
+            "--drafter",
+            *drafters,
+            "--temperature",
+            f"{t:g}",
+            "--variant",
+            "compile",
+            "--out",
+            str(run),
+        ]
+        for option, value in (("limit", args.per_domain), ("max-new-tokens", args.tokens), ("threads", args.threads)):
+            command += [f"--{option}", str(value)]
+        print(f"outrider {shlex.join(command)}", file=sys.stderr)
+        if code := outrider(command):
+            raise SystemExit(code)
+        found, more = pooled(run), extras(run)
+        document["machine"] = found["machine"]
+        document["temperatures"][f"{t:g}"] = {**found["temperatures"][f"{t:g}"], **more}
+        Console().print_json(data=more)
         write(args.out, document)
 
 

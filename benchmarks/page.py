@@ -68,10 +68,8 @@ def ablations(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def span(figures: list[float] | float | None) -> str:
-    """A figure, with its interval where one was measured."""
-    if isinstance(figures, float):
-        return f"{figures:.3f}"
+def span(figures: list[float] | None) -> str:
+    """A figure with its interval."""
     return "{:.2f} ({:.2f}-{:.2f})".format(*figures) if figures else ""
 
 

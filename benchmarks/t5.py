@@ -8,32 +8,29 @@ promises for this alpha and the measured cost ratio c.
 from __future__ import annotations
 
 import argparse
-import statistics
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Shown
 
-from measure import interleave, machine, spread, write
-from outrider import drafters, theory
-from outrider.budget import FixedBudget
-from outrider.engine import Engine
-from outrider.noise import RaceNoise
-from outrider.targets import load_target
-from peers import Peer, decode
+from measure import machine, measured, rates, spread, write
+from outrider import theory
+from outrider.bench import metrics
+from outrider.bench.metrics import Table
+from outrider.bench.models import Models
+from outrider.bench.types import Method
 
-GAMMAS = (3, 5, 7)
+GAMMAS, RULES = (3, 5, 7), ("rejection", "coupled")
 
 
-def prompts_of(demo: Path, pair: Path, count: int) -> list[list[int]]:
+def prompts_of(demo: Path, tokenizer: Any, count: int) -> dict[str, list[int]]:
     """Dialogues that neither model was trained on, as encoder ids."""
     from recipes.t5.pairs import DOMAINS, heldout_pairs
-    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(pair / "larger"))
     each = -(-count // len(DOMAINS))
-    return [list(source) for d in DOMAINS for source, _ in heldout_pairs(tokenizer, demo, d, each)][:count]
+    found = [(f"{d}-{i}", ids) for d in DOMAINS for i, (ids, _) in enumerate(heldout_pairs(tokenizer, demo, d, each))]
+    return dict(found[:count])
 
 
 def main() -> None:
@@ -47,56 +44,40 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/bench/t5.json"))
     args = parser.parse_args()
-    target = load_target(str(args.pair / "larger"), dtype="float32")
-    prompts = prompts_of(args.demo, args.pair, args.prompts)
-    ends = target.model.generation_config.eos_token_id
-    eos = frozenset([ends] if isinstance(ends, int) else ends)
-    race, document = RaceNoise(target.vocab), {"machine": machine(), "rows": []}
-    for temperature in (0.0, 1.0):
-        peers = [_peer("none", Engine(target, drafters.load("none"), FixedBudget(1, 0), race), eos, temperature)]
-        for rule in ("rejection", "coupled"):
-            for gamma in GAMMAS:
-                drafter = drafters.load(f"model:{args.pair / 'smaller'}?tree=chain", target)
-                engine = Engine(target, drafter, FixedBudget(gamma + 1, gamma), race, rule)
-                peers.append(_peer(f"{rule} {gamma}", engine, eos, temperature))
-        series = interleave(peers, prompts, args.tokens, args.repeats, f"T={temperature}")
-        everything = range(len(prompts))
-        base = series["none"].rate(list(everything))
-        for peer in peers[1:]:
+    models = Models(str(args.pair / "larger"), "float32")
+    given = prompts_of(args.demo, models.llm().tokenizer, args.prompts)
+    spec = f"model:{args.pair / 'smaller'}?tree=chain"
+    rows = {(r, g): Method(spec, r, f"{g + 1}x{g}", label=f"{r} {g}") for r in RULES for g in GAMMAS}
+    none = Method("none", label="none")
+    document: dict[str, Any] = {"machine": machine(), "rows": []}
+    for t in (0.0, 1.0):
+        found = measured(args.out.stem, models, "t5", given, [none, *rows.values()], t, args.tokens, args.repeats)
+        tables = {label: Table.of(mine, range(len(given))) for label, mine in found.items()}
+        for (rule, gamma), method in rows.items():
             document["rows"].append(
-                _row(peer.name, temperature, series[peer.name], base, list(everything), series["none"])
+                {"temperature": t, "rule": rule, "gamma": gamma, **row(tables[method.label], tables["none"], gamma)}
             )
-            write(args.out, document)
+        write(args.out, document)
     show(document["rows"])
 
 
-def _peer(name: str, engine: Engine, eos: frozenset[int], temperature: float) -> Peer:
-    return Peer(name, lambda prompt, limit: decode(engine, prompt, limit, eos, temperature, 1))
-
-
-def _row(name: str, temperature: float, series: Any, base: list[float], keep: list[int], none: Any) -> dict[str, Any]:
-    """alpha and c over all texts; c is a draft step's time over a plain pass of the target."""
-    used = [s.usage for run in series.samples for s in run if s.usage and s.usage.rounds]
-    plain = [s.usage for run in none.samples for s in run if s.usage and s.usage.rounds]
-    gamma = int(name.split()[1])
-    alpha = sum(u.accepted for u in used) / max(1, sum(u.tested for u in used))
-    pass_seconds = statistics.median(u.decode_seconds / u.rounds for u in plain)
-    c = statistics.median(u.draft_seconds / u.rounds for u in used) / gamma / pass_seconds
+def row(mine: Table, plain: Table, gamma: int) -> dict[str, Any]:
+    """c is a draft step's time over a plain pass of the target."""
+    usages = mine.usages()
+    alpha = metrics.alpha(usages).value
+    c = metrics.round_ms(usages)["draft"] / gamma / metrics.round_ms(plain.usages())["verify"]
     return {
-        "temperature": temperature,
-        "rule": name.split()[0],
-        "gamma": gamma,
         "alpha": alpha,
-        "tau": series.tau(keep),
+        "tau": metrics.tau(usages).value,
         "expected_tau": theory.expected_tokens(alpha, gamma),
         "c": c,
-        "speedup": spread([a / b for a, b in zip(series.rate(keep), base, strict=True)]),
+        "speedup": spread([a / b for a, b in zip(rates(mine), rates(plain), strict=True)]),
         "predicted": theory.speedup(alpha, gamma, c),
     }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    table = Table(title="Leviathan, table 2, on a small T5 pair")
+    table = Shown(title="Leviathan, table 2, on a small T5 pair")
     for column in ("T", "rule", "gamma", "alpha", "tau", "(1-a^(g+1))/(1-a)", "c", "speed-up", "spread", "Theorem 3.8"):
         table.add_column(column, justify="right")
     for r in rows:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from outrider import drafters
+from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.budget import FixedBudget
 from outrider.engine import Engine, Request, generate
 from outrider.noise import RaceNoise
@@ -156,7 +157,7 @@ def compared(
     """(tokens, rounds) by temperature, of the prompts whose plain text does not loop at T = 0, and how many texts are
     plain decoding's (all, but for near ties that a batch's sums turn round in float32: at most one in fifty)."""
     plain = plain or plainly(model, given, tokens, eos)
-    calm = [i for i, (text, _) in enumerate(plain[0.0]) if loops(text) <= 0.25 and len(text) > 2]
+    calm = [i for i, (text, _) in enumerate(plain[0.0]) if loops(text) <= LOOP_SHARE and len(text) > 2]
     counts, same = {}, {}
     for t, truth in plain.items():
         mine = texts(model, given, tokens, eos, t, drafter, calm)
@@ -186,11 +187,6 @@ def interval(values: Sequence[float]) -> list[float]:
     """[value, low, high] of a value and 1000 that were drawn."""
     drawn = sorted(values[1:])
     return [round(x, 4) for x in (values[0], drawn[25], drawn[974])]
-
-
-def loops(tokens: list[int], n: int = 8) -> float:
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def gather(work: Path, out: Path) -> None:

@@ -62,14 +62,29 @@ def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
     again.open(group.methods)
     assert again.store.session == 2
     assert again.run(group)
-    keys = Counter(s.key for s in again.store.samples)
+    keys = Counter((s.method, s.chunk, s.repeat) for s in again.store.samples)
     assert len(keys) == 2 * 3 * 2
-    assert {n for (*_, method, chunk, repeat), n in keys.items() if method == LOOKUP.name} == {1}
-    assert [s.key for s in read_samples(tmp_path)] == [s.key for s in again.store.samples]
+    assert {n for (method, *_), n in keys.items() if method == LOOKUP.name} == {1}
+    assert list(read_samples(tmp_path)) == again.store.samples
     done = document(Judge(again, keep_loops=True), [group], 0.0)
     assert {c["state"] for c in done["cells"]} == {"done"}
     assert all(c["prompts"] == 5 and c["repeats"] == 2 for c in done["cells"])
     assert made.runner().missing(group) == []
+
+
+def test_more_prompts_later(tmp_path: Path) -> None:
+    """A second run that asks for other prompts keeps what it can use, by the prompts and not by their numbers."""
+    made = lab(tmp_path, turns=(1,) * 6)
+    whole, methods = made.task, [NONE, LOOKUP]
+    made.task = replace(whole, prompts=whole.prompts[::2])
+    few = made.measure(methods)
+    made.task = whole
+    runner = made.runner()
+    assert [chunk for _, chunk, _ in runner.missing(made.group(methods))] == [1, 3, 5]
+    many = made.measure(methods)
+    assert few["none"]["prompts"] == 3
+    assert many["none"]["prompts"] == many[LOOKUP.name]["same_text"] == 6
+    assert {c["state"] for c in many.values()} == {"done"}
 
 
 def test_a_failure_is_its_cells_alone_and_is_tried_again(tmp_path: Path) -> None:

@@ -144,6 +144,21 @@ def test_methods_and_tasks_may_be_added(tmp_path: Path) -> None:
     assert read_header(tmp_path)["arguments"] == {**SETTINGS, **more}, "it says what was asked for last"
 
 
+def test_a_name_stands_for_one_method(tmp_path: Path) -> None:
+    """A label given to another drafter, or a name that leaves out another variant, must not take its samples over."""
+
+    def named(**methods: dict[str, str]) -> Store:
+        return Store.open(tmp_path, {"target": "demo", "started": "", "arguments": SETTINGS, "methods": methods})
+
+    named(mine={"spec": "lookup", "variant": "plain"})
+    named(other={"spec": "suffix", "variant": "plain"})
+    for wrong in ({"spec": "suffix", "variant": "plain"}, {"spec": "lookup", "variant": "int8"}):
+        with pytest.raises(InputError, match="holds another method called 'mine'; give this one a label"):
+            named(mine=wrong)
+    assert named(mine={"spec": "lookup", "variant": "plain"}).session == 3
+    assert sorted(read_header(tmp_path)["methods"]) == ["mine", "other"]
+
+
 def test_sessions_are_counted_and_the_start_is_the_first(tmp_path: Path) -> None:
     for number in range(1, 6):
         header = {"target": "demo", "started": f"day {number}", "arguments": SETTINGS}

@@ -25,48 +25,31 @@ class Judge:
     drawn: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)  # the law's u of a text
 
     def cells(self, group: Group) -> Iterator[dict[str, Any]]:
-        task, store = group.task, self.runner.store
-        mine = [
-            s for s in store.samples if (s.task, s.temperature, s.batch) == (task.name, group.temperature, group.batch)
-        ]
+        """A cell for every method of a group, in its order."""
+        mine = group.own(self.runner.store.samples)
         by = {m.name: [s for s in mine if s.method == m.name] for m in group.methods}
-        plain = next((m for m in group.methods if m.plain), None)
-        truth = by[plain.name] if plain else []
-        looping = {s.chunk for s in truth if metrics.looping(s)}
-        chunks = [c for c in range(len(group.chunks)) if self.keep_loops or c not in looping] or list(
-            range(len(group.chunks))
-        )
+        plain = next((m.name for m in group.methods if m.plain), "")
         stock = next((m.name for m in group.methods if m.spec == "transformers"), "")
+        every = range(len(group.chunks))
+        looping = {s.chunk for s in by.get(plain, ()) if metrics.looping(s)}
+        chunks = [c for c in every if self.keep_loops or c not in looping] or list(every)
+        base, others = (Table.of(by.get(name, []), chunks) for name in (plain, stock))
         for method in group.methods:
-            same = next((m for m in group.methods if m.plain and m.variant == method.variant), plain)
-            cell = identity(group, method)
-            reason = [
-                f.reason
-                for f in store.failures
-                if (f.task, f.temperature, f.batch, f.method) == tuple(cell.values())[:4]
-            ]
-            samples = by[method.name]
-            if reason or not samples:
-                yield {
-                    **cell,
-                    "state": "failed" if reason else "partial",
-                    "reason": (reason or ["not measured yet"])[0],
-                }
-                continue
+            cell, samples = identity(group, method), by[method.name]
+            failed = [f.reason for f in self.runner.store.failures if f.cell == tuple(cell[k] for k in KEYS)]
             table = Table.of(samples, chunks)
-            if not table.samples or not table.samples[0]:
-                yield {**cell, "reason": "only prompts whose text repeats itself yet"}
+            if failed or not table.samples or not table.samples[0]:
+                why = {"state": "failed", "reason": failed[-1]} if failed else {"reason": "not measured yet"}
+                yield {**cell, **why}
                 continue
-            whole = len({(s.chunk, s.repeat) for s in samples}) >= len(group.chunks) * group.repeats
+            whole = len({(s.chunk, s.repeat) for s in samples}) >= len(every) * group.repeats
             cell |= {"state": "done" if whole else "partial", "reason": "" if whole else "not all prompts yet"}
-            cell |= self.times(table, Table.of(truth, chunks), Table.of(by.get(stock, []), chunks), cell)
-            cell |= self.texts(group, method, samples, by[same.name] if same else [])
-            cell |= {"looping": len(group.chunks) - len(chunks)}
-            cell["faults"] = sorted(
-                {f for s in samples for f in s.faults} | set(checks.repeated(samples)) | set(cell["faults"])
-            )
-            if cell["faults"]:
-                cell |= {"state": "invalid", "reason": cell["faults"][0]}
+            cell |= {**self.times(table, base, others, cell), "looping": len(every) - len(chunks)}
+            same = next((m.name for m in group.methods if m.plain and m.variant == method.variant), plain)
+            cell |= self.texts(group, method, samples, by.get(same, []))
+            faults = {*cell["faults"], *checks.repeated(samples), *(f for s in samples for f in s.faults)}
+            if faults:
+                cell |= {"state": "invalid", "reason": min(faults), "faults": sorted(faults)}
                 self.figures.pop(tuple(cell[k] for k in KEYS), None)
             yield cell
 
@@ -182,7 +165,8 @@ def identity(group: Group, method: Method) -> dict[str, Any]:
     return {
         "task": group.task.name, "temperature": group.temperature, "batch": group.batch, "method": method.name,
         "label": method.label, "spec": method.spec, "rule": method.rule, "budget": method.budget,
-        "variant": method.variant, "peer": method.peer, "lossless": methods.lossless(method), "state": "partial", "reason": "", "faults": [],
+        "variant": method.variant, "peer": method.peer,
+        "lossless": methods.lossless(method), "state": "partial", "reason": "", "faults": [],
     }  # fmt: skip
 
 

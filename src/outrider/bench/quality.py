@@ -50,8 +50,7 @@ def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM)
     llm, task = runner.models.llm(variant), group.task
 
     def of(name: str) -> list[Sample]:
-        key = (task.name, group.temperature, group.batch, name)
-        return [s for s in runner.store.samples if s.key[:4] == key]
+        return [s for s in group.own(runner.store.samples) if s.method == name]
 
     plain = next((m.name for m in group.methods if m.plain and m.variant == variant), "")
     mine = texts(runner, group, of(method))

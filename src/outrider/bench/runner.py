@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
-from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -44,6 +44,13 @@ class Group:
         prompts = self.task.prompts
         return [prompts[i : i + self.batch] for i in range(0, len(prompts), self.batch)]
 
+    def own(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples of this group's prompts, by its own numbers: another run may have asked for fewer prompts."""
+        place = {tuple(p.id for p in chunk): i for i, chunk in enumerate(self.chunks)}
+        key = (self.task.name, self.temperature, self.batch)
+        mine = [s for s in samples if s.cell[:3] == key and tuple(s.prompts) in place]
+        return [replace(s, chunk=place[tuple(s.prompts)]) for s in mine]
+
 
 @dataclass
 class Runner:
@@ -67,18 +74,14 @@ class Runner:
 
     def missing(self, group: Group) -> list[tuple[int, int, list[Method]]]:
         """(repeat, chunk, methods) still to be measured, plain decoding with them."""
-        done = {s.key for s in self.store.samples}
+        done = {(s.method, s.chunk, s.repeat) for s in group.own(self.store.samples)}
         found = []
         for repeat in range(group.repeats):
             for chunk in range(len(group.chunks)):
-                lack = [m for m in group.methods if self._key(group, m, chunk, repeat) not in done]
+                lack = [m for m in group.methods if (m.name, chunk, repeat) not in done]
                 if lack:
                     found.append((repeat, chunk, [m for m in group.methods if m.plain or m in lack]))
         return found
-
-    @staticmethod
-    def _key(group: Group, method: Method, chunk: int, repeat: int) -> tuple[Any, ...]:
-        return (group.task.name, group.temperature, group.batch, method.name, chunk, repeat)
 
     def open(self, rows: Sequence[Method]) -> None:
         """Load everything that is ours before the first measurement, so that a wrong SPEC costs no time."""
@@ -168,9 +171,8 @@ class Runner:
         return Ask(self.tokens, group.temperature, self.seeds(group, prompts, turn), self.models.llm().eos)
 
     def seeds(self, group: Group, prompts: Sequence[Prompt], turn: int) -> tuple[int, ...]:
-        """A seed belongs to the prompt and its turn, so that it has one text whatever the batch."""
-        numbers = {p.id: i for i, p in enumerate(group.task.prompts)}
-        return tuple(self.seed + 1000 * numbers[p.id] + turn for p in prompts)
+        """A seed belongs to the prompt and its turn: one text, whatever stands beside it in the batch or the task."""
+        return tuple(self.seed + crc32(f"{group.task.name}/{p.id}/{turn}".encode()) for p in prompts)
 
     def turns(
         self, task: Task, prompts: Sequence[Prompt], made: Sequence[Turn]

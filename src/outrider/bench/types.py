@@ -120,8 +120,8 @@ class Sample:
     faults: list[str] = field(default_factory=list)  # why it may not be counted
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        return (self.task, self.temperature, self.batch, self.method, self.chunk, self.repeat)
+    def cell(self) -> tuple[Any, ...]:
+        return (self.task, self.temperature, self.batch, self.method)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -141,3 +141,7 @@ class Failure:
     batch: int
     method: str
     reason: str
+
+    @property
+    def cell(self) -> tuple[Any, ...]:
+        return (self.task, self.temperature, self.batch, self.method)
