@@ -19,6 +19,7 @@ import torch
 
 from ..types import InputError
 from . import checks, methods, peers
+from .memory import held
 from .models import Models
 from .store import Store
 from .tasks import cut
@@ -160,7 +161,7 @@ class Runner:
         faults += [f for f in checks.answer(given, ask, len(ids), target.vocab, room, seconds) if f not in faults]
         prefill = first if given.prefill is None else given.prefill
         assert prefill is not None
-        return Turn(given.tokens, seconds, min(prefill, seconds), given.usages, given.memory)
+        return Turn(given.tokens, seconds, min(prefill, seconds), given.usages, memory_of(given, len(ids)))
 
     def _now(self) -> float:
         if torch.cuda.is_available():
@@ -197,6 +198,14 @@ class Runner:
                 messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
             found = llm.encode(messages)
         return cut(found, task.cut) if task.cut else found
+
+
+def memory_of(given: Answer, rows: int) -> dict[str, int]:
+    """Bytes of both states for all rows: those that ended before the others have left them."""
+    if not given.states:
+        return {}
+    left = len(given.states[0].lengths)
+    return {name: rows * held(state) // left for name, state in zip(("cache", "drafter"), given.states, strict=True)}
 
 
 def answer_of(prompts: Sequence[Prompt], made: Sequence[Turn], turn: int, index: int) -> list[int]:

@@ -82,7 +82,7 @@ class Answer:
     tokens: list[list[int]]  # new tokens of each row, the end-of-text token included where one was written
     prefill: float | None = None  # seconds until every row had its first token; None: the runner asks for one token
     usages: list[Usage] = field(default_factory=list)  # of each row, where the method counts rounds
-    memory: dict[str, int] = field(default_factory=dict)  # bytes: cache, drafter
+    states: tuple[Any, ...] = ()  # the target's and the drafter's, whose bytes are counted once the clock has stopped
 
 
 @runtime_checkable

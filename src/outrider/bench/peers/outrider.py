@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from ...engine import Batch, Engine, Request, Row
 from ...types import Sampling
 from .. import methods
-from ..memory import held
 from ..models import Models
 from ..types import Answer, Ask, Method
 
@@ -39,10 +37,9 @@ class Ours:
             for i, (ids, seed) in enumerate(zip(prompts, ask.seeds, strict=True))
         ]
         batch, _ = Batch.start(self.engine, rows)
-        states: list[Any] = [batch.session, batch.drafting] if batch else []
+        states = (batch.session, batch.drafting) if batch else ()
         while batch is not None:
             batch.round()
             batch = batch.leave()
-        memory = dict(zip(("cache", "drafter"), map(held, states), strict=False))
         usages = [row.usage for row in rows]
-        return Answer([row.output for row in rows], max(u.prefill_seconds for u in usages), usages, memory)
+        return Answer([row.output for row in rows], max(u.prefill_seconds for u in usages), usages, states)
