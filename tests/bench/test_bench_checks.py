@@ -15,6 +15,7 @@ from instrument import VOCAB, Lab
 from outrider.bench import checks
 from outrider.bench.types import Answer, Ask, Method
 from outrider.testing import TableTarget, plain
+from outrider.types import Usage
 
 EOS = 4
 TOKENS = 60
@@ -77,7 +78,8 @@ class SameTime(Honest):
     """Tells the time of its first prompt for all of them."""
 
     def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        return replace(answer, prefill=1e-6)
+        told = [Usage(new_tokens=len(t), rounds=9, decode_seconds=1e-6) for t in answer.tokens]
+        return replace(answer, usages=told)
 
 
 class Before(Honest):
@@ -193,7 +195,7 @@ def reversed_test(p: torch.Tensor, dice: random.Random) -> int:
 
 
 def colder(p: torch.Tensor, dice: random.Random) -> int:
-    return pick(p**1.25, dice)
+    return pick(p**1.5, dice)
 
 
 def top_p(p: torch.Tensor, dice: random.Random) -> int:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from outrider.bench import methods
+from outrider.bench import methods, peers
 from outrider.bench.memory import held
 from outrider.bench.models import Models
-from outrider.bench.runner import Group, Runner
+from outrider.bench.runner import Group, Runner, memory_of
 from outrider.bench.store import Store
-from outrider.bench.types import Method, Prompt, Task
+from outrider.bench.types import Ask, Method, Prompt, Task
 from outrider.drafters._hybrid import Memory
 from outrider.drafters.mamba import MambaDrafting
 from outrider.engine import Batch, Request, Row
@@ -90,11 +90,11 @@ def text(models: Models) -> list[int]:
     return [i for row in rows for i in models.llm().encode(row.get("messages") or row["text"])]
 
 
-def running(models: Models, spec: str, prompts: list[list[int]], rounds: int = 4) -> Batch:
+def running(models: Models, spec: str, prompts: list[list[int]], rounds: int = 4, limit: int = 64) -> Batch:
     """A batch after some rounds, all of its rows still there."""
     engine = models.with_drafter("plain", spec).engine("coupled", methods.budget_of("16x4"))
     with torch.no_grad():
-        batch, _ = Batch.start(engine, [Row(Request(p, i, 64), i) for i, p in enumerate(prompts)])
+        batch, _ = Batch.start(engine, [Row(Request(p, i, limit), i) for i, p in enumerate(prompts)])
         assert batch is not None
         for _ in range(rounds):
             batch.round()
@@ -163,3 +163,22 @@ def test_samples_say_what_was_held(models: Models, text: list[int], tmp_path: Pa
     assert told["none", 0]["drafter"] == told["none", 1]["drafter"] == 0
     assert 0 < told["eagle:demo/hass", 0]["drafter"] < told["eagle:demo/hass", 1]["drafter"]
     assert told["mamba:demo", 0]["drafter"] == told["mamba:demo", 1]["drafter"] > 0
+
+
+def test_a_batch_is_weighed_whole_or_not_at_all(models: Models, text: list[int]) -> None:
+    """Rows that ended before the others have left their states."""
+    prompts = [text[:30], text[30:60], text[60:90]]
+    ask = Ask(20, 0.0, (1, 2, 3), frozenset())
+    first = peers.load(Method("none"), models).run(prompts, ask)
+    end = next(t for t in first.tokens[0][2:8] if t not in first.tokens[1] + first.tokens[2])
+    early = Ask(20, 0.0, (1, 2, 3), frozenset({end}))
+    for spec in ("none", "eagle:demo/hass", "mamba:demo"):
+        made, peer = running(models, spec, prompts, 4, 20), peers.load(Method(spec, budget="16x4"), models)
+        answer = peer.run(prompts, early)
+        assert len(answer.tokens[0]) < len(answer.tokens[1]) == 20
+        assert memory_of(answer, 3) == {}, spec
+        alone = memory_of(peer.run(prompts[:1], ask), 1)
+        assert held(made.session) == pytest.approx(3 * alone["cache"], rel=0.01)
+        assert held(made.drafting) == pytest.approx(3 * alone["drafter"], rel=0.1)
+        if spec == "none":
+            assert memory_of(first, 3) == {"cache": held(made.session), "drafter": 0}

@@ -67,10 +67,9 @@ def test_names_are_unique_over_a_large_grid() -> None:
     assert len(set(names)) == len(names) == 4 + 6 * 6 * 5 * 4
 
 
-def test_one_variant_is_not_said() -> None:
-    assert [m.name for m in rows(variants=["int8"])] == ["none", "lookup"]
-    assert [m.variant for m in rows(variants=["int8"])] == ["int8", "int8"]
-    assert Method("lookup", variant="int8").name == "lookup, int8"
+def test_another_variant_is_always_said() -> None:
+    """A name belongs to one method in every run of a folder."""
+    assert [m.name for m in rows(variants=["int8"])] == ["none, int8", "lookup, int8"]
 
 
 def test_plain_decoding_that_is_named_is_there_once() -> None:
@@ -106,27 +105,33 @@ def test_rows_look_at_every_word(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "label", "spec", "budget"),
+    ("text", "label", "spec", "budget", "rule"),
     [
-        ("lookup", "", "lookup", ""),
-        ("eagle:DIR?tree=chain", "", "eagle:DIR?tree=chain", ""),
-        ("lookup?ngram=3&tokens=10", "", "lookup?ngram=3&tokens=10", ""),
-        ("model:org/name?depth=6", "", "model:org/name?depth=6", ""),
-        ("eagle:runs/lr=1e-3", "", "eagle:runs/lr=1e-3", ""),
-        ("mine=lookup", "mine", "lookup", ""),
-        ("my own=eagle:DIR?tree=chain&depth=3", "my own", "eagle:DIR?tree=chain&depth=3", ""),
-        ("a=b=c", "a", "b=c", ""),
-        ("lookup@16x6", "", "lookup", "16x6"),
-        ("lookup@adaptive", "", "lookup", "adaptive"),
-        ("chain=eagle:DIR?depth=4@1,1,1", "chain", "eagle:DIR?depth=4", "1,1,1"),
-        ("eagle:me@home/dir", "", "eagle:me@home/dir", ""),
-        ("eagle:me@home/dir@8x4", "", "eagle:me@home/dir", "8x4"),
+        ("lookup", "", "lookup", "", ""),
+        ("eagle:DIR?tree=chain", "", "eagle:DIR?tree=chain", "", ""),
+        ("lookup?ngram=3&tokens=10", "", "lookup?ngram=3&tokens=10", "", ""),
+        ("model:org/name?depth=6", "", "model:org/name?depth=6", "", ""),
+        ("eagle:runs/lr=1e-3", "", "eagle:runs/lr=1e-3", "", ""),
+        ("mine=lookup", "mine", "lookup", "", ""),
+        ("my own=eagle:DIR?tree=chain&depth=3", "my own", "eagle:DIR?tree=chain&depth=3", "", ""),
+        ("a=b=c", "a", "b=c", "", ""),
+        ("lookup@16x6", "", "lookup", "16x6", ""),
+        ("lookup@adaptive", "", "lookup", "adaptive", ""),
+        ("lookup@3,2,1 2,1 none", "", "lookup", "3,2,1 2,1 none", ""),
+        ("lookup@block", "", "lookup", "", "block"),
+        ("lookup@typical?epsilon=0.2&delta=0.1", "", "lookup", "", "typical?epsilon=0.2&delta=0.1"),
+        ("HASS=eagle:demo/hass@16x6@rejection", "HASS", "eagle:demo/hass", "16x6", "rejection"),
+        ("eagle:demo?depth=4@rejection@16x6", "", "eagle:demo?depth=4", "16x6", "rejection"),
+        ("chain=eagle:DIR?depth=4@1,1,1", "chain", "eagle:DIR?depth=4", "1,1,1", ""),
+        ("eagle:me@home/dir", "", "eagle:me@home/dir", "", ""),
+        ("eagle:me@home/dir@8x4", "", "eagle:me@home/dir", "8x4", ""),
+        ("a@b=lookup", "a@b", "lookup", "", ""),
     ],
 )
-def test_labels_and_budgets_of_a_spec(text: str, label: str, spec: str, budget: str) -> None:
-    assert methods.labelled(text) == (label, spec, budget)
+def test_the_parts_of_a_drafter(text: str, label: str, spec: str, budget: str, rule: str) -> None:
+    assert methods.labelled(text) == (label, spec, budget, rule)
     made = rows([text])[-1]
-    assert (made.label, made.spec, made.budget) == (label, spec, budget or "adaptive")
+    assert (made.label, made.spec, made.budget, made.rule) == (label, spec, budget or "adaptive", rule or "coupled")
     assert made.name.startswith(label or spec)
 
 
@@ -140,6 +145,15 @@ def test_a_budget_of_its_own_stands_for_all() -> None:
     assert [(m.spec, m.budget) for m in found[1:]] == [("lookup", "8x4"), ("suffix", "adaptive"), ("suffix", "3,2")]
     with pytest.raises(InputError, match="drafts nothing"):
         rows(["lookup@1x4"])
+
+
+def test_a_rule_of_its_own_stands_for_all() -> None:
+    found = rows(["lookup@block", "suffix"], ["coupled", "rejection"])
+    assert [(m.spec, m.rule) for m in found[1:]] == [
+        ("lookup", "block"), ("suffix", "coupled"), ("suffix", "rejection"),
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="the rule block has no option"):
+        rows(["lookup@block?epsilon=1"])
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------
@@ -169,13 +183,21 @@ def test_rules_that_are_refused(text: str, words: str) -> None:
     assert words in one_sentence(error)
 
 
-def test_what_is_lossless_and_what_fits() -> None:
-    at = {t: [m.rule for m in rows(rules=RULES, others=["transformers"]) if methods.fits(m, t)] for t in (0.0, 0.7)}
-    assert at[0.7] == ["coupled", "coupled", *RULES]
-    assert at[0.0] == ["coupled"] * 3, "at 0 the rules write one text"
+def test_what_is_lossless() -> None:
     assert [methods.lossless(Method("x", rule)) for rule in RULES] == [True, True, True, False]
     assert not methods.lossless(Method("x", "typical?epsilon=0.3"))
-    assert not methods.fits(Method("x", "typical?epsilon=0.3"), 0.0)
+    assert methods.lossless(peers.method("transformers"))
+
+
+def test_at_zero_one_lossless_rule_stands_for_all() -> None:
+    found = rows(["lookup", "mine=suffix"], RULES, ["adaptive", "8x4"], ["plain", "int8"], ["transformers"])
+    assert methods.at(0.7, found) == tuple(found)
+    cold = methods.at(0.0, found)
+    assert [m.name for m in cold] == [m.name for m in rows(
+        ["lookup", "mine=suffix"], ["coupled"], ["adaptive", "8x4"], ["plain", "int8"], ["transformers"])]  # fmt: skip
+    only = methods.at(0.0, rows(rules=["rejection", "block"]))
+    assert [(m.spec, m.rule) for m in only] == [("none", "coupled"), ("lookup", "rejection")], "none of them is lost"
+    assert [m.spec for m in methods.at(0.0, rows(rules=["typical?epsilon=0.3"]))] == ["none"]
 
 
 # -- budgets -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,8 +26,8 @@ def slow(above: Lists, below: Lists) -> tuple[float, list[float]]:
         ratios = []
         for a, b in zip(above, below, strict=True):
             bottom = sum(b[c] for c in picked)
-            ratios.append(sum(a[c] for c in picked) / bottom if bottom else 0.0)
-        return statistics.median(ratios)
+            ratios.append(sum(a[c] for c in picked) / bottom if bottom else math.nan)
+        return math.nan if any(map(math.isnan, ratios)) else statistics.median(ratios)
 
     chunks = len(above[0])
     draws = []
@@ -45,7 +46,8 @@ def quantile(numbers: Sequence[float], share: float) -> float:
 
 
 def interval(value: float, draws: Sequence[float]) -> list[float]:
-    return [round(x, 5) for x in (value, quantile(draws, 0.025), quantile(draws, 0.975))]
+    known = [x for x in draws if not math.isnan(x)]  # a draw of prompts that were never tested says nothing
+    return [round(x, 5) for x in (value, quantile(known, 0.025), quantile(known, 0.975))]
 
 
 def sample(
@@ -54,7 +56,7 @@ def sample(
 ) -> Sample:  # fmt: skip
     """One prompt, one turn."""
     turn = Turn([list(range(tokens))], seconds, prefill, list(usages))
-    return Sample("task", 0.0, 1, method, chunk, repeat, session, [f"p{chunk}"], [7], [turn])
+    return Sample("task", 0.0, 1, method, chunk, repeat, session, chunk, [f"p{chunk}"], [7], [turn])
 
 
 # -- ratios and their intervals ----------------------------------------------------------------------------------------
@@ -95,12 +97,18 @@ def test_the_median_repeat_counts() -> None:
     assert found.interval == [2.0, 2.0, 2.0]
 
 
-def test_zero_below_is_zero_and_no_warning() -> None:
-    assert metrics.ratio(np.array([0, 0]), np.array([0, 0])).interval == [0.0, 0.0, 0.0]
+def test_draws_with_nothing_below_are_left_out() -> None:
+    nothing = metrics.ratio(np.array([0, 0]), np.array([0, 0]))
+    assert nothing.interval == [0.0, 0.0, 0.0]
     above, below = [[3.0, 0.0, 4.0]], [[1.0, 0.0, 2.0]]
     value, draws = slow(above, below)
-    assert metrics.ratio(np.array(above), np.array(below)).interval == pytest.approx(interval(value, draws), abs=2e-5)
-    assert min(draws) == 0.0
+    found = metrics.ratio(np.array(above), np.array(below))
+    assert found.interval == pytest.approx(interval(value, draws), abs=2e-5)
+    assert any(map(math.isnan, draws))
+    assert found.interval[1] == 2.0, "no draw of nothing pulls it down"
+    assert metrics.quotient(found, nothing).interval == [0.0, 0.0, 0.0]
+    assert metrics.quotient(nothing, found).value == 0.0
+    assert metrics.mean([found, found]).value == found.value
 
 
 def test_quotient_is_paired_draw_by_draw() -> None:
@@ -115,18 +123,22 @@ def test_quotient_is_paired_draw_by_draw() -> None:
     assert found.draws == pytest.approx([x / y for x, y in zip(a.draws, b.draws, strict=True)])
 
 
-def test_a_draw_of_zero_below_a_quotient_is_zero() -> None:
-    found = metrics.quotient(Figure(1.0, np.array([1.0, 4.0])), Figure(2.0, np.array([0.0, 2.0])))
-    assert found.draws.tolist() == [0.0, 2.0]
+def test_a_draw_of_zero_below_a_quotient_is_left_out() -> None:
+    found = metrics.quotient(Figure(1.0, np.array([1.0, 4.0, 0.0])), Figure(2.0, np.array([0.0, 2.0, 0.0])))
+    assert found.interval == [0.5, 2.0, 2.0]
 
 
 def test_mean_keeps_an_interval_of_its_own() -> None:
+    """Tasks are independent: the variances of their draws add up, however many prompts they have."""
     dice = np.random.default_rng(1)
-    figures = [metrics.ratio(dice.uniform(1, 5, n), dice.uniform(1, 2, n)) for n in (3, 8, 20)]
+    figures = [metrics.ratio(dice.uniform(1, 9, n), np.ones(n)) for n in (12, 12, 12, 30)]
     found = metrics.mean(figures)
-    assert found.value == pytest.approx(sum(f.value for f in figures) / 3)
-    assert found.draws == pytest.approx([sum(f.draws[i] for f in figures) / 3 for i in range(DRAWS)])
+    assert found.value == pytest.approx(sum(f.value for f in figures) / 4)
+    assert found.draws.shape == (DRAWS,)
+    assert found.draws.mean() == pytest.approx(sum(f.draws.mean() for f in figures) / 4)
+    assert found.draws.std() == pytest.approx(math.sqrt(sum(f.draws.var() for f in figures)) / 4, rel=0.1)
     assert metrics.mean(figures[:1]).interval == figures[0].interval
+    assert metrics.mean([figures[0]] * 4).draws.std() == pytest.approx(figures[0].draws.std() / 2, rel=0.1)
 
 
 # -- one cell's samples ------------------------------------------------------------------------------------------------
@@ -167,7 +179,7 @@ def test_table_of_nothing() -> None:
     table = Table.of([], [0, 1])
     assert table.samples == []
     assert table.usages() == []
-    assert table.faster(table) is None
+    assert table.faster([]) is None
 
 
 def test_the_newest_answer_stands_for_an_older_one() -> None:
@@ -190,7 +202,9 @@ def test_rate_is_tokens_by_seconds_of_the_median_repeat() -> None:
     assert Table.of(made, range(5)).rate().interval == pytest.approx(interval(value, draws), abs=2e-5)
 
 
-def two(sessions: Sequence[int], other: Sequence[int], fast: float = 2.0, repeats: int = 1) -> tuple[Table, Table]:
+def two(
+    sessions: Sequence[int], other: Sequence[int], fast: float = 2.0, repeats: int = 1
+) -> tuple[list[Sample], list[Sample]]:
     """A method and plain decoding, chunk by chunk in the sessions named; the method is `fast` times as fast."""
     dice = np.random.default_rng(9)
     mine, plain = [], []
@@ -199,19 +213,19 @@ def two(sessions: Sequence[int], other: Sequence[int], fast: float = 2.0, repeat
             needed, written = float(dice.uniform(0.2, 30)), int(dice.integers(2, 60))
             plain.append(sample(c, r, b, written, 0.25 + needed, method="none"))
             mine.append(sample(c, r, a, written, 0.25 + needed / fast))
-    chunks = range(len(sessions))
-    return Table.of(mine, chunks), Table.of(plain, chunks)
+    return mine, plain
+
+
+def faster(mine: Sequence[Sample], plain: Sequence[Sample], chunks: int) -> list[float] | None:
+    found = Table.of(mine, range(chunks)).faster(plain)
+    return None if found is None else found.interval
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_faster_is_certain_where_every_prompt_says_the_same(repeats: int) -> None:
     mine, plain = two([1, 1, 2, 2], [1, 1, 2, 2], 2.0, repeats)
-    found = mine.faster(plain)
-    assert found is not None
-    assert found.interval == [2.0, 2.0, 2.0]
-    back = plain.faster(mine)
-    assert back is not None
-    assert back.interval == [0.5, 0.5, 0.5]
+    assert faster(mine, plain, 4) == [2.0, 2.0, 2.0]
+    assert faster(plain, mine, 4) == [0.5, 0.5, 0.5]
 
 
 def test_faster_is_the_median_of_the_repeats_ratios() -> None:
@@ -221,45 +235,60 @@ def test_faster_is_the_median_of_the_repeats_ratios() -> None:
         for c, needed in enumerate((1.0, 2.0, 4.0)):
             plain.append(sample(c, r, tokens=11, seconds=0.25 + load * needed, method="none"))
             mine.append(sample(c, r, tokens=11, seconds=0.25 + load * needed / gain))
-    found = Table.of(mine, range(3)).faster(Table.of(plain, range(3)))
-    assert found is not None
-    assert found.interval == [3.0, 3.0, 3.0]
+    assert faster(mine, plain, 3) == [3.0, 3.0, 3.0]
 
 
 def test_faster_against_the_slow_bootstrap() -> None:
     dice = np.random.default_rng(11)
     took = dice.uniform(1, 9, (2, 2, 6))  # [who][repeat][chunk]
     made = [[sample(c, r, tokens=21, seconds=0.25 + float(s)) for (r, c), s in np.ndenumerate(who)] for who in took]
-    found = Table.of(made[0], range(6)).faster(Table.of(made[1], range(6)))
-    assert found is not None
+    found = faster(made[0], made[1], 6)
     each = []
     for r in range(2):
         (a, many), (b, others) = (slow([[20.0] * 6], [took[w, r].tolist()]) for w in (0, 1))
         each.append((a / b, [x / y for x, y in zip(many, others, strict=True)]))
     value = statistics.median(v for v, _ in each)
     draws = [statistics.median(pair) for pair in zip(*(d for _, d in each), strict=True)]
-    assert found.interval == pytest.approx(interval(value, draws), abs=2e-5)
+    assert found == pytest.approx(interval(value, draws), abs=2e-5)
 
 
 def test_speeds_of_different_sessions_are_not_compared() -> None:
-    mine, plain = two([1, 1, 2], [1, 1, 1])
-    assert mine.faster(plain) is None
-    mine, plain = two([1, 1], [2, 2])
-    assert mine.faster(plain) is None
+    assert faster(*two([1, 1, 2], [1, 1, 1]), 3) is None
+    assert faster(*two([1, 1], [2, 2]), 2) is None
+
+
+def test_plain_decoding_of_every_session_is_looked_at() -> None:
+    """A method that was added later had plain decoding measured anew; the others keep what they were compared with."""
+    mine, plain = two([1, 1, 1], [1, 1, 1], 2.0)
+    later, again = two([2, 2, 2], [2, 2, 2], 3.0)
+    assert faster(mine, plain + again, 3) == faster(mine, again + plain, 3) == [2.0, 2.0, 2.0]
+    assert faster(later, plain + again, 3) == [3.0, 3.0, 3.0]
 
 
 def test_speeds_are_compared_only_with_whoever_took_part() -> None:
     mine, plain = two([1, 1, 1], [1, 1, 1])
-    assert mine.faster(Table([run[:-1] for run in plain.samples])) is None
-    assert Table([run[:-1] for run in mine.samples]).faster(plain) is not None
-    assert mine.faster(Table([])) is None
+    assert faster(mine, plain[:-1], 3) is None
+    assert faster(mine, [], 3) is None
+    assert faster(mine[:-1], plain, 3) == [2.0, 2.0, 2.0]
+
+
+def test_whole_answers_are_compared_with_their_prompts_passes() -> None:
+    """Ten tokens, eleven with the prompt's: 10 s after 2 s, and 5 s after 2 s."""
+    mine, plain = sample(tokens=11, seconds=7.0, prefill=2.0), sample(tokens=11, seconds=12.0, prefill=2.0)
+    table = Table.of([mine], [0])
+    decoding, whole = table.faster([plain]), table.faster([plain], whole=True)
+    assert decoding is not None
+    assert whole is not None
+    assert decoding.value == pytest.approx(2)
+    assert whole.value == pytest.approx(12 / 7)
+    assert metrics.speed([mine], whole=True).value == pytest.approx(11 / 7)
 
 
 def test_texts_of_one_token_are_no_speed() -> None:
     """Nothing was decoded: there is nothing to be faster than."""
-    made = Table.of([sample(c, tokens=1) for c in range(3)], range(3))
-    assert made.rate().interval == [0.0, 0.0, 0.0]
-    assert made.faster(made) is None
+    made = [sample(c, tokens=1) for c in range(3)]
+    assert Table.of(made, range(3)).rate().interval == [0.0, 0.0, 0.0]
+    assert faster(made, made, 3) == [0.0, 0.0, 0.0]
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------

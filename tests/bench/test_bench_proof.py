@@ -151,7 +151,8 @@ def test_the_order_is_turned_round(tmp_path: Path) -> None:
             self.name, self.inner = name, inner
 
         def run(self, prompts: Any, ask: Any) -> Any:
-            seen.append(self.name)
+            if ask.limit > 1:  # a call for one token tells the prompt's time
+                seen.append(self.name)
             return self.inner.run(prompts, ask)
 
     methods = [Method("none"), Method("none", label="twin")]

@@ -84,6 +84,7 @@ def test_more_prompts_later(tmp_path: Path) -> None:
     many = made.measure(methods)
     assert few["none"]["prompts"] == 3
     assert many["none"]["prompts"] == many[LOOKUP.name]["same_text"] == 6
+    assert many[LOOKUP.name]["speedup"] is not None
     assert {c["state"] for c in many.values()} == {"done"}
 
 
@@ -107,7 +108,8 @@ def test_a_failure_is_its_cells_alone_and_is_tried_again(tmp_path: Path) -> None
     cells = {c["method"]: c for c in document(Judge(again, keep_loops=True), [group], 0.0)["cells"]}
     assert {c["state"] for c in cells.values()} == {"done"}
     assert cells["x"]["same_text"] == 4
-    assert cells["x"]["speedup"] is not None, "compared with plain decoding of its own session, prompt by prompt"
+    speeds = [c["speedup"] for c in cells.values()]
+    assert None not in speeds, "each is compared with plain decoding of its own session, prompt by prompt"
 
 
 def test_a_peer_that_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_many_turns(tmp_path: Path, batch: int) -> None:
     )
     assert seen[-1][-1] == letters(whole)["input_ids"]
     cells = document(Judge(runner, keep_loops=True), [group], 0.0)["cells"]
-    assert cells[0]["same_text"] == cells[0]["compared"] == 3
+    assert cells[0]["state"] == "done", cells[0]["reason"]
     assert cells[0]["new_tokens"] == 6 * 6
 
 

@@ -35,7 +35,18 @@ def sample(number: int = 0) -> Sample:
     ]
     names = ["plain id", "Grüße\u2028 und\x85 \x0b mehr: 雨"]
     return Sample(
-        "maths@12", 0.7, 2, "eagle:demo, 16x4", number, 1, 2, names, [11, 30], turns, ["stopped\nearly \U0001f600"]
+        "maths@12",
+        0.7,
+        2,
+        "eagle:demo, 16x4",
+        number,
+        1,
+        2,
+        0xFFFFFFFF - number,
+        names,
+        [11, 30],
+        turns,
+        ["stopped\nearly \U0001f600"],
     )
 
 
@@ -66,7 +77,7 @@ def test_samples_come_back_as_they_went(tmp_path: Path) -> None:
     assert again[0].turns[0].usages[0].overhead_seconds == made[0].turns[0].usages[0].overhead_seconds
     assert len(lines(tmp_path).splitlines()) == 3, "an answer is a line"
     assert lines(tmp_path).endswith(b"\n")
-    assert len({s.key for s in again}) == 3
+    assert {s.cell for s in again} == {("maths@12", 0.7, 2, "eagle:demo, 16x4")}
 
 
 def test_a_last_line_cut_off_anywhere_is_dropped(tmp_path: Path) -> None:
@@ -117,13 +128,9 @@ def test_fields_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [
-        ("target", "org/name"), ("dtype", "bfloat16"), ("device", "cuda"), ("tokens", 65), ("seed", 4), ("threads", 1),
-        ("limit", 5), ("data", "elsewhere"),
-    ],
-)  # fmt: skip
+    [("target", "a/b"), ("dtype", "bfloat16"), ("device", "cuda"), ("tokens", 65), ("seed", 4), ("threads", 1)],
+)
 def test_what_changes_the_meaning_of_a_sample_is_refused(tmp_path: Path, name: str, other: Any) -> None:
-    """`limit` and `data` too: with other ones chunk 3 of a task holds another prompt."""
     opened(tmp_path).add(sample())
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(InputError) as error:
@@ -136,26 +143,26 @@ def test_what_changes_the_meaning_of_a_sample_is_refused(tmp_path: Path, name: s
 
 
 def test_methods_and_tasks_may_be_added(tmp_path: Path) -> None:
-    more = {"tasks": ["a"], "drafter": ["lookup"], "temperature": [0.0], "batch_size": [1], "repeats": 1}
+    more = {"tasks": ["a"], "drafter": ["lookup"], "temperature": [0.0], "batch_size": [1], "repeats": 1, "limit": 5}
     opened(tmp_path, **more)
-    more = {"tasks": ["a", "b"], "drafter": ["suffix"], "temperature": [1.0], "batch_size": [4], "repeats": 3}
+    more |= {"tasks": ["a", "b"], "drafter": ["suffix"], "temperature": [1.0], "batch_size": [4], "limit": 9}
     store = opened(tmp_path, **more)
     assert store.session == 2
     assert read_header(tmp_path)["arguments"] == {**SETTINGS, **more}, "it says what was asked for last"
 
 
 def test_a_name_stands_for_one_method(tmp_path: Path) -> None:
-    """A label given to another drafter, or a name that leaves out another variant, must not take its samples over."""
+    """A label that is given to another drafter must not take over the samples of the one before."""
 
-    def named(**methods: dict[str, str]) -> Store:
+    def named(**methods: list[str]) -> Store:
         return Store.open(tmp_path, {"target": "demo", "started": "", "arguments": SETTINGS, "methods": methods})
 
-    named(mine={"spec": "lookup", "variant": "plain"})
-    named(other={"spec": "suffix", "variant": "plain"})
-    for wrong in ({"spec": "suffix", "variant": "plain"}, {"spec": "lookup", "variant": "int8"}):
-        with pytest.raises(InputError, match="holds another method called 'mine'; give this one a label"):
+    named(mine=["lookup", "plain"])
+    named(other=["suffix", "plain"])
+    for wrong in (["suffix", "plain"], ["lookup", "int8"]):
+        with pytest.raises(InputError, match="holds a method 'mine' that was another; give this one another label"):
             named(mine=wrong)
-    assert named(mine={"spec": "lookup", "variant": "plain"}).session == 3
+    assert named(mine=["lookup", "plain"]).session == 3
     assert sorted(read_header(tmp_path)["methods"]) == ["mine", "other"]
 
 
@@ -197,6 +204,12 @@ def test_a_damaged_header_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"run.json is damaged; give another --out"):
         opened(tmp_path)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="run is a file; --out names a folder"):
+        opened(tmp_path / "run")
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ def test_bad_input_is_refused_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str
 ) -> None:
     given = (
-        args if args[0] == "compare" else ["--tasks", "demo/tldr", "--limit", "1", *args, "--out", str(tmp_path / "x")]
+        args
+        if args[0] in ("compare", "--replay")
+        else ["--tasks", "demo/tldr", "--limit", "1", *args, "--out", str(tmp_path / "x")]
     )
     code = bench(*given)
     told = capsys.readouterr().err.strip().splitlines()[-1]

@@ -43,21 +43,21 @@ def test_a_layer_is_its_weights_rounded(shape: tuple[int, int], dtype: torch.dty
     """Rows of every length, in every precision: torch's kernel for bfloat16 reads beyond some."""
     torch.manual_seed(1)
     linear = nn.Linear(shape[1], shape[0]).to(dtype)
-    linear.weight *= torch.logspace(-2, 2, shape[0])[:, None]  # a scale for each row
+    linear.weight *= torch.logspace(0, 2, shape[0])[:, None]  # a scale for each row
     layer = Int8Linear(linear)
-    fine = 4 * torch.finfo(dtype).eps
+    fine = torch.finfo(dtype).eps
     assert layer.weight.dtype == torch.int8
-    assert (layer.weight.abs().amax(1) == 127).all(), "every row uses its whole range"
+    assert (layer.weight.abs().amax(1) >= 126).all(), "every row uses its whole range"
     error = (linear.weight.double() - layer.weight.double() * layer.scale.double()[:, None]).abs()
-    assert (error <= layer.scale.double()[:, None] * (0.5 + 127 * fine)).all()
+    assert (error <= layer.scale.double()[:, None] * (0.5 + 127 * fine / 2)).all()
+    stock = whole(layer).double()
     for x in (torch.randn(6, shape[1]), torch.randn(2, 3, shape[1]), torch.randn(shape[1]), torch.randn(0, shape[1])):
         x = x.to(dtype)
-        found, wanted = layer(x), whole(layer).double()(x.double())
+        found, wanted = layer(x), stock(x.double())
         assert found.dtype == dtype
-        assert found.shape == (*x.shape[:-1], shape[0])
-        assert torch.allclose(
-            found.double(), wanted, rtol=20 * fine, atol=20 * fine * float(wanted.abs().max() if x.numel() else 0)
-        )
+        assert found.shape == wanted.shape
+        size = nn.functional.linear(x.double().abs(), stock.weight.abs(), stock.bias.abs())
+        assert ((found - wanted).abs() <= (4 + shape[1] / 16) * fine * size).all(), "rounding alone"
 
 
 @torch.no_grad()
@@ -147,19 +147,20 @@ def models() -> Models:
     return Models(device="cpu")
 
 
+@torch.no_grad()
 def test_the_demo_is_quantised_apart_from_the_full_one(models: Models) -> None:
     full, small = (models.llm(v).target for v in ("plain", "int8"))
     assert not any(isinstance(m, Int8Linear) for m in full.model.modules())  # type: ignore[attr-defined]
     assert sum(isinstance(m, Int8Linear) for m in small.model.modules()) == 24 * 7  # type: ignore[attr-defined]
     assert models.llm("int8") is models.llm("int8")
+    theirs, mine = (t.model(IDS).logits for t in (full, small))  # type: ignore[attr-defined]
+    assert 0 < (theirs - mine).norm() < 0.1 * theirs.norm()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_speculation_writes_the_int8_targets_own_text(models: Models, temperature: float) -> None:
     plain = written(models.llm("int8"), 1, temperature)
     assert written(models.llm("int8"), 3, temperature) == plain
-    if temperature:
-        assert plain != written(models.llm(), 3, temperature), "another target: other texts"
     for spec in ("eagle:demo/hass", "lookup"):
         llm = models.with_drafter("int8", spec)
         assert llm.target is models.llm("int8").target

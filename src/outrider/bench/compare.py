@@ -16,7 +16,6 @@ from rich.text import Text
 from .report import IDENTITY, Row, Triple, counted, figure, plainly, said, setting, short, span
 
 MEASURES = {"speedup": "speed-up", "tau": "tau", "tokens_per_second": "tokens/s"}
-PLACES = ("out", "max_minutes")  # arguments that change no figure
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +56,8 @@ def change(a: Triple | None, b: Triple | None) -> Row | None:
     """From one figure to the other; None where one was not measured."""
     if a is None or b is None:
         return None
-    apart = b[1] > a[2] or b[2] < a[1]
+    spread = a[1] < a[2] and b[1] < b[2]  # a figure of a single batch has none, and says nothing of chance
+    apart = spread and (b[1] > a[2] or b[2] < a[1])
     return {"a": list(a), "b": list(b), "ratio": b[0] / a[0] if a[0] else None, "significant": apart}
 
 
@@ -68,7 +68,7 @@ def warnings(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
         found.append(f"The targets differ, so speeds and tau are of different models: {a['target']}, {b['target']}.")
     for part, words in (("machine", "machines"), ("versions", "versions"), ("arguments", "arguments")):
         old, new = a.get(part) or {}, b.get(part) or {}
-        differ = [k for k in dict.fromkeys([*old, *new]) if k not in PLACES and old.get(k) != new.get(k)]
+        differ = [k for k in dict.fromkeys([*old, *new]) if old.get(k) != new.get(k)]
         each = "; ".join(f"{k} {short(old.get(k))}, {short(new.get(k))}" for k in differ)
         if each:
             found.append(f"The {words} differ: {each}.")

@@ -55,6 +55,11 @@ class Trees:
     worth: list[float] = field(default_factory=list)  # tokens a round to fresh draws of the target
     nodes: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # that were committed
+
+    @property
+    def tau(self) -> float:
+        return sum(self.tokens) / len(self.tokens)
 
 
 def expected(tree: DraftTree, logits: torch.Tensor, temperature: float) -> list[float]:
@@ -81,6 +86,7 @@ def trees(engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperat
     def note(prompt: int, round: Round) -> None:
         found.worth += expected(round.tree, round.look.logits, temperature)
         found.nodes += round.tree.size.tolist()
+        found.tokens += map(len, round.tokens)
         found.depths += [round.tree.deepest] * len(round.rows)
 
     watch(engine, prompts, limit, temperature, note)
@@ -91,21 +97,23 @@ def best(
     engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperature: float, nodes: int, depth: int
 ) -> float:
     """Tokens a round of the best tree of so many nodes and depths."""
-    if temperature == 0:
+    if nodes < 2 or temperature == 0:
         return float(min(nodes, depth + 1))
     target = engine.target
-    drafter = ModelDrafter(target, Same(target.vocab, target.vocab), Growth(depth=depth, width=nodes, kids=nodes))
+    drafter = ModelDrafter(
+        target, Same(target.vocab, target.vocab), Growth(depth=depth, width=nodes, kids=nodes, nodes=nodes)
+    )
     oracle = replace(engine, drafter=drafter, rule="rejection", budget=FixedBudget(nodes, depth))
     seen = trees(oracle, prompts, min(limit, 16), temperature).worth
     return sum(seen) / len(seen)
 
 
-def bandwidth(size: int) -> float:
-    """Bytes per second that this machine reads of a buffer of `size` bytes: the best of several."""
-    buffer, times = torch.ones(max(1, size // 4)), []
+def bandwidth(size: int, device: torch.device) -> float:
+    """Bytes per second that this machine reads of a buffer of `size` bytes, at most a gibibyte: the best of several."""
+    buffer, times = torch.ones(max(1, min(size, 1 << 30) // 4), device=device), []
     for _ in range(12):
         began = perf_counter()
-        buffer.sum()
+        float(buffer.sum())
         times.append(perf_counter() - began)
     return buffer.numel() * 4 / min(times)
 
@@ -129,18 +137,17 @@ def explain(runner: Runner, group: Group, cell: dict[str, Any], plain: dict[str,
     most = best(peer.engine, prompts, runner.tokens, group.temperature, nodes, depth)
     model: Any = peer.engine.target
     size = weights(model.model)
-    rate = bandwidth(size) if model.device.type == "cpu" else 0.0
     ms, one = cell["round_ms"], plain["round_ms"]["verify"]
     tau, measured, worth = cell["tau"][0], cell["tokens_per_second"][0], sum(seen.worth) / len(seen.worth)
-    read = min(one, 1e3 * size / rate) if rate else one
+    read = min(one, 1e3 * size / bandwidth(size, model.device))
     parts = [
         ("one pass", read / one, f"a pass over one token takes {one:.2f} ms, its weights {read:.2f} ms to read"),
         ("the nodes", one / ms["verify"], f"a pass over the tree ({nodes} nodes) takes {ms['verify']:.2f} ms"),
         ("the drafter", worth / most, f"its trees are worth {worth:.2f} tokens a round, the best ones {most:.2f}"),
-        ("the rule", tau / worth, f"{tau:.2f} tokens a round were committed"),
+        ("the rule", seen.tau / worth, f"{seen.tau:.2f} tokens a round were committed"),
         ("drafting", ms["verify"] / (ms["verify"] + ms["draft"]), f"a draft takes {ms['draft']:.2f} ms"),
     ]
-    ideal = 1e3 * most / read
+    ideal = 1e3 * most / read * tau / seen.tau  # of all prompts: their texts are as much easier or harder
     so_far = ideal * math.prod(f for _, f, _ in parts)
     parts.append(("the engine", measured / so_far, f"the rest of a round takes {ms['overhead']:.2f} ms"))
     return {

@@ -25,11 +25,10 @@ def rows(
     others: Sequence[str],
 ) -> list[Method]:
     """The grid. Plain decoding of every variant comes first: speeds are ratios to the first row."""
-    brief = len(variants) == 1
-    found = [Method(PLAIN, variant=v, brief=brief) for v in variants]
-    found += [peers.method(p) for p in others]
+    found = [Method(PLAIN, variant=v) for v in variants]
+    found += [peers.method(p) for p in others if p != PLAIN]
     found += [
-        Method(spec, rule, budget, variant, label=label, brief=brief)
+        Method(spec, rule, budget, variant, label=label)
         for label, spec, budget_alone, rule_alone in map(labelled, drafters)
         if spec != PLAIN
         for rule in ([rule_alone] if rule_alone else rules)
@@ -61,10 +60,14 @@ def labelled(text: str) -> tuple[str, str, str, str]:
     return label, spec, own["budget"], own["rule"]
 
 
-def fits(method: Method, temperature: float) -> bool:
-    """Is a method worth a row at this temperature? At 0 all lossless rules write the same text: one is enough."""
-    name = method.rule.partition("?")[0]
-    return temperature > 0 or name == "coupled"
+def at(temperature: float, rows: Sequence[Method]) -> tuple[Method, ...]:
+    """The rows that are worth measuring: at 0 all lossless rules write the same text, and the first stands for them."""
+    if temperature > 0:
+        return tuple(rows)
+    first: dict[tuple[str, ...], Method] = {}
+    for m in filter(lossless, rows):
+        first.setdefault((m.peer, m.spec, m.budget, m.variant), m)
+    return tuple(first.values())
 
 
 def lossless(method: Method) -> bool:

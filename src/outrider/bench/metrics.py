@@ -34,9 +34,10 @@ class Figure:
 
     @property
     def interval(self) -> list[float]:
-        """[value, low, high]: 95 %."""
-        low, high = np.percentile(self.draws, (2.5, 97.5))
-        return [round(float(x), 5) for x in (self.value, low, high)]
+        """[value, low, high]: 95 %, of the draws that are defined. A single chunk has no spread: all three are one."""
+        known = self.draws[np.isfinite(self.draws)]
+        ends = np.percentile(known, (2.5, 97.5)) if known.size else (self.value, self.value)
+        return [round(float(x), 5) for x in (self.value, *ends)]
 
 
 def count(tokens: Sequence[Sequence[int]]) -> int:
@@ -59,19 +60,22 @@ def ratio(above: Array, below: Array) -> Figure:
     def of(w: Array) -> Array:
         with np.errstate(divide="ignore", invalid="ignore"):
             found = (w @ above.T) / (w @ below.T)
-        return np.median(np.nan_to_num(found, nan=0.0, posinf=0.0), axis=1)
+        return np.median(found, axis=1)
 
-    return Figure(float(of(np.ones((1, above.shape[1])))[0]), of(weights(above.shape[1])))
+    value = float(of(np.ones((1, above.shape[1])))[0])
+    return Figure(value if np.isfinite(value) else 0.0, of(weights(above.shape[1])))
 
 
 def quotient(a: Figure, b: Figure) -> Figure:
     """a / b, draw by draw."""
-    return Figure(a.value / b.value, a.draws / np.where(b.draws == 0, np.inf, b.draws))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Figure(a.value / b.value if b.value else 0.0, a.draws / b.draws)
 
 
 def mean(figures: Sequence[Figure]) -> Figure:
-    """The macro mean."""
-    return Figure(float(np.mean([f.value for f in figures])), np.mean([f.draws for f in figures], axis=0))
+    """The macro mean. Tasks are drawn independently: their draws are shuffled against one another."""
+    mixed = [np.random.default_rng(i).permutation(f.draws) for i, f in enumerate(figures)]
+    return Figure(float(np.mean([f.value for f in figures])), np.mean(mixed, axis=0))
 
 
 @dataclass(frozen=True)
@@ -97,13 +101,14 @@ class Table:
         """Decoded tokens per second."""
         return ratio(self.map(tokens), self.map(seconds))
 
-    def faster(self, plain: Table) -> Figure | None:
-        """Times as fast as another method in the same turns; None where it did not take part in all of them."""
-        theirs = {(s.repeat, s.chunk, s.session): s for run in plain.samples for s in run}
+    def faster(self, others: Sequence[Sample], whole: bool = False) -> Figure | None:
+        """Times as fast as another method in the same turns; None where it did not take part in all of them. `whole`:
+        the prompts' passes counted too."""
+        theirs = {(s.repeat, s.chunk, s.session): s for s in others}
         pairs = [[(s, theirs.get((s.repeat, s.chunk, s.session))) for s in run] for run in self.samples]
         if not pairs or any(b is None for run in pairs for _, b in run):
             return None
-        each = [quotient(*(speed([p[i] for p in run]) for i in (0, 1))) for run in pairs]  # type: ignore[misc]
+        each = [quotient(*(speed([p[i] for p in run], whole) for i in (0, 1))) for run in pairs]  # type: ignore[misc]
         return Figure(float(np.median([e.value for e in each])), np.median([e.draws for e in each], axis=0))
 
     def usages(self) -> list[list[Usage]]:
@@ -122,7 +127,11 @@ def seconds(sample: Sample) -> float:
     return sum(t.seconds - t.prefill for t in sample.turns)
 
 
-def speed(samples: Sequence[Sample]) -> Figure:
+def speed(samples: Sequence[Sample], whole: bool = False) -> Figure:
+    """Tokens per second: of decoding, or of the whole answer."""
+    if whole:
+        given = [[sum(map(len, t.tokens)) for t in s.turns] for s in samples]
+        return ratio(np.array([sum(g) for g in given]), np.array([sum(t.seconds for t in s.turns) for s in samples]))
     return ratio(np.array([tokens(s) for s in samples]), np.array([seconds(s) for s in samples]))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import drafters
 from ..llm import LLM, load
+from ..targets import HFTarget
 from ..targets.int8 import quantise
 from ..types import InputError
 
@@ -34,9 +35,11 @@ class Models:
         if variant not in self.loaded:
             llm = load(self.target, "none", dtype=self.dtype, device=self.device, trust_remote_code=self.trust)
             target: Any = llm.target
-            if "int8" in variant:
-                quantise(target.model)
+            if "int8" in variant and not quantise(target.model):
+                raise InputError(f"{self.name} has no linear layers to keep in int8; leave the variant {variant} out")
             if "compile" in variant:
+                if not isinstance(target, HFTarget):
+                    raise InputError(f"only decoder-only models can be compiled; leave the variant {variant} out")
                 target.compile()
                 target.warm()
             self.loaded[variant] = llm

@@ -18,7 +18,7 @@ import torch
 from ..llm import LLM
 from .cells import newest
 from .checks import logits
-from .runner import Group, Runner
+from .runner import Group, Runner, answer_of
 from .tasks import exact
 from .types import Sample
 
@@ -39,10 +39,14 @@ def likelihood(llm: LLM, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -
 def texts(runner: Runner, group: Group, samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
     """(prompt, text) of every turn of one sample for each batch."""
     found = []
-    for chunk, sample in newest(samples).items():
+    for chunk, sample in newest(good(samples)).items():
         for turn, ids, _ in runner.turns(group.task, group.chunks[chunk], sample.turns):
             found += list(zip(ids, sample.turns[turn].tokens, strict=False))
     return found
+
+
+def good(samples: Sequence[Sample]) -> list[Sample]:
+    return [s for s in samples if not s.faults]
 
 
 def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM) -> dict[str, Any]:
@@ -54,12 +58,12 @@ def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM)
 
     plain = next((m.name for m in group.methods if m.plain and m.variant == variant), "")
     mine = texts(runner, group, of(method))
-    by = {p.id: p for p in task.prompts}
     told = [
-        exact(task.kind, llm.decode(row), by[name].reference)
-        for sample in newest(of(method)).values()
-        for name, row in zip(sample.prompts, sample.turns[-1].tokens, strict=False)
-        if by[name].reference
+        exact(task.kind, llm.decode(answer_of(prompts, sample.turns, len(prompt.turns) - 1, i)), prompt.reference)
+        for chunk, sample in newest(good(of(method))).items()
+        for prompts in [group.chunks[chunk]]
+        for i, prompt in enumerate(prompts)
+        if prompt.reference
     ]
     judged = [t for t in told if t is not None]
     known = [

@@ -27,7 +27,7 @@ Triple = tuple[float, float, float]  # a figure and its interval of 95 %
 
 IDENTITY = ("task", "temperature", "batch", "method")
 TEXTS = ("spec", "rule", "budget", "variant", "peer", "lossless", "state", "reason")
-FIGURES = ("speedup", "tokens_per_second", "over_stock", "tau", "alpha", "prefill_ms")
+FIGURES = ("speedup", "tokens_per_second", "whole", "over_stock", "tau", "alpha", "prefill_ms")
 COUNTS = ("prompts", "repeats", "new_tokens", "looping", "same_text", "compared", "drafted_alpha", "prompt_tokens")
 PARTS = {
     "round_ms": ("draft", "verify", "overhead"),
@@ -183,6 +183,13 @@ def headline(document: dict[str, Any]) -> list[str]:
     tasks = {w: len({c["task"] for c in document["cells"] if setting(c) == w}) for w in settings(document)}
     rows = [(f, m) for m in means(document) if m["method"] in fair and (f := figure(m, "speedup"))]
     whole = [(f, m) for f, m in rows if m["tasks"] == tasks[setting(m)]]
+    replayed = [(f, c) for c in counted(document) if c.get("predicted") and (f := figure(c["predicted"], "speedup"))]
+    if replayed:
+        best, cell = max(replayed, key=lambda x: x[0][0])
+        cost = cell["predicted"]["cost"]
+        return [
+            f"Predicted for {cost}: {cell['method']} on {cell['task']}, {span(best)} times as fast as plain decoding."
+        ]
     if not whole:
         return ["No lossless method has valid figures for every task, so there is no speed-up to claim."]
     best, mean = max(whole, key=lambda x: x[0][0])
@@ -289,6 +296,15 @@ def show(document: dict[str, Any]) -> None:
                 rows.add_row(Text(m["method"]), *(span(figure(m, n), d) for n, d in figures))
         if rows.row_count:
             console.print(rows)
+    replays = Table(
+        "method", "task", "tau", "predicted speed-up", "without drafting", title="Replays", title_justify="left"
+    )
+    for c in counted(document):
+        if p := c.get("predicted"):
+            told = [span(figure(c, "tau")), span(figure(p, "speedup")), span(figure(p, "without_drafting"))]
+            replays.add_row(Text(c["method"]), Text(c["task"]), *told)
+    if replays.row_count:
+        console.print(replays)
     for p in problems(document):
         why = "; ".join(p.reasons) or "no reason was given"
         console.print(Text(f"{p.state}: {p.method}, {p.where}: {why}", "yellow" if p.state == "partial" else "red"))

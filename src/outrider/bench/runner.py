@@ -21,11 +21,13 @@ from ..types import InputError
 from . import checks, methods, peers
 from .memory import held
 from .models import Models
+from .peers.outrider import Ours
 from .store import Store
 from .tasks import cut
 from .types import OURS, Answer, Ask, Failure, Method, Peer, Prompt, Sample, Task, Turn
 
-WARM = 16  # tokens of a warm-up
+WARM = 16  # tokens of a warm-up of ours
+STOCK = "transformers"  # the peer that figures are also ratios to
 
 Advance = Callable[[str], None]  # told what comes next, once for each answer
 
@@ -47,10 +49,10 @@ class Group:
 
     def own(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples of this group's prompts, by its own numbers: another run may have asked for fewer prompts."""
-        place = {tuple(p.id for p in chunk): i for i, chunk in enumerate(self.chunks)}
+        place = {digest(self.task, chunk): i for i, chunk in enumerate(self.chunks)}
         key = (self.task.name, self.temperature, self.batch)
-        mine = [s for s in samples if s.cell[:3] == key and tuple(s.prompts) in place]
-        return [replace(s, chunk=place[tuple(s.prompts)]) for s in mine]
+        mine = [s for s in samples if s.cell[:3] == key and s.digest in place]
+        return [replace(s, chunk=place[s.digest]) for s in mine]
 
 
 @dataclass
@@ -67,21 +69,18 @@ class Runner:
         repeats: int,
     ) -> list[Group]:  # fmt: skip
         return [
-            Group(task, t, b, tuple(m for m in rows if methods.fits(m, t)), repeats)
-            for task in tasks
-            for t in temperatures
-            for b in batches
+            Group(task, t, b, methods.at(t, rows), repeats) for task in tasks for t in temperatures for b in batches
         ]
 
     def missing(self, group: Group) -> list[tuple[int, int, list[Method]]]:
-        """(repeat, chunk, methods) still to be measured, plain decoding with them."""
-        done = {(s.method, s.chunk, s.repeat) for s in group.own(self.store.samples)}
+        """(repeat, chunk, methods) still to be measured, and beside them those that they are compared with."""
+        done = {(s.method, s.chunk, s.repeat) for s in group.own(self.store.samples) if not s.faults}
         found = []
         for repeat in range(group.repeats):
             for chunk in range(len(group.chunks)):
                 lack = [m for m in group.methods if (m.name, chunk, repeat) not in done]
                 if lack:
-                    found.append((repeat, chunk, [m for m in group.methods if m.plain or m in lack]))
+                    found.append((repeat, chunk, [m for m in group.methods if m.plain or m.spec == STOCK or m in lack]))
         return found
 
     def open(self, rows: Sequence[Method]) -> None:
@@ -112,10 +111,13 @@ class Runner:
         try:
             if method.name not in self.peers:
                 self.peers[method.name] = peers.load(method, self.models)
-            prompts = group.chunks[0]
-            ask = self._ask(group, prompts, 0)
-            ids = [self.ids(group.task, p, []) for p in prompts]
-            self.peers[method.name].run(ids, replace(ask, limit=min(WARM, ask.limit)))
+            peer = self.peers[method.name]
+            if isinstance(peer, Ours):
+                chunk, limit = group.chunks[0], min(WARM, self.tokens)
+            else:  # caches of a fixed size are made for the largest
+                chunk, limit = max(group.chunks, key=lambda c: max(len(p.turns[0]) for p in c)), self.tokens
+            ids = [self.ids(group.task, p, []) for p in chunk]
+            peer.run(ids, replace(self._ask(group, chunk, 0), limit=limit))
         except Exception as error:
             return self._failed(group, method, error)
         return True
@@ -124,7 +126,7 @@ class Runner:
         prompts = group.chunks[chunk]
         made = Sample(
             group.task.name, group.temperature, group.batch, method.name, chunk, repeat, self.store.session,
-            [p.id for p in prompts], [], [],
+            digest(group.task, prompts), [p.id for p in prompts], [], [],
         )  # fmt: skip
         try:
             for turn, ids, who in self.turns(group.task, prompts, made.turns):
@@ -148,19 +150,17 @@ class Runner:
     def _turn(self, peer: Peer, ids: list[list[int]], ask: Ask, faults: list[str]) -> Turn:
         """One call, by our clock; its prompt's share by the method's word, or by a call for one token."""
         target = self.models.llm().target
-        first: float | None = None
         began = self._now()
         given: Answer = peer.run(ids, ask)
         seconds = self._now() - began
-        if given.prefill is None:
+        prefill = given.prefill
+        if prefill is None or not isinstance(peer, Ours):
             began = self._now()
             peer.run(ids, replace(ask, limit=1))
-            first = self._now() - began
+            prefill = self._now() - began
         context = target.context
         room = [context - len(i) for i in ids] if not checks.seq2seq(self.models.llm()) else [context] * len(ids)
         faults += [f for f in checks.answer(given, ask, len(ids), target.vocab, room, seconds) if f not in faults]
-        prefill = first if given.prefill is None else given.prefill
-        assert prefill is not None
         return Turn(given.tokens, seconds, min(prefill, seconds), given.usages, memory_of(given, len(ids)))
 
     def _now(self) -> float:
@@ -200,12 +200,18 @@ class Runner:
         return cut(found, task.cut) if task.cut else found
 
 
+def digest(task: Task, prompts: Sequence[Prompt]) -> int:
+    """What a batch of prompts is, as a number: another text under the same name is another prompt."""
+    return crc32(repr([task.raw, task.cut, [(p.id, p.turns) for p in prompts]]).encode())
+
+
 def memory_of(given: Answer, rows: int) -> dict[str, int]:
-    """Bytes of both states for all rows: those that ended before the others have left them."""
+    """Bytes of both states; nothing where a row ended before the others and has left them."""
     if not given.states:
         return {}
-    left = len(given.states[0].lengths)
-    return {name: rows * held(state) // left for name, state in zip(("cache", "drafter"), given.states, strict=True)}
+    if len(given.states[0].lengths) < rows:
+        return {}
+    return dict(zip(("cache", "drafter"), map(held, given.states), strict=True))
 
 
 def answer_of(prompts: Sequence[Prompt], made: Sequence[Turn], turn: int, index: int) -> list[int]:

@@ -29,6 +29,8 @@ class Store:
     @classmethod
     def open(cls, folder: Path, header: dict[str, Any]) -> Store:
         """A folder that is new, or holds a run of the same settings."""
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; --out names a folder")
         folder.mkdir(parents=True, exist_ok=True)
         place = folder / "run.json"
         if place.exists():
@@ -39,7 +41,11 @@ class Store:
                     raise InputError(
                         f"{folder} holds a run with {name} {was}, not {now}; give another --out, or the same {name}"
                     )
-            header = {**header, "started": old["started"], "sessions": old["sessions"] + 1}
+            known = old.get("methods", {})
+            for name, meaning in header.get("methods", {}).items():
+                if known.setdefault(name, meaning) != meaning:
+                    raise InputError(f"{folder} holds a method {name!r} that was another; give this one another label")
+            header = {**header, "methods": known, "started": old["started"], "sessions": old["sessions"] + 1}
         header = {"format": VERSION, "sessions": 1, **header}
         write(place, header)
         store = cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..calibration import ece, families, reliability
-from ..llm import load
+from ..llm import LLM
 from ..types import Round
 from .cells import KEYS, Judge
 from .explain import explain as causes
@@ -26,12 +26,11 @@ SHOWN = 16  # prompts of a task whose confidences are looked at
 
 
 def add(
-    document: dict[str, Any], judge: Judge, groups: Sequence[Group], models: Models, original: str | None,
+    document: dict[str, Any], judge: Judge, groups: Sequence[Group], models: Models, referee: LLM | None,
     observe: bool, explain: bool, memory: float | None = None,
 ) -> None:  # fmt: skip
     """Fill in what cells do not know by themselves."""
     runner = judge.runner
-    referee = load(original, "none", dtype=models.dtype, device=models.device) if original else None
     for group in groups:
         cells = cells_of(document, group)
         for cell in cells.values():
@@ -104,7 +103,7 @@ def capacity(document: dict[str, Any], runner: Runner, limit: float) -> list[dic
     """The most rows that fit into `limit` bytes beside the weights, by what a row of each method was seen to hold.
 
     A row holds its part of the target's cache and of the drafter's state, and the logits of its tree in float32. The
-    drafter's weights are not counted: they are a small part, and the same for every batch.
+    weights are the target's, and a draft model's.
     """
     found = []
     for cell in document["cells"]:
@@ -114,7 +113,9 @@ def capacity(document: dict[str, Any], runner: Runner, limit: float) -> list[dic
         target: Any = peer.engine.target
         nodes = 1 + (cell["drafted_alpha"] is not None) * most_nodes(cell)
         row = (memory["cache"] + memory["drafter"]) / cell["batch"] + 4.0 * nodes * target.vocab
-        rows = int(max(0.0, limit - weights(target.model)) // row)
+        draft: Any = getattr(peer.engine.drafter, "model", None)
+        used = sum(weights(m.model) for m in (target, draft) if hasattr(m, "model"))
+        rows = int(max(0.0, limit - used) // row)
         found.append({**{k: cell[k] for k in KEYS}, "bytes_per_row": round(row), "rows": rows, "limit": limit})
     return found
 

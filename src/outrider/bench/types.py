@@ -30,7 +30,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Task:
-    """A named set of prompts."""
+    """A named set of prompts. What changes a prompt's tokens (raw, cut) is part of the name or of the digest."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -50,7 +50,6 @@ class Method:
     variant: str = "plain"  # of the target: plain, compile, int8, compile+int8
     peer: str = OURS  # a file of bench/peers
     label: str = ""
-    brief: bool = False  # the run has one variant: names leave it out
 
     @property
     def name(self) -> str:
@@ -58,7 +57,7 @@ class Method:
         parts = [self.label or self.spec]
         if self.peer == OURS and not self.plain:
             parts += [self.rule] * (self.rule != "coupled") + [self.budget] * (self.budget != "adaptive")
-        return ", ".join([*parts, *[self.variant] * (self.variant != "plain" and not self.brief)])
+        return ", ".join([*parts, *[self.variant] * (self.variant != "plain")])
 
     @property
     def plain(self) -> bool:
@@ -80,14 +79,14 @@ class Answer:
     """What a method returns for a batch of prompts. The runner measures the time; a method may say how it was spent."""
 
     tokens: list[list[int]]  # new tokens of each row, the end-of-text token included where one was written
-    prefill: float | None = None  # seconds until every row had its first token; None: the runner asks for one token
+    prefill: float | None = None  # seconds until every row had its first token; believed of our own engine alone
     usages: list[Usage] = field(default_factory=list)  # of each row, where the method counts rounds
     states: tuple[Any, ...] = ()  # the target's and the drafter's, whose bytes are counted once the clock has stopped
 
 
 @runtime_checkable
 class Peer(Protocol):
-    """A way to decode. Add one: a file in bench/peers with `load(setup, spec) -> Peer`."""
+    """A way to decode. Add one: a file in bench/peers with `load(models, path, **options) -> Peer`."""
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer: ...
 
@@ -114,6 +113,7 @@ class Sample:
     chunk: int  # which batch of the task's prompts
     repeat: int
     session: int  # which start of the program: speeds are compared within one
+    digest: int  # of the prompts' texts
     prompts: list[str]  # ids
     lengths: list[int]  # tokens of each prompt, first turn
     turns: list[Turn]

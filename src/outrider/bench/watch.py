@@ -14,7 +14,7 @@ Note = Callable[[Round], None]
 
 @dataclass(frozen=True)
 class Watched:
-    """A drafter of whose own trees every finished round is noted."""
+    """A drafter beside which every finished round is noted (not the prompts' chunks)."""
 
     inner: Any
     note: Note
@@ -31,16 +31,14 @@ class Watched:
 class WatchedDrafting:
     inner: Any
     note: Note
-    mine: DraftTree | None = None
 
     def observe(self, round: Round) -> None:
-        if round.tree is self.mine:
+        if round.tree.ancestors is not None:
             self.note(round)
         self.inner.observe(round)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         tree: DraftTree = self.inner.propose(rows, budget)
-        self.mine = tree
         return tree
 
     def select(self, index: Sequence[int]) -> None:

@@ -54,23 +54,27 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Folder of the tasks' files; else they come from the hub.")] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Default: 0.")] = None,
     rules: Annotated[
-        list[str] | None, typer.Option(help="coupled, rejection, block, typical?epsilon=E&delta=D.")
+        list[str] | None, typer.Option(help="coupled (default), rejection, block, typical?epsilon=E&delta=D.")
     ] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="Prompts side by side; default: 1.")] = None,
     budget: Annotated[
-        list[str] | None, typer.Option(help="adaptive, NODESxDEPTH, a shape N1,N2, or '3,2,1 2,1 none' for a bandit.")
+        list[str] | None,
+        typer.Option(help="adaptive (default), NODESxDEPTH, a shape 3,2,1, or '3,2,1 2,1 none' for a bandit."),
     ] = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="Of the target: plain, compile, int8, compile+int8.")
+        list[str] | None, typer.Option(help="Of the target: plain (default), compile, int8, compile+int8.")
     ] = None,
     peer: Annotated[
-        list[str] | None, typer.Option(help="Beside ours: transformers, transformers:DRAFT, transformers?lookup=10.")
+        list[str] | None,
+        typer.Option(
+            help="Beside ours: transformers (default), transformers:DRAFT, transformers?lookup=10; none: none."
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="For every turn.")] = 128,
     limit: Annotated[int | None, typer.Option(help="Prompts of each task, at most.")] = None,
     repeats: Annotated[int, typer.Option(help="How often every prompt is answered.")] = 1,
     max_minutes: Annotated[float | None, typer.Option(help="Stop then; the same command goes on later.")] = None,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Of sampled texts; every prompt has its own from it.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Default: torch's own.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -98,34 +102,36 @@ def bench(
     Every method answers the same prompts in turn. A run that is broken off goes on with the same command.
     """
     from ..bench import report
-    from ..types import LOSSY, InputError
+    from ..types import InputError
     from . import check_place
 
     if list_:
         return show_tasks(as_json)
-    wanted = rules or ["coupled"]
-    if not lossy and any(r.partition("?")[0] in LOSSY for r in wanted):
-        raise InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
     if min(max_new_tokens, repeats, *(batch_size or [1])) < 1 or min(temperature or [0]) < 0:
         raise InputError("--max-new-tokens, --repeats and --batch-size are at least 1, and --temperature at least 0")
+    if min(limit or 1, threads or 1) < 1 or (max_minutes is not None and max_minutes <= 0):
+        raise InputError("--limit and --threads are at least 1, and --max-minutes is above 0")
     check_place(dtype, device)
     if replay is not None:
+        if any((target, tasks, temperature, rules, batch_size, variant, peer)):
+            raise InputError("a replay takes --drafter, --budget, --tokenizer, --cost and --limit; leave the rest out")
         document = replayed(replay, tokenizer, drafter or ["lookup", "suffix"], budget or ["16x6"], cost, limit)
     else:
         asked: dict[str, Any] = {
             "target": target or "demo", "drafter": drafter or ["lookup", *([] if target else [default_drafter()])],
-            "tasks": tasks or ["sample" if target else "demo"], "temperature": temperature or [0.0], "rules": wanted,
-            "batch_size": batch_size or [1], "budget": budget or ["adaptive"], "variant": variant or ["plain"],
+            "tasks": tasks or ["sample" if target else "demo"], "temperature": unique(temperature or [0.0]),
+            "rules": unique(rules or ["coupled"]), "batch_size": unique(batch_size or [1]),
+            "budget": unique(budget or ["adaptive"]), "variant": unique(variant or ["plain"]),
             "peer": ["transformers"] if peer is None else peer, "tokens": max_new_tokens, "limit": limit,
             "repeats": repeats, "seed": seed, "threads": threads, "dtype": dtype, "device": device,
             "keep_loops": keep_loops, "data": str(data) if data else None, "judge": judge,
         }  # fmt: skip
-        document = measured(asked, out, max_minutes, observe, explain, memory)
+        document = measured(asked, out, max_minutes, observe, explain, memory, lossy)
     files = report.write(document, out)
     if as_json:
         import json
 
-        typer.echo(json.dumps(document))
+        typer.echo(json.dumps(report.finite(document)))
         return
     report.show(document)
     typer.echo(f"The report: {files[-1]}", err=True)
@@ -150,6 +156,10 @@ def compare(
         sides.show(found)
 
 
+def unique(values: list[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
 def default_drafter() -> str:
     from ..llm import DEMO_DRAFTER
 
@@ -171,8 +181,9 @@ def show_tasks(as_json: bool) -> None:
 
 
 def measured(
-    asked: dict[str, Any], out: Path, minutes: float | None, observe: bool, explain: bool, memory: float | None = None
-) -> dict[str, Any]:
+    asked: dict[str, Any], out: Path, minutes: float | None, observe: bool, explain: bool, memory: float | None = None,
+    lossy: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """The grid, measured and judged; also when it is broken off, with what there is."""
     from time import monotonic
 
@@ -180,7 +191,8 @@ def measured(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..bench import cells, methods, studies
+    from .. import llm as models_of
+    from ..bench import cells, methods, report, studies
     from ..bench.models import Models
     from ..bench.runner import Runner, fitting
     from ..bench.store import Store
@@ -191,13 +203,21 @@ def measured(
         torch.set_num_threads(asked["threads"])
     asked = {**asked, "threads": torch.get_num_threads()}
     rows = methods.rows(asked["drafter"], asked["rules"], asked["budget"], asked["variant"], asked["peer"])
+    changing = [m for m in rows if not methods.lossless(m)]
+    if changing and not lossy:
+        raise InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
+    if changing and max(asked["temperature"]) == 0:
+        raise InputError("typical acceptance at temperature 0 is greedy decoding; give a --temperature above 0")
     names = expand(asked["tasks"])
-    target = None if asked["target"] == "demo" else asked["target"]
-    models = Models(target, asked["dtype"], asked["device"])
+    if not names:
+        raise InputError("no task was named; see outrider bench --list")
+    models = Models(None if asked["target"] == "demo" else asked["target"], asked["dtype"], asked["device"])
     llm, began = models.llm(), monotonic()
-    runner = Runner(
-        models, Store.open(out, {"target": models.name, "arguments": asked, **here()}), asked["tokens"], asked["seed"]
-    )
+    place = {"dtype": asked["dtype"], "device": asked["device"]}
+    referee = models_of.load(asked["judge"], "none", **place) if asked["judge"] else None
+    named = {m.name: [m.peer, m.spec, m.rule, m.budget, m.variant] for m in rows}
+    header = {"target": models.name, "arguments": asked, "methods": named, **here()}
+    runner = Runner(models, Store.open(out, header), asked["tokens"], asked["seed"])
     runner.deadline = began + 60 * minutes if minutes else runner.deadline
 
     def count(text: str) -> int:
@@ -205,24 +225,25 @@ def measured(
 
     folder = Path(asked["data"]) if asked["data"] else None
     chosen = [fitting(load(name, folder, asked["limit"], count), runner) for name in names]
-    if not chosen:
-        raise InputError("no task was named; see outrider bench --list")
     runner.open(rows)
     groups = runner.groups(chosen, asked["temperature"], asked["batch_size"], rows, asked["repeats"])
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
     whole = True
     with Progress(*columns, console=console, transient=not console.is_terminal) as bar:
-        work = sum(steps(runner, group) for group in groups)
-        task = bar.add_task("loading", total=work)
-        for group in groups:
-            whole = whole and runner.run(group, lambda what: bar.update(task, advance=1, description=what))
+        task = bar.add_task("loading", total=sum(steps(runner, group) for group in groups))
+        try:
+            for group in groups:
+                whole = whole and runner.run(group, lambda what: bar.update(task, advance=1, description=what))
+        except KeyboardInterrupt:
+            whole = False
     judge = cells.Judge(runner, asked["keep_loops"])
     document = cells.document(judge, groups, monotonic() - began)
+    report.write(document, out)  # before anything else can go wrong
     room = memory * 2**30 if memory else None
-    studies.add(document, judge, groups, models, asked["judge"], observe, explain and whole, room)
+    studies.add(document, judge, groups, models, referee, observe and whole, explain and whole, room)
     if not whole:
-        console.print("The time was up before the end; the same command goes on from here.")
+        console.print("Broken off before the end; the same command goes on from here.")
     return document
 
 

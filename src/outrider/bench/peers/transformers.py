@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from ...targets.load import from_pretrained
 from ...types import InputError
@@ -29,6 +30,12 @@ def load(
         raise InputError(f"transformers has the caches dynamic and static here, not {cache!r}")
     target: Any = models.llm("plain").target
     options: dict[str, Any] = {}
+    if compile and target.device.type != "cuda":
+        raise InputError("transformers compiles its static cache on a GPU alone; leave compile out")
+    old = target.model.generation_config  # a repetition penalty that a model ships would make it another law
+    target.model.generation_config = GenerationConfig(
+        bos_token_id=old.bos_token_id, decoder_start_token_id=old.decoder_start_token_id
+    )
     if cache == "static" or compile:
         options |= {"cache_implementation": "static", "disable_compile": not compile}
     if path:
@@ -60,7 +67,8 @@ class Stock:
             ids, attention_mask=mask, max_new_tokens=ask.limit, eos_token_id=sorted(ask.eos) or None, pad_token_id=pad,
             **law, **self.options,
         )  # fmt: skip
-        return Answer([until_end(row, ask.eos) for row in out[:, longest:].tolist()])
+        first = 1 if self.model.config.is_encoder_decoder else longest
+        return Answer([until_end(row, ask.eos) for row in out[:, first:].tolist()])
 
 
 def until_end(tokens: list[int], eos: frozenset[int]) -> list[int]:
