@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import outrider
+from outrider.bench.memory import held
 from outrider.budget import FixedBudget
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters.mamba import MambaDrafting
@@ -71,24 +72,21 @@ def prompt(llm: outrider.LLM, texts: Iterator[str], length: int, mark: str) -> l
 # Memory
 
 
-def held(state: Any) -> tuple[int, int]:
-    """(in use, allocated): bytes of the tensors that a drafting, or a session, keeps of its text. Weights excluded."""
+def used(state: Any) -> int:
+    """Bytes in use of the tensors that a drafting, or a session, keeps of its text; `held` counts those allocated."""
     if isinstance(state, NoneDrafting):
-        return 0, 0
+        return 0
     if isinstance(state, MambaDrafting):  # constant in the text
-        slab = (state.slab.conv, state.slab.ssm) if state.slab else ()
-        return (both := state.state.bytes + sum(map(size, slab))), both
+        return state.state.bytes + sum(map(size, (state.slab.conv, state.slab.ssm) if state.slab else ()))
     if isinstance(state, ModelDrafting):
-        return held(state.session)
+        return used(state.session)
     if isinstance(state, TreeSession):  # layers * (keys and values) * kv_heads * head_dim * tokens * itemsize
-        slots = [s.shape[0] * s.shape[3] * s.element_size() for s in state.cache.slabs]
-        return sum(slots) * sum(state.host), state.cache.bytes
+        return sum(s.shape[0] * s.shape[3] * s.element_size() for s in state.cache.slabs) * sum(state.host)
     assert isinstance(state, FeatureDrafting), f"no rule for {type(state).__name__}"
     # Keys and values of the pairs read, the features and tokens of those that wait, and the last step's vector.
     cache, waits = state.cache, [t for features, ids, _ in state.pending for t in (features, ids)]
     rest = sum(map(size, [*waits, *([] if state.last is None else [state.last])]))
-    slot = cache.keys[0, 0].numel() * cache.keys.element_size() * 2
-    return slot * sum(cache.host) + rest, size(cache.keys) + size(cache.values) + rest
+    return cache.keys[0, 0].numel() * cache.keys.element_size() * 2 * sum(cache.host) + rest
 
 
 def size(tensor: torch.Tensor) -> int:
@@ -186,15 +184,15 @@ def run(engine: Engine, ids: Sequence[int], tokens: int) -> dict[str, Any]:
     assert batch is not None, "more than one token is asked for"
     found: dict[str, Any] = {"prefill_peak": memory.peak() - before}
     drafting, session, usage = batch.drafting, batch.session, row.usage
-    found["state"], found["state_allocated"] = held(drafting)
-    found["cache"], found["cache_allocated"] = held(session)
+    for name, state in (("state", drafting), ("cache", session)):
+        found[name], found[f"{name}_allocated"] = used(state), held(state)
     batch.drafting = timed = Timed(drafting, memory.cuda)
     memory.restart()
     while batch is not None:
         batch.round()
         batch = batch.leave()
     found["decode_peak"] = memory.peak() - before
-    found["running"] = held(drafting)[0]
+    found["running"] = used(drafting)
     return found | {
         "prefill_seconds": usage.prefill_seconds,
         "decode_seconds": usage.decode_seconds,

@@ -34,29 +34,44 @@ SHORT = ["--max-new-tokens", "32"]
 NOISE = ["--drafter", "lookup@16x6", f"{HASS}@16x6", "--variant", "compile", "--limit", "4", *SHORT]
 COMMANDS: dict[str, list[str]] = {
     "drafters": ["--drafter", *DRAFTERS, "--peer", "transformers", "transformers:demo", "--temperature", "0", "1",
-                 "--variant", "compile", "--limit", "13", *SHORT],
+                 "--variant", "compile", "--limit", "11", *SHORT],
     "noise-a": NOISE,
     "batches": ["--drafter", f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6", "--batch-size", "1", "2", "4", "8",
-                "--limit", "8", "--memory", "1", "--keep-loops", *SHORT],
+                "--tasks", "demo/gsm8k", "demo/oasst", "demo/self-dialogue", "--limit", "16", "--memory", "1",
+                "--keep-loops", *SHORT],
     "sizes": ["--drafter", HASS, "--budget", "4x3", "8x4", "16x6", "32x6", "60x6", "--variant", "compile",
               "--temperature", "0", "1", "--limit", "4", "--observe", *SHORT],
     "variants": ["--drafter", "lookup@16x6", f"{HASS}@16x6", "--variant", "plain", "compile", "int8", "compile+int8",
-                 "--peer", "transformers", "transformers?cache=static", "transformers?lookup=10", "--limit", "4",
+                 "--peer", "transformers", "transformers?cache=static", "transformers?lookup=10", "--limit", "2",
                  *SHORT],
     "noise-b": NOISE,
     "temperatures": ["--drafter", f"{HASS}@16x6", f"{CHAIN}@6x5", "--rules", "coupled", "rejection", "typical",
-                     "--lossy", "--temperature", "0", "0.3", "0.6", "1", "--variant", "compile", "--limit", "4",
+                     "--lossy", "--temperature", "0", "0.3", "0.6", "1", "--variant", "compile", "--limit", "3",
                      *SHORT],
     "typical": ["--drafter", "Medusa=medusa:demo@16x4", "--lossy", "--temperature", "0.7", "--rules", "coupled",
                 *(f"typical?epsilon={e}&delta={d}" for e in (0.03, 0.09, 0.3) for d in (0.1, 0.3)),
-                "--variant", "compile", "--limit", "4", *SHORT],
+                "--variant", "compile", "--limit", "3", *SHORT],
 }  # fmt: skip
-UNSHOWN = ("faults", "reason", "over_stock", "prompt_tokens", "new_tokens", "label", "peer", "spec")
+UNSHOWN = (
+    "faults",
+    "reason",
+    "over_stock",
+    "prompt_tokens",
+    "new_tokens",
+    "label",
+    "peer",
+    "theory",
+)
 
 
 def kept(document: dict[str, Any]) -> dict[str, Any]:
     """A report without what no page shows."""
     cells = [{k: v for k, v in c.items() if k not in UNSHOWN and v not in (None, [], {})} for c in document["cells"]]
+    for cell in cells:
+        if "positions" in cell:
+            cell["positions"] = cell["positions"][:3]
+        if "reliability" in cell:
+            cell["reliability"] = {k: v for k, v in cell["reliability"].items() if k != "bins"}
     return {**document, "cells": cells}
 
 

@@ -41,7 +41,7 @@ ARTICLE = 800  # tokens of an article, so that the demo target's context holds a
 def ours(label: str, spec: str = "", budget: str = "adaptive", rule: str = "coupled") -> Method:
     """A label that ends in "compiled" asks for recorded passes."""
     variant = "compile" if label.endswith(", compiled") else "plain"
-    return Method(spec or label.removesuffix(", compiled"), rule, budget, variant, label=label, brief=True)
+    return Method(spec or label.removesuffix(", compiled"), rule, budget, variant, label=label)
 
 
 def stock(label: str, spec: str = "transformers") -> Method:

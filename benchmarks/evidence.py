@@ -121,13 +121,18 @@ class Evidence:
     def rung(self, table: str, name: str, metric: str = "tau") -> Figure:
         return Figure.of(self.row("lossy", table, name)[metric])
 
-    def bench(self, part: str) -> list[dict[str, Any]]:
-        """The "cells" or the "macro" means of every report of `outrider bench` among the results."""
-        found = [row for document in self.results.values() for row in document.get(part, ()) if "format" in document]
-        done = [row for row in found if row.get("state", "done") == "done"]
-        if not done:
-            raise Missing("no report of `outrider bench` lies in `benchmarks/results` yet")
-        return done
+    def mean(self, run: str, method: str, t: float, of: str = "speedup", batch: int = 1) -> Figure:
+        """A macro mean of a report of `outrider bench`, with the tasks' figures."""
+        keys = {"method": method, "temperature": t, "batch": batch}
+        for row in self.at(run, "macro"):
+            if all(row[k] == v for k, v in keys.items()):
+                parts = {c["task"]: c[of][0] for c in self.cells(run, **keys) if c.get(of)}
+                return Figure.of(row[of], parts)
+        raise Missing(f"`benchmarks/results/{run}.json` has no mean of {method!r} at T = {t:g} and batch size {batch}")
+
+    def cells(self, run: str, **keys: Any) -> list[dict[str, Any]]:
+        """The cells of a report that have these figures of identity."""
+        return [c for c in self.at(run, "cells") if all(c[k] == v for k, v in keys.items())]
 
 
 # ------------------------------------------------------------------------------------------------ entries

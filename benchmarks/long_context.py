@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from context_cell import DOMAINS, TRAINED
@@ -43,7 +43,7 @@ from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.types import InputError
 
 DEMO = Path(str(files("outrider") / "demo"))
-METHODS = ("none", "mamba", "model", "eagle")  # those whose memory `held` knows
+METHODS = ("none", "mamba", "model", "eagle")  # those whose memory `used` knows
 MAMBA = "runs/demo/mamba/{}/distil/best"
 DRAFTERS = {
     "none": "none",
@@ -117,11 +117,7 @@ def measure(args: argparse.Namespace, chosen: dict[str, str]) -> Iterator[dict[i
     """What was found so far [context][name][repeat], after each repetition: contexts and drafters in turn."""
     found: dict[int, dict[str, list[Any]]] = {c: {name: [] for name in chosen} for c in args.contexts}
     shared = {k: getattr(args, k) for k in ("tokens", "threads", "repeats", "compile")}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        tempfile.TemporaryDirectory() as place,
-        Progress(*columns, console=Console(stderr=True)) as bar,
-    ):
+    with tempfile.TemporaryDirectory() as place, Progress(console=Console(stderr=True)) as bar:
         shelf = Shelf(Path(place))
         plan = [(c, {name: shelf.spec(spec, c) for name, spec in chosen.items()}) for c in args.contexts]
         task = bar.add_task("", total=args.repeats * len(plan) * len(chosen))

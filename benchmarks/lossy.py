@@ -44,7 +44,7 @@ class Greedy:
 
 
 def method(label: str, spec: str = "none", rule: str = "coupled") -> Method:
-    return Method(spec, rule, f"{NODES}x4", "compile", label=label, brief=True)
+    return Method(spec, rule, f"{NODES}x4", "compile", label=label)
 
 
 PLAIN = method("plain decoding")
@@ -64,14 +64,13 @@ def table(found: dict[str, list[Sample]], given: Given, judge: outrider.LLM) -> 
     return rows
 
 
-def tuned(base: Models, medusa: str, others: Given) -> Path:
+def tuned(base: Models, medusa: str, others: Given, place: Path) -> Path:
     """The sparse tree for these heads, grown on other prompts; one that is there is taken."""
-    place = RUNS / "medusa_tree.json"
     if not place.exists():
         chain = base.with_drafter("compile", medusa)
         asked = [chain.request(ids, max_new_tokens=48, seed=1)[0] for ids in others.values()]
-        measured = tuning.measure(chain.engine(), asked, 8, 4)
-        write(place, tuning.document(tuning.grow(measured, NODES), measured, {}))
+        ranks = tuning.measure(chain.engine(), asked, 8, 4)
+        write(place, tuning.document(tuning.grow(ranks, NODES), ranks, {}))
     return place
 
 
@@ -126,7 +125,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     base = Models()
     given, more = (heldout(base.llm("compile"), n) for n in (args.per_domain, args.per_domain + 5))
-    tree = tuned(base, f"medusa:{args.medusa}", {i: ids for i, ids in more.items() if i not in given})
+    others = {name: ids for name, ids in more.items() if name not in given}
+    place = RUNS / args.out.stem / f"tree_{args.per_domain}.json"
+    tree = tuned(base, f"medusa:{args.medusa}", others, place)
     document: dict[str, Any] = {
         "machine": machine(),
         "arguments": {"per_domain": args.per_domain, "tokens": args.tokens, "nodes": NODES},

@@ -18,16 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
-from measure import RUNS, write
+from measure import RUNS, machine, write
 from outrider.bench import metrics, report
 from outrider.bench.metrics import Table
-from outrider.bench.store import read_samples
 from outrider.bench.types import PLAIN, Sample
 from outrider.cli import main as outrider
-from pooled import label, numbered, pooled
+from pooled import calm, pooled, samples
 
 MAMBA, LLAMA = "mamba:{}/mamba-1.5m/distil/best", "model:{}/llama-1.5m/distil/best"
 CHAIN = "1,1,1,1,1"
@@ -68,40 +68,35 @@ def arm_of(shape: str) -> str:
     return PLAIN if shape == "none" else "Mamba 1.5M, chain" if shape == CHAIN else f"Mamba 1.5M, {shape}"
 
 
-def regret(samples: dict[str, list[Sample]], keep: Sequence[int], bandit: str, arms: Sequence[str]) -> dict[str, Any]:
+def regret(mine: dict[str, list[Sample]], keep: Sequence[int], bandit: str, arms: Sequence[str]) -> dict[str, Any]:
     """How much longer a token took than with the best arm, in shares of that arm's time."""
-    plain, tables = Table.of(samples[PLAIN], keep), {n: Table.of(samples[n], keep) for n in (*arms, bandit)}
+    tables = {name: Table.of(mine[name], keep) for name in (*arms, bandit)}
     rates = {name: table.rate().value for name, table in tables.items()}
     best = max(arms, key=lambda arm: rates[arm])
-    tokens = plain.map(metrics.tokens)[0]
-    seconds = sum(
-        n * min(metrics.seconds(s) / metrics.tokens(s) for s in runs)
-        for n, runs in zip(tokens, zip(*(tables[arm].samples[0] for arm in arms), strict=True), strict=True)
-    )
+    each = np.min([tables[arm].map(metrics.seconds)[0] for arm in arms], axis=0)  # they all write the same text
+    tokens = Table.of(mine[PLAIN], keep).map(metrics.tokens)[0]
     return {
         "best": best,
         "tokens_per_second": {name: round(rate, 2) for name, rate in rates.items()},
         "regret": round(rates[best] / rates[bandit] - 1, 4),
-        "regret_by_prompt": round(tokens.sum() / seconds / rates[bandit] - 1, 4),
+        "regret_by_prompt": round(tokens.sum() / each.sum() / rates[bandit] - 1, 4),
     }
 
 
-def extras(run: Path) -> dict[str, Any]:
+def extras(run: Path, t: float) -> dict[str, Any]:
     """Milliseconds of drafting for each drafted position of a chain, and what the bandits lost."""
     document = report.read(run)
-    cells = {c["method"]: c for c in document["cells"] if c["state"] == "done"}
-    every = numbered(list(read_samples(run)), list(document["tasks"]))
-    samples = {label(c): [s for s in every if s.method == name] for name, c in cells.items()}
-    keep = [s.chunk for s in samples[PLAIN] if metrics.tokens(s) > 1 and not metrics.looping(s)]
+    mine = samples(run, document, t)
+    keep = calm(mine)
 
-    def drafting(mine: Sequence[Sample]) -> float:
-        usages = Table.of(mine, keep).usages()
+    def drafting(name: str) -> float:
+        usages = Table.of(mine[name], keep).usages()
         return round(metrics.share(usages, lambda u: 1e3 * u.draft_seconds, lambda u: u.drafted).value, 3)
 
-    chains = [label(c) for c in cells.values() if c["budget"] == CHAIN]
+    chains = dict.fromkeys(c["label"] for c in document["cells"] if c["budget"] == CHAIN)
     return {
-        "drafting_milliseconds_per_token": {name: drafting(samples[name]) for name in chains},
-        "bandits": {name: regret(samples, keep, name, [*map(arm_of, arms)]) for name, arms in BANDITS.items()},
+        "drafting_milliseconds_per_token": {name: drafting(name) for name in chains},
+        "bandits": {name: regret(mine, keep, name, [*map(arm_of, arms)]) for name, arms in BANDITS.items()},
     }
 
 
@@ -120,25 +115,15 @@ def main() -> None:
     for t in args.temperature:
         run = RUNS / f"{args.out.stem}-{t:g}"
         drafters = [f"{n}={row.format(args.drafters)}" for n, row in ROWS.items() if t == 0 or n not in COLD]
-        command = [
-            "bench",
-            "--drafter",
-            *drafters,
-            "--temperature",
-            f"{t:g}",
-            "--variant",
-            "compile",
-            "--out",
-            str(run),
-        ]
-        for option, value in (("limit", args.per_domain), ("max-new-tokens", args.tokens), ("threads", args.threads)):
-            command += [f"--{option}", str(value)]
+        options = f"--limit {args.per_domain} --max-new-tokens {args.tokens} --threads {args.threads}"
+        options += f" --temperature {t:g} --variant compile"
+        command = ["bench", "--drafter", *drafters, *options.split(), "--out", str(run)]
         print(f"outrider {shlex.join(command)}", file=sys.stderr)
         if code := outrider(command):
             raise SystemExit(code)
-        found, more = pooled(run), extras(run)
-        document["machine"] = found["machine"]
-        document["temperatures"][f"{t:g}"] = {**found["temperatures"][f"{t:g}"], **more}
+        more = extras(run, t)
+        document["machine"] = machine()
+        document["temperatures"][f"{t:g}"] = pooled(run)["temperatures"][f"{t:g}"] | more
         Console().print_json(data=more)
         write(args.out, document)
 

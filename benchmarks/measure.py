@@ -10,7 +10,6 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,11 @@ def heldout(llm: LLM, each: int) -> dict[str, list[int]]:
     return {row["id"]: llm.encode(row.get("messages") or row["text"]) for row in chosen}
 
 
-@dataclass
 class TokenRunner(Runner):
-    """A runner of prompts that are tokens already."""
-
-    given: Given = field(default_factory=dict)
+    """A runner of prompts whose text is a JSON list of tokens."""
 
     def ids(self, task: Task, prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
-        return list(self.given[prompt.id])
+        return list(json.loads(prompt.turns[0]))
 
 
 def measured(
@@ -62,17 +58,19 @@ def measured(
     repeats: int = 1, peers: Mapping[str, Peer] | None = None,
 ) -> dict[str, list[Sample]]:  # fmt: skip
     """Every method's samples, by its label. `peers`, by label too, are methods that no SPEC can name."""
-    arguments = {"target": models.name, "tokens": tokens, "threads": torch.get_num_threads(), "limit": len(given)}
+    arguments = {"target": models.name, "tokens": tokens, "threads": torch.get_num_threads()}
     kept = Store.open(RUNS / name, {"target": models.name, "arguments": arguments, **here()})
-    runner = TokenRunner(models, kept, tokens, given=given)
+    runner = TokenRunner(models, kept, tokens)
     runner.peers |= {m.name: peers[m.label] for m in rows if peers and m.label in peers}
     runner.open([m for m in rows if m.name not in runner.peers])
-    group = Group(Task(task, tuple(Prompt(i, ("",)) for i in given)), temperature, 1, tuple(rows), repeats)
+    prompts = tuple(Prompt(name, (json.dumps(list(ids)),)) for name, ids in given.items())
+    group = Group(Task(task, prompts), temperature, 1, tuple(rows), repeats)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         shown = bar.add_task(task, total=steps(runner, group))
         runner.run(group, lambda what: bar.update(shown, advance=1, description=what))
-    found = {m.label: [s for s in kept.samples if s.key[:4] == (task, temperature, 1, m.name)] for m in rows}
-    wrong = [f.reason for f in kept.failures] + [f for mine in found.values() for s in mine for f in s.faults]
+    own = group.own(kept.samples)
+    found = {m.label: [s for s in own if s.method == m.name] for m in rows}
+    wrong = [f.reason for f in kept.failures] + [fault for s in own for fault in s.faults]
     if wrong:
         raise SystemExit(f"{task}: {wrong[0]}")
     return found

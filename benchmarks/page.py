@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import tables
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -167,20 +169,24 @@ def contexts(document: dict[str, Any]) -> str:
     return "\n".join(lines) if len(lines) > 2 else "Not measured."
 
 
-def replaced(page: Path, tables: dict[str, str]) -> None:
-    """The page with other tables between the marks of these names."""
-    text = page.read_text(encoding="utf-8")
+def filled(text: str, tables: dict[str, str]) -> str:
+    """A page with other tables between the marks of these names."""
     for name, table in tables.items():
         mark = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         text, count = re.subn(mark, lambda m, t=table: m[1] + t + "\n" + m[2], text, flags=re.S)
-        assert count == 1, f"{page.name} has no place for {name}"
-    page.write_text(text, encoding="utf-8")
+        assert count == 1, f"the page has no place for {name}"
+    return text
 
 
-def main() -> None:
+def replaced(page: Path, tables: dict[str, str]) -> None:
+    page.write_text(filled(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+
+
+def results() -> dict[str, str]:
+    """The tables of docs/results.md by the names of their marks."""
     drafters, runs, costs = read("drafters"), read("ablations").get("runs", []), read("lossy")
     mamba = read("mamba")
-    tables = {
+    return {
         "greedy": methods(drafters, "0"),
         "sampled": methods(drafters, "1"),
         "domains": domains(drafters, "0"),
@@ -194,9 +200,29 @@ def main() -> None:
         "bandits": bandits(mamba),
         "calibration": calibration(read("calibration")),
         "contexts": contexts(read("long_context")),
+        **{name: made(*map(read, files)) for name, (made, *files) in STUDIES.items()},
     }
-    replaced(ROOT / "docs" / "results.md", tables)
-    replaced(ROOT / "docs" / "benchmarks.md", {"engine": engine(read("engine").get("cases", {}))})
+
+
+STUDIES = {  # of `outrider bench`: the function of tables.py, the reports
+    "batches": (tables.batches, "bench_batches"),
+    "temperatures": (tables.temperatures, "bench_temperatures"),
+    "sizes": (tables.sizes, "bench_sizes"),
+    "variants": (tables.variants, "bench_variants"),
+    "typical by task": (tables.typical, "bench_typical"),
+    "causes": (tables.causes, "bench_sizes"),
+    "noise": (tables.noise, "bench_noise_a", "bench_noise_b"),
+}
+
+
+def engines() -> dict[str, str]:
+    """That of docs/benchmarks.md."""
+    return {"engine": engine(read("engine").get("cases", {}))}
+
+
+def main() -> None:
+    replaced(ROOT / "docs" / "results.md", results())
+    replaced(ROOT / "docs" / "benchmarks.md", engines())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A run of `outrider bench` as one table over all its prompts: `python benchmarks/pooled.py RUN OUT`.
 
 A report's means weigh tasks alike, and its cells are tasks; here all prompts weigh alike, whatever their task, so that
-a figure rests on as many prompts as there are. Prompts whose plain text loops at T = 0 are left out at every T, as in
-the report; `all` counts them too.
+a figure rests on as many prompts as there are. Prompts whose plain text loops are left out, as in the report; `all`
+counts them too. The run has one variant of the target.
 """
 
 from __future__ import annotations
@@ -15,65 +15,80 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench import metrics, report
+from outrider.bench.cells import newest
 from outrider.bench.metrics import LOOP_SHARE, Table
 from outrider.bench.store import read_samples
-from outrider.bench.types import Sample
+from outrider.bench.types import PLAIN, Sample
 
 NAMES = {"transformers:demo": "transformers, assisted"}
 
 
 def pooled(folder: Path) -> dict[str, Any]:
-    document, samples = report.read(folder), list(read_samples(folder))
-    cells = document["cells"]
-    run, tasks = document["run"], list(document["tasks"])
+    """The table of each temperature."""
+    document = report.read(folder)
+    run = document["run"]
+    arguments = {"per_domain": run["arguments"]["limit"], "tokens": run["arguments"]["tokens"]}
     found: dict[str, Any] = {"machine": {**run["machine"], **run["versions"]}, "temperatures": {}}
-    for t in sorted({c["temperature"] for c in cells}):
-        mine = numbered([s for s in samples if s.temperature == t and s.batch == 1], tasks)
-        names = {c["method"]: label(c) for c in cells if c["temperature"] == t and c["state"] == "done"}
-        same = {n: sum(c["same_text"] for c in cells if (c["method"], c["temperature"]) == (n, t)) for n in names}
-        rows = {n: [s for s in mine if s.method == n] for n in names}
-        plain = rows["none"]
-        every = sorted(s.chunk for s in plain if metrics.tokens(s) > 1)
-        calm = [s.chunk for s in plain if s.chunk in every and not metrics.looping(s)]
-        domain = {s.chunk: s.task.removeprefix("demo/").replace("-", "_") for s in plain}
-        arguments = {"per_domain": run["arguments"]["limit"], "tokens": run["arguments"]["tokens"]}
+    for t in sorted({c["temperature"] for c in document["cells"]}):
+        mine = samples(folder, document, t)
+        plain = newest(mine[PLAIN])
+        every = [i for i, s in plain.items() if metrics.tokens(s) > 1]
+        domains = {i: s.task.removeprefix("demo/").replace("-", "_") for i, s in plain.items()}
         found["temperatures"][f"{t:g}"] = {
-            "arguments": arguments, "prompts": len(every), "not_looping": len(calm), "loop_share": LOOP_SHARE,
-            "methods": {
-                name: {
-                    "same_text": same[n],
-                    "all": figures(rows[n], plain, every),
-                    "not_looping": figures(rows[n], plain, calm),
-                    "alpha": [d["rate"][0] for d in metrics.depths(Table.of(rows[n], calm).usages())],
-                    "milliseconds_per_round": metrics.round_ms(Table.of(rows[n], calm).usages()),
-                    "domains": {
-                        d: figures(rows[n], plain, [c for c in calm if domain[c] == d])
-                        for d in dict.fromkeys(domain.values())
-                    },
-                }
-                for n, name in names.items()
-            },
+            "arguments": arguments, "prompts": len(every), "not_looping": len(calm(mine)), "loop_share": LOOP_SHARE,
+            "methods": {name: row(rows, mine[PLAIN], every, calm(mine), domains) for name, rows in mine.items()},
         }  # fmt: skip
     return found
 
 
+def samples(folder: Path, document: dict[str, Any], t: float) -> dict[str, list[Sample]]:
+    """Of every method that answered all tasks at a temperature, by its label; prompts numbered through all tasks."""
+    cells = [c for c in document["cells"] if (c["temperature"], c["batch"]) == (t, 1)]
+    lacking = {c["method"] for c in cells if c["state"] != "done"}
+    names = {c["method"]: label(c) for c in cells if c["method"] not in lacking}
+    mine = [s for s in read_samples(folder) if (s.temperature, s.batch) == (t, 1) and s.method in names]
+    number = {key: i for i, key in enumerate(dict.fromkeys((s.task, s.digest) for s in mine))}
+    mine = [replace(s, chunk=number[s.task, s.digest]) for s in mine]
+    return {name: [s for s in mine if s.method == method] for method, name in names.items()}
+
+
 def label(cell: dict[str, Any]) -> str:
-    return cell["label"] or NAMES.get(cell["spec"], cell["spec"])
+    return str(cell["label"] or NAMES.get(cell["spec"], cell["spec"]))
 
 
-def numbered(samples: Sequence[Sample], tasks: Sequence[str]) -> list[Sample]:
-    """Chunks numbered through all tasks; of each chunk and method the last session's."""
-    newest = {(s.task, s.chunk, s.method, s.repeat): s for s in sorted(samples, key=lambda s: s.session)}
-    most = 1 + max(s.chunk for s in samples)
-    return [replace(s, chunk=tasks.index(s.task) * most + s.chunk) for s in newest.values()]
+def calm(mine: dict[str, list[Sample]]) -> list[int]:
+    """The prompts whose plain text does not loop."""
+    return [i for i, s in newest(mine[PLAIN]).items() if metrics.tokens(s) > 1 and not metrics.looping(s)]
+
+
+def row(
+    mine: Sequence[Sample], plain: Sequence[Sample], every: Sequence[int], keep: Sequence[int], domains: dict[int, str]
+) -> dict[str, Any]:
+    """A method's figures."""
+    usages, truth = Table.of(mine, keep).usages(), newest(plain)
+    return {
+        "same_text": sum(texts(s) == texts(truth[i]) for i, s in newest(mine).items()),
+        "all": figures(mine, plain, every),
+        "not_looping": figures(mine, plain, keep),
+        "alpha": [d["rate"][0] for d in metrics.depths(usages)],
+        "milliseconds_per_round": metrics.round_ms(usages),
+        "domains": {
+            name: figures(mine, plain, [i for i in keep if domains[i] == name])
+            for name in dict.fromkeys(domains.values())
+        },
+    }
+
+
+def texts(sample: Sample) -> list[list[list[int]]]:
+    return [turn.tokens for turn in sample.turns]
 
 
 def figures(mine: Sequence[Sample], plain: Sequence[Sample], chunks: Sequence[int]) -> dict[str, Any]:
     """tau and speed with their intervals; tau is 0 where a method counts no rounds."""
     if not chunks:
         return {}
-    table, base = Table.of(mine, chunks), Table.of(plain, chunks)
-    usages, faster = table.usages(), table.faster(base)
+    table = Table.of(mine, chunks)
+    usages, faster = table.usages(), table.faster(plain)
     assert faster is not None, "all methods answered the same prompts in turn"
     return {
         "prompts": len(chunks),

@@ -33,7 +33,10 @@ def cells(report: Report, mean: Report) -> list[Report]:
 
 def batches(report: Report) -> str:
     """Speed over the batch size, and what fits into a gibibyte."""
-    rooms = {(c["method"], c["batch"]): c["rows"] for c in report.get("capacity", ())}
+    rooms: dict[tuple[str, int], int] = {}  # of the longest task
+    for c in report.get("capacity", ()):
+        key = (c["method"], c["batch"])
+        rooms[key] = min(c["rows"], rooms.get(key, c["rows"]))
     rows = [
         [m["method"], str(m["batch"]), span(m["speedup"]), f"{m['tokens_per_second'][0]:.0f}", span(m["tau"]),
          str(rooms.get((m["method"], m["batch"]), ""))]
@@ -63,10 +66,8 @@ def sizes(report: Report) -> str:
             continue
         parts = [mean(mine, "round_ms", part) for part in ("draft", "verify")]
         ece = mean(mine, "reliability", "ece")
-        rows.append(
-            [f"{m['temperature']:g}", m["method"], span(m["tau"]), span(m["speedup"]), *(f"{p:.1f}" for p in parts if p),
-             f"{ece:.3f}" if ece is not None else ""]
-        )  # fmt: skip
+        start = [f"{m['temperature']:g}", m["method"], span(m["tau"]), span(m["speedup"])]
+        rows.append([*start, *(f"{p:.1f}" for p in parts if p), f"{ece:.3f}" if ece is not None else ""])
     return table(("T", "tree", "tau", "speed-up", "draft, ms", "verify, ms", "ECE"), rows, 2)
 
 

@@ -126,7 +126,7 @@ def test_texts_of_many_turns(models: Models, tmp_path: Path) -> None:
     first = [s for s in of(runner, "none") if s.repeat == 0]
     found = texts(runner, group, of(runner, "none"))
     a, b, c = talks
-    (one, two), three = (first[0].turns[0].tokens, first[0].turns[1].tokens[0]), first[1].turns
+    (one, two), (three,) = (turn.tokens for turn in first[0].turns)
     wanted = [(runner.ids(group.task, a, []), one), (runner.ids(group.task, b, []), two)]
     wanted.append((runner.ids(group.task, a, [one]), three))
     said = [t.tokens[0] for t in first[1].turns]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from transformers.utils.logging import disable_progress_bar
 
-from outrider.bench.studies import capacity
 from outrider.cli import main
 from outrider.commands.bench import spread
 
@@ -75,6 +74,8 @@ def test_what_is_looked_at_besides(run: Path) -> None:
         )
     room = {c["method"]: c for c in document["capacity"] if (c["temperature"], c["batch"]) == (0.0, 1)}
     assert room["none"]["rows"] > room["EAGLE, 6x4"]["rows"] > 10
+    two = next(c for c in document["capacity"] if (c["batch"], c["method"], c["temperature"]) == (2, "none", 0.0))
+    assert two["bytes_per_row"] == pytest.approx(room["none"]["bytes_per_row"], rel=0.2), "a row is a row in any batch"
     page = (run / "report.html").read_text(encoding="utf-8")
     for title in ("Room in memory", "Acceptance by position", "Reliability of confidence", "Lossy methods"):
         assert f">{title}</h2>" in page
@@ -151,16 +152,3 @@ def test_a_replay_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_several_values_after_an_option() -> None:
     assert spread(["--temperature", "0", "1", "--json"]) == ["--temperature", "0", "--temperature", "1", "--json"]
     assert spread(["--out", "a", "compare", "b"]) == ["--out", "a", "compare", "b"]
-
-
-def test_rows_that_fit(run: Path) -> None:
-    """Nothing fits beside weights that need all the memory."""
-    from outrider.bench.models import Models
-    from outrider.bench.runner import Runner
-    from outrider.bench.store import Store
-    from outrider.bench.types import Method
-
-    document = read(run)
-    runner = Runner(Models(), Store(run), 16)
-    runner.open([Method("none")])
-    assert {c["rows"] for c in capacity(document, runner, 1.0)} == {0}

@@ -7,13 +7,17 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..calibration import ece, families, reliability
+from ..engine import Batch, Request, Row
 from ..llm import LLM
-from ..types import Round
+from ..targets import HFTarget
+from ..types import Round, Sampling
 from .cells import KEYS, Judge
 from .explain import explain as causes
 from .explain import weights
+from .memory import held
 from .methods import budget_of
 from .metrics import QUANTILES
 from .models import Models
@@ -43,7 +47,7 @@ def add(
         if explain and group.batch == 1:
             document["explain"] += [found for found in [best_of(runner, group, cells)] if found]
     if memory is not None:
-        document["capacity"] = capacity(document, runner, memory)
+        document["capacity"] = capacity(document, groups, runner, memory)
 
 
 def cells_of(document: dict[str, Any], group: Group) -> dict[str, dict[str, Any]]:
@@ -99,24 +103,33 @@ def observed(runner: Runner, group: Group, peer: Ours) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def capacity(document: dict[str, Any], runner: Runner, limit: float) -> list[dict[str, Any]]:
-    """The most rows that fit into `limit` bytes beside the weights, by what a row of each method was seen to hold.
+@torch.no_grad()
+def capacity(document: dict[str, Any], groups: Sequence[Group], runner: Runner, limit: float) -> list[dict[str, Any]]:
+    """The most rows that fit into `limit` bytes beside the weights, by what a row of each method holds in a batch.
 
-    A row holds its part of the target's cache and of the drafter's state, and the logits of its tree in float32. The
-    weights are the target's, and a draft model's.
+    A row holds its part of the target's cache and of the drafter's state, after a round of the task's first batch, and
+    the logits of its tree in float32. The weights are the target's, and a draft model's.
     """
     found = []
-    for cell in document["cells"]:
-        memory, peer = cell.get("memory"), runner.peers.get(cell["method"])
-        if not memory or not isinstance(peer, Ours) or cell["state"] != "done":
-            continue
-        target: Any = peer.engine.target
-        nodes = 1 + (cell["drafted_alpha"] is not None) * most_nodes(cell)
-        row = (memory["cache"] + memory["drafter"]) / cell["batch"] + 4.0 * nodes * target.vocab
-        draft: Any = getattr(peer.engine.drafter, "model", None)
-        used = sum(weights(m.model) for m in (target, draft) if hasattr(m, "model"))
-        rows = int(max(0.0, limit - used) // row)
-        found.append({**{k: cell[k] for k in KEYS}, "bytes_per_row": round(row), "rows": rows, "limit": limit})
+    for group in groups:
+        for name, cell in cells_of(document, group).items():
+            peer = runner.peers.get(name)
+            if cell["state"] != "done" or not isinstance(peer, Ours):
+                continue
+            rows = len(group.chunks[0])
+            ids = [runner.ids(group.task, p, []) for p in group.chunks[0]]
+            law = Sampling(group.temperature)
+            batch, _ = Batch.start(peer.engine, [Row(Request(i, 0, runner.tokens, law), n) for n, i in enumerate(ids)])
+            if batch is None:
+                continue
+            batch.round()
+            target: Any = peer.engine.target
+            draft = getattr(peer.engine.drafter, "model", None)  # a target of its own, where it is a language model
+            used = weights(target.model) + (weights(draft.model) if isinstance(draft, HFTarget) else 0)
+            nodes = 1 + (cell["drafted_alpha"] is not None) * most_nodes(cell)
+            row = (held(batch.session) + held(batch.drafting)) / rows + 4.0 * nodes * target.vocab
+            most = int(max(0.0, limit - used) // row)
+            found.append({**{k: cell[k] for k in KEYS}, "bytes_per_row": round(row), "rows": most, "limit": limit})
     return found
 
 
