@@ -65,6 +65,7 @@ def test_likelihood_by_hand(models: Models) -> None:
 def test_quality_of_a_lossy_method(models: Models, tmp_path: Path) -> None:
     runner = runner_of(models, tmp_path)
     task = tasks.load("demo/gsm8k", None, 2)
+    task = replace(task, prompts=tuple(replace(p, reference=p.reference[:60]) for p in task.prompts))
     rows = [Method("none"), TYPICAL]
     (group,) = runner.groups([task], [1.0], [1], rows, 1)
     runner.open(rows)
