@@ -69,6 +69,10 @@ def cell(
     if method in ("HASS", "EAGLE chain"):
         found["depths"] = [depth(dice, d, alpha * 0.97**d) for d in range(1, 6)]
     if method.startswith("HASS"):
+        found["positions"] = [
+            {"position": d, "rounds": 900, "rate": 0.7 / d, "spread": [0.4 / d, 0.5 / d, 0.7 / d, 0.8 / d, 0.9 / d]}
+            for d in range(1, 16)
+        ]
         found["reliability"] = {"ece": 0.04, "pairs": 4000, "bins": bins(dice)} if method == "HASS" else None
         loss = 0.0 if lossless else 0.21
         found["quality"] = {
@@ -138,6 +142,12 @@ def made() -> dict[str, Any]:
             for name in (*TASKS, *CUTS)
         },
         "cells": cells, "macro": macro(cells), "explain": [explained(by["code", 0.0, 1, "HASS"])],
+        "capacity": [
+            {
+                "task": "code", "temperature": 0.0, "batch": 1, "method": "HASS", "bytes_per_row": 1e7, "rows": 99,
+                "limit": 2**30,
+            }
+        ],
     }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def test_changes_gaps_and_faults_are_told(document: dict[str, Any], capsys: pyte
     cells["HASS"] |= {"speedup": [3.0, 2.9, 3.1], "tau": None}
     cells["EAGLE-2, 60x6"] |= {"speedup": [0.5, 0.4, 0.6]}
     cells["none"]["method"] = "none [bold]|"
-    b["run"] |= {"target": "another", "arguments": {**b["run"]["arguments"], "tokens": 64, "out": "elsewhere"}}
+    b["run"] |= {"target": "another", "arguments": {**b["run"]["arguments"], "tokens": 64}}
     b["run"]["machine"]["threads"] = 4
     found = compare(document, b)
     assert row(found, method="HASS", **here)["speedup"]["significant"]

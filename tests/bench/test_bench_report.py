@@ -182,8 +182,8 @@ def test_a_full_run_has_every_section(html: str) -> None:
 def test_a_section_without_data_does_not_appear() -> None:
     found = few()
     for cell in found["cells"]:
-        cell |= {"depths": [], "theory": None, "round_ms": None, "reliability": None}
-    held = Page(page.page(found))
+        cell |= {"depths": [], "theory": None, "round_ms": None, "reliability": None, "positions": []}
+    held = Page(page.page({**found, "capacity": []}))
     assert held.headings() == {"results", "mean-speed-up", "all-cells", "how-it-was-measured"}
     assert not held.wrong
 

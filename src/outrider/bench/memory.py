@@ -25,6 +25,6 @@ def held(state: Any) -> int:
             waiting += one.values()
         elif isinstance(one, list | tuple | set):
             waiting += one
-        elif type(one).__module__.startswith("outrider."):
+        elif type(one).__module__.startswith(("outrider.", "transformers.")):
             waiting += getattr(one, "__dict__", {}).values()
     return sum(storages.values())

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import parse_qsl
 
-from ..bandit import BanditBudget, parse, shape_of
+from ..bandit import MOST, BanditBudget, parse, shape_of
 from ..bandit import nodes as nodes_of
 from ..budget import AdaptiveBudget, Budgeter, FixedBudget
 from ..types import LOSSY, RULES, InputError
@@ -101,6 +101,8 @@ def budget_of(text: str) -> Budgeter:
     arms = parse(text) if re.fullmatch(r"[\d,\s]+(none)?", text) else ()
     if len(arms) == 1 and arms[0]:
         shape = shape_of(arms[0])
+        if min(shape) < 1 or nodes_of(shape) > MOST:
+            raise InputError(f"a shape has 1 or more children at every depth and at most {MOST} nodes, not {text}")
         return FixedBudget(nodes_of(shape), len(shape), shape=shape)
     if len(arms) > 1:
         return BanditBudget(arms)

@@ -88,10 +88,10 @@ def read_samples(folder: Path) -> Iterator[Sample]:
     if whole < len(text):
         with place.open("r+b") as file:
             file.truncate(whole)
-    for number, line in enumerate(text[:whole].decode("utf-8").splitlines(), 1):
+    for number, line in enumerate(text[:whole].splitlines(), 1):
         try:
             yield Sample.read(json.loads(line))
-        except (json.JSONDecodeError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             raise InputError(f"{place}, line {number}, is no sample; give another --out") from None
 
 

@@ -74,7 +74,7 @@ def options_of(spec: str, query: str, function: Any) -> dict[str, Any]:
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in ("target", "tokenizer", "path") and parameter.kind is not parameter.VAR_KEYWORD
+        if name not in ("target", "tokenizer", "path", "models") and parameter.kind is not parameter.VAR_KEYWORD
     }
     options: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):

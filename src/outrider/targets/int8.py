@@ -27,12 +27,18 @@ class Int8Linear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
-        if x.device.type == "cpu":
-            flat = torch.ops.aten._weight_int8pack_mm(x.reshape(-1, x.shape[-1]), self.weight, self.scale)
-            y = flat.view(*x.shape[:-1], -1)
+        if packs(x):
+            flat = x.flatten(end_dim=-2) if x.dim() > 1 else x[None]
+            y = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale)
+            y = y.view(*x.shape[:-1], self.weight.shape[0])
         else:
             y = nn.functional.linear(x, self.weight.to(x.dtype)) * self.scale
         return y if self.bias is None else y + self.bias
+
+
+def packs(x: Tensor) -> bool:
+    """Is there a kernel for it? torch's on CPUs takes no float64; its 16-bit ones read beyond rows of other sizes."""
+    return x.device.type == "cpu" and (x.dtype == torch.float32 or (x.element_size() == 2 and x.shape[-1] % 16 == 0))
 
 
 def quantise(model: nn.Module) -> int:
