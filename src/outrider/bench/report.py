@@ -204,7 +204,9 @@ def headline(document: dict[str, Any]) -> list[str]:
     second = (
         f"The slowest cell of a drafter: {worst['method']} on {worst['task']} at {said(setting(worst))}, {span(low)}"
     )
-    return [f"{first}.", f"{second}."]
+    loops = [c["task"] for c in document["cells"] if c["state"] == "done" and "repeats itself" in c["reason"]]
+    third = [f"Every plain text of {', '.join(dict.fromkeys(loops))} repeats itself, which flatters all drafters."]
+    return [f"{first}.", f"{second}.", *(third if loops else [])]
 
 
 # ------------------------------------------------------------------------------------ CSV and Markdown
