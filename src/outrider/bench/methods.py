@@ -61,13 +61,14 @@ def labelled(text: str) -> tuple[str, str, str, str]:
 
 
 def at(temperature: float, rows: Sequence[Method]) -> tuple[Method, ...]:
-    """The rows that are worth measuring: at 0 all lossless rules write the same text, and the first stands for them."""
+    """The rows that are worth measuring: at 0 all lossless rules write the same text, and one stands for them: coupled
+    where it is among them, else the first."""
     if temperature > 0:
         return tuple(rows)
     first: dict[tuple[str, ...], Method] = {}
-    for m in filter(lossless, rows):
+    for m in sorted(filter(lossless, rows), key=lambda m: m.rule != "coupled"):
         first.setdefault((m.peer, m.spec, m.budget, m.variant), m)
-    return tuple(first.values())
+    return tuple(m for m in rows if m in first.values())
 
 
 def lossless(method: Method) -> bool:
