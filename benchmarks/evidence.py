@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from figures import ONE, Check, Figure, ahead, higher, inverse, open_
+from outrider.bench.document import Cell
+from outrider.bench.plots import pooled
+from outrider.bench.results import from_json
+from outrider.budgets.calibration import Bin
 
 FIELDS = ("where", "target", "method", "task", "metric")  # of a published fact
 
@@ -129,6 +133,13 @@ class Evidence:
                 parts = {c["task"]: c[of][0] for c in self.cells(run, **keys) if c.get(of)}
                 return Figure.of(row[of], parts)
         raise Missing(f"`benchmarks/results/{run}.json` has no mean of {method!r} at T = {t:g} and batch size {batch}")
+
+    def bins(self, run: str, method: str, t: float) -> list[Bin]:
+        """The reliability diagram of a method, all tasks together."""
+        cells = [from_json(Cell, c) for c in self.cells(run, method=method, temperature=t)]
+        if not any(c.reliability for c in cells):
+            raise Missing(f"`benchmarks/results/{run}.json` has no confidences of {method!r} at T = {t:g}")
+        return pooled(cells)
 
     def cells(self, run: str, **keys: Any) -> list[dict[str, Any]]:
         """The cells of a report that have these figures of identity."""

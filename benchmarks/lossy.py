@@ -1,9 +1,9 @@
-"""What speed may cost: Medusa's ladder and typical acceptance, with quality beside speed.
+"""What speed may cost: Medusa's ladder, with quality beside speed.
 
     python benchmarks/lossy.py --medusa runs/demo/ablations/medusa/best --medusa2 runs/demo/medusa2/best
 
 The ladder: Medusa's heads as a chain, as a Cartesian tree, as the sparse tree tuned on other held-out prompts, as the
-dynamic tree; and Medusa-2, whose target is another model. Then typical acceptance (T = 0.7) over epsilon and delta.
+dynamic tree; and Medusa-2, whose target is another model. Typical acceptance is `demo.py typical`.
 The rows of a table take turns. Quality is the mean log-likelihood, per token, of the texts under the original target
 at T = 1, beside that of the target's own samples, and the loss of the decoding target on the held-out prompts.
 """
@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +19,18 @@ import torch
 
 import outrider
 from measure import DEMO, RUNS, Given, heldout, machine, measured, write
-from outrider import tuning
 from outrider.bench.models import Models
 from outrider.bench.peers.outrider import load
 from outrider.bench.quality import likelihood
-from outrider.bench.types import Answer, Ask, Method, Peer, Sample
+from outrider.bench.types import Method, Peer, Sample
+from outrider.training import tree_tuning as tuning
 from pooled import figures
 
-NODES, TYPICAL_T = 16, 0.7
-EPSILONS, DELTAS = (0.03, 0.09, 0.3), (0.1, 0.3)  # and delta = sqrt(epsilon), the paper's
-
-
-@dataclass(frozen=True)
-class Greedy:
-    """Another peer at T = 0, whatever is asked for."""
-
-    inner: Peer
-
-    def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        return self.inner.run(prompts, replace(ask, temperature=0.0))
+NODES = 16
 
 
 def method(label: str, spec: str = "none", rule: str = "coupled") -> Method:
-    return Method(spec, rule, f"{NODES}x4", "compile", label=label)
+    return Method(spec, rule, f"{NODES}x4", "plain", label=label)
 
 
 PLAIN = method("plain decoding")
@@ -67,7 +53,7 @@ def table(found: dict[str, list[Sample]], given: Given, judge: outrider.LLM) -> 
 def tuned(base: Models, medusa: str, others: Given, place: Path) -> Path:
     """The sparse tree for these heads, grown on other prompts; one that is there is taken."""
     if not place.exists():
-        chain = base.with_drafter("compile", medusa)
+        chain = base.with_drafter("plain", medusa)
         asked = [chain.request(ids, max_new_tokens=48, seed=1)[0] for ids in others.values()]
         ranks = tuning.measure(chain.engine(), asked, 8, 4)
         write(place, tuning.document(tuning.grow(ranks, NODES), ranks, {}))
@@ -75,7 +61,7 @@ def tuned(base: Models, medusa: str, others: Given, place: Path) -> Path:
 
 
 def ladder(args: argparse.Namespace, base: Models, given: Given, tree: Path, t: float) -> list[dict[str, Any]]:
-    medusa, peers, judge = f"medusa:{args.medusa}", dict[str, Peer](), base.llm("compile")
+    medusa, peers, judge = f"medusa:{args.medusa}", dict[str, Peer](), base.llm()
     rungs = [
         method("heads as a chain", f"{medusa}?tree=chain"),
         method("Cartesian tree 3 x 2 x 1", f"{medusa}?tree=static&shape=3,2,1"),
@@ -90,7 +76,7 @@ def ladder(args: argparse.Namespace, base: Models, given: Given, tree: Path, t: 
             method("Medusa-2, dynamic tree", f"medusa:{args.medusa2}"),
         ]
         peers = {m.label: load(m, changed) for m in second}
-        targets |= {m.label: changed.llm("compile") for m in second}
+        targets |= {m.label: changed.llm() for m in second}
         rungs += second
     found = measured(args.out.stem, base, "ladder", given, [PLAIN, *rungs], t, args.tokens, peers=peers)
     rows = table(found, given, judge)
@@ -98,19 +84,6 @@ def ladder(args: argparse.Namespace, base: Models, given: Given, tree: Path, t: 
         loss = likelihood(targets[row["name"]], [(ids[:1], ids[1:512]) for ids in given.values()])
         row["held_out_loss"] = round(-(loss or 0.0), 4)
     return rows
-
-
-def typical(args: argparse.Namespace, base: Models, given: Given) -> list[dict[str, Any]]:
-    medusa, greedy = f"medusa:{args.medusa}", method("plain decoding, T = 0")
-    sweep = [
-        method(f"typical, epsilon {e:g}, delta {d:.2g}", medusa, f"typical?epsilon={e}&delta={d}")
-        for e in EPSILONS
-        for d in sorted({*DELTAS, math.sqrt(e)})
-    ]
-    rows = [PLAIN, greedy, method("coupled", medusa), method("rejection", medusa, "rejection"), *sweep]
-    peers = {greedy.label: Greedy(load(greedy, base))}
-    found = measured(args.out.stem, base, "typical", given, rows, TYPICAL_T, args.tokens, peers=peers)
-    return table(found, given, base.llm("compile"))
 
 
 def main() -> None:
@@ -124,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     base = Models()
-    given, more = (heldout(base.llm("compile"), n) for n in (args.per_domain, args.per_domain + 5))
+    given, more = (heldout(base.llm(), n) for n in (args.per_domain, args.per_domain + 5))
     others = {name: ids for name, ids in more.items() if name not in given}
     place = RUNS / args.out.stem / f"tree_{args.per_domain}.json"
     tree = tuned(base, f"medusa:{args.medusa}", others, place)
@@ -134,7 +107,6 @@ def main() -> None:
     }
     for t in (0.0, 1.0):
         document[f"ladder, T = {t:g}"] = ladder(args, base, given, tree, t)
-    document["typical"] = typical(args, base, given)
     write(args.out, document)
     print(json.dumps(document, indent=1))
 

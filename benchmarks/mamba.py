@@ -23,8 +23,9 @@ import torch
 from rich.console import Console
 
 from measure import RUNS, machine, write
-from outrider.bench import metrics, report
+from outrider.bench import metrics, read
 from outrider.bench.metrics import Table
+from outrider.bench.results import to_json
 from outrider.bench.types import PLAIN, Sample
 from outrider.cli import main as outrider
 from pooled import calm, pooled, samples
@@ -53,8 +54,8 @@ ROWS = {
     "Mamba 1.5M, 3,2,2,1,1, rejection": f"{MAMBA}@3,2,2,1,1@rejection",
     "Mamba 1.5M, 16 nodes": f"{MAMBA}@16x6",
     "Llama 1.5M, 16 nodes": f"{LLAMA}@16x6",
-    "Mamba 1.5M, adaptive": f"{MAMBA}@adaptive",
-    "Llama 1.5M, adaptive": f"{LLAMA}@adaptive",
+    "Mamba 1.5M, adaptive": f"{MAMBA}@auto",
+    "Llama 1.5M, adaptive": f"{LLAMA}@auto",
     **{f"Mamba 1.5M, {shape}": f"{MAMBA}@{shape}" for shape in (*PAPER, *SMALL) if shape != CHAIN},
     **{name: f"{MAMBA}@{' '.join(arms)}" for name, arms in BANDITS.items()},
 }
@@ -85,7 +86,7 @@ def regret(mine: dict[str, list[Sample]], keep: Sequence[int], bandit: str, arms
 
 def extras(run: Path, t: float) -> dict[str, Any]:
     """Milliseconds of drafting for each drafted position of a chain, and what the bandits lost."""
-    document = report.read(run)
+    document: dict[str, Any] = to_json(read(run))
     mine = samples(run, document, t)
     keep = calm(mine)
 
@@ -116,7 +117,7 @@ def main() -> None:
         run = RUNS / f"{args.out.stem}-{t:g}"
         drafters = [f"{n}={row.format(args.drafters)}" for n, row in ROWS.items() if t == 0 or n not in COLD]
         options = f"--limit {args.per_domain} --max-new-tokens {args.tokens} --threads {args.threads}"
-        options += f" --temperature {t:g} --variant compile"
+        options += f" --temperature {t:g} "
         command = ["bench", "--drafter", *drafters, *options.split(), "--out", str(run)]
         print(f"outrider {shlex.join(command)}", file=sys.stderr)
         if code := outrider(command):

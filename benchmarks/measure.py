@@ -18,14 +18,15 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from outrider.bench import metrics, store
+from outrider import files as whole
+from outrider.bench import metrics
+from outrider.bench.machine import here
 from outrider.bench.metrics import Table
 from outrider.bench.models import Models
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Answer, Ask, Method, Peer, Prompt, Sample, Task
-from outrider.commands.bench import here, steps
 from outrider.engine import Engine
 from outrider.llm import LLM
 
@@ -58,15 +59,16 @@ def measured(
     repeats: int = 1, peers: Mapping[str, Peer] | None = None,
 ) -> dict[str, list[Sample]]:  # fmt: skip
     """Every method's samples, by its label. `peers`, by label too, are methods that no SPEC can name."""
-    arguments = {"target": models.name, "tokens": tokens, "threads": torch.get_num_threads()}
-    kept = Store.open(RUNS / name, {"target": models.name, "arguments": arguments, **here()})
+    arguments = {"model": models.target, "tokens": tokens, "threads": torch.get_num_threads()}
+    kept = Store.open(RUNS / name, {"target": models.target, "arguments": arguments, **here()})
+    kept.begin()
     runner = TokenRunner(models, kept, tokens)
     runner.peers |= {m.name: peers[m.label] for m in rows if peers and m.label in peers}
     runner.open([m for m in rows if m.name not in runner.peers])
     prompts = tuple(Prompt(name, (json.dumps(list(ids)),)) for name, ids in given.items())
     group = Group(Task(task, prompts), temperature, 1, tuple(rows), repeats)
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        shown = bar.add_task(task, total=steps(runner, group))
+        shown = bar.add_task(task, total=runner.steps(group))
         runner.run(group, lambda what: bar.update(shown, advance=1, description=what))
     own = group.own(kept.samples)
     found = {m.label: [s for s in own if s.method == m.name] for m in rows}
@@ -99,5 +101,5 @@ def machine() -> dict[str, Any]:
 
 def write(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    store.write(path, document)
+    whole.write(path, json.dumps(document, indent=1) + "\n")
     print(f"wrote {path}", file=sys.stderr)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.tree import chain
+from outrider.core.tree import chain
 from outrider.types import Budget, Drafting, DraftTree, Round, Rows
 
 

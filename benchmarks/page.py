@@ -137,21 +137,6 @@ def bandits(document: dict[str, Any]) -> str:
     return "\n".join(lines) if len(lines) > 2 else "Not measured."
 
 
-def calibration(document: dict[str, Any]) -> str:
-    lines = [
-        "| drafter | | s fitted | error, s = 1 | error, fitted | tau, s = 1 | tau, fitted |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for label, settings in document.get("drafters", {}).items():
-        for name, row in settings.items():
-            one, fit = row["s = 1"], row["fitted"]
-            lines.append(
-                f"| {label} | {name} | {fit['scale']:.2f} | {one['ece']:.3f} | {fit['ece']:.3f} | {span(one['tau'])} | "
-                f"{span(fit['tau'])} |"
-            )
-    return "\n".join(lines) if len(lines) > 2 else "Not measured."
-
-
 def contexts(document: dict[str, Any]) -> str:
     columns = ("context", "drafter", "prefill, s", "prefill, MiB", "state, KiB", "running, KiB", "target's cache, MiB")
     columns += ("ms a drafted token", "tau", "tokens/s", "over plain")
@@ -193,12 +178,10 @@ def results() -> dict[str, str]:
         "ablations": ablations(runs),
         "ladder greedy": lossy(costs.get("ladder, T = 0", [])),
         "ladder sampled": lossy(costs.get("ladder, T = 1", [])),
-        "typical": lossy(costs.get("typical", [])),
         "mamba greedy": methods(mamba, "0"),
         "mamba sampled": methods(mamba, "1"),
         "drafting": drafting(mamba),
         "bandits": bandits(mamba),
-        "calibration": calibration(read("calibration")),
         "contexts": contexts(read("long_context")),
         **{name: made(*map(read, files)) for name, (made, *files) in STUDIES.items()},
     }
@@ -209,9 +192,9 @@ STUDIES = {  # of `outrider bench`: the function of tables.py, the reports
     "temperatures": (tables.temperatures, "bench_temperatures"),
     "sizes": (tables.sizes, "bench_sizes"),
     "variants": (tables.variants, "bench_variants"),
-    "typical by task": (tables.typical, "bench_typical"),
+    "typical": (tables.typical, "bench_typical"),
     "causes": (tables.causes, "bench_sizes"),
-    "noise": (tables.noise, "bench_noise_a", "bench_noise_b"),
+    "calibration": (tables.calibration, "bench_calibration"),
 }
 
 

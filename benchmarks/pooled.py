@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.bench import metrics, report
+from outrider.bench import metrics, read
 from outrider.bench.cells import newest
 from outrider.bench.metrics import LOOP_SHARE, Table
+from outrider.bench.results import to_json
 from outrider.bench.store import read_samples
 from outrider.bench.types import PLAIN, Sample
 
@@ -25,7 +26,7 @@ NAMES = {"transformers:demo": "transformers, assisted"}
 
 def pooled(folder: Path) -> dict[str, Any]:
     """The table of each temperature."""
-    document = report.read(folder)
+    document: dict[str, Any] = to_json(read(folder))
     run = document["run"]
     arguments = {"per_domain": run["arguments"]["limit"], "tokens": run["arguments"]["tokens"]}
     found: dict[str, Any] = {"machine": {**run["machine"], **run["versions"]}, "temperatures": {}}
@@ -70,8 +71,8 @@ def row(
         "same_text": sum(texts(s) == texts(truth[i]) for i, s in newest(mine).items()),
         "all": figures(mine, plain, every),
         "not_looping": figures(mine, plain, keep),
-        "alpha": [d["rate"][0] for d in metrics.depths(usages)],
-        "milliseconds_per_round": metrics.round_ms(usages),
+        "alpha": [d.rate.value for d in metrics.depths(usages)],
+        "milliseconds_per_round": vars(metrics.round_ms(usages)),
         "domains": {
             name: figures(mine, plain, [i for i in keep if domains[i] == name])
             for name in dict.fromkeys(domains.values())
@@ -92,9 +93,9 @@ def figures(mine: Sequence[Sample], plain: Sequence[Sample], chunks: Sequence[in
     assert faster is not None, "all methods answered the same prompts in turn"
     return {
         "prompts": len(chunks),
-        "tau": metrics.tau(usages).interval if usages else [0.0, 0.0, 0.0],
-        "speedup": faster.interval,
-        "tokens_per_second": table.rate().interval,
+        "tau": list(metrics.tau(usages).estimate) if usages else [0.0, 0.0, 0.0],
+        "speedup": list(faster.estimate),
+        "tokens_per_second": list(table.rate().estimate),
     }
 
 

@@ -51,7 +51,7 @@ Brackets hold intervals of 95 %: over prompts, and of acceptance by depth those 
 lowest and the highest of repeats. A figure without an interval is taken to be known to {ROUGH:.1%} either way. A figure
 is like another if it differs by at most {CLOSE:.0%}. Texts that loop are left out where a file tells them apart.
 """
-BIG = "outrider bench --target lmsys/vicuna-7b-v1.3 --drafter eagle:yuhuili/EAGLE-Vicuna-7B-v1.3 --tasks mt-bench"
+BIG = "outrider bench lmsys/vicuna-7b-v1.3 --drafter eagle:yuhuili/EAGLE-Vicuna-7B-v1.3 --task mt-bench"
 
 Command = Callable[[Mapping[str, Any]], str]
 
@@ -102,7 +102,6 @@ def contexts(document: Mapping[str, Any]) -> str:
 
 COMMANDS: dict[str, Command] = {
     "ablations": ablations,
-    "calibration": told("calibration", "per_domain", "tokens"),
     "drafters": lambda _: "python benchmarks/demo.py drafters",
     "engine": told("engine", "per_domain", "tokens", "repeats", "articles"),
     "long_context": contexts,
@@ -152,7 +151,7 @@ def commands(evidence: Evidence) -> str:
     for name, made in COMMANDS.items():
         document = evidence.results.get(name)
         parts.append(f"### {name}\n\n" + (f"```\n{made(document)}\n```" if document else "Not measured."))
-    big = f"```\n{BIG} --temperature 0 1 --out runs/vicuna\n```"
+    big = f"```\n{BIG} --temperature 0 --temperature 1 --out runs/vicuna\n```"
     return "\n\n".join([*parts, f"### On a paper's own target\n\nWith a GPU that holds it:\n\n{big}"])
 
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from measure import machine, measured, rates, spread, write
-from outrider import theory
-from outrider.bench import metrics
+from outrider.bench import metrics, theory
 from outrider.bench.metrics import Table
 from outrider.bench.models import Models
 from outrider.bench.types import Method
@@ -65,7 +64,7 @@ def row(mine: Table, plain: Table, gamma: int) -> dict[str, Any]:
     """c is a draft step's time over a plain pass of the target."""
     usages = mine.usages()
     alpha = metrics.alpha(usages).value
-    c = metrics.round_ms(usages)["draft"] / gamma / metrics.round_ms(plain.usages())["verify"]
+    c = metrics.round_ms(usages).draft / gamma / metrics.round_ms(plain.usages()).verify
     return {
         "alpha": alpha,
         "tau": metrics.tau(usages).value,

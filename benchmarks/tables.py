@@ -89,21 +89,21 @@ def typical(report: Report) -> str:
     return table(("method", "tau", "speed-up", "log-likelihood", "plain's"), rows)
 
 
-def noise(a: Report, b: Report) -> str:
-    """The same run twice."""
-    second = {m["method"]: m for m in b["macro"]}
+def calibration(report: Report) -> str:
+    """Calibration errors and tau of drafters with s = 1 and with a fitted s."""
+    tau = {(m["method"], m["temperature"]): m["tau"] for m in report.get("pooled", ())}
+    error = {}
+    for key in tau:
+        mine = [c["reliability"] for c in report["cells"] if (c["method"], c["temperature"]) == key]
+        error[key] = sum(r["ece"] * r["pairs"] for r in mine) / sum(r["pairs"] for r in mine)
     rows = []
-    for m in a["macro"]:
-        other = second[m["method"]]
-        rows.append(
-            [m["method"], span(m["tokens_per_second"], 0), span(other["tokens_per_second"], 0), span(m["speedup"]),
-             span(other["speedup"]), "yes" if overlap(m["speedup"], other["speedup"]) else "no"]
-        )  # fmt: skip
-    return table(("method", "tokens/s, first", "second", "speed-up, first", "second", "overlap"), rows)
-
-
-def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
-    return a[1] <= b[2] and b[1] <= a[2]
+    for name, t in error:
+        if "fitted" not in name:
+            label, *rest = name.split(", ")
+            both = ((name, t), (", ".join([f"{label} fitted", *rest]), t))
+            setting = f"T = {t:g}" + ("" if t == 0 else ", rejection" if "rejection" in rest else ", shared noise")
+            rows.append([label, setting, *(f"{error[k]:.3f}" for k in both), *(span(tau[k]) for k in both)])
+    return table(("drafter", "", "error, s = 1", "error, fitted", "tau, s = 1", "tau, fitted"), rows, 2)
 
 
 def causes(report: Report) -> str:

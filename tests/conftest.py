@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,12 +15,17 @@ import torch
 from jaxtyping import install_import_hook
 from transformers import PreTrainedModel  # noqa: F401
 
-# transformers comes before the hook: while jaxtyping loads a module of outrider, whatever that module imports is
-# compiled anew (jaxtyping changes where bytecode is cached). That takes half a minute, and others' syntax warnings
-# become errors.
+with contextlib.suppress(ImportError):
+    import torchao  # noqa: F401
+
+# transformers and torchao come before the hook: while jaxtyping loads a module of outrider, whatever that module
+# imports is compiled anew (jaxtyping changes where bytecode is cached). That takes half a minute, and others' syntax
+# warnings become errors.
 install_import_hook("outrider", "checking.check")
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C, and the processes they start, need it
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

@@ -10,9 +10,9 @@ import torch
 
 from evidence import Evidence, finding
 from figures import Check, true
-from outrider.bandit import BanditBudget, Shape, nodes
-from outrider.budget import Report
-from outrider.noise import RaceNoise
+from outrider.budgets.adaptive import Report
+from outrider.budgets.bandit import BanditBudget, Shape, nodes
+from outrider.core.noise import RaceNoise
 from outrider.types import Rows, Sampling
 
 TEST = "pytest tests/unit/test_bandit.py"

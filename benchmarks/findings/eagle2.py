@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from evidence import Evidence, finding, unmeasured
 from figures import Check, higher, least, open_, quotient, true
+from outrider.budgets.calibration import ece
 
 PAPER = "EAGLE-2"
 OURS = {
@@ -22,7 +23,7 @@ STRAIGHT = 0.05  # the calibration error up to which confidence is close to acce
 def positions(e: Evidence) -> list[Check]:
     checks = []
     for t in (0.0, 1.0):
-        cells = [c for c in e.cells("bench_sizes", method="HASS, 16x6, compile", temperature=t) if c.get("positions")]
+        cells = [c for c in e.cells("bench_sizes", method="HASS, 16x6", temperature=t) if c.get("positions")]
         if not cells:
             return [open_("`benchmarks/results/bench_sizes.json` has no positions of HASS")]
         firsts = [c["positions"][0] for c in cells]
@@ -36,21 +37,22 @@ def positions(e: Evidence) -> list[Check]:
 
 
 @finding(
-    "E2-F6", "calibration",
+    "E2-F6", "python benchmarks/demo.py calibration",
     "The error is the mean distance of confidence and acceptance. Where the target's choice is no fresh draw the "
     "drafter is too modest; `?scale=auto` mends it ([methods](methods.md)).",
 )  # fmt: skip
 def confidence(e: Evidence) -> list[Check]:
     checks = []
-    for setting, row in e.at("calibration", "drafters", "eagle").items():
-        bins = [b for b in row["s = 1"]["bins"] if b["count"]]
-        pairs = [(a, b) for i, a in enumerate(bins) for b in bins[i + 1 :]]
-        up = sum(a["acceptance"] < b["acceptance"] for a, b in pairs) / len(pairs)
+    settings = {"T = 0": ("", 0.0), "T = 1, shared noise": ("", 1.0), "T = 1, rejection": (", rejection", 1.0)}
+    for setting, (rule, t) in settings.items():
+        bins = {s: e.bins("bench_calibration", f"eagle{s}{rule}, 16x6", t) for s in ("", " fitted")}
+        pairs = [(a, b) for i, a in enumerate(bins[""]) for b in bins[""][i + 1 :]]
+        up = sum(a.acceptance < b.acceptance for a, b in pairs) / len(pairs)
         checks.append(
             true(f"{setting}, acceptance rises with confidence in 90 % of pairs of bins: {up:.0%}", up >= 0.9)
         )
-        for scale, words in (("s = 1", "error"), ("fitted", "error with a fitted scale")):
-            found = row[scale]["ece"]
+        for scale, words in (("", "error"), (" fitted", "error with a fitted scale")):
+            found = ece(bins[scale])
             checks.append(true(f"{setting}, {words} at most {STRAIGHT:g}: {found:.3f}", found <= STRAIGHT))
     return checks
 
@@ -81,15 +83,15 @@ def order(e: Evidence) -> list[Check]:
     return [
         *checks,
         open_("lookahead in the same run"),
-        open_("PLD beside the others on summarisation; `outrider bench --tasks cnn-dm` compares them"),
+        open_("PLD beside the others on summarisation; `outrider bench --task cnn-dm` compares them"),
     ]
 
 
 unmeasured(
     "E2-T2",
     "targets of 8B and 70B need GPUs",
-    "outrider bench --target meta-llama/Meta-Llama-3-8B-Instruct --drafter eagle:yuhuili/EAGLE-LLaMA3-Instruct-8B "
-    "--drafter 'eagle:yuhuili/EAGLE-LLaMA3-Instruct-8B?tree=static' --tasks mt-bench --temperature 0 --out runs/llama3",
+    "outrider bench meta-llama/Meta-Llama-3-8B-Instruct --drafter eagle:yuhuili/EAGLE-LLaMA3-Instruct-8B "
+    "--drafter 'eagle:yuhuili/EAGLE-LLaMA3-Instruct-8B?tree=static' --task mt-bench --temperature 0 --out runs/llama3",
 )
 
 

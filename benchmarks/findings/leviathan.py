@@ -6,16 +6,16 @@ from itertools import pairwise
 
 from evidence import Evidence, finding
 from figures import CLOSE, ONE, Check, Figure, close, higher, open_, true
-from outrider import theory
+from outrider.bench import theory
 
 PAPER = "Leviathan"
-NGRAMS = "outrider bench --drafter 'ngram?n=1' 'ngram?n=2' model --budget 6x5 --out runs/ngrams"
+NGRAMS = "outrider bench --drafter 'ngram?n=1' --drafter 'ngram?n=2' --drafter model --budget 6x5 --out runs/ngrams"
 LEVELS = [i / 20 for i in range(1, 20)]  # of alpha, for the shapes of the figures
 
 
 @finding("L-alg", "outrider audit --rule rejection")
 def rule(e: Evidence) -> list[Check]:
-    from outrider.branches import exact
+    from outrider.proofs.laws import exact
 
     found = [x.tv for x in exact() if x.rule == "rejection"]
     small = max(found) <= 1e-12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evidence import Evidence, finding
 from figures import CLOSE, Check, Figure, close, higher, least, open_, quotient, true
+from outrider.budgets.calibration import ece
 
 SMALL, LARGE = "Mamba 0.5M, chain", "Mamba 1.5M"
 MAMBA, LLAMA, EAGLE = "Mamba 1.5M", "Transformer 1.5M", "EAGLE"  # of long_context.json
@@ -49,14 +50,17 @@ def sizes(e: Evidence) -> list[Check]:
 
 @finding(
     "Ma-F3",
-    "python benchmarks/calibration.py --drafters mamba=mamba:runs/demo/mamba/mamba-1.5m/distil/best "
-    "transformer=model:runs/demo/mamba/llama-1.5m/distil/best --per-domain 13 --tokens 32 "
-    "--out benchmarks/results/calibration_mamba.json",
+    "outrider bench demo --drafter mamba=mamba:runs/demo/mamba/mamba-1.5m/distil/best "
+    "--drafter transformer=model:runs/demo/mamba/llama-1.5m/distil/best --budget 16x6 --temperature 0 --temperature 1 "
+    "--limit 13 --max-new-tokens 32 --observe --out runs/bench/mamba-calibration",
 )
 def reliability(e: Evidence) -> list[Check]:
-    mine, theirs = (e.at("calibration_mamba", "drafters", name) for name in ("mamba", "transformer"))
-    errors = {setting: [Figure.of(row[setting]["s = 1"]["ece"]) for row in (theirs, mine)] for setting in mine}
-    return [higher(f"calibration error, {setting}, Transformer over Mamba", *pair) for setting, pair in errors.items()]
+    checks = []
+    for t in (0.0, 1.0):
+        theirs, mine = (ece(e.bins("bench_mamba_calibration", f"{name}, 16x6", t)) for name in ("transformer", "mamba"))
+        words = f"calibration error at T = {t:g}, Transformer over Mamba"
+        checks.append(higher(words, Figure.of(theirs), Figure.of(mine)))
+    return checks
 
 
 @finding("Ma-T1a", "mamba", "Chains; beside a target this small no external drafter can gain much.")

@@ -9,7 +9,7 @@ import torch
 
 from evidence import Evidence, finding, unmeasured
 from figures import Check, Figure, higher, mean, true
-from outrider.tree import template
+from outrider.core.tree import template
 
 CODE = ("stdlib", "algorithms", "tldr")  # Python's library, algorithms, shell commands
 LADDER = ("heads as a chain", "Cartesian tree 3 x 2 x 1", "optimised sparse tree", "Medusa-2, dynamic tree")
@@ -65,8 +65,8 @@ def ladder(e: Evidence) -> list[Check]:
 unmeasured(
     "M-sizes",
     "one size of target was trained here",
-    "for s in 7b-v1.3 13b-v1.3 33b-v1.3; do outrider bench --target lmsys/vicuna-$s --drafter "
-    "medusa:FasterDecoding/medusa-vicuna-$s --tasks mt-bench --temperature 0 --out runs/medusa-$s; done",
+    "for s in 7b-v1.3 13b-v1.3 33b-v1.3; do outrider bench lmsys/vicuna-$s --drafter "
+    "medusa:FasterDecoding/medusa-vicuna-$s --task mt-bench --temperature 0 --out runs/medusa-$s; done",
 )
 
 
@@ -89,7 +89,7 @@ def sparse(e: Evidence) -> list[Check]:
 def tree_size(e: Evidence) -> list[Check]:
     checks = []
     for t in (0.0, 1.0):
-        of = {n: {m: e.mean("bench_sizes", f"HASS, {n}, compile", t, m) for m in ("tau", "speedup")} for n in SIZES}
+        of = {n: {m: e.mean("bench_sizes", f"HASS, {n}", t, m) for m in ("tau", "speedup")} for n in SIZES}
         peak = max(SIZES, key=lambda n: of[n]["speedup"].value)
         checks += [
             higher(f"tokens a round at T = {t:g}, 60 nodes over 4", of["60x6"]["tau"], of["4x3"]["tau"]),
@@ -100,14 +100,18 @@ def tree_size(e: Evidence) -> list[Check]:
 
 
 @finding(
-    "M-typical", "lossy",
-    "tau stands for speed: settings were decoded one after the other. Quality means likelier text under the target, "
-    "which is no sample any more.",
+    "M-typical", "python benchmarks/demo.py typical",
+    "Quality means likelier text under the target, which is no sample any more.",
 )  # fmt: skip
 def typical(e: Evidence) -> list[Check]:
-    low, high = "typical, epsilon 0.03, delta 0.17", "typical, epsilon 0.3, delta 0.55"
-    likely = {name: Figure.of(e.row("lossy", "typical", name)["log_likelihood"]) for name in (low, high)}
+    low, high = (f"Medusa, typical?epsilon={eps:g}&delta={delta:g}, 16x4" for eps, delta in ((0.03, 0.1), (0.3, 0.3)))
+    likely = {}
+    for name in (low, high):
+        each = [c["quality"]["log_likelihood"] for c in e.cells("bench_typical", method=name) if c.get("quality")]
+        likely[name] = Figure.of(sum(each) / len(each))
+    tau, speed = ([e.mean("bench_typical", name, 0.7, of) for name in (low, high)] for of in ("tau", "speedup"))
     return [
-        higher("tau, the lowest threshold over the highest", e.rung("typical", low), e.rung("typical", high)),
+        higher("tau, the lowest threshold over the highest", *tau),
+        higher("speed-up, the lowest threshold over the highest", *speed),
         higher("log-likelihood a token, the highest threshold over the lowest", likely[high], likely[low]),
     ]

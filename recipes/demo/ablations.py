@@ -23,9 +23,9 @@ from rich.progress import Progress
 
 from outrider import drafters
 from outrider.bench.metrics import LOOP_SHARE, loops
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.engine import Engine, Request, generate
-from outrider.noise import RaceNoise
 from outrider.targets import HFTarget, load_tokenizer
 from outrider.training.data import Document, read
 from outrider.training.generate import questions, write

@@ -33,6 +33,7 @@ RECIPES: dict[str, Recipe] = {
     "eagle": Recipe("eagle", lr=5e-3, **SHARED),
     "hass": Recipe("hass", lr=5e-3, **SHARED),
     "eagle3": Recipe("eagle3", lr=5e-3, options={"draft_vocab": 2048, "passes": 4}, **SHARED),
+    "block": Recipe("block", lr=4e-3, options={"layers": 1, "block": 8, "pair_rank": 64}, **SHARED),
 }
 SHIPPED = tuple(RECIPES)
 # Medusa-2 changes its target, so it is not shipped. Its passes go through the whole target: the ablations' budget.
@@ -55,7 +56,7 @@ def documents(work: Path, tokens: int = TOKENS, tokenizer: Any = None) -> list[D
                 if any(not m["content"].strip() for m in row.get("messages", ())):
                     continue
                 try:
-                    document = _document(json.dumps(row), f"{domain}:{number}", tokenizer)
+                    document = _document(row, f"{domain}:{number}", tokenizer)
                 except ValueError:
                     continue
                 found.append(document)

@@ -6,17 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .integrations.transformers import custom_generate
     from .llm import LLM, Output, load
-    from .stock import custom_generate
-    from .types import InputError, Sampling, Usage
+    from .params import InputError, Sampling
+    from .types import Usage
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "InputError", "Output", "Sampling", "Usage", "__version__", "custom_generate", "load"]
 
 # Imported when first asked for (PEP 562): torch and transformers take seconds, and `outrider --help` needs neither.
 _HOMES = {
-    "LLM": "llm", "Output": "llm", "load": "llm", "custom_generate": "stock",
-    "InputError": "types", "Sampling": "types", "Usage": "types",
+    "LLM": "llm", "Output": "llm", "load": "llm", "custom_generate": "integrations.transformers",
+    "InputError": "params", "Sampling": "params", "Usage": "types",
 }  # fmt: skip
 
 

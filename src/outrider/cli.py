@@ -6,37 +6,73 @@ OUTRIDER_DEBUG=1 shows the traceback), 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from keyword import iskeyword
+from threading import current_thread, main_thread
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-# Name and line of `outrider --help`; both stand here so that help imports no command (and hence no torch).
-COMMANDS = {
-    "generate": "Write text with a model: the text it writes alone, sooner.",
-    "validate": "Prove on this machine that a model reads a tree of drafts exactly as it reads plain text.",
-    "audit": "Prove on this machine that a drafter and a rule change nothing about a model's text.",
-    "train": "Train a drafter for a target of your own, on text of your own.",
-    "data": "Build training data, also by letting the target write the answers.",
-    "tune-tree": "Grow the draft tree that a trained drafter's measured accuracies ask for.",
-    "import": "Say what a trained drafter's folder holds, whatever its layout; write the native one.",
-    "export": "Write a drafter as SafeAILab's code, speculators, vLLM or SGLang load it.",
-    "parity": "Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.",
-    "bench": "Measure methods side by side and beside stock transformers, with a report.",
-    "theory": "What acceptance, draft length and cost promise (Leviathan).",
-    "info": "Versions, threads, devices, demo models and drafters here.",
+from .commands import PLAIN
+from .params import InputError, Interrupted
+
+# Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
+GROUPS = {
+    "Write text": {
+        "generate": "Write text with a model: the text it writes alone, sooner.",
+        "chat": "Talk with a model: its answers alone, sooner.",
+        "serve": "Serve a model to OpenAI's clients, and a page to chat on.",
+    },
+    "Prove": {
+        "validate": "Prove on this machine that a model reads a tree of drafts exactly as it reads plain text.",
+        "audit": "Prove on this machine that a drafter and a rule change nothing about a model's text.",
+        "parity": "Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.",
+    },
+    "Measure": {
+        "recommend": "Measure which drafter suits a model on this machine, and what it gives.",
+        "bench": "Measure methods side by side and beside stock transformers, with a report.",
+        "theory": "What acceptance, draft length and cost promise (Leviathan).",
+        "info": "Versions, threads, devices, demo models and drafters here.",
+    },
+    "Make drafters": {
+        "train": "Train a drafter for a target of your own, on text of your own.",
+        "data": "Build training data, also by letting the target write the answers.",
+        "tune-tree": "Grow the draft tree that a trained drafter's measured accuracies ask for.",
+        "import": "Say what a trained drafter's folder holds, whatever its layout; write the native one.",
+        "export": "Write a drafter as SafeAILab's code, speculators, vLLM or SGLang load it.",
+    },
+}
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+
+# What options were called before, and what to write instead.
+OLD = {
+    "--target": "a model is named without --target, as in: {command} MODEL",
+    "--prompts-file": "--prompts-file is --prompts FILE now",
+    "--rules": "--rules is --rule now, once for each rule",
+    "--tasks": "--tasks is --task now, once for each task",
+    "--nodes": "--nodes is --budget now, as in --budget 16x6 (nodes, depth)",
+    "--depth": "--depth is --budget now, as in --budget 16x6 (nodes, depth)",
+    "--arms": "--arms is --budget now, as in --budget '3,2,1 2,1 none'",
+    "--compile": "passes are recorded without --compile now; --no-compile turns it off",
+    "train --prompts": "--prompts is --limit now: held-out prompts decoded at each evaluation",
 }
 
 INTERRUPTED = 130
-PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+# What a folder or a disk may refuse: bad input, not a failure of ours.
+UNUSABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 class Lazy(TyperGroup):
@@ -65,13 +101,13 @@ def load(name: str) -> Any:
 app = typer.Typer(
     cls=Lazy,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
     epilog='Start with: outrider generate "Once upon a time"',
-    **PLAIN,
+    **{**PLAIN, "add_completion": True},
 )
-for _name, _line in COMMANDS.items():
-    if find_spec(f".commands.{file_of(_name)}", __package__):
-        app.command(_name, short_help=_line)(lambda: None)
+for _panel, _lines in GROUPS.items():
+    for _name, _line in _lines.items():
+        if find_spec(f".commands.{file_of(_name)}", __package__):
+            app.command(_name, short_help=_line, rich_help_panel=_panel)(lambda: None)
 
 
 @app.callback()
@@ -94,24 +130,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in args[:end] or os.environ.get("OUTRIDER_DEBUG", "0") not in ("", "0")
     args = [a for a in args[:end] if a != "--debug"] + args[end:] or ["--help"]
     quieten()
+    with listening() as heard:
+        try:
+            code = app(args, prog_name="outrider", standalone_mode=False)
+            sys.stdout.flush()
+            if code == INTERRUPTED:  # typer has caught Ctrl-C
+                raise KeyboardInterrupt
+            return code if isinstance(code, int) else 0
+        except BrokenPipeError:  # the reader, such as `head`, has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except (KeyboardInterrupt, typer.Abort, Exception) as error:
+            if debug:
+                traceback.print_exc()
+            code, sentence = explain(error)
+            if code == 1 and heard:  # a library has made an error of its own of Ctrl-C
+                code, sentence = explain(KeyboardInterrupt())
+            typer.echo(f"outrider: {sentence}", err=True)
+            return code
+
+
+@contextmanager
+def listening() -> Iterator[list[int]]:
+    """Ctrl-C interrupts as ever, and is noted in the list."""
+    heard: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        heard.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    own = before is signal.default_int_handler and current_thread() is main_thread()
+    if own:
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        code = app(args, prog_name="outrider", standalone_mode=False)
-        sys.stdout.flush()
-        if code == INTERRUPTED:  # typer has caught Ctrl-C
-            raise KeyboardInterrupt
-        return code if isinstance(code, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
-        typer.echo("outrider: interrupted", err=True)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        code, sentence = explain(error)
-        typer.echo(f"outrider: {sentence}", err=True)
-        return code
+        yield heard
+    finally:
+        if own:
+            signal.signal(signal.SIGINT, before)
 
 
 def quieten() -> None:
@@ -121,17 +177,27 @@ def quieten() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")  # the reading of .gguf files
 
 
-def explain(error: Exception) -> tuple[int, str]:
+def explain(error: BaseException) -> tuple[int, str]:
     """An error's exit code and sentence."""
+    if isinstance(error, Interrupted):  # the command says what it kept
+        return INTERRUPTED, f"interrupted; {error}"
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return INTERRUPTED, "interrupted"
     message = getattr(error, "format_message", None)
     if message is not None:  # typer's own: an unknown option, a missing value
         where = getattr(getattr(error, "ctx", None), "command_path", "outrider")
-        return 2, f"{message().rstrip('.')} (see {where} --help)"
-    types = sys.modules.get("outrider.types")
-    if types is not None and isinstance(error, types.InputError):
+        option = getattr(error, "option_name", "")
+        new = OLD.get(f"{where.rpartition(' ')[2]} {option}") or OLD.get(option)
+        return 2, f"{new.format(command=where) if new else message().rstrip('.')} (see {where} --help)"
+    if isinstance(error, InputError):
         return 2, str(error)
+    if isinstance(error, OSError) and error.errno in UNUSABLE and error.strerror:
+        return 2, f"{error.filename or 'a file'} cannot be used: {error.strerror.lower()}"
+    if os.strerror(errno.ENOSPC) in str(error):  # as torch and safetensors say it
+        return 2, "the disk is full; make room, and the same command goes on"
     lines = str(error).strip().splitlines()
     return 1, f"{type(error).__name__}: {lines[0] if lines else 'no message'} (--debug shows the traceback)"
 

@@ -7,17 +7,22 @@ round is `Batch.round`; newcomers are prefilled alone by `Batch.start` and then 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import sampling, verify
-from .budget import Budgeter, Report
-from .noise import RaceNoise, digest
-from .tree import root_only
+from .budgets import parse
+from .budgets.adaptive import Budgeter, Report
+from .core import nucleus, sampling, verify
+from .core.clock import Clock
+from .core.noise import RaceNoise
+from .core.tree import root_only
+from .params import check_rule
+from .request import Done, Piece, Request, Row, check_prompt
 from .types import (
     Budget,
     Drafter,
@@ -25,65 +30,14 @@ from .types import (
     DraftTree,
     InputError,
     Look,
+    Prefill,
     Round,
     Rows,
     Rule,
-    Sampling,
     Session,
     Target,
-    Usage,
     Verdict,
 )
-
-Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
-Process = Callable[[list[int], Tensor], Tensor]  # (output so far, logits [1, v]) -> scores [1, v]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What one output is asked to be. Seed, law and end belong to the row: a text does not depend on its neighbours."""
-
-    prompt: Sequence[int]
-    seed: int
-    max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    cut: Cut = lambda output, new: (len(new), None)  # how many of the new tokens are kept, and why the row ends
-    process: Process | None = None  # transformers' logits processors, where they came prepared
-
-
-@dataclass
-class Row:
-    """One request while it runs."""
-
-    request: Request
-    index: int  # which request it is
-    output: list[int] = field(default_factory=list)
-    length: int = 0  # committed tokens, = the root's position
-    serial: int = 0
-    finish: str | None = None
-    mixed: int | None = None  # a hash of seed and prompt
-    usage: Usage = field(default_factory=Usage)
-
-    def key(self, rule: Rule) -> int:
-        """What its randomness is keyed by. Rounds, unlike positions, are no property of the text: under the rejection
-        rules two prompts with one seed must not share their draws, which a budget may have seen."""
-        if rule == "coupled":
-            return self.request.seed
-        if self.mixed is None:
-            self.mixed = digest(self.request.seed, self.request.prompt)
-        return self.mixed
-
-    def room(self, context: int) -> int:
-        return min(self.request.max_new_tokens - len(self.output), context - 1 - self.length)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one round added to one row. The first `drafted` of its tokens came from the draft."""
-
-    row: Row
-    tokens: list[int]
-    drafted: int
 
 
 @dataclass(frozen=True)
@@ -98,6 +52,27 @@ class Engine:
     epsilon: float = 0.09  # typical acceptance only
     delta: float = 0.3
     nodes: int = 64  # room kept in the cache for a tree
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        drafter: Drafter,
+        budget: Budgeter | str = "auto",
+        rule: Rule = "coupled",
+        race: RaceNoise | None = None,
+        **more: Any,
+    ) -> Engine:
+        """The engine of a target and a drafter: the one place where engines are built.
+
+        `budget` may be spelled (`outrider.budgets.parse`). `race`: noise that other engines of this target use too.
+        `more` holds the fields epsilon, delta and nodes. Raises InputError for an unknown rule or budget.
+        """
+        chosen = parse(budget) if isinstance(budget, str) else budget
+        if not isinstance(chosen, Budgeter):
+            raise InputError(f"a budget is text such as auto or 16x6, or a budget object, not {budget!r}")
+        race = RaceNoise(target.vocab, target.device) if race is None else race
+        return cls(target, drafter, chosen, race, check_rule(rule), **more)
 
 
 def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -> Iterator[Piece]:
@@ -119,89 +94,125 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
 
 @dataclass
 class Batch:
+    """Rows that decode side by side. Whoever drives one (`generate` does) calls, under `torch.no_grad()`,
+
+        batch, pieces = Batch.start(engine, rows)     prompts read, first tokens drawn; `read` does it in steps
+        pieces = batch.round()                        one round of every row
+        batch = batch.leave()                         without the finished rows; None when none is left
+        batch = batch.join(newcomers)                 with rows that another `start` has made ready
+        batch.cancel(row)                             ends a row, between rounds
+
+    A text depends on its own request alone, never on when its row came or who ran beside it.
+    """
+
     engine: Engine
     rows: list[Row]
     session: Session
     drafting: Drafting
-    root: Tensor  # [b]
+    root: Tensor  # [b] the last committed token, whose keys and values the next pass writes
 
     @classmethod
     def start(cls, engine: Engine, rows: list[Row]) -> tuple[Batch | None, list[Piece]]:
-        """Read the newcomers' prompts and draw their first tokens."""
-        began = perf_counter()
-        prompts = [row.request.prompt for row in rows]
+        """Read the newcomers' prompts and draw their first tokens.
+
+        Returns the batch of those that go on (None if the first token ended all of them) and a piece for each row.
+        Raises InputError for a prompt that cannot be decoded, before anything is computed.
+        """
+        reading = cls.read(engine, rows)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as end:
+                return end.value
+
+    @classmethod
+    def read(cls, engine: Engine, rows: list[Row]) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
+        """The same in steps: it pauses after each chunk of the prompts, so that others may decode in between."""
+        clock, prompts = Clock(), [row.request.prompt for row in rows]
         for row in rows:
             check_prompt(row.request, engine.target)
             row.usage.prompt_tokens = len(row.request.prompt)
         longest = max(len(row.request.prompt) + row.request.max_new_tokens for row in rows)
         capacity = min(longest, engine.target.context) + engine.nodes
         session = engine.target.open(capacity)
-        drafting = engine.drafter.open(prompts, capacity)
-        batch = cls(engine, rows, session, drafting, torch.zeros(len(rows), dtype=torch.long))
-        for chunk in session.prefill(prompts, engine.drafter.taps):
-            for row, count in zip(rows, chunk.count.tolist(), strict=True):
-                row.length += count
-            last = torch.tensor(chunk.last, device=chunk.next.device)
-            batch.root = chunk.next
-            view = batch.view(back=1)
-            drawn = batch.draw(view, chunk.look.logits[:, 0]) if any(chunk.last) else chunk.next
-            batch.root = torch.where(last, drawn, chunk.next)
-            first = [[t] if end else [] for t, end in zip(batch.root.tolist(), chunk.last, strict=True)]
-            path = torch.arange(chunk.tree.nodes, device=last.device).expand(len(rows), -1)
-            drafting.observe(Round(view, chunk.tree, chunk.look, path, chunk.count, batch.root, first))
-            for row, tokens in zip(rows, first, strict=True):
-                row.output += tokens
+        batch = cls(engine, rows, session, engine.drafter.open(prompts, capacity), torch.zeros(len(rows)).long())
+        chunks = session.prefill(prompts, engine.drafter.taps)
+        while True:
+            with clock("prefill"):
+                if (chunk := next(chunks, None)) is not None:
+                    batch.take(chunk)
+            if chunk is None:
+                break
+            yield
         batch.root = torch.tensor([row.output[-1] for row in rows], device=batch.root.device)
-        seconds = perf_counter() - began
         pieces = []
         for row in rows:
             tokens, row.output = row.output, []
-            row.usage.prefill_seconds = seconds
-            pieces.append(Piece(row, batch.extend(row, tokens, 1), 0))
+            row.usage.prefill_seconds = clock["prefill"]
+            pieces.append(Piece(row, [] if row.finish else batch.extend(row, tokens, 1), 0))
         return batch.leave(), pieces
 
+    def take(self, chunk: Prefill) -> None:
+        """A chunk of the prompts has been read: rows whose prompt ends in it draw their first token."""
+        for row, count in zip(self.rows, chunk.count.tolist(), strict=True):
+            row.length += count
+        last = torch.tensor(chunk.last, device=chunk.next.device)
+        self.root = chunk.next
+        view, logits = self.view(back=1), chunk.look.logits[:, 0]
+        if any(chunk.last):
+            self.root = torch.where(last, self.draw(view, logits), chunk.next)
+            sound = logits.gather(1, self.root.clamp(min=0)[:, None]).isfinite()[:, 0]
+            for row, good, end in zip(self.rows, sound.tolist(), chunk.last, strict=True):
+                if end and not good:
+                    self.fail(row)
+        first = [[t] if end else [] for t, end in zip(self.root.tolist(), chunk.last, strict=True)]
+        path = torch.arange(chunk.tree.nodes, device=last.device).expand(len(self.rows), -1)
+        self.drafting.observe(Round(view, chunk.tree, chunk.look, path, chunk.count, self.root, first))
+        for row, tokens in zip(self.rows, first, strict=True):
+            row.output += tokens
+
     def round(self) -> list[Piece]:
-        """Draft, verify, commit; what it added to each row."""
-        began, engine = perf_counter(), self.engine
-        view = self.view()
-        budget = engine.budget.choose(view)
-        start = perf_counter()
-        tree = self.propose(view, budget)
-        drafted = perf_counter()
-        look = self.session.forward(tree, engine.drafter.taps)
-        looked = perf_counter()
-        verdict = self.judge(view, tree, look)
-        self.root = verdict.next
-        tokens, counts, tested = self.fetch(tree, verdict)
-        if self.root.device.type != "cpu":
-            looked = perf_counter()  # the pass runs while the host goes on; the fetch has waited for it
+        """One round of every row: schedule, draft, verify, commit, account. Returns what it added to each row."""
+        clock, view = Clock(), self.view()
+        budget = self.engine.budget.choose(view)
+        with clock("draft"):
+            tree = self.propose(view, budget)
+        with clock("verify"):
+            look = self.session.forward(tree, self.engine.drafter.taps)
+        # Away from the CPU the pass runs while the host goes on; the fetch waits for it.
+        with clock("rest" if self.root.device.type == "cpu" else "verify"):
+            verdict = self.judge(view, tree, look)
+            done = self.fetch(tree, verdict, look.logits)
         self.session.keep(verdict.path, verdict.count)
-        observing = perf_counter()
-        self.drafting.observe(Round(view, tree, look, verdict.path, verdict.count, verdict.next, tokens))
-        observed = perf_counter()
-        draft_seconds, verify_seconds = drafted - start + observed - observing, looked - drafted
-        sizes, pieces = tree.size.tolist(), []
-        for i, row in enumerate(self.rows):
-            row.length += counts[i]
-            row.serial += 1
-            added = self.extend(row, tokens[i], view.room[i])
-            accepted = min(counts[i] - 1, len(added))
-            self.account(row.usage, sizes[i] - 1, accepted, accepted if len(added) < len(tokens[i]) else tested[i])
-            row.usage.draft_seconds += draft_seconds
-            row.usage.verify_seconds += verify_seconds
-            pieces.append(Piece(row, added, accepted))
-        seconds = perf_counter() - began
-        for row in self.rows:
-            row.usage.decode_seconds += seconds
-        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.room) - 1))
-        engine.budget.learn(
-            Report(
-                len(self.rows), asked, tree.nodes, draft_seconds, verify_seconds,
-                seconds - draft_seconds - verify_seconds,
-                [sum(c > d for c in counts) for d in range(1, asked + 1)], min(asked, tree.deepest),
-            )
-        )  # fmt: skip
+        self.root = verdict.next
+        with clock("draft"):
+            self.drafting.observe(Round(view, tree, look, verdict.path, verdict.count, verdict.next, done.tokens))
+        pieces = [self.advance(row, done, i, view.room[i]) for i, row in enumerate(self.rows)]
+        self.account(clock, view, budget, tree, done.counts)
         return pieces
+
+    def advance(self, row: Row, done: Done, i: int, room: int) -> Piece:
+        """Row i after a round: its new tokens and its counts."""
+        row.length += done.counts[i]
+        row.serial += 1
+        added = self.extend(row, done.tokens[i], room) if done.sound[i] else self.fail(row)
+        accepted = min(done.counts[i] - 1, len(added))
+        whole = len(added) == len(done.tokens[i])
+        row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if whole else accepted)
+        return Piece(row, added, accepted)
+
+    def account(self, clock: Clock, view: Rows, budget: Budget, tree: DraftTree, counts: list[int]) -> None:
+        """Times into every row's usage; times and hits to the budget."""
+        draft, verify, total = clock["draft"], clock["verify"], clock.total
+        for row in self.rows:
+            row.usage.draft_seconds += draft
+            row.usage.verify_seconds += verify
+            row.usage.decode_seconds += total
+        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.room) - 1))
+        hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
+        rest = total - draft - verify
+        report = Report(len(counts), asked, tree.nodes, draft, verify, rest, hits, min(asked, tree.deepest))
+        self.engine.budget.learn(report)
 
     def view(self, back: int = 0) -> Rows:
         """The rows as a drafter may see them; `back=1`: as if the prompt's last token were the root."""
@@ -222,6 +233,8 @@ class Batch:
     def propose(self, view: Rows, budget: Budget) -> DraftTree:
         if budget.nodes < 2 or budget.depth < 1 or max(view.room) < 2:
             return root_only(view.root)
+        if self.engine.rule != "coupled":  # only the coupled rule stays lossless where nodes are dropped by value
+            budget = replace(budget, floor=0.0, reach=0.0)
         return self.drafting.propose(view, budget)
 
     def judge(self, view: Rows, tree: DraftTree, look: Look) -> Verdict:
@@ -246,40 +259,56 @@ class Batch:
 
     def draw(self, view: Rows, logits: Tensor, depth: int = 1, path: Tensor | None = None) -> Tensor:
         """The target's own choice at one node per row, logits [b, v] -> [b]."""
-        noise = view.noise(depth) if view.hot else None
-        return sampling.draw(self.penalised(logits, path), view.sampling, noise)
+        return nucleus.choose(self.penalised(logits, path), view.sampling, partial(view.some_noise, depth))
 
     def law(self, view: Rows, logits: Tensor, path: Tensor) -> Tensor:
         """The target's law at one node per row, [b, v] in float64."""
         scores = self.penalised(logits, path).double()
-        return torch.stack([sampling.law(z, s) for z, s in zip(scores, view.sampling, strict=True)])
+        return sampling.laws(scores, view.sampling)
 
     def penalised(self, logits: Tensor, path: Tensor | None) -> Tensor:
         """Logits after whatever depends on the row's own text: penalties, bias, transformers' processors."""
         requests = [row.request for row in self.rows]
         if any(r.process for r in requests):
             tails = [[]] * len(self.rows) if path is None else path.tolist()
-            scores = [
-                r.process([*row.output, *tail], z[None].float())[0] if r.process else z.float()
-                for r, row, tail, z in zip(requests, self.rows, tails, logits, strict=True)
-            ]
-            return torch.stack(scores)
+            scores = sampling.wide(logits)
+            logits = torch.stack(
+                [
+                    r.process([*row.output, *tail], z[None])[0] if r.process else z
+                    for r, row, tail, z in zip(requests, self.rows, tails, scores, strict=True)
+                ]
+            )
         if any(r.sampling.penalised or r.sampling.logit_bias for r in requests):
             history = [(r.prompt, row.output) for r, row in zip(requests, self.rows, strict=True)]
             return sampling.penalise(logits, [r.sampling for r in requests], history, path)
         return logits
 
-    def fetch(self, tree: DraftTree, verdict: Verdict) -> tuple[list[list[int]], list[int], list[int]]:
-        """The round's one host sync: new tokens, committed counts, and how many depths were tested, per row."""
-        last = verdict.path.gather(1, verdict.count[:, None] - 1)
+    def fetch(self, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
+        """The round's one host sync."""
+        count, following = verdict.count[:, None], verdict.next[:, None]
+        last = verdict.path.gather(1, count - 1)
         index = torch.arange(tree.nodes, device=last.device)
         child = (tree.parents == last) & (index > 0) & (index < tree.size[:, None])
         tested = verdict.count - 1 + child.any(1)
         spelled = tree.tokens.gather(1, verdict.path)
-        packed = torch.cat([spelled, verdict.next[:, None], verdict.count[:, None], tested[:, None]], 1).tolist()
-        counts = [p[-2] for p in packed]
-        tokens = [[*p[1:c], p[-3]] for p, c in zip(packed, counts, strict=True)]
-        return tokens, counts, [p[-1] for p in packed]
+        said = torch.cat([spelled[:, 1:], following], 1).scatter(1, count - 1, following)
+        seen = logits[torch.arange(len(last), device=last.device)[:, None], verdict.path, said]
+        sound = (seen.isfinite() | (torch.arange(seen.shape[1], device=last.device) >= count)).all(1)
+        columns = [*(x[:, None] for x in (tree.size, verdict.count, tested, sound.long(), verdict.next)), spelled]
+        packed = torch.cat(columns, 1).tolist()
+        return Done(
+            tokens=[[*p[6 : 5 + p[1]], p[4]] for p in packed],
+            counts=[p[1] for p in packed],
+            tested=[p[2] for p in packed],
+            sizes=[p[0] for p in packed],
+            sound=[bool(p[3]) for p in packed],
+        )
+
+    @staticmethod
+    def fail(row: Row) -> list[int]:
+        """End a row whose logits are not numbers; it alone, and what it wrote before stays."""
+        row.finish = "error"
+        return []
 
     def extend(self, row: Row, tokens: list[int], room: int) -> list[int]:
         """Add tokens to a row's output, up to its end and into the room it has; the ones that were added."""
@@ -291,16 +320,9 @@ class Batch:
             row.finish = "length"
         return added
 
-    @staticmethod
-    def account(usage: Usage, drafted: int, accepted: int, tested: int) -> None:
-        usage.rounds += 1
-        usage.drafted += drafted
-        usage.accepted += accepted
-        usage.tested += tested
-        for counts, upto in ((usage.accepted_at, accepted), (usage.tested_at, tested)):
-            counts.extend([0] * (upto - len(counts)))
-            for d in range(upto):
-                counts[d] += 1
+    def cancel(self, row: Row, why: str = "cancelled") -> None:
+        """End a row from outside, between rounds; what it wrote stays, and `leave` drops it."""
+        row.finish = row.finish or why
 
     def leave(self) -> Batch | None:
         """The batch without its finished rows."""
@@ -308,6 +330,9 @@ class Batch:
         if not live:
             return None
         if len(live) < len(self.rows):
+            failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
+            if failed:
+                self.session.wipe(failed)
             self.session.select(live)
             self.drafting.select(live)
             self.rows = [self.rows[i] for i in live]
@@ -322,19 +347,3 @@ class Batch:
             self.rows += newcomers.rows
             self.root = torch.cat([self.root, newcomers.root])
         return self
-
-
-def check_prompt(request: Request, target: Target) -> None:
-    """Refuse what cannot be decoded, before anything is computed."""
-    if not request.prompt:
-        raise InputError("the prompt is empty; give at least one token (most models have a begin-of-text token)")
-    if len(request.prompt) >= target.context:
-        raise InputError(
-            f"the prompt has {len(request.prompt)} tokens and the model's context is {target.context}; "
-            "shorten the prompt or choose a model with a longer context"
-        )
-    if request.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
-    for what, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
-        if any(not 0 <= token < target.vocab for token in ids):
-            raise InputError(f"the {what} has a token outside the model's vocabulary of {target.vocab}")

@@ -2,40 +2,96 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
-from . import drafters
-from .bandit import BanditBudget, part_of
-from .budget import AdaptiveBudget, Budgeter
+from transformers import PreTrainedModel
+
+from . import drafters, encoding
+from .budgets import parse
+from .budgets.adaptive import Budgeter
+from .budgets.bandit import BanditBudget
+from .budgets.shapes import part_of
+from .core.noise import RaceNoise
+from .core.stopping import Stop, TextStream
 from .drafters._choice import ChoiceDrafter
-from .engine import Engine, Piece, Request, Row, check_prompt, generate
-from .noise import RaceNoise
-from .stopping import Stop, TextStream
-from .targets import HFTarget, load_target, load_tokenizer
-from .types import RULES, Drafter, InputError, Rule, Sampling, Target, Usage
+from .encoding import Prompt
+from .engine import Engine, generate
+from .params import check_rule, whole
+from .request import Request, Row, check_prompt
+from .targets import HFTarget, find, load_target, load_tokenizer
+from .targets.graphs import PATIENCE
+from .targets.names import SMOLLM2
+from .types import Drafter, InputError, Rule, Sampling, Target, Usage
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+logger = logging.getLogger(__name__)
 
-DEMO_DRAFTER = "eagle:demo/hass"  # the best of those that ship: docs/results.md
+OPTIONS = ("max_new_tokens", "n", "seed", "batch_size", "rule", "budget", "stop", "ignore_eos", "sampling")
 
 
 @dataclass(frozen=True)
 class Output:
-    """One finished text. `prompt` is the index of its prompt."""
+    """One text. `prompt` is the index of its prompt; `tokens` holds the end of text where the model wrote it."""
 
     prompt: int
     text: str
     tokens: list[int]
-    finish_reason: str
+    finish_reason: str  # eos, stop, length, or interrupted where a stream was left
     seed: int
     usage: Usage
+    exact: str = "rounding"  # equal to what plain decoding writes: bit for bit ("bits"), or up to rounding
 
 
-@dataclass
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added to a streamed text: what the drafter had guessed, then what the target chose itself."""
+
+    drafted: str
+    own: str
+
+    @property
+    def text(self) -> str:
+        return self.drafted + self.own
+
+
+class Stream(Iterator[str]):
+    """A text as it comes, never half a character, never the start of a stop string.
+
+    Iterate over it for text, or over `chunks()` to tell drafted text from the target's own. `output` is what there is
+    so far: text, tokens and usage. `close()` stops the decoding.
+    """
+
+    def __init__(self, llm: LLM, engine: Engine, request: Request, stop: Stop):
+        self.llm, self.stop, self.row = llm, stop, Row(request, 0)
+        self._chunks = self._decode(engine, request)
+
+    def __next__(self) -> str:
+        return next(text for chunk in self._chunks if (text := chunk.text))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rest of the text, round by round; the texts of chunks may be empty."""
+        return self._chunks
+
+    def close(self) -> None:
+        """Decode no further."""
+        self._chunks.close()
+
+    @property
+    def output(self) -> Output:
+        return self.llm.output(self.row, 0, self.stop)
+
+    def _decode(self, engine: Engine, request: Request) -> Any:
+        text = TextStream(self.llm.decode, self.stop.strings)
+        for piece in generate(engine, [request]):
+            self.row, shown = piece.row, self.stop.visible(piece.tokens)
+            yield Chunk(text.push(shown[: piece.drafted]), text.push(shown[piece.drafted :]))
+        yield Chunk("", text.flush())
+
+
+@dataclass(repr=False)
 class LLM:
     """A target, its tokenizer and a drafter. `target.model` is the stock transformers model: nobody is locked in."""
 
@@ -45,8 +101,13 @@ class LLM:
     name: str = ""
     drafter_name: str = ""
     eos: frozenset[int] = frozenset()
-    budgets: dict[str, Budgeter] = field(default_factory=dict)  # by rule: what was learnt on this machine stays
+    budget: Budgeter | str = "auto"  # where a call names none
+    budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learnt stays
     race: RaceNoise | None = None
+
+    def __repr__(self) -> str:
+        where = f"{str(self.target.dtype).removeprefix('torch.')}, {self.target.device}"
+        return f"LLM({self.name}, drafter {self.drafter_name}, {where})"
 
     def generate(
         self,
@@ -57,28 +118,37 @@ class LLM:
         seed: int | Sequence[int] | None = None,
         batch_size: int = 8,
         rule: Rule = "coupled",
-        budget: Budgeter | None = None,
+        budget: Budgeter | str | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        sampling: Sampling | None = None,
         **law: Any,
     ) -> list[Output]:
-        """Texts for one prompt or many (strings, token ids, or chat messages), in order, `n` for each.
+        """Texts for one prompt or many, in the order of the prompts, `n` for each.
 
-        `law` holds the fields of `Sampling`: temperature, top_k, top_p, min_p, penalties, logit_bias.
-        `seed` is one int for every prompt, a list with one int per prompt, or None (fresh for each); sample j of a
-        prompt uses seed + j.
+        Args:
+            prompts: text, token ids (list, tensor or array) or chat messages; or a list of prompts.
+            max_new_tokens: at most so many tokens a text.
+            n: texts per prompt; text j of a prompt uses seed + j.
+            seed: one int for every prompt, a list with one int per prompt, or None (a fresh one for each).
+            batch_size: texts decoded at a time. The texts do not depend on it.
+            rule: coupled, rejection, block, or typical (which changes the law of the text).
+            budget: how much to draft: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`), or a budget object. Default:
+                the one given to `load`.
+            stop: end a text before any of these strings.
+            ignore_eos: go on after the model's end of text.
+            sampling: the law as a `Sampling`; or its fields one by one, as in `temperature=0.7, top_p=0.9`.
+
+        Raises:
+            InputError: an argument that is unknown or makes no sense, before anything is computed.
         """
-        texts = self.prompts(prompts)
-        seeds = spread_seeds(seed, len(texts), n)
-        stops = self._stop(max_new_tokens, stop, ignore_eos)
-        requests = [
-            self._request(texts[i], seeds[i][j], max_new_tokens, Sampling(**law), stops)
-            for i in range(len(texts))
-            for j in range(n)
-        ]
-        rows: dict[int, Row] = {}
-        for piece in generate(self.engine(rule, budget), requests, check_batch(batch_size)):
-            rows[piece.row.index] = piece.row
+        count = whole("batch_size", batch_size)
+        engine = self.engine(rule, budget)
+        requests, stops = self.requests(
+            prompts, max_new_tokens=max_new_tokens, n=n, seed=seed, stop=stop, ignore_eos=ignore_eos,
+            sampling=sampling, **law,
+        )  # fmt: skip
+        rows = {piece.row.index: piece.row for piece in generate(engine, requests, count)}
         return [self.output(rows[i], i // n, stops) for i in range(len(requests))]
 
     def stream(
@@ -88,77 +158,68 @@ class LLM:
         max_new_tokens: int = 128,
         seed: int | None = None,
         rule: Rule = "coupled",
-        budget: Budgeter | None = None,
+        budget: Budgeter | str | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        sampling: Sampling | None = None,
         **law: Any,
-    ) -> Iterator[str]:
-        """The text of one prompt as it comes; never half a character, never the start of a stop string."""
-        request, stops = self.request(
-            prompt, max_new_tokens=max_new_tokens, seed=seed, stop=stop, ignore_eos=ignore_eos, **law
+    ) -> Stream:
+        """The text of one prompt as it comes; arguments and errors are those of `generate`."""
+        engine = self.engine(rule, budget)
+        requests, stops = self.requests(
+            prompt, max_new_tokens=max_new_tokens, seed=seed, stop=stop, ignore_eos=ignore_eos, sampling=sampling, **law
         )
-        text = self.text_stream(stops)
-        for piece in self.pieces(request, rule, budget):
-            if fresh := text.push(stops.visible(piece.tokens)):
-                yield fresh
-        if rest := text.flush():
-            yield rest
+        if len(requests) > 1:
+            raise InputError(f"a stream is for one prompt, not {len(requests)}; use generate for several")
+        return Stream(self, engine, requests[0], stops)
 
-    def request(
+    def requests(
         self,
-        prompt: Prompt,
+        prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int = 128,
-        seed: int | None = None,
+        n: int = 1,
+        seed: int | Sequence[int] | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        sampling: Sampling | None = None,
         **law: Any,
-    ) -> tuple[Request, Stop]:
-        """One prompt as the engine takes it, and its ends: for those who show more than text."""
-        stops = self._stop(max_new_tokens, stop, ignore_eos)
-        first = spread_seeds(seed, 1, 1)[0][0]
-        return self._request(self.prompts(prompt)[0], first, max_new_tokens, Sampling(**law), stops), stops
+    ) -> tuple[list[Request], Stop]:
+        """The engine's requests for these prompts, `n` in a row for each, and how their texts end.
 
-    def pieces(self, request: Request, rule: Rule = "coupled", budget: Budgeter | None = None) -> Iterator[Piece]:
-        """What each round adds to one request."""
-        return generate(self.engine(rule, budget), [request])
+        For those who drive batches themselves; arguments and errors are those of `generate`.
+        """
+        if sampling is not None and law:
+            raise InputError(f"give sampling or {', '.join(law)}, not both")
+        made = Sampling.of(law, OPTIONS) if sampling is None else sampling
+        texts = self.prompts(prompts)
+        seeds = spread_seeds(seed, len(texts), n)
+        stops = self._stop(whole("max_new_tokens", max_new_tokens), stop, ignore_eos)
+        pairs = [(text, s) for text, own in zip(texts, seeds, strict=True) for s in own]
+        requests = [Request(text, s, max_new_tokens, made, stops.cut) for text, s in pairs]
+        for request in requests:
+            check_prompt(request, self.target)
+        return requests, stops
 
-    def engine(self, rule: Rule = "coupled", budget: Budgeter | None = None) -> Engine:
-        """The engine that serves this model under a rule; its budget remembers what it learnt."""
-        if rule not in RULES:
-            raise InputError(f"there is no rule {rule!r}; choose one of {', '.join(RULES)}")
+    def engine(self, rule: Rule = "coupled", budget: Budgeter | str | None = None) -> Engine:
+        """The engine that serves this model under a rule; a budget that is spelled remembers what it learnt."""
         if self.race is None:
-            self.race = RaceNoise(self.target.vocab, getattr(self.target, "device", "cpu"))
-        pairs = isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))
-        if pairs != isinstance(self.drafter, ChoiceDrafter):
+            self.race = RaceNoise(self.target.vocab, self.target.device)
+        chosen = self.budget if budget is None else budget
+        if isinstance(chosen, str):
+            key = check_rule(rule), chosen
+            chosen = self.budgets[key] if key in self.budgets else self.budgets.setdefault(key, parse(chosen))
+        if chooses(chosen) != isinstance(self.drafter, ChoiceDrafter):
             raise InputError("a bandit over pairs of drafter and shape, and choose=True, need one another")
-        chosen = budget or self.budgets.setdefault(rule, AdaptiveBudget())
-        return Engine(self.target, self.drafter, chosen, self.race, rule)
+        return Engine.of(self.target, self.drafter, chosen, rule, self.race)
 
     def prompts(self, prompts: Any) -> list[list[int]]:
         """Token ids of one prompt or many."""
-        if not prompts:
-            raise InputError("the prompt is empty; give some text")
-        one = isinstance(prompts, str) or isinstance(prompts[0], int | Mapping)
-        return [self.encode(p) for p in ([prompts] if one else prompts)]
+        return [self.encode(p) for p in encoding.listed(prompts)]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text as the tokenizer has it, chat messages through the model's own template, ids as they are."""
-        if not isinstance(prompt, str):
-            if prompt and isinstance(prompt[0], Mapping):
-                if not getattr(self.tokenizer, "chat_template", None):
-                    raise InputError(f"{self.name} has no chat template; give the prompt as plain text")
-                ids = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
-                return list(ids["input_ids"])
-            return [int(t) for t in prompt]  # type: ignore[arg-type]
-        if not prompt:
-            raise InputError("the prompt is empty; give some text")
-        if self.tokenizer is None:
-            raise InputError("this model has no tokenizer; give the prompt as token ids")
-        return list(self.tokenizer(prompt)["input_ids"])
-
-    def text_stream(self, stops: Stop) -> TextStream:
-        return TextStream(self.decode, stops.strings)
+        return encoding.encode(prompt, self.tokenizer, self.name)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out; empty for a model in memory that has no tokenizer."""
@@ -166,72 +227,98 @@ class LLM:
             return ""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _request(self, prompt: list[int], seed: int, limit: int, law: Sampling, stops: Stop) -> Request:
-        request = Request(prompt, seed, limit, law, stops.cut)
-        check_prompt(request, self.target)
-        return request
-
-    def _stop(self, max_new_tokens: int, strings: str | Sequence[str], ignore_eos: bool) -> Stop:
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-        wanted = (strings,) if isinstance(strings, str) else tuple(strings)
+    def _stop(self, max_new_tokens: int, strings: Any, ignore_eos: bool) -> Stop:
+        wanted = (strings,) if isinstance(strings, str) else strings or ()
+        if not isinstance(wanted, Sequence) or not all(isinstance(s, str) for s in wanted):
+            raise InputError(f"stop is a string or a list of strings, not {strings!r}")
         if "" in wanted:
             raise InputError("a stop string is empty; leave it out")
         if wanted and self.tokenizer is None:
             raise InputError("stop strings need a tokenizer, and this model has none")
-        return Stop(frozenset() if ignore_eos else self.eos, wanted, max_new_tokens, self.decode)
+        return Stop(frozenset() if ignore_eos else self.eos, tuple(wanted), max_new_tokens, self.decode)
 
     def output(self, row: Row, prompt: int, stops: Stop) -> Output:
-        """A finished row as the caller sees it."""
+        """A row as the caller sees it; `prompt` is the index of its prompt."""
         text = stops.text(row.output)
-        return Output(prompt, text, row.output, row.finish or "length", row.request.seed, row.usage)
+        return Output(
+            prompt, text, row.output, row.finish or "interrupted", row.request.seed, row.usage, self.target.exact
+        )
 
 
 def load(
     model: Any = None,
     drafter: str | Sequence[str] | Drafter | None = None,
     *,
+    budget: Budgeter | str = "auto",
     dtype: str = "auto",
     device: str = "auto",
+    exact: str = "auto",
     trust_remote_code: bool = False,
-    compile: bool = False,
+    compile: bool | None = None,
     choose: bool = False,
     **options: Any,
 ) -> LLM:
-    """A model by hub id or folder (or a transformers model already in memory), with a drafter.
+    """A model with a drafter.
 
-    Without a model: the demo target that ships with the package, computing in float32. Without a drafter: the demo's
-    own trained one for the demo target, prompt lookup for any other (the adaptive budget turns it off where it does
-    not pay). `drafter` is a SPEC such as "lookup?ngram=3" or "model:DIR", several SPECs, or a loaded drafter. With
-    `choose`, several are not mixed: the budget names one of them each round (a bandit over drafters and shapes).
+    Args:
+        model: a name: "demo" (the target that ships with the package, computing in float32), "smollm2"
+            (SmolLM2-135M-Instruct), a .gguf file, a folder or a hub id; or a transformers model in memory. Default:
+            smollm2 where its package is installed, else demo.
+        drafter: a SPEC such as "lookup?ngram=3" or "model:DIR", several SPECs, or a loaded drafter. Default: the best
+            trained one that ships for the model, else prompt lookup (the adaptive budget turns it off where it does
+            not pay).
+        budget: how much to draft where a call does not say: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`).
+        dtype: auto (as the checkpoint says), float64, float32, bfloat16 or float16.
+        device: auto, cpu, cuda, ...
+        exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
+            in 16 bits where this machine's kernels allow it at next to no cost, which a probe of some seconds finds
+            out once (docs/exactness.md).
+        trust_remote_code: run code that comes with the model.
+        compile: record the models' passes and replay them without their Python: the same logits sooner, once each
+            kind of pass has been proved (`targets/graphs.py`). True: at load, in a second or two. False: never.
+            Default: after the first rounds, for models loaded by name, whose weights must not change from then on;
+            those of a model in memory may.
+        choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
+            shapes). Set by a budget that names them, as in "1:3,2,1 2:1,1".
+        options: for transformers' `from_pretrained` (revision, quantization_config, ...).
 
-    `compile` records the models' passes and replays them without their Python: a second or two at load, and then the
-    same logits sooner (`targets/graphs.py`); it pays most for small models.
+    Raises:
+        InputError: in one sentence, why the model or the drafter cannot be had.
     """
-    demo = model is None
-    where = str(files("outrider") / "demo" / "target") if demo else model
-    if demo and dtype == "auto":
-        dtype = "float32"
-    target = load_target(where, dtype=dtype, device=device, trust_remote_code=trust_remote_code, **options)
+    fixed = parse(budget) if isinstance(budget, str) else budget  # complains before a model is loaded
+    choose = choose or chooses(fixed)
+    if choose and (isinstance(drafter, str) or not isinstance(drafter, Sequence) or len(drafter) < 2):
+        raise InputError("choose is for two drafters or more; give their SPECs")
+    place = None if isinstance(model, PreTrainedModel) else find(model)
+    target = load_target(
+        place or model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, **options
+    )
     if compile:
         if not isinstance(target, HFTarget):
             raise InputError("only decoder-only models can be compiled; leave compile out")
         target.compile()
+    elif compile is None and place is not None and isinstance(target, HFTarget):
+        target.compile(PATIENCE)
     stock = target.model
-    origin = where if isinstance(where, str) else stock.config._name_or_path
-    name = "demo" if demo else origin or type(stock).__name__
-    tokenizer = load_tokenizer(origin, trust_remote_code)
-    if choose and (isinstance(drafter, str) or not isinstance(drafter, Sequence) or len(drafter) < 2):
-        raise InputError("choose is for two drafters or more; give their SPECs")
-    chosen = drafter if drafter is not None else (DEMO_DRAFTER if demo else "lookup")
+    origin = stock.config._name_or_path
+    name = str(place or origin or type(stock).__name__)
+    tokenizer = load_tokenizer(place or origin, trust_remote_code)
+    chosen = drafter if drafter is not None else (place.drafter if place else "lookup")
     if isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else " + ".join(chosen)
         chosen = drafters.load(chosen, target, tokenizer, choose)
+        if place and place.caveat and f":{SMOLLM2}" in label:
+            logger.warning(place.caveat)
     else:
         label = type(chosen).__name__
     if compile and isinstance(target, HFTarget):
         target.warm(chosen.taps)
-    return LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer))
+    return LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget)
+
+
+def chooses(budget: Any) -> bool:
+    """Does this budget choose among drafters?"""
+    return isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -242,17 +329,11 @@ def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends or ())
 
 
-def spread_seeds(seed: int | Sequence[int] | None, prompts: int, n: int) -> list[list[int]]:
+def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
     """The seed of every sample [prompt][sample]: see `LLM.generate`."""
-    if n < 1:
-        raise InputError(f"n must be at least 1, not {n}")
-    if isinstance(seed, Sequence) and len(seed) != prompts:
-        raise InputError(f"give one seed, or one per prompt: there are {prompts} prompts and {len(seed)} seeds")
-    first = [seed] * prompts if isinstance(seed, int) else list(seed or [secrets.randbits(63) for _ in range(prompts)])
+    whole("n", n)
+    given = [seed] * prompts if seed is None or not isinstance(seed, Sequence) or isinstance(seed, str) else seed
+    if len(given) != prompts:
+        raise InputError(f"give one seed, or one per prompt: there are {prompts} prompts and {len(given)} seeds")
+    first = [secrets.randbits(63) if s is None else whole("seed", s, None) for s in given]
     return [[s + j for j in range(n)] for s in first]
-
-
-def check_batch(size: int) -> int:
-    if size < 1:
-        raise InputError(f"batch_size must be at least 1, not {size}")
-    return size

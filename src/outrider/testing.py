@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from .noise import gumbels
-from .tree import chain_of, check
+from .core.noise import gumbels
+from .core.padding import padded
+from .core.tree import chain_of, check
 from .types import DraftTree, InputError, Look, Prefill, Session
 
 POISON = -1
@@ -42,6 +44,9 @@ class TableTarget:
     table: Tensor = field(init=False, repr=False, compare=False)  # float64 [v + 1, ..., v + 1, v]
     device: torch.device = field(default=torch.device("cpu"), init=False)
     dtype: torch.dtype = field(default=torch.float64, init=False)
+    layers: int = field(default=1, init=False)
+    exact: str = field(default="bits", init=False)
+    recorded: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.vocab < 1 or self.order < 1 or self.context < 1 or self.chunk < 1:
@@ -52,6 +57,14 @@ class TableTarget:
             raise InputError(f"a table of {shape} is too large; choose a smaller vocab or order")
         source = torch.Generator().manual_seed(self.seed)
         object.__setattr__(self, "table", self.scale * torch.randn(shape, generator=source, dtype=torch.float64))
+
+    @property
+    def hidden(self) -> int:
+        return self.vocab
+
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        return {}
 
     def logits_after(self, text: Sequence[int]) -> Float64[Tensor, " v"]:
         """The logits of the token that follows a text."""
@@ -84,7 +97,7 @@ class TableSession:
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
         """Read and commit the prompts, `target.chunk` tokens at a time."""
         b, n, chunk = len(prompts), max(map(len, prompts)), self.target.chunk
-        tokens = torch.tensor([[*p, *[0] * (n - len(p))] for p in prompts])
+        tokens = padded(prompts)
         sizes = torch.tensor([len(p) for p in prompts])
         self.lengths = torch.zeros(b, dtype=torch.long)
         self.slots = torch.full((b, self.capacity), POISON)
@@ -149,6 +162,9 @@ class TableSession:
         new = torch.tensor(list(lengths))
         assert bool(((new >= 0) & (new <= self.lengths)).all()), "rewinding goes back"
         self._set(new)
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        pass  # nothing is computed from what a row held
 
     def select(self, index: Sequence[int]) -> None:
         """Row i := old row index[i]; repeats fork."""

@@ -8,65 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Rule = str  # one of RULES; block: rejection with block verification, for chains
-RULES: tuple[Rule, ...] = ("coupled", "rejection", "block", "typical")
-LOSSY: tuple[Rule, ...] = ("typical",)
-
-
-class InputError(ValueError):
-    """Unknown or contradictory input: one sentence that says what to do. The command line exits with 2."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The parameters of the law; `temperature=0` is greedy. Semantics are those of transformers' processors."""
-
-    temperature: float = 0.0
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output, multiplicative
-    presence_penalty: float = 0.0  # over the output alone, additive, once per distinct token
-    frequency_penalty: float = 0.0  # over the output alone, additive, per occurrence
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature must be a finite number of at least 0, not {self.temperature}")
-        if self.top_k < 0:
-            raise InputError(f"top_k must be 0 (off) or a positive count, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must lie in (0, 1], not {self.top_p}")
-        if not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p must lie in [0, 1], not {self.min_p}")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise InputError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not abs(getattr(self, name)) < float("inf"):
-                raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
-
-    @property
-    def penalised(self) -> bool:
-        """Does the law depend on the tokens before, beyond the logits?"""
-        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
-
-    @property
-    def warped(self) -> bool:
-        """Does a top-k, top-p or min-p filter apply?"""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+from .params import LOSSY as LOSSY
+from .params import RULES as RULES
+from .params import InputError as InputError
+from .params import Rule as Rule
+from .params import Sampling as Sampling
 
 
 @dataclass(frozen=True)
 class DraftTree:
     """What a drafter proposes. Node 0, the root, is the last committed token; `parents[i] < i`.
 
-    Built by the functions of `outrider.tree`. Nodes at index `size` and beyond are padding: parent 0, depth 0.
+    Built by the functions of `outrider.core.tree`. Nodes at index `size` and beyond are padding: parent 0, depth 0.
     Siblings carry distinct tokens, except under rejection with replacement, where order and multiplicity are kept
     (the index order of siblings is the order in which they were drawn).
     """
@@ -105,7 +64,7 @@ class Verdict:
 
 @runtime_checkable
 class Race(Protocol):
-    """Gumbel race noise, a function of (seed, absolute position, token id) alone; see `outrider.noise`."""
+    """Gumbel race noise, a function of (seed, absolute position, token id) alone; see `outrider.core.noise`."""
 
     def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Tensor: ...
 
@@ -140,6 +99,10 @@ class Rows:
         """G for a token at `position + depth`: [b, v], or for `ids` [b, ...] the same shape."""
         return self.race.at(self.seeds, tuple(p + depth for p in self.start), ids)
 
+    def some_noise(self, depth: int, rows: Sequence[int], ids: Tensor | None = None) -> Tensor:
+        """The same for some of the rows alone."""
+        return self.race.at([self.seeds[i] for i in rows], [self.start[i] + depth for i in rows], ids)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -150,6 +113,7 @@ class Budget:
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
     reach: float = 0.0  # coupled only: draft no deeper once no node's value lies above
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
+    scale: float | None = None  # s of the confidences softmax(r / s), where it is fitted; None: the drafter's own
     part: int = 0  # of several drafters to choose from, which one
 
 
@@ -182,6 +146,17 @@ class Usage:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+
+    def count(self, drafted: int, accepted: int, tested: int) -> None:
+        """Add a round: nodes drafted, depths accepted and depths tested."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tested += tested
+        for counts, upto in ((self.accepted_at, accepted), (self.tested_at, tested)):
+            counts.extend([0] * (upto - len(counts)))
+            for d in range(upto):
+                counts[d] += 1
 
     @property
     def tau(self) -> float:
@@ -226,20 +201,44 @@ class Session(Protocol):
         """Commit `path[:, :count]` (node ids of the last tree; gathers, never crops)."""
 
     def rewind(self, lengths: Sequence[int]) -> None: ...
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Leave nothing in these rows that is not a number; they are left out next."""
+
     def select(self, index: Sequence[int]) -> None: ...
     def join(self, other: Session) -> None: ...
 
 
 @runtime_checkable
 class Target(Protocol):
-    """The model whose distribution is the truth."""
+    """The model whose distribution is the truth, and all that drafters know of it."""
 
-    vocab: int
-    context: int
+    vocab: int  # the size of the logits
+    context: int  # how many positions there are
+    device: torch.device
+    dtype: torch.dtype
+    hidden: int  # the width of hidden states
+    layers: int  # hidden states have the taps 0 .. layers; -1 is the last one, after the final norm
 
-    def embed(self, tokens: Tensor) -> Tensor: ...
-    def head(self, features: Tensor) -> Tensor: ...
-    def open(self, capacity: int) -> Session: ...
+    @property
+    def config_dict(self) -> Mapping[str, Any]:
+        """The model's configuration as its config.json says it; {} where there is none."""
+
+    @property
+    def exact(self) -> str:
+        """What logits with drafts are equal to: "bits", those without; "rounding", those up to rounding."""
+
+    @property
+    def recorded(self) -> bool:
+        """Are passes recorded and replayed? Draft models then do the same."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token embeddings [.., h] of ids [..], with the family's scaling."""
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits [.., v] of hidden states [.., h] after the final norm, with the family's scale and soft cap."""
+
+    def open(self, capacity: int) -> Session:
+        """An empty session whose rows have room for `capacity` tokens, those of a tree included."""
 
 
 @runtime_checkable

@@ -110,17 +110,26 @@ BROKEN: list[tuple[type[Honest], str]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All broken methods beside an honest one, in one run; those that end a text early in another."""
+    cells: dict[str, dict[str, Any]] = {}
+    for eos in (frozenset[int](), frozenset({EOS})):
+        lab = Lab(tmp_path_factory.mktemp("broken"), eos=eos, tokens=TOKENS, turns=(1,) * 4)
+        kinds = [kind for kind, _ in BROKEN if (kind is Tail) == bool(eos)]
+        peers: dict[str, Any] = {"honest": Honest(lab)} | {kind.__name__: kind(lab) for kind in kinds}
+        found = lab.measure([Method("none"), *(Method(name, peer=name) for name in peers)], peers=peers)
+        assert found["honest"]["state"] == "done", found["honest"]
+        assert found["honest"]["same_text"] == 4
+        cells |= found
+    return cells
+
+
 @pytest.mark.parametrize(("kind", "words"), BROKEN, ids=lambda x: getattr(x, "__name__", ""))
-def test_broken_methods_are_caught(tmp_path: Path, kind: type[Honest], words: str) -> None:
-    eos = frozenset({EOS}) if kind in (Tail,) else frozenset()
-    lab = Lab(tmp_path, eos=eos, tokens=TOKENS, turns=(1,) * 4)
-    theirs, mine = Method("broken", peer="broken"), Method("honest", peer="honest")
-    peers = {"broken": kind(lab), "honest": Honest(lab)}
-    cells = lab.measure([Method("none"), theirs, mine], peers=peers)
-    assert cells["broken"]["state"] == "invalid"
-    assert any(words in f for f in cells["broken"]["faults"]), cells["broken"]["faults"]
-    assert cells["honest"]["state"] == "done", cells["honest"]
-    assert cells["honest"]["same_text"] == 4
+def test_broken_methods_are_caught(judged: dict[str, dict[str, Any]], kind: type[Honest], words: str) -> None:
+    cell = judged[kind.__name__]
+    assert cell["state"] == "invalid"
+    assert any(words in f for f in cell["faults"]), cell["faults"]
 
 
 def test_counting_too_many_tokens_is_caught(tmp_path: Path) -> None:
@@ -205,26 +214,31 @@ def top_p(p: torch.Tensor, dice: random.Random) -> int:
     return int(order[pick(values * keep, dice)])
 
 
-@pytest.mark.parametrize("law", [pick, rejection])
-def test_honest_samplers_stay(tmp_path: Path, law: Callable[[torch.Tensor, random.Random], int]) -> None:
-    cell = sampled(tmp_path, law)
+HONEST, BIASED = (pick, rejection), (no_residual, reversed_test, colder, top_p)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All samplers beside plain decoding, in one run."""
+    lab = Lab(tmp_path_factory.mktemp("samplers"), tokens=250, turns=(1,) * 6)
+    peers = {law.__name__: Sampler(lab, law) for law in (*HONEST, *BIASED)}
+    return lab.measure([Method("none"), *(Method(name, peer=name) for name in peers)], 1.0, peers=peers)
+
+
+@pytest.mark.parametrize("law", [law.__name__ for law in HONEST])
+def test_honest_samplers_stay(sampled: dict[str, dict[str, Any]], law: str) -> None:
+    cell = sampled[law]
     assert cell["state"] == "done", cell["faults"]
     assert cell["law"]["p"] > 1e-3
     assert cell["law"]["tokens"] == 6 * 250
     assert cell["divergences"] == []
 
 
-@pytest.mark.parametrize("law", [no_residual, reversed_test, colder, top_p])
-def test_biased_samplers_are_caught(tmp_path: Path, law: Callable[[torch.Tensor, random.Random], int]) -> None:
-    cell = sampled(tmp_path, law)
+@pytest.mark.parametrize("law", [law.__name__ for law in BIASED])
+def test_biased_samplers_are_caught(sampled: dict[str, dict[str, Any]], law: str) -> None:
+    cell = sampled[law]
     assert cell["state"] == "invalid"
     assert "do not follow the target's law" in cell["reason"]
-
-
-def sampled(folder: Path, law: Callable[[torch.Tensor, random.Random], int]) -> dict[str, Any]:
-    lab = Lab(folder, tokens=250, turns=(1,) * 6)
-    method = Method("sampler", peer="sampler")
-    return lab.measure([Method("none"), method], 1.0, peers={"sampler": Sampler(lab, law)})["sampler"]
 
 
 def test_uniforms_are_uniform_and_few_say_nothing() -> None:

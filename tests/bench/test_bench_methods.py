@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from outrider import InputError
-from outrider.bandit import BanditBudget
+from outrider import InputError, plugins
 from outrider.bench import methods, peers
-from outrider.bench.models import VARIANTS, Models
+from outrider.bench.methods import VARIANTS
+from outrider.bench.models import Models
 from outrider.bench.types import Answer, Ask, Method, Peer
-from outrider.budget import AdaptiveBudget, FixedBudget
+from outrider.budgets.adaptive import AdaptiveBudget, FixedBudget
+from outrider.budgets.bandit import BanditBudget
 from outrider.types import RULES
 
 
 def rows(
-    drafters: Sequence[str] = ("lookup",), rules: Sequence[str] = ("coupled",), budgets: Sequence[str] = ("adaptive",),
+    drafters: Sequence[str] = ("lookup",), rules: Sequence[str] = ("coupled",), budgets: Sequence[str] = ("auto",),
     variants: Sequence[str] = ("plain",), others: Sequence[str] = (),
 ) -> list[Method]:  # fmt: skip
     return methods.rows(drafters, rules, budgets, variants, others)
@@ -50,20 +51,20 @@ def test_plain_decoding_comes_first_then_peers_then_drafters() -> None:
 
 
 def test_every_drafter_meets_every_rule_budget_and_variant() -> None:
-    grid = ["lookup", "suffix"], ["coupled", "rejection"], ["adaptive", "16x6", "3,2"], ["plain", "compile"]
+    grid = ["lookup", "suffix"], ["coupled", "rejection"], ["auto", "16x6", "3,2"], ["plain", "eager"]
     found = rows(*grid)
     assert [(m.spec, m.rule, m.budget, m.variant) for m in found[2:]] == list(product(*grid))
-    assert [(m.spec, m.variant) for m in found[:2]] == [("none", "plain"), ("none", "compile")]
+    assert [(m.spec, m.variant) for m in found[:2]] == [("none", "plain"), ("none", "eager")]
     names = [m.name for m in found]
     assert len(set(names)) == len(names) == 26
-    assert names[2:6] == ["lookup", "lookup, compile", "lookup, 16x6", "lookup, 16x6, compile"]
-    assert "suffix, rejection, 3,2, compile" in names
+    assert names[2:6] == ["lookup", "lookup, eager", "lookup, 16x6", "lookup, 16x6, eager"]
+    assert "suffix, rejection, 3,2, eager" in names
 
 
 def test_names_are_unique_over_a_large_grid() -> None:
     drafters = ["lookup", "lookup?ngram=2", "mine=lookup", "eagle:demo/hass", "eagle:demo?tree=chain", "mamba:demo"]
     rules = [*RULES, "typical?epsilon=0.2", "typical?epsilon=0.2&delta=0.1"]
-    names = [m.name for m in rows(drafters, rules, ["adaptive", "16x6", "6x16", "3", "3,2 none"], VARIANTS)]
+    names = [m.name for m in rows(drafters, rules, ["auto", "16x6", "6x16", "3", "3,2 none"], VARIANTS)]
     assert len(set(names)) == len(names) == 4 + 6 * 6 * 5 * 4
 
 
@@ -84,7 +85,7 @@ def test_plain_decoding_that_is_named_is_there_once() -> None:
         ({"drafters": ["none=lookup"]}, "none"), ({"budgets": ["4x2", "4x2"]}, "lookup, 4x2"),
         ({"drafters": ["transformers=lookup"], "others": ["transformers"]}, "transformers"),
         ({"others": ["transformers?cache=static"] * 2}, "transformers?cache=static"),
-        ({"drafters": ["lookup", "lookup, 4x2=suffix"], "budgets": ["adaptive", "4x2"]}, "lookup, 4x2"),
+        ({"drafters": ["lookup", "lookup, 4x2=suffix"], "budgets": ["auto", "4x2"]}, "lookup, 4x2"),
     ],
 )  # fmt: skip
 def test_two_methods_of_one_name_are_refused(options: dict[str, Any], name: str) -> None:
@@ -94,8 +95,12 @@ def test_two_methods_of_one_name_are_refused(options: dict[str, Any], name: str)
 
 
 @pytest.mark.parametrize(
-    "options", [{"rules": ["quick"]}, {"budgets": ["much"]}, {"others": ["vllm"]}, {"rules": ["coupled", "block?x=1"]}]
-)
+    "options",
+    [
+        {"rules": ["quick"]}, {"budgets": ["much"]}, {"others": ["vllm"]}, {"rules": ["coupled", "block?x=1"]},
+        {"variants": ["compile"]}, {"variants": ["int4"]}, {"drafters": ["lookup@adaptive"]},
+    ],
+)  # fmt: skip
 def test_rows_look_at_every_word(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         rows(**options)
@@ -116,7 +121,7 @@ def test_rows_look_at_every_word(options: dict[str, Any]) -> None:
         ("my own=eagle:DIR?tree=chain&depth=3", "my own", "eagle:DIR?tree=chain&depth=3", "", ""),
         ("a=b=c", "a", "b=c", "", ""),
         ("lookup@16x6", "", "lookup", "16x6", ""),
-        ("lookup@adaptive", "", "lookup", "adaptive", ""),
+        ("lookup@auto", "", "lookup", "auto", ""),
         ("lookup@3,2,1 2,1 none", "", "lookup", "3,2,1 2,1 none", ""),
         ("lookup@block", "", "lookup", "", "block"),
         ("lookup@typical?epsilon=0.2&delta=0.1", "", "lookup", "", "typical?epsilon=0.2&delta=0.1"),
@@ -131,7 +136,7 @@ def test_rows_look_at_every_word(options: dict[str, Any]) -> None:
 def test_the_parts_of_a_drafter(text: str, label: str, spec: str, budget: str, rule: str) -> None:
     assert methods.labelled(text) == (label, spec, budget, rule)
     made = rows([text])[-1]
-    assert (made.label, made.spec, made.budget, made.rule) == (label, spec, budget or "adaptive", rule or "coupled")
+    assert (made.label, made.spec, made.budget, made.rule) == (label, spec, budget or "auto", rule or "coupled")
     assert made.name.startswith(label or spec)
 
 
@@ -141,8 +146,8 @@ def test_a_label_stands_for_the_spec_and_not_for_the_rest() -> None:
 
 
 def test_a_budget_of_its_own_stands_for_all() -> None:
-    found = rows(["lookup@8x4", "suffix"], budgets=["adaptive", "3,2"])
-    assert [(m.spec, m.budget) for m in found[1:]] == [("lookup", "8x4"), ("suffix", "adaptive"), ("suffix", "3,2")]
+    found = rows(["lookup@8x4", "suffix"], budgets=["auto", "3,2"])
+    assert [(m.spec, m.budget) for m in found[1:]] == [("lookup", "8x4"), ("suffix", "auto"), ("suffix", "3,2")]
     with pytest.raises(InputError, match="drafts nothing"):
         rows(["lookup@1x4"])
 
@@ -190,11 +195,11 @@ def test_what_is_lossless() -> None:
 
 
 def test_at_zero_one_lossless_rule_stands_for_all() -> None:
-    found = rows(["lookup", "mine=suffix"], RULES, ["adaptive", "8x4"], ["plain", "int8"], ["transformers"])
+    found = rows(["lookup", "mine=suffix"], RULES, ["auto", "8x4"], ["plain", "int8"], ["transformers"])
     assert methods.at(0.7, found) == tuple(found)
     cold = methods.at(0.0, found)
     assert [m.name for m in cold] == [m.name for m in rows(
-        ["lookup", "mine=suffix"], ["coupled"], ["adaptive", "8x4"], ["plain", "int8"], ["transformers"])]  # fmt: skip
+        ["lookup", "mine=suffix"], ["coupled"], ["auto", "8x4"], ["plain", "int8"], ["transformers"])]  # fmt: skip
     only = methods.at(0.0, rows(rules=["rejection", "block"]))
     assert [(m.spec, m.rule) for m in only] == [("none", "coupled"), ("lookup", "rejection")], "none of them is lost"
     assert [m.spec for m in methods.at(0.0, rows(rules=["typical?epsilon=0.3"]))] == ["none"]
@@ -204,8 +209,8 @@ def test_at_zero_one_lossless_rule_stands_for_all() -> None:
 
 
 def test_budgets() -> None:
-    assert isinstance(methods.budget_of("adaptive"), AdaptiveBudget)
-    assert methods.budget_of("adaptive") is not methods.budget_of("adaptive"), "each method learns for itself"
+    assert isinstance(methods.budget_of("auto"), AdaptiveBudget)
+    assert methods.budget_of("auto") is not methods.budget_of("auto"), "each method learns for itself"
     assert methods.budget_of("16x6") == FixedBudget(16, 6)
     assert methods.budget_of("2x1") == FixedBudget(2, 1)
     assert methods.budget_of("3,2,1") == FixedBudget(1 + 3 + 6 + 6, 3, shape=(3, 2, 1))
@@ -217,7 +222,7 @@ def test_budgets() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "none", "much", "16x", "x6", "1x6", "0x0", "16x0", "-3x2", "3,,2", "3,", "0", "3,0", "1.5", "3;2",
+    ["", " ", "much", "16x", "x6", "1x6", "0x0", "16x0", "-3x2", "3,,2", "3,", "0", "3,0", "1.5", "3;2",
      "2,1 2,1", "2,1 0", "1:3,2 2:2,1", "99,99"],
 )  # fmt: skip
 def test_budgets_that_are_refused(text: str) -> None:
@@ -267,12 +272,12 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("echo_peer")
     module.load = load
     monkeypatch.setitem(sys.modules, "echo_peer", module)
-    point = EntryPoint("echo", "echo_peer", peers.GROUP)
+    point = EntryPoint("echo", "echo_peer", plugins.GROUPS["peers"])
 
     def entry_points(*, group: str) -> list[EntryPoint]:
         return [point] if group == "outrider.bench.peers" else []
 
-    monkeypatch.setattr(peers, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
 
 
 @pytest.mark.usefixtures("echo")
@@ -300,8 +305,15 @@ def test_options_of_a_peer() -> None:
         assert one_sentence(error) == words
 
 
-def test_an_unknown_variant_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"no variant 'int4' of a target; choose from plain, compile, int8, compile\+int8"
-    ):
-        Models().llm("int4")
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ("int4", "no variant 'int4' of a target; choose from plain, eager, int8, eager"),
+        ("compile", "recorded by default: instead of --variant compile say plain"),
+        ("compile+int8", "say int8"),
+    ],
+)
+def test_an_unknown_variant_is_refused(variant: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        methods.check_variant(variant)
+    one_sentence(error)

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider import theory
-from outrider.bench import metrics
+from outrider.bench import metrics, theory
+from outrider.bench.document import RoundTime
 from outrider.bench.metrics import DRAWS, Figure, Table
 from outrider.bench.types import Sample, Turn
 from outrider.types import Usage
@@ -81,32 +81,35 @@ def test_ratio_is_the_slow_bootstrap(repeats: int, chunks: int) -> None:
     found = metrics.ratio(above, below)
     assert found.value == pytest.approx(value)
     assert found.draws == pytest.approx(draws)
-    assert found.interval == pytest.approx(interval(value, draws), abs=2e-5)
+    if chunks == 1:
+        assert found.estimate == (pytest.approx(value, abs=2e-5), None, None), "a single prompt has no interval"
+    else:
+        assert found.estimate == pytest.approx(interval(value, draws), abs=2e-5)
     if repeats == 1:
-        assert metrics.ratio(above[0], below[0]).interval == found.interval
+        assert metrics.ratio(above[0], below[0]).estimate == found.estimate
 
 
 def test_a_ratio_is_of_sums_and_not_a_mean_of_ratios() -> None:
     found = metrics.ratio(np.array([10, 1]), np.array([1, 10]))
     assert found.value == 1.0
-    assert found.interval == [1.0, 0.1, 10.0]
+    assert found.estimate == (1.0, 0.1, 10.0)
 
 
 def test_the_median_repeat_counts() -> None:
     found = metrics.ratio(np.array([[1.0, 1], [2, 2], [90, 90]]), np.ones((3, 2)))
-    assert found.interval == [2.0, 2.0, 2.0]
+    assert found.estimate == (2.0, 2.0, 2.0)
 
 
 def test_draws_with_nothing_below_are_left_out() -> None:
     nothing = metrics.ratio(np.array([0, 0]), np.array([0, 0]))
-    assert nothing.interval == [0.0, 0.0, 0.0]
+    assert nothing.estimate == (0.0, None, None)
     above, below = [[3.0, 0.0, 4.0]], [[1.0, 0.0, 2.0]]
     value, draws = slow(above, below)
     found = metrics.ratio(np.array(above), np.array(below))
-    assert found.interval == pytest.approx(interval(value, draws), abs=2e-5)
+    assert found.estimate == pytest.approx(interval(value, draws), abs=2e-5)
     assert any(map(math.isnan, draws))
-    assert found.interval[1] == 2.0, "no draw of nothing pulls it down"
-    assert metrics.quotient(found, nothing).interval == [0.0, 0.0, 0.0]
+    assert found.estimate[1] == 2.0, "no draw of nothing pulls it down"
+    assert metrics.quotient(found, nothing).estimate == (0.0, None, None)
     assert metrics.quotient(nothing, found).value == 0.0
     assert metrics.mean([found, found]).value == found.value
 
@@ -115,8 +118,8 @@ def test_quotient_is_paired_draw_by_draw() -> None:
     dice = np.random.default_rng(5)
     seconds = dice.uniform(0.1, 50, 12)
     slow_one, fast = metrics.ratio(np.full(12, 30), seconds), metrics.ratio(np.full(12, 30), seconds / 2)
-    assert slow_one.interval[2] > 1.3 * slow_one.interval[1]
-    assert metrics.quotient(fast, slow_one).interval == [2.0, 2.0, 2.0], "what all prompts agree on is certain"
+    assert slow_one.estimate[2] > 1.3 * slow_one.estimate[1]
+    assert metrics.quotient(fast, slow_one).estimate == (2.0, 2.0, 2.0), "what all prompts agree on is certain"
     a, b = metrics.ratio(dice.uniform(1, 2, 6), dice.uniform(1, 2, 6)), metrics.ratio(np.ones(6), dice.uniform(1, 2, 6))
     found = metrics.quotient(a, b)
     assert found.value == pytest.approx(a.value / b.value)
@@ -124,8 +127,8 @@ def test_quotient_is_paired_draw_by_draw() -> None:
 
 
 def test_a_draw_of_zero_below_a_quotient_is_left_out() -> None:
-    found = metrics.quotient(Figure(1.0, np.array([1.0, 4.0, 0.0])), Figure(2.0, np.array([0.0, 2.0, 0.0])))
-    assert found.interval == [0.5, 2.0, 2.0]
+    found = metrics.quotient(Figure(1.0, np.array([1.0, 4.0, 0.0]), 3), Figure(2.0, np.array([0.0, 2.0, 0.0]), 3))
+    assert found.estimate == (0.5, 2.0, 2.0)
 
 
 def test_mean_keeps_an_interval_of_its_own() -> None:
@@ -137,7 +140,7 @@ def test_mean_keeps_an_interval_of_its_own() -> None:
     assert found.draws.shape == (DRAWS,)
     assert found.draws.mean() == pytest.approx(sum(f.draws.mean() for f in figures) / 4)
     assert found.draws.std() == pytest.approx(math.sqrt(sum(f.draws.var() for f in figures)) / 4, rel=0.1)
-    assert metrics.mean(figures[:1]).interval == figures[0].interval
+    assert metrics.mean(figures[:1]).estimate == figures[0].estimate
     assert metrics.mean([figures[0]] * 4).draws.std() == pytest.approx(figures[0].draws.std() / 2, rel=0.1)
 
 
@@ -199,7 +202,7 @@ def test_rate_is_tokens_by_seconds_of_the_median_repeat() -> None:
         [[len(s.turns[0].tokens[0]) - 1 for s in run] for run in runs],
         [[s.turns[0].seconds - 0.25 for s in run] for run in runs],
     )
-    assert Table.of(made, range(5)).rate().interval == pytest.approx(interval(value, draws), abs=2e-5)
+    assert Table.of(made, range(5)).rate().estimate == pytest.approx(interval(value, draws), abs=2e-5)
 
 
 def two(
@@ -216,16 +219,16 @@ def two(
     return mine, plain
 
 
-def faster(mine: Sequence[Sample], plain: Sequence[Sample], chunks: int) -> list[float] | None:
+def faster(mine: Sequence[Sample], plain: Sequence[Sample], chunks: int) -> tuple[float | None, ...] | None:
     found = Table.of(mine, range(chunks)).faster(plain)
-    return None if found is None else found.interval
+    return None if found is None else found.estimate
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_faster_is_certain_where_every_prompt_says_the_same(repeats: int) -> None:
     mine, plain = two([1, 1, 2, 2], [1, 1, 2, 2], 2.0, repeats)
-    assert faster(mine, plain, 4) == [2.0, 2.0, 2.0]
-    assert faster(plain, mine, 4) == [0.5, 0.5, 0.5]
+    assert faster(mine, plain, 4) == (2.0, 2.0, 2.0)
+    assert faster(plain, mine, 4) == (0.5, 0.5, 0.5)
 
 
 def test_faster_is_the_median_of_the_repeats_ratios() -> None:
@@ -235,7 +238,7 @@ def test_faster_is_the_median_of_the_repeats_ratios() -> None:
         for c, needed in enumerate((1.0, 2.0, 4.0)):
             plain.append(sample(c, r, tokens=11, seconds=0.25 + load * needed, method="none"))
             mine.append(sample(c, r, tokens=11, seconds=0.25 + load * needed / gain))
-    assert faster(mine, plain, 3) == [3.0, 3.0, 3.0]
+    assert faster(mine, plain, 3) == (3.0, 3.0, 3.0)
 
 
 def test_faster_against_the_slow_bootstrap() -> None:
@@ -261,15 +264,15 @@ def test_plain_decoding_of_every_session_is_looked_at() -> None:
     """A method that was added later had plain decoding measured anew; the others keep what they were compared with."""
     mine, plain = two([1, 1, 1], [1, 1, 1], 2.0)
     later, again = two([2, 2, 2], [2, 2, 2], 3.0)
-    assert faster(mine, plain + again, 3) == faster(mine, again + plain, 3) == [2.0, 2.0, 2.0]
-    assert faster(later, plain + again, 3) == [3.0, 3.0, 3.0]
+    assert faster(mine, plain + again, 3) == faster(mine, again + plain, 3) == (2.0, 2.0, 2.0)
+    assert faster(later, plain + again, 3) == (3.0, 3.0, 3.0)
 
 
 def test_speeds_are_compared_only_with_whoever_took_part() -> None:
     mine, plain = two([1, 1, 1], [1, 1, 1])
     assert faster(mine, plain[:-1], 3) is None
     assert faster(mine, [], 3) is None
-    assert faster(mine[:-1], plain, 3) == [2.0, 2.0, 2.0]
+    assert faster(mine[:-1], plain, 3) == (2.0, 2.0, 2.0)
 
 
 def test_whole_answers_are_compared_with_their_prompts_passes() -> None:
@@ -287,8 +290,8 @@ def test_whole_answers_are_compared_with_their_prompts_passes() -> None:
 def test_texts_of_one_token_are_no_speed() -> None:
     """Nothing was decoded: there is nothing to be faster than."""
     made = [sample(c, tokens=1) for c in range(3)]
-    assert Table.of(made, range(3)).rate().interval == [0.0, 0.0, 0.0]
-    assert faster(made, made, 3) == [0.0, 0.0, 0.0]
+    assert Table.of(made, range(3)).rate().estimate == (0.0, 0.0, 0.0)
+    assert faster(made, made, 3) == (0.0, None, None)
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
@@ -312,29 +315,29 @@ USAGES = [
 
 def test_tau_and_alpha_by_hand() -> None:
     new, rounds = [[9 + 10, 7 + 4 + 1 + 3, 5.0]], [[10.0, 7, 5]]
-    assert metrics.tau(USAGES).interval == pytest.approx(interval(*slow(new, rounds)), abs=2e-5)
+    assert metrics.tau(USAGES).estimate == pytest.approx(interval(*slow(new, rounds)), abs=2e-5)
     assert metrics.tau(USAGES).value == pytest.approx(39 / 22)
     accepted, tested = [[9.0, 8, 0]], [[16.0, 12, 0]]
-    assert metrics.alpha(USAGES).interval == pytest.approx(interval(*slow(accepted, tested)), abs=2e-5)
+    assert metrics.alpha(USAGES).estimate == pytest.approx(interval(*slow(accepted, tested)), abs=2e-5)
     assert metrics.alpha(USAGES).value == pytest.approx(17 / 28)
 
 
 def test_depths_by_hand() -> None:
     found = metrics.depths(USAGES)
-    assert [(d["depth"], d["tested"], d["accepted"]) for d in found] == [(1, 16, 11), (2, 10, 5), (3, 2, 1)]
+    assert [(d.depth, d.tested, d.accepted) for d in found] == [(1, 16, 11), (2, 10, 5), (3, 2, 1)]
     counts = [([6.0, 5, 0], [10.0, 6, 0]), ([3.0, 2, 0], [6.0, 4, 0]), ([0.0, 1, 0], [0.0, 2, 0])]
     for depth, (hits, tests) in zip(found, counts, strict=True):
-        assert depth["rate"] == pytest.approx(interval(*slow([hits], [tests])), abs=2e-5)
+        assert depth.rate == pytest.approx(interval(*slow([hits], [tests])), abs=2e-5)
         own = [h / t for h, t in zip(hits, tests, strict=True) if t]
-        assert depth["spread"] == pytest.approx([quantile(own, q) for q in (0.1, 0.25, 0.5, 0.75, 0.9)], abs=1e-4)
-    assert found[0]["spread"][0] == pytest.approx(0.6233, abs=1e-4)  # of 0.6 and 5/6: a tenth of the way
+        assert depth.spread == pytest.approx([quantile(own, q) for q in (0.1, 0.25, 0.5, 0.75, 0.9)], abs=1e-4)
+    assert found[0].spread[0] == pytest.approx(0.6233, abs=1e-4)  # of 0.6 and 5/6: a tenth of the way
 
 
 def test_no_rounds_and_no_tests_are_no_fault() -> None:
     idle = [[Usage(new_tokens=1)], [Usage(new_tokens=1)]]
-    assert metrics.tau(idle).interval == metrics.alpha(idle).interval == [0.0, 0.0, 0.0]
+    assert metrics.tau(idle).estimate == metrics.alpha(idle).estimate == (0.0, None, None)
     assert metrics.depths(idle) == []
-    assert metrics.round_ms(idle) == {"draft": 0.0, "verify": 0.0, "overhead": 0.0}
+    assert metrics.round_ms(idle) == RoundTime(0.0, 0.0, 0.0)
     assert metrics.theory(idle, 10.0, 1.0) is None
 
 
@@ -343,8 +346,8 @@ def test_rows_of_a_batch_share_their_rounds() -> None:
     long = usage([], [], 10, draft_seconds=0.1, verify_seconds=0.4, decode_seconds=0.7)
     short = usage([], [], 4, draft_seconds=0.04, verify_seconds=0.16, decode_seconds=0.28)
     other = usage([], [], 30, draft_seconds=0.9, verify_seconds=0.6, decode_seconds=1.7)
-    assert metrics.round_ms([[short, long]]) == {"draft": 10.0, "verify": 40.0, "overhead": 20.0}
-    assert metrics.round_ms([[long, short], [other]]) == {"draft": 25.0, "verify": 25.0, "overhead": 10.0}
+    assert metrics.round_ms([[short, long]]) == RoundTime(10.0, 40.0, 20.0)
+    assert metrics.round_ms([[long, short], [other]]) == RoundTime(25.0, 25.0, 10.0)
 
 
 def test_usages_are_the_first_repeats_or_none() -> None:

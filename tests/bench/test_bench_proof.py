@@ -13,8 +13,8 @@ from benchmarks.oracle import OracleDrafter, OracleDrafting
 from instrument import VOCAB, Clock, Lab
 
 import outrider.bench.runner
-import outrider.engine
-from outrider import theory
+import outrider.core.clock
+from outrider.bench import theory
 from outrider.bench.runner import Runner
 from outrider.bench.types import Method
 from outrider.testing import TableSession, TableTarget, plain
@@ -66,7 +66,7 @@ class SlowOracleDrafting(OracleDrafting):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(outrider.bench.runner, "perf_counter", made)
-    monkeypatch.setattr(outrider.engine, "perf_counter", made)
+    monkeypatch.setattr(outrider.core.clock, "perf_counter", made)
     return made
 
 
@@ -117,7 +117,7 @@ def test_a_drift_of_the_machine_meets_all_alike(tmp_path: Path, monkeypatch: pyt
     """A machine that becomes slower and slower changes no ratio: methods take turns."""
     made = Drifting()
     monkeypatch.setattr(outrider.bench.runner, "perf_counter", made)
-    monkeypatch.setattr(outrider.engine, "perf_counter", made)
+    monkeypatch.setattr(outrider.core.clock, "perf_counter", made)
     lab = Lab(tmp_path, Slow(VOCAB, order=2, seed=3, context=1024, clock=made), turns=(1,) * 8)
     twin = Method("none", label="twin")
     cells = lab.measure([Method("none"), twin], repeats=2, peers={})

@@ -13,7 +13,7 @@ import torch
 
 import outrider
 from outrider.bench import methods, tasks
-from outrider.bench.cells import Judge, document
+from outrider.bench.cells import Analysis, document
 from outrider.bench.models import Models
 from outrider.bench.quality import likelihood, quality, texts
 from outrider.bench.runner import Group, Runner
@@ -26,7 +26,7 @@ TYPICAL = Method("eagle:demo/hass", "typical?epsilon=0.4&delta=0.6", "16x4")
 
 @pytest.fixture(scope="module")
 def models() -> Models:
-    return Models(device="cpu")
+    return Models(device="cpu", compile=False)
 
 
 @torch.no_grad()
@@ -70,29 +70,29 @@ def test_quality_of_a_lossy_method(models: Models, tmp_path: Path) -> None:
     (group,) = runner.groups([task], [1.0], [1], rows, 1)
     runner.open(rows)
     assert runner.run(group)
-    cell = document(Judge(runner, keep_loops=True), [group], 0.0)["cells"][1]
-    assert (cell["state"], cell["lossless"], cell["law"]) == ("done", False, None)
+    cell = document(Analysis(runner, keep_loops=True), [group], 0.0).cells[1]
+    assert (cell.state, cell.lossless, cell.law) == ("done", False, None)
 
     llm = models.llm()
     ids = [runner.ids(task, p, []) for p in task.prompts]
     written = {m.name: [s.turns[0].tokens[0] for s in of(runner, m.name)] for m in rows}
     assert written["none"] != written[TYPICAL.name]
     found = quality(runner, group, TYPICAL.name, "plain", llm)
-    assert found["log_likelihood"] == pytest.approx(
+    assert found.log_likelihood == pytest.approx(
         by_hand(llm, list(zip(ids, written[TYPICAL.name], strict=True))), abs=1e-4
     )
-    assert found["plain"] == pytest.approx(by_hand(llm, list(zip(ids, written["none"], strict=True))), abs=1e-4)
+    assert found.plain == pytest.approx(by_hand(llm, list(zip(ids, written["none"], strict=True))), abs=1e-4)
     answers = [llm.tokenizer(p.reference, add_special_tokens=False)["input_ids"] for p in task.prompts]
-    assert found["held_out_loss"] == pytest.approx(-by_hand(llm, list(zip(ids, answers, strict=True))), abs=1e-4)
-    assert found["exact"] == 0.0, "eight tokens hold no answer"
+    assert found.held_out_loss == pytest.approx(-by_hand(llm, list(zip(ids, answers, strict=True))), abs=1e-4)
+    assert found.exact == 0.0, "eight tokens hold no answer"
 
     draft = outrider.load(str(files("outrider") / "demo" / "draft"), "none", dtype="float32", device="cpu")
     judged = quality(runner, group, TYPICAL.name, "plain", draft)
-    assert judged["log_likelihood"] == pytest.approx(
+    assert judged.log_likelihood == pytest.approx(
         by_hand(draft, list(zip(ids, written[TYPICAL.name], strict=True))), abs=1e-4
     )
-    assert judged["plain"] < found["plain"], "another model would not have written that"
-    assert judged["held_out_loss"] == found["held_out_loss"], "the loss is the decoding target's own"
+    assert judged.plain < found.plain, "another model would not have written that"
+    assert judged.held_out_loss == found.held_out_loss, "the loss is the decoding target's own"
 
 
 def test_exact_is_the_share_of_right_answers(models: Models, tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_exact_is_the_share_of_right_answers(models: Models, tmp_path: Path) -> 
     ):  # fmt: skip
         prompts = tuple(replace(p, reference=r) for p, r in zip(task.prompts, references, strict=True))
         found = quality(runner, replace(group, task=replace(task, prompts=prompts)), "none", "plain", models.llm())
-        assert found["exact"] == share
-        assert (found["held_out_loss"] is None) == (share is None)
-        assert found["log_likelihood"] == found["plain"]
+        assert found.exact == share
+        assert (found.held_out_loss is None) == (share is None)
+        assert found.log_likelihood == found.plain
 
 
 def test_texts_of_many_turns(models: Models, tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_references_that_do_not_fit_are_left_out(models: Models, tmp_path: Path)
     (prompt,) = group.task.prompts
     long = replace(group, task=replace(group.task, prompts=(replace(prompt, reference="word " * 3000),)))
     found = quality(runner, long, "none", "plain", models.llm())
-    assert found["held_out_loss"] is None
-    assert found["exact"] is None, "a chat has no answer to compare with"
+    assert found.held_out_loss is None
+    assert found.exact is None, "a chat has no answer to compare with"
 
 
 def test_a_variant_is_judged_beside_its_own_plain_decoding(models: Models, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_variant_is_judged_beside_its_own_plain_decoding(models: Models, tmp_p
         name = next(m.name for m in rows if m.variant == variant and not m.plain)
         found = quality(runner, group, name, variant, models.llm())
         text = of(runner, plain)[0].turns[0].tokens[0]
-        assert found["plain"] == pytest.approx(by_hand(models.llm(), [(ids, text)]), abs=1e-4)
-    losses = [quality(runner, group, m.name, m.variant, models.llm())["held_out_loss"] for m in rows[:2]]
+        assert found.plain == pytest.approx(by_hand(models.llm(), [(ids, text)]), abs=1e-4)
+    losses = [quality(runner, group, m.name, m.variant, models.llm()).held_out_loss for m in rows[:2]]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02), "eight bits cost little"

@@ -15,12 +15,14 @@ from outrider.bench.types import VERSION, Failure, Sample, Turn
 from outrider.types import Usage
 
 SETTINGS: dict[str, Any] = {
-    "target": "demo", "dtype": "float32", "device": "cpu", "tokens": 64, "seed": 3, "threads": 2,
+    "model": "demo", "dtype": "float32", "device": "cpu", "tokens": 64, "seed": 3, "threads": 2, "compile": True,
 }  # fmt: skip
 
 
 def opened(folder: Path, **changed: Any) -> Store:
-    return Store.open(folder, {"target": "demo", "started": "today", "arguments": {**SETTINGS, **changed}})
+    store = Store.open(folder, {"target": "demo", "started": "today", "arguments": {**SETTINGS, **changed}})
+    store.begin()
+    return store
 
 
 def sample(number: int = 0) -> Sample:
@@ -128,7 +130,7 @@ def test_fields_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("target", "a/b"), ("dtype", "bfloat16"), ("device", "cuda"), ("tokens", 65), ("seed", 4), ("threads", 1)],
+    [("model", "a/b"), ("dtype", "bfloat16"), ("device", "cuda"), ("tokens", 65), ("seed", 4), ("threads", 1)],
 )
 def test_what_changes_the_meaning_of_a_sample_is_refused(tmp_path: Path, name: str, other: Any) -> None:
     opened(tmp_path).add(sample())
@@ -155,7 +157,9 @@ def test_a_name_stands_for_one_method(tmp_path: Path) -> None:
     """A label that is given to another drafter must not take over the samples of the one before."""
 
     def named(**methods: list[str]) -> Store:
-        return Store.open(tmp_path, {"target": "demo", "started": "", "arguments": SETTINGS, "methods": methods})
+        store = Store.open(tmp_path, {"target": "demo", "started": "", "arguments": SETTINGS, "methods": methods})
+        store.begin()
+        return store
 
     named(mine=["lookup", "plain"])
     named(other=["suffix", "plain"])
@@ -170,6 +174,7 @@ def test_sessions_are_counted_and_the_start_is_the_first(tmp_path: Path) -> None
     for number in range(1, 6):
         header = {"target": "demo", "started": f"day {number}", "arguments": SETTINGS}
         store = Store.open(tmp_path, header)
+        store.begin()
         assert store.session == number
         assert read_header(tmp_path) == store.header
         assert store.header["started"] == "day 1"
@@ -206,6 +211,14 @@ def test_a_damaged_header_is_refused(tmp_path: Path, text: str) -> None:
         opened(tmp_path)
 
 
+def test_nothing_is_written_before_it_begins(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "run", {"target": "demo", "started": "", "arguments": SETTINGS})
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="run cannot be written: File exists; give another --out"):
+        store.begin()
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="run is a file; --out names a folder"):
@@ -223,7 +236,7 @@ def test_the_header_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     opened(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(TypeError, match="not JSON serializable"):
-        Store.open(tmp_path, {"target": "demo", "arguments": SETTINGS, "machine": object()})
+        Store.open(tmp_path, {"target": "demo", "arguments": SETTINGS, "machine": object()}).begin()
     assert (tmp_path / "run.json").read_bytes() == before
     assert opened(tmp_path).session == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json"], "nothing half-written is left"

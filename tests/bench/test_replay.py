@@ -15,14 +15,15 @@ import torch
 import outrider
 from outrider.bench import cost as costs
 from outrider.bench.cost import Cost, Run, parse, predict, presets
+from outrider.bench.document import Estimate, Prediction
 from outrider.bench.recording import Record, read, vocabulary
-from outrider.bench.replay import ReplayTarget, decode, document, drafter_of, engine, replay, request
-from outrider.budget import FixedBudget
+from outrider.bench.replay import ReplayTarget, cells, decode, drafter_of, engine, replay, request
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.tree import from_lists
 from outrider.drafters import load as load_drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.engine import generate
 from outrider.targets import load_tokenizer
-from outrider.tree import from_lists
 from outrider.types import InputError, Usage
 
 SPECS = ("none", "lookup", "suffix", "ngram", "lookahead")
@@ -36,7 +37,7 @@ def counts(usages: Sequence[Usage]) -> list[list[Any]]:
 
 @pytest.fixture(scope="module")
 def llm() -> Any:
-    return outrider.load(drafter="none")
+    return outrider.load("demo", "none")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def real(llm: Any, spec: str, prompts: list[list[int]], together: bool) -> list[
     """The same drafter and budget on the model itself."""
     drafter = LookaheadDrafter(window=0) if spec == "lookahead" else load_drafter(spec, llm.target, llm.tokenizer)
     drafted, budget, limits = replace(llm, drafter=drafter), FixedBudget(16, 6), [n for _, n in ASKED]
-    asked = [drafted.request(p, max_new_tokens=n, seed=0)[0] for p, n in zip(prompts, limits, strict=True)]
+    asked = [drafted.requests(p, max_new_tokens=n, seed=0)[0][0] for p, n in zip(prompts, limits, strict=True)]
     machine = drafted.engine(budget=budget)
     if together:
         rows = {piece.row.index: piece.row for piece in generate(machine, asked, 3)}
@@ -181,7 +182,7 @@ def test_the_law_of_a_recording() -> None:
         (lambda t: drafter_of("model:demo/draft", t), "need no model"),
         (lambda t: drafter_of("lookup?depth=3", t), "no option"),
         (lambda t: drafter_of("lookahead?text=false", t), "leave out text"),
-        (lambda t: engine(t, drafter_of("none", t)[1], "adaptive"), "NODESxDEPTH"),
+        (lambda t: engine(t, drafter_of("none", t)[1], "auto"), "NODESxDEPTH"),
         (lambda t: ReplayTarget([Record((1,), (2,)), Record((1,), (3,))], 9), "answer 2 is to a prompt that another"),
         (lambda t: ReplayTarget([Record((1,), (9,))], 9), "outside the vocabulary of 9"),
     ],
@@ -268,7 +269,7 @@ def test_other_tokenizers(model: str, shared: Path, tmp_path: Path) -> None:
     for usage, record in zip(found.usages("suffix"), records, strict=True):
         assert usage.new_tokens == len(record.answer)
         assert usage.tau > 1
-    assert [c["prompts"] for c in document(found, parse("7b@a100"))["cells"]] == [2, 2]
+    assert [c.prompts for c in cells(found, parse("7b@a100"))[1]] == [2, 2]
 
 
 def test_another_text_than_recorded_is_our_error(records: list[Record], llm: Any) -> None:
@@ -332,42 +333,49 @@ def test_a_prediction_by_hand() -> None:
     first = Run(Usage(prompt_tokens=5, new_tokens=9, rounds=2, draft_seconds=1.0), ((8, 5), (20, 9)))  # 8 s -> 1 + 2
     second = Run(Usage(prompt_tokens=3, new_tokens=5, rounds=4), ((1, 3), (1, 4), (1, 5), (1, 6)))  # 4 s -> 4
     single = Run(Usage(prompt_tokens=3, new_tokens=1), ())
-    assert predict([first], cost) == {"cost": "round", "speedup": [2.0] * 3, "without_drafting": [2.66667] * 3}
+    assert predict([first], cost) == Prediction("round", Estimate(2.0), Estimate(2.66667), 500.0)
     both = predict([first, second, single], cost)
-    assert both["speedup"] == [1.5, 1.0, 2.0]
-    assert both["without_drafting"] == [1.71429, 1.0, 2.66667]
-    assert predict([single], cost) == {"cost": "round", "speedup": None, "without_drafting": None}
+    assert both.speedup == (1.5, 1.0, 2.0)
+    assert both.without_drafting == (1.71429, 1.0, 2.66667)
+    assert predict([single], cost) == Prediction("round")
     longer = replace(cost, kv=0.5)  # contexts 5 .. 12 cost 3.5 .. 7 s in plain decoding, 3.5 + 5.5 s here
-    assert predict([first], longer)["without_drafting"][0] == pytest.approx(42 / 9, abs=1e-5)
+    without = predict([first], longer).without_drafting
+    assert without is not None
+    assert without.value == pytest.approx(42 / 9, abs=1e-5)
 
 
 def test_cells(records: list[Record], llm: Any) -> None:
     seen: list[tuple[int, int]] = []
     found = replay(records, ["none", "lookup"], "8x4", llm.tokenizer, progress=lambda *at: seen.append(at))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    made = json.loads(json.dumps(document(found, parse("7b@rtx4090,kv=0")), allow_nan=False))
-    assert made["tasks"]["maths"]["prompts"] == 2
-    assert "answers of demo" in made["tasks"]["maths"]["note"]
-    cells = {(c["task"], c["spec"]): c for c in made["cells"]}
-    assert set(cells) == {(t, s) for t in ("maths", "chat") for s in ("none", "lookup")}
-    assert len({(c["task"], c["method"]) for c in made["cells"]}) == 4
-    plain, drafted = cells["maths", "none"], cells["maths", "lookup"]
-    assert (plain["tau"], plain["alpha"], plain["depths"], plain["nodes"]) == ([1.0] * 3, None, [], 1.0)
-    assert plain["predicted"]["without_drafting"] == [1.0] * 3
+    tasks, made = cells(found, parse("7b@rtx4090,kv=0"))
+    assert tasks["maths"].prompts == 2
+    assert "answers of demo" in tasks["maths"].note
+    by = {(c.task, c.spec): c for c in made}
+    assert set(by) == {(t, s) for t in ("maths", "chat") for s in ("none", "lookup")}
+    assert len({c.key for c in made}) == 4
+    plain, drafted = by["maths", "none"], by["maths", "lookup"]
+    assert (plain.tau, plain.alpha, plain.depths, plain.nodes) == ((1.0, 1.0, 1.0), None, [], 1.0)
     usages = found.usages("lookup")[:2]
     rounds = sum(u.rounds for u in usages)
-    assert drafted["tau"][0] == pytest.approx((sum(u.new_tokens for u in usages) - 2) / rounds, abs=1e-5)
-    assert drafted["tau"][1] <= drafted["tau"][0] <= drafted["tau"][2]
-    assert drafted["alpha"][0] == pytest.approx(
+    assert drafted.tau is not None
+    assert drafted.alpha is not None
+    assert drafted.nodes is not None
+    assert drafted.tau.value == pytest.approx((sum(u.new_tokens for u in usages) - 2) / rounds, abs=1e-5)
+    assert drafted.alpha.value == pytest.approx(
         sum(u.accepted for u in usages) / sum(u.tested for u in usages), abs=1e-5
     )
-    assert drafted["depths"][0]["accepted"] == sum(u.accepted_at[0] for u in usages)
-    assert len(drafted["depths"]) <= 4
-    assert 1 < drafted["nodes"] <= 8
-    assert drafted["predicted"]["without_drafting"] == drafted["tau"]  # passes of 8 nodes cost as much as those of one
-    assert 1 < drafted["predicted"]["speedup"][0] < drafted["tau"][0]
-    assert (drafted["speedup"], drafted["state"], drafted["peer"]) == (None, "done", "replay")
-    assert drafted["same_text"] == drafted["compared"] == drafted["prompts"] == 2
+    assert drafted.depths[0].accepted == sum(u.accepted_at[0] for u in usages)
+    assert len(drafted.depths) <= 4
+    assert 1 < drafted.nodes <= 8
+    assert plain.predicted is not None
+    assert drafted.predicted is not None
+    assert plain.predicted.without_drafting == (1.0, 1.0, 1.0)
+    assert drafted.predicted.without_drafting == drafted.tau  # passes of 8 nodes cost as much as those of one
+    assert drafted.predicted.speedup is not None
+    assert 1 < drafted.predicted.speedup.value < drafted.tau.value
+    assert (drafted.speedup, drafted.round_ms, drafted.state, drafted.peer) == (None, None, "done", "replay")
+    assert drafted.same_text == drafted.compared == drafted.prompts == 2
 
 
 def test_every_figure_of_a_cost_is_checked() -> None:

@@ -308,7 +308,7 @@ def test_own_prompts_in_each_form(tmp_path: Path) -> None:
         ([], "mine.jsonl has no prompts"),
         (["fine", b"{broken"], r"line 2: not JSON \(.*\); write one JSON value a line"),
         (["text", {"messages": [{"role": "user", "content": "x"}]}], "line 2: one file holds chats .* not both"),
-        ([{"text": "x"}], "line 1: give a text"),
+        ([{"question": "x"}], "line 1: give a text"),
         ([{"messages": [{"role": "user"}]}], 'line 1: "messages" must be a list'),
         ([{"messages": [{"role": "tool", "content": "x"}]}], "line 1: messages are of the roles .*, not tool"),
         ([{"messages": [{"role": "assistant", "content": "x"}]}], "line 1: no message is the user's"),
@@ -326,7 +326,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no prompts file .*gone\.jsonl"):
         tasks.load(str(tmp_path / "gone.jsonl"))
     (tmp_path / "latin.jsonl").write_bytes(b'"caf\xe9"\n')
-    with pytest.raises(InputError, match=r"latin\.jsonl is not UTF-8 text \(byte 4\)"):
+    with pytest.raises(InputError, match=r"latin\.jsonl, line 1: not UTF-8 text \(byte 4 of the line\)"):
         tasks.load(str(tmp_path / "latin.jsonl"))
     write(tmp_path / "eagle_gsm8k.jsonl", {"question": "x"})
     with pytest.raises(InputError, match=r"line 1: there is no field 'turns' \(its fields are question\)"):

@@ -14,25 +14,19 @@ from layouts_foreign import DRAFTED, LLAMA, SIZES, VD, H, V
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from outrider.checkpoints import Facts, Found, method_of, read
+from outrider.checkpoints import Facts, Found, method_of, native, read
 from outrider.checkpoints.write import keep
-from outrider.drafters import eagle, eagle3, hydra, medusa
+from outrider.nets.network import to_dict
 
 TEXT = 6
-NETS: dict[str, tuple[Any, Any]] = {
-    "eagle": (eagle.EagleConfig, eagle.EagleNet),
-    "eagle3": (eagle3.Eagle3Config, eagle3.Eagle3Net),
-    "medusa": (medusa.MedusaConfig, medusa.MedusaNet),
-    "hydra": (hydra.HydraConfig, hydra.HydraNet),
-}
 
 
 def net(found: Found) -> Any:
     """The drafter's network, filled strictly."""
-    config, kind = NETS[found.method]
-    made = config.from_dict(found.config)
-    assert json.loads(json.dumps(made.to_dict())) == json.loads(json.dumps(found.config)), "every field is said"
-    filled: nn.Module = kind(made).double()
+    of = native.network(found.method)
+    made = of.read(found.config, "the file")
+    assert to_dict(made) == json.loads(json.dumps(found.config)), "every field is said"
+    filled: nn.Module = of.module(made).double()
     for p in filled.parameters():
         nn.init.constant_(p, float("nan"))
     filled.load_state_dict(found.tensors, strict=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import outrider
-from outrider.bandit import BanditBudget
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.bandit import BanditBudget
 from outrider.types import InputError
 
 TEXT = [
@@ -76,10 +78,10 @@ def test_a_prompts_text_does_not_depend_on_the_batch(llm: outrider.LLM) -> None:
 
 
 def test_streams_join_to_the_text_and_hold_whole_characters(llm: outrider.LLM) -> None:
-    for seed in range(12):
-        kind: dict[str, Any] = {"seed": seed, "temperature": 1.5, "max_new_tokens": 30}
-        pieces = list(llm.stream("東京 and 😀", **kind))
-        whole = llm.generate("東京 and 😀", **kind)[0]
+    kind: dict[str, Any] = {"temperature": 1.5, "max_new_tokens": 30}
+    texts = llm.generate("東京 and 😀", n=12, seed=0, batch_size=12, **kind)
+    for seed, whole in enumerate(texts):
+        pieces = list(llm.stream("東京 and 😀", seed=seed, **kind))
         assert "".join(pieces) == whole.text
         assert all(pieces)
 
@@ -104,7 +106,9 @@ def test_stop_strings_end_the_text_across_token_borders(llm: outrider.LLM) -> No
 
 def test_eos_is_kept_in_the_tokens_and_left_out_of_the_text(llm: outrider.LLM) -> None:
     found = [
-        o for o in llm.generate("the", n=40, seed=0, temperature=2.0, max_new_tokens=60) if o.finish_reason == "eos"
+        o
+        for o in llm.generate("the", n=40, seed=0, temperature=2.0, max_new_tokens=60, batch_size=40)
+        if o.finish_reason == "eos"
     ]
     assert found
     for o in found:
@@ -173,6 +177,12 @@ def test_interrupted_streams_leave_a_clean_state(llm: outrider.LLM) -> None:
         ("the", {"n": 0}, "n must be at least 1"),
         ("the", {"batch_size": 0}, "batch_size must be at least 1"),
         ("the", {"stop": ["x", ""]}, "a stop string is empty"),
+        ("the", {"max_tokens": 4}, "no option max_tokens; did you mean max_new_tokens"),
+        ("the", {"beams": 4}, "no option beams; there are max_new_tokens"),
+        ("the", {"sampling": outrider.Sampling(), "top_p": 0.5}, "sampling or top_p, not both"),
+        ("the", {"budget": "much"}, "a budget is auto"),
+        ([{"role": "user"}], {}, "a chat message is"),
+        ("a\ud800", {}, "character 2 of the prompt is half of a surrogate pair"),
     ],
     ids=lambda x: str(x)[:24],
 )
@@ -180,6 +190,93 @@ def test_bad_input_is_one_sentence(llm: outrider.LLM, prompt: Any, options: dict
     with pytest.raises(InputError, match=sentence) as caught:
         llm.generate(prompt, **options)
     assert "\n" not in str(caught.value)
+
+
+WRONG_TYPES = r"""
+import sys, torch, outrider
+from outrider import InputError
+llm = outrider.load(sys.argv[1], dtype="float32")
+for prompt, options, sentence in [
+    ("the", {"stop": 5}, "stop is a string"),
+    ("the", {"seed": "a"}, "seed must be a whole number, not 'a'"),
+    ("the", {"seed": 1.5}, "seed must be a whole number"),
+    ("the", {"n": "two"}, "n must be a whole number"),
+    ("the", {"batch_size": None}, "batch_size must be a whole number"),
+    ("the", {"max_new_tokens": 4.0}, "max_new_tokens must be a whole number"),
+    ("the", {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+    ("the", {"temperature": True}, "temperature must be a number, not True"),
+    ("the", {"top_k": 1.5}, "top_k must be"),
+    ("the", {"logit_bias": [1]}, "logit_bias maps"),
+    ("the", {"rule": None}, "there is no rule None"),
+    ("the", {"budget": 16}, "a budget is text"),
+    ({"role": "user", "content": "the"}, {}, "put it in a list"),
+    (b"the", {}, "not bytes"),
+    ([b"the"], {}, "not bytes"),
+    (5, {}, "a prompt is text, token ids or a list of chat messages, not int"),
+    (None, {}, "a prompt is text, token ids or a list of chat messages, not NoneType"),
+    ([1, "a"], {}, "whole numbers alone"),
+    ([[0.5]], {}, "whole numbers alone"),
+    (torch.ones(1, 2), {}, "whole numbers alone"),
+]:
+    for call in (llm.generate, llm.stream):
+        if call == llm.stream and {"n", "batch_size"} & set(options):
+            continue
+        try:
+            call(prompt, **options)
+        except InputError as error:
+            assert sentence in str(error), (prompt, options, str(error))
+            assert "\n" not in str(error)
+        else:
+            raise AssertionError(f"nobody complained of {prompt!r} with {options}")
+ids = llm.encode("one two three")
+wanted = llm.generate(ids, max_new_tokens=5)[0].tokens
+rows = torch.tensor([ids, ids])
+for given in (rows[0], rows, rows.numpy(), [rows[0]], [*rows.numpy()], tuple(ids)):
+    made = llm.generate(given, max_new_tokens=5, seed=rows.numpy()[0, 0])
+    assert [o.tokens for o in made] in ([wanted], [wanted, wanted]), given
+"""
+
+
+@pytest.mark.process
+def test_arguments_of_the_wrong_type_are_one_sentence_and_tensors_are_prompts(folder: str) -> None:
+    """In a process of its own: here the tests' type checker would speak first."""
+    done = subprocess.run([sys.executable, "-c", WRONG_TYPES, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_sampling_is_its_fields(llm: outrider.LLM) -> None:
+    law = outrider.Sampling(temperature=0.8, top_p=0.9)
+    made = llm.generate("the cat", seed=2, max_new_tokens=12, sampling=law)
+    assert made[0].tokens == llm.generate("the cat", seed=2, max_new_tokens=12, temperature=0.8, top_p=0.9)[0].tokens
+    assert "".join(llm.stream("the cat", seed=2, max_new_tokens=12, sampling=law)) == made[0].text
+
+
+def test_chunks_tell_drafted_text_and_the_output_is_there_at_any_time(llm: outrider.LLM) -> None:
+    kind: dict[str, Any] = {"seed": 4, "temperature": 1.0, "max_new_tokens": 30, "budget": "8x4"}
+    whole = llm.generate("one two three one two", **kind)[0]
+    stream = llm.stream("one two three one two", **kind)
+    first = next(stream.chunks())
+    assert first.drafted == "", "the first token comes from the prompt's pass"
+    assert stream.output.finish_reason == "interrupted"
+    assert first.text + "".join(chunk.text for chunk in stream.chunks()) == whole.text
+    assert (stream.output.tokens, stream.output.finish_reason) == (whole.tokens, whole.finish_reason)
+    assert stream.output.usage.rounds == whole.usage.rounds
+
+
+def test_budgets_as_people_write_them(folder: str, llm: outrider.LLM) -> None:
+    fixed = outrider.load(folder, dtype="float32", budget="3,2")
+    assert fixed.engine().budget == FixedBudget(10, 2, shape=(3, 2))
+    assert fixed.engine(budget="16x6").budget == FixedBudget(16, 6)
+    assert llm.engine(budget="auto").budget is llm.engine().budget, "what was learnt stays"
+    assert llm.engine("rejection").budget is not llm.engine().budget
+    with pytest.raises(InputError, match="a budget is auto"):
+        outrider.load(folder, budget="much")
+    pair = outrider.load(folder, ["lookup", "suffix"], dtype="float32", budget="1:2,1 2:2,1 none")
+    assert pair.generate("the cat", max_new_tokens=9)[0].tokens == fixed.generate("the cat", max_new_tokens=9)[0].tokens
+
+
+def test_repr_is_one_line(llm: outrider.LLM, folder: str) -> None:
+    assert repr(llm) == f"LLM({folder}, drafter lookup, float32, cpu)"
 
 
 @pytest.mark.parametrize(

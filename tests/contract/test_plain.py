@@ -8,8 +8,8 @@ import pytest
 from contract_world import PROMPTS, World, outputs, plain, stop_at
 
 from outrider import drafters
-from outrider.bandit import BanditBudget
-from outrider.budget import AdaptiveBudget, Report
+from outrider.budgets.adaptive import AdaptiveBudget, Report
+from outrider.budgets.bandit import BanditBudget
 from outrider.drafters._choice import ChoiceDrafter
 from outrider.engine import Request
 from outrider.types import Budget, InputError, Rows, Sampling

@@ -8,8 +8,9 @@ import pytest
 import torch
 from contract_world import PROMPTS, VOCAB, World, outputs, plain
 
-from outrider import drafters, tree
-from outrider.budget import FixedBudget
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core import tree
 from outrider.engine import Batch, Request, Row
 from outrider.targets import hf
 from outrider.types import Budget, DraftTree, Rows, Sampling

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from contract_world import PROMPTS, World
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 import outrider
 from outrider.types import InputError
@@ -125,6 +125,11 @@ def test_the_users_own_processor_and_criterion(world: World) -> None:
         ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores is not recorded"),
         ({"rule": "magic"}, "there is no rule 'magic'"),
+        ({"assistant_model": "the draft model"}, "assistant_model is another way .* drafter='model:DIR'"),
+        ({"streamer": TextStreamer(None, skip_prompt=True)}, "streamer is another way"),
+        ({"prompt_lookup_num_tokens": 5}, "prompt_lookup_num_tokens is another way .* drafter='lookup"),
+        ({"use_cache": False}, "use_cache=False cannot be honoured"),
+        ({"budget": "much"}, "a budget is auto"),
         ({"drafter": "magic"}, "there is no drafter 'magic'"),
     ],
     ids=lambda x: str(x)[:30],
@@ -135,6 +140,18 @@ def test_what_cannot_be_honoured_is_refused_by_name(world: World, options: dict[
         world.model.generate(
             **padded(PROMPTS[:1]), max_new_tokens=4, pad_token_id=PAD, custom_generate=outrider.custom_generate, **asked
         )
+
+
+def test_a_budget_is_taken_and_engines_stay_out_of_copies(world: World) -> None:
+    asked = {**padded(PROMPTS[:1]), "max_new_tokens": 8, "do_sample": False, "pad_token_id": PAD}
+    stock = world.model.generate(**asked)
+    ours = world.model.generate(**asked, custom_generate=outrider.custom_generate, budget="3,2")
+    assert torch.equal(stock, ours)
+    assert ("lookup", "coupled", "3,2") in world.model.outrider_engines
+    other = copy.deepcopy(world.model)
+    assert other.outrider_engines == {}, "its engines would be another model's"
+    assert torch.equal(stock, other.generate(**asked, custom_generate=outrider.custom_generate))
+    assert all(e.target.model is other for e in other.outrider_engines.values())
 
 
 def test_right_padding_is_refused(world: World) -> None:

@@ -17,15 +17,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import oracle
 from oracle import HIDDEN, VOCAB, Oracle
-from outrider import audit, drafters
-from outrider.budget import FixedBudget
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.checkpoints import native
+from outrider.core.noise import RaceNoise
 from outrider.drafters import _features, _mix, eagle, eagle3
 from outrider.drafters._growth import Growth
 from outrider.drafters.eagle import STATIC
 from outrider.engine import Batch, Engine, Request, Row, generate
-from outrider.gtest import g_test
-from outrider.nn import LayerShape, Prefix
-from outrider.noise import RaceNoise
+from outrider.nets.layer import KVCache, LayerShape
+from outrider.proofs import samples as draws
+from outrider.proofs.gtest import g_test
 from outrider.targets import load_target
 from outrider.types import Budget, InputError, Round, Rows, Sampling
 
@@ -96,7 +98,7 @@ def test_flags_of_published_checkpoints(flag: str, value: bool) -> None:
 
 
 def wrong_theta(net: Any) -> Any:
-    shape = LayerShape(**{**net.config.layer.to_dict(), "rope": {"rope_theta": 10000.0}})
+    shape = replace(net.config.layer, rope={"rope_theta": 10000.0})
     made = type(net)(replace(net.config, layer=shape)).double()
     made.load_state_dict(net.state_dict())
     return made
@@ -158,8 +160,8 @@ def test_a_wrong_step_shows_at_once(name: str, what: str, monkeypatch: pytest.Mo
             life, "_turn", lambda self, reach, dtype, places, place=0: turn(self, reach + 3, dtype, places, place + 3)
         )
     elif what == "mask":
-        mask = Prefix.mask
-        monkeypatch.setattr(Prefix, "mask", lambda self, own, *more: mask(self, torch.ones_like(own), *more))
+        mask = KVCache.mask
+        monkeypatch.setattr(KVCache, "mask", lambda self, own, *more: mask(self, torch.ones_like(own), *more))
     elif what == "tap":
         target.look = lambda tap, vector: oracle.seen_at(tap + 1) @ vector
     else:
@@ -305,10 +307,10 @@ def test_pairs_of_tokens_follow_the_targets_law(tiny: Any, name: str, shape: Any
     engine = Engine(tiny, drafter, budget, RaceNoise(11), "rejection")
     law, samples = Sampling(0.9, top_p=0.9), 1500
     with torch.no_grad():
-        cells = audit.exact_cells(tiny.model, PROMPTS[1], law, samples)
+        cells = draws.exact_cells(tiny.model, PROMPTS[1], law, samples)
         counts = torch.zeros(len(cells.law), dtype=torch.float64)
         for first in range(0, samples, 500):
-            for pair in audit.pairs(engine, PROMPTS[1], law, range(first, first + 500)):
+            for pair in draws.pairs(engine, PROMPTS[1], law, range(first, first + 500)):
                 counts[cells.of(*pair)] += 1
     assert g_test(counts, cells.law)[1] > 1e-3
 
@@ -333,9 +335,9 @@ def test_sampled_trees_keep_q_over_the_targets_vocabulary(tiny: Any) -> None:
 
 
 def test_folders_come_back(tmp_path: Path) -> None:
-    for name, (make, module) in MAKE.items():
+    for name, (make, _) in MAKE.items():
         target, net = make()
-        module.save(tmp_path / name, net)
+        native.save(tmp_path / name, name, net)
         loaded = drafters.load(f"{tmp_path / name}?tree=chain", target)  # its config names the method
         assert loaded.config == net.config
         assert loaded.growth.scale == 0.01
@@ -366,7 +368,7 @@ BAD: list[tuple[str, Callable[[Path], None], str]] = [
     ("eagle", lambda f: change(f, fc__bias=torch.zeros(HIDDEN)), "hold fc.bias, which this .* has not"),
     ("eagle", lambda f: change(f, fc__weight=NAN), "fc.weight of .* NaN"),
     ("eagle", lambda f: change(f, fc__weight=NAN[:3]), r"fc.weight of .* is \[3, 32\], where its config says"),
-    ("eagle", lambda f: config_change(f, vocab=30), "vocabulary of 30 tokens and the target's has 29"),
+    ("eagle", lambda f: config_change(f, vocab=30), "width 16 and 30 tokens, and this one has width 16 and 29"),
     ("eagle", lambda f: config_change(f, inputs="pixels+noise"), "inputs of EAGLE are"),
     ("eagle", lambda f: config_change(f, target_hidden=24), "must be 24 wide, not 16"),
     ("eagle", lambda f: config_change(f, surplus=1), "config of .* is not this drafter's"),
@@ -376,7 +378,7 @@ BAD: list[tuple[str, Callable[[Path], None], str]] = [
     ("eagle", lambda f: (f / "model.safetensors").unlink(), "lacks config.json or model.safetensors|has no weights"),
     ("eagle3", lambda f: config_change(f, taps=[1, 4, 4]), "three distinct layers"),
     ("eagle3", lambda f: config_change(f, taps=[-1, 4, 6]), "negative"),
-    ("eagle3", lambda f: config_change(f, taps=[1, 4]), "config of .* is not this drafter's"),
+    ("eagle3", lambda f: config_change(f, taps=[1, 4]), "three distinct layers"),
     ("eagle3", lambda f: config_change(f, draft_vocab=99), "where its config says|holds 1 to 29"),
     ("eagle3", lambda f: change(f, d2t=torch.zeros(len(oracle.DRAFTED), dtype=torch.long) + 8), "d2t must give"),
     ("eagle3", lambda f: change(f, d2t=-torch.arange(len(oracle.DRAFTED))), "d2t must give"),
@@ -387,9 +389,8 @@ BAD: list[tuple[str, Callable[[Path], None], str]] = [
 def test_bad_folders_are_refused_in_a_sentence(
     tmp_path: Path, name: str, spoil: Callable[[Path], None], sentence: str
 ) -> None:
-    make, module = MAKE[name]
-    target, net = make()
-    module.save(tmp_path / "d", net)
+    target, net = MAKE[name][0]()
+    native.save(tmp_path / "d", name, net)
     spoil(tmp_path / "d")
     with pytest.raises(InputError, match=sentence) as error:
         drafters.load(f"{name}:{tmp_path / 'd'}", target)
@@ -398,7 +399,7 @@ def test_bad_folders_are_refused_in_a_sentence(
 
 def test_other_refusals(tmp_path: Path) -> None:
     target, net = oracle.of_eagle()
-    eagle.save(tmp_path, net)
+    native.save(tmp_path, "eagle", net)
     for spec, sentence in (
         ("eagle", "needs trained weights"),
         (f"eagle3:{tmp_path}", "holds eagle, not eagle3"),
@@ -411,7 +412,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         drafters.load(f"eagle:{tmp_path}")
     wider = copy.copy(target)
     wider.embed = lambda tokens: torch.zeros(*tokens.shape, 20)  # type: ignore[method-assign]
-    with pytest.raises(InputError, match="features 16 wide and the target's are 20"):
+    with pytest.raises(InputError, match="embeddings have width 20 and its features 16"):
         drafters.load(f"eagle:{tmp_path}", wider)
     with pytest.raises(InputError, match="the draft vocabulary holds 1 to 29"):
         replace(oracle.of_eagle3()[1].config, draft_vocab=99)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential
 
+from outrider.core.tree import from_lists
 from outrider.targets import load_target
-from outrider.tree import from_lists
 from outrider.types import DraftTree
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from small import build
+from tokenizers import Tokenizer, models
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 import outrider
+from outrider import llm
+from outrider.core.tree import from_paths
 from outrider.targets import HFTarget, graphs, hf
-from outrider.tree import from_paths
 from outrider.types import InputError, Look
 
 FAMILIES = [
@@ -106,6 +110,36 @@ def test_texts_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(graphs.Graphs, "run", lambda *a: calls.append(1) or replay(*a))
     assert [o.tokens for o in stock.generate(prompts, **law)] == [o.tokens for o in recorded.generate(prompts, **law)]
     assert calls
+
+
+def folder(kind: str, where: Path) -> str:
+    """A model with a tokenizer, as users have it."""
+    build(kind).save_pretrained(where)
+    words = Tokenizer(models.WordLevel({"<end>": 0, "the": 1}, unk_token="the"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(where)
+    return str(where)
+
+
+def test_models_loaded_by_name_are_recorded_after_some_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = folder("llama", tmp_path)
+    monkeypatch.setattr(llm, "PATIENCE", 3)
+    found = outrider.load(where, "lookup", dtype="float64")
+    never = outrider.load(where, "lookup", dtype="float64", compile=False)
+    recordings = found.target.graphs  # type: ignore[attr-defined]
+    assert never.target.graphs is None  # type: ignore[attr-defined]
+    assert not recordings.made, "loading costs nothing"
+    law: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.8, "seed": 1, "budget": "4x3"}
+    short = found.generate([1, 2, 3, 1, 2, 3], **{**law, "max_new_tokens": 3})[0]
+    assert short.usage.rounds < 3
+    assert not recordings.made, "a short text does not pay for a recording"
+    assert found.generate([1, 2, 3, 1, 2, 3], **law)[0].tokens == never.generate([1, 2, 3, 1, 2, 3], **law)[0].tokens
+    assert recordings.made
+    assert None not in recordings.made.values()
+    assert outrider.load(build("llama"), "none").target.graphs is None, "a model in memory may change"  # type: ignore[attr-defined]
+
+
+def test_a_family_that_cannot_be_recorded_is_loaded_without_a_word(tmp_path: Path) -> None:
+    assert outrider.load(folder("bloom", tmp_path), "none").target.graphs is None  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_recorded_is_refused_by_name() -> None:

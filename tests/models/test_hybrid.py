@@ -14,11 +14,11 @@ from test_mamba import TEXTS, VOCAB, path, small_target
 from torch import Tensor
 
 from outrider import drafters
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.drafters import _hybrid as hybrid
 from outrider.drafters._hybrid import HybridDrafter
 from outrider.engine import Engine, Request, generate
-from outrider.noise import RaceNoise
 from outrider.targets.attention import switched
 from outrider.targets.families import experts_of
 from outrider.types import Budget, DraftTree, InputError, Look, Round, Rows, Sampling, Target

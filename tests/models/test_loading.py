@@ -13,7 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from small import build
 
-from outrider.targets import load_target, validate
+from outrider.targets import load_target
+from outrider.targets.validate import validate
 from outrider.types import InputError
 
 
@@ -65,7 +66,7 @@ def test_missing_tensors_are_not_made_up(folder: Path) -> None:
 def test_tensors_of_another_shape(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
-    refused(folder, "cannot be loaded|damaged|do not fit")
+    refused(folder, "do not have the shapes that its config.json says")
 
 
 def test_no_language_model(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_no_language_model(tmp_path: Path) -> None:
     transformers.ViTModel(config).save_pretrained(tmp_path)
     refused(tmp_path, "no language model")
     refused(transformers.LlamaModel(build("llama").config), "not a language model")
-    refused(7, "hub id")
+    refused(7, "a name, a folder or a transformers model")
 
 
 def test_code_of_its_own_needs_trust(folder: Path) -> None:
@@ -81,7 +82,7 @@ def test_code_of_its_own_needs_trust(folder: Path) -> None:
     remote = {"model_type": "odd", "auto_map": {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddModel"}}
     (folder / "config.json").write_text(json.dumps({**config, **remote}))
     (folder / "odd.py").write_text("raise RuntimeError('this must never run')")
-    refused(folder, "trust_remote_code=True only if")
+    refused(folder, "only if you trust its author")
 
 
 def test_recurrent_models_are_refused_by_name() -> None:

@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from outrider import drafters, ssm
-from outrider.budget import FixedBudget
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, Slab
 from outrider.engine import Batch, Engine, Request, Row, generate
-from outrider.noise import RaceNoise
+from outrider.nets import mamba as ssm
 from outrider.targets import load_target
 from outrider.types import Budget, DraftTree, InputError, Rows, Sampling, Target
 
@@ -394,10 +395,10 @@ def _flat(given: Any) -> tuple[Tensor, ...]:
 def test_the_target_that_is_compiled_has_a_drafter_that_is(target: Target) -> None:
     import outrider
 
-    plain = outrider.load(drafter="none")
+    plain = outrider.load("demo", "none")
     texts = ["Once upon a time", "def add(a, b):"]
     for way in ("", "?vocab=text"):
-        llm = outrider.load(drafter=f"mamba:demo{way}", compile=True)
+        llm = outrider.load("demo", f"mamba:demo{way}", compile=True)
         drafter: Any = llm.drafter if not way else llm.drafter.inner  # type: ignore[attr-defined]
         asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "temperature": 1.0}
         found = llm.generate(texts, budget=FixedBudget(8, 4), **asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from heads import cyclic, rank_tree, run, stock, written
 from safetensors.torch import load_file, save_file
 from small import PROMPTS, VOCAB, build, sequential
 
-from outrider import drafters, tree
-from outrider.budget import FixedBudget
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.checkpoints import native
+from outrider.core import tree
 from outrider.drafters import medusa
 from outrider.targets import load_target
 from outrider.types import Budget, InputError, Sampling
@@ -77,11 +80,11 @@ def test_network(layers: int, share: bool, bias: bool) -> None:
 @torch.no_grad()
 def test_heads_begin_as_the_targets_own(name: str) -> None:
     target = load_target(build(name))
-    net, config = medusa.fresh(target, heads=2, layers=2)
-    x = torch.randn(5, config.hidden).double()
+    net = medusa.fresh(target, heads=2, layers=2)
+    x = torch.randn(5, net.config.hidden).double()
     for logits in net(x):
         assert (logits - target.head(x)).abs().max() < 1e-10
-    shared, config = medusa.fresh(target, heads=2, share_head=True)
+    shared = medusa.fresh(target, heads=2, share_head=True)
     assert not [k for k in shared.state_dict() if "lm_head" in k]
     assert all(torch.equal(logits, target.head(x)) for logits in shared(x, target.head))
 
@@ -89,13 +92,13 @@ def test_heads_begin_as_the_targets_own(name: str) -> None:
 @torch.no_grad()
 def test_a_soft_cap_is_left_out() -> None:
     target = load_target(build("gemma2"))
-    net, config = medusa.fresh(target, heads=1)
-    x = torch.randn(5, config.hidden).double()
+    net = medusa.fresh(target, heads=1)
+    x = torch.randn(5, net.config.hidden).double()
     assert (torch.tanh(net(x)[0] / 5) * 5 - target.head(x)).abs().max() < 1e-6
 
 
 def saved(folder: Path, net: medusa.MedusaNet, target: Any, options: str = "") -> medusa.MedusaDrafter:
-    medusa.save(folder, net)
+    native.save(folder, "medusa", net)
     return drafters.load(f"medusa:{folder}{options}", target)  # type: ignore[return-value]
 
 
@@ -191,7 +194,7 @@ def test_every_tree_gives_the_same_text(options: str, rule: str, temperature: fl
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_families(name: str, temperature: float, tmp_path: Path) -> None:
     target = load_target(build(name))
-    net, _ = medusa.fresh(target)
+    net = medusa.fresh(target)
     right = written(target, drafters.load("none"), PROMPTS, 20, temperature)
     assert written(target, saved(tmp_path, net, target), PROMPTS, 20, temperature) == right
 
@@ -222,9 +225,9 @@ def test_a_tuned_tree_is_used_and_cut_to_its_best(tmp_path: Path) -> None:
     net = random_net(medusa.MedusaConfig(VOCAB, 32))
     file = tmp_path / "tree.json"
     file.write_text(json.dumps({"paths": [[0], [0, 0], [1], [0, 0, 0], [0, 1], [2]]}))
-    medusa.save(tmp_path / "w", net)
-    kept = medusa.MedusaConfig.from_dict({**net.config.to_dict(), "tree": [[0], [0, 0], [1], [0, 0, 0], [0, 1], [2]]})
-    medusa.save(tmp_path / "k", net, kept)
+    native.save(tmp_path / "w", "medusa", net)
+    kept = replace(net.config, tree=((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,)))
+    native.save(tmp_path / "k", "medusa", net, kept)
     for spec in (f"medusa:{tmp_path}/w?tree={file}", f"medusa:{tmp_path}/k"):
         batch = stock(target, drafters.load(spec, target), PROMPTS)
         whole, part = (batch.drafting.propose(batch.view(), Budget(n, 4)) for n in (64, 5))
@@ -238,7 +241,7 @@ def test_a_tuned_tree_is_used_and_cut_to_its_best(tmp_path: Path) -> None:
 def test_bad_input(tmp_path: Path) -> None:
     target = load_target(build("llama"))
     net = random_net(medusa.MedusaConfig(VOCAB, 32))
-    medusa.save(tmp_path, net)
+    native.save(tmp_path, "medusa", net)
     where = f"medusa:{tmp_path}"
 
     def refused(spec: str, sentence: str) -> None:
@@ -251,7 +254,7 @@ def test_bad_input(tmp_path: Path) -> None:
     refused(f"{where}?kids=0", "kids must be a whole number")
     refused(f"{where}?scale=-1", "must be positive")
     refused(f"hydra:{tmp_path}", "holds medusa, not hydra")
-    with pytest.raises(InputError, match="need the target"):
+    with pytest.raises(InputError, match="needs the target"):
         drafters.load(where)
     with pytest.raises(InputError, match="was trained for a target of width 32 and 97 tokens"):
         drafters.load(where, load_target(build("llama", vocab_size=50)))
@@ -278,7 +281,7 @@ def test_a_hot_text_under_rejection_has_deterministic_drafts(tmp_path: Path) -> 
     proposals = []
     for seed in (1, 2):
         batch = stock(target, drafter, PROMPTS, "rejection", 1.0, seed=seed)
-        made = batch.drafting.propose(batch.view(), Budget(12, 4, floor=0.4))
+        made = batch.propose(batch.view(), Budget(12, 4, floor=0.4))
         assert made.q is None
         assert made.nodes == 12, "the floor is for coupled alone"
         proposals.append(made.tokens[:, 1:].tolist())

@@ -10,11 +10,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from outrider import drafters
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.drafters.mamba import MambaDrafting
 from outrider.drafters.model import ModelDrafting
 from outrider.engine import Batch, Engine, Request, Row
-from outrider.noise import RaceNoise
 from outrider.targets import load_target
 from outrider.targets.session import TreeSession
 from outrider.types import Drafting

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import outrider
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
 from outrider.drafters._text import LOOSE, MUCH, Line
 from outrider.drafters._words import Shared, Spelling
 from outrider.engine import Batch, Request, Row
@@ -309,18 +309,16 @@ def test_what_cannot_be_drafted_across(folders: Any, tmp_path: Path) -> None:
         outrider.load(DRAFT, f"model:{folders['ascii']}?vocab=shared")
 
 
-MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 TINY = [("stories260K", "tinystories-656k"), ("tinystories-656k", "stories260K"),
         ("tinystories-chat-neo-3m", "tinystories-656k"), ("tinystories-656k", "tinystories-chat-neo-3m")]  # fmt: skip
 
 
 @pytest.mark.parametrize("pair", TINY)
-def test_pretrained_models_that_nobody_made_for_each_other(pair: tuple[str, str]) -> None:
+def test_pretrained_models_that_nobody_made_for_each_other(shared: Path, pair: tuple[str, str]) -> None:
     """Trained elsewhere, each with a tokenizer of its own: drafts are accepted now and then, and nothing is lost."""
-    if not all((MODELS / name).is_dir() for name in pair):
-        pytest.skip(f"{' or '.join(pair)} is not there")
-    llm = outrider.load(str(MODELS / pair[0]), f"model:{MODELS / pair[1]}?vocab=text", dtype="float32")
-    plain = outrider.load(str(MODELS / pair[0]), "none", dtype="float32")
+    theirs, mine = (str(shared / "models" / name) for name in pair)
+    llm = outrider.load(theirs, f"model:{mine}?vocab=text", dtype="float32")
+    plain = outrider.load(theirs, "none", dtype="float32")
     prompts = ["Once upon a time, there was a little girl named Lily. She", "One day, Tom and his dog"]
     for temperature in (0.0, 1.0):
         asked: dict[str, Any] = {"max_new_tokens": 40, "seed": 2, "temperature": temperature, "ignore_eos": True}

@@ -15,9 +15,9 @@ import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.engine import Engine, Request, generate
-from outrider.noise import RaceNoise
 from outrider.targets import load_target
 
 NEW = 40

@@ -9,8 +9,8 @@ import pytest
 import torch
 from small import PROMPTS, ROUNDS, WINDOW, build, sequential
 
+from outrider.core.tree import chain, from_lists
 from outrider.targets import hf, load_target
-from outrider.tree import chain, from_lists
 from outrider.types import InputError
 
 TREE = from_lists(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import outrider
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
 
 DEMO = Path(str(files("outrider"))) / "demo"
 # SPEC -> tokens per round that it must reach at least, on texts that it should know
@@ -19,7 +19,7 @@ SPECS = {"medusa:demo": 1.5, "hydra:demo": 1.7, "eagle:demo": 2.0, "eagle:demo/h
 
 @pytest.fixture(scope="module")
 def plain() -> outrider.LLM:
-    return outrider.load(drafter="none")
+    return outrider.load("demo", "none")
 
 
 def prompts(llm: outrider.LLM) -> list[list[int]]:
@@ -30,7 +30,7 @@ def prompts(llm: outrider.LLM) -> list[list[int]]:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_drafts_for_the_demo_target(plain: outrider.LLM, spec: str) -> None:
-    llm = outrider.load(drafter=spec)
+    llm = outrider.load("demo", spec)
     given = prompts(llm)
     for temperature in (0.0, 1.0):
         law = {"temperature": temperature, "max_new_tokens": 24, "seed": 3}

@@ -11,12 +11,13 @@ from small import PROMPTS, ROUNDS, VOCAB
 from test_families import paths_to_leaves, seeing_siblings
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import drafters, noise
-from outrider.budget import FixedBudget
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core import noise
+from outrider.core.noise import RaceNoise
+from outrider.core.tree import chain, from_lists
 from outrider.engine import Engine, Request, generate
-from outrider.noise import RaceNoise
 from outrider.targets import load_target
-from outrider.tree import chain, from_lists
 from outrider.types import InputError, Sampling
 
 START, NEW = 0, 14

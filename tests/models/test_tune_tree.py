@@ -1,4 +1,4 @@
-"""Tuning with real networks: measured accuracies against the stock model's features, and the command."""
+"""Tuning with real networks: measured accuracies against the stock model's features."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from heads import engine, stock, written
 from small import PROMPTS, VOCAB, build, sequential
 
-from outrider import cli, drafters, tree, tuning
+from outrider import drafters
+from outrider.checkpoints import native
+from outrider.core import tree
 from outrider.drafters import eagle, hydra, medusa
 from outrider.engine import Request
-from outrider.nn import LayerShape
+from outrider.nets.layer import LayerShape
 from outrider.targets import load_target
+from outrider.training import tree_tuning as tuning
 from outrider.types import Budget, Sampling
 
 SHAPE = LayerShape(32, heads=4, kv_heads=2, head_dim=8, intermediate=40, inputs=32)
@@ -24,11 +27,11 @@ SHAPE = LayerShape(32, heads=4, kv_heads=2, head_dim=8, intermediate=40, inputs=
 def test_accuracies_of_medusa_are_those_of_its_heads(tmp_path: Path) -> None:
     model = build("llama")
     target = load_target(model)
-    net, _ = medusa.fresh(target, heads=3)
+    net = medusa.fresh(target, heads=3)
     torch.manual_seed(1)
     for p in net.parameters():
         p.add_(torch.randn_like(p) * 0.05)
-    medusa.save(tmp_path, net)
+    native.save(tmp_path, "medusa", net)
     drafter = drafters.load(f"medusa:{tmp_path}", target)
     new = 25  # one token by the prompt, eight rounds of three
     measured = tuning.measure(engine(target, drafter), [Request(p, 1, new) for p in PROMPTS], ranks=5, depth=6)
@@ -54,9 +57,9 @@ def test_candidates_of_the_target_itself_are_right(name: str, tmp_path: Path) ->
     if name == "model":
         model.save_pretrained(tmp_path)
     elif name == "medusa":
-        medusa.save(tmp_path, medusa.fresh(target)[0])
+        native.save(tmp_path, "medusa", medusa.fresh(target))
     else:
-        hydra.save(tmp_path, hydra.fresh(target, layer=SHAPE if "+" in name else None)[0])
+        native.save(tmp_path, "hydra", hydra.fresh(target, layer=SHAPE if "+" in name else None))
     drafter = drafters.load(f"{name.rstrip('+')}:{tmp_path}", target)
     for temperature in (0.0, 1.0):
         made = [Request(p, 1 + i, 19, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
@@ -64,67 +67,6 @@ def test_candidates_of_the_target_itself_are_right(name: str, tmp_path: Path) ->
         assert measured.tested[0] == 18
         if name == "model":
             assert [h[0] for h in measured.hits] == list(measured.tested)
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> tuple[str, str, str]:
-    """A target, its heads, prompts."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from transformers import PreTrainedTokenizerFast
-
-    model = build("llama", torch.float32)
-    model.save_pretrained(tmp_path / "target")
-    tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "target")
-    net, _ = medusa.fresh(load_target(model))
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.add_(torch.randn_like(p) * 0.05)
-    medusa.save(tmp_path / "heads", net)
-    (tmp_path / "prompts.jsonl").write_text('"w3 w14 w15"\n{"prompt": "w9 w26"}\n')
-    return str(tmp_path / "target"), f"medusa:{tmp_path / 'heads'}", str(tmp_path / "prompts.jsonl")
-
-
-def test_command(folders: tuple[str, str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    target, spec, prompts = folders
-    out = str(tmp_path / "tree.json")
-    command = ["tune-tree", target, "--drafter", spec, "--prompts", prompts, "--nodes", "9", "--max-new-tokens", "60"]
-    assert cli.main([*command, "--out", out, "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert found == json.loads(Path(out).read_text())
-    assert found["nodes"] == 9
-    assert len(found["paths"]) == len(found["values"]) == 8
-    assert found["expected_tau"] == pytest.approx(1 + sum(found["values"]))
-    assert cli.main([*command, "--store"]) == 0
-    shown = capfd.readouterr().out
-    assert "9 nodes with the root" in shown
-    assert "stored as the drafter's default" in shown
-    loaded = load_target(target)
-    ranks = [drafters.load(s, loaded).options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
-    assert ranks[0] == ranks[1] == tuple(map(tuple, found["paths"]))
-
-
-def test_command_refuses(folders: tuple[str, str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    target, spec, prompts = folders
-    command = ["tune-tree", target, "--prompts", prompts]
-    for more, sentence in (
-        (["--drafter", spec], "say where the tree goes"),
-        (["--drafter", spec, "--out", "x", "--nodes", "1"], "--nodes must be at least 2"),
-        (["--drafter", "lookup", "--out", "x"], "does not rank candidates"),
-        (["--drafter", spec, "--out", str(tmp_path / "no" / "x")], "cannot be written"),
-        (["--drafter", spec, "--out", "x", "--temperature", "-1"], "temperature must be"),
-        (["--drafter", spec, "--out", "x", "--ranks", "0"], "must be at least 1"),
-        (["--drafter", spec, "--out", "x", "--max-new-tokens", "1"], "too short"),
-    ):
-        assert cli.main([*command, *more]) == 2
-        heard = capfd.readouterr()
-        assert heard.out == ""
-        assert sentence in heard.err
-        assert heard.err.strip().splitlines()[-1].startswith("outrider: ")
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra", "eagle", "model"])
@@ -136,10 +78,10 @@ def test_every_drafter_with_ranks_takes_a_tuned_tree(name: str, rule: str, tmp_p
         model.save_pretrained(where)
     elif name == "eagle":
         torch.manual_seed(3)
-        eagle.save(where, eagle.EagleNet(eagle.EagleConfig(SHAPE, VOCAB, 32)))
+        native.save(where, "eagle", eagle.EagleNet(eagle.EagleConfig(SHAPE, VOCAB, 32)))
     else:
         made = (medusa if name == "medusa" else hydra).fresh(target)  # type: ignore[attr-defined]
-        (medusa if name == "medusa" else hydra).save(where, *made)
+        native.save(where, name, made)
     measured = tuning.measure(engine(target, drafters.load(f"{name}:{where}", target)), [Request(PROMPTS[0], 1, 60)])
     if not any(map(any, measured.hits)):  # an untrained net that is never right: any tree will do
         measured = tuning.Measured(((5, 3, 1), (4, 2, 0)), (10, 10))

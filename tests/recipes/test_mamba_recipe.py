@@ -55,7 +55,7 @@ def test_the_stages_and_what_ships(name: str, work: Path, monkeypatch: pytest.Mo
     assert 450_000 < sum(p.numel() for p in net.parameters()) < 600_000
     card = (place / "README.md").read_text()
     assert all(f"| {stage} | 2 |" in card for stage in recipe.STAGES)
-    llm = outrider.load(drafter=f"{'mamba' if 'mamba' in name else 'model'}:{place}")
+    llm = outrider.load("demo", f"{'mamba' if 'mamba' in name else 'model'}:{place}")
     assert llm.generate("Once upon", max_new_tokens=4, seed=0)[0].usage.drafted > 0
 
 

@@ -68,13 +68,13 @@ def test_prompt_and_completion_and_text(tokenizer: PreTrainedTokenizerFast, tmp_
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", r"d\.jsonl:2 is not valid JSON"),
+        ("{", r"d\.jsonl, line 2: not JSON"),
         ('{"question": "hi"}', "neither messages, nor prompt and completion, nor text"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "no assistant turn"),
         ('{"messages": [{"role": "assistant", "content": " "}]}', "empty assistant turn"),
         ('{"messages": [{"role": "user"}]}', "every message needs a role and a content"),
         ('{"prompt": "hi", "completion": ""}', "empty completion"),
-        ('{"text": ""}', r"d\.jsonl:2 is empty"),
+        ('{"text": ""}', r"d\.jsonl, line 2 is empty"),
     ],
 )
 def test_bad_lines_are_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, line: str, words: str) -> None:
@@ -148,7 +148,7 @@ def test_the_split_depends_on_the_text_alone() -> None:
 
 
 def test_too_little_text_is_refused() -> None:
-    with pytest.raises(InputError, match="at least two different documents"):
+    with pytest.raises(InputError, match="training needs two that differ"):
         data.split(documents(1))
     with pytest.raises(InputError, match="no document is long enough"):
         data.pack([data.Document((1, 2), (True, True), "a")], 16)

@@ -16,6 +16,8 @@ from test_loop import RECIPE, documents, target
 from outrider import drafters
 from outrider.training import loop
 
+pytestmark = [pytest.mark.process, pytest.mark.trained]
+
 
 def together(out: Path, kind: str) -> list[dict]:
     """What two processes say."""
@@ -23,6 +25,8 @@ def together(out: Path, kind: str) -> list[dict]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    support = Path(__file__).resolve().parents[1] / "support"
+    shared |= {"PYTHONPATH": os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])}
     shared |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
     script = str(Path(__file__).with_name("several.py"))
     running = [

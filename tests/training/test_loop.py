@@ -46,7 +46,7 @@ def run(model: HFTarget, out: Path, recipe: Recipe = RECIPE, **more: Any) -> loo
     return loop.train(model, documents(), out, recipe, quiet=True, **more)
 
 
-@pytest.mark.parametrize("method", list(objectives.METHODS))
+@pytest.mark.parametrize("method", objectives.names())
 def test_a_run_that_was_interrupted_goes_on_bit_for_bit(tmp_path: Path, method: str) -> None:
     options = {"taps": (0, 2, 3)} if method == "eagle3" else {}
     recipe = replace(RECIPE, method=method, steps=6, options=options)
@@ -99,6 +99,42 @@ def test_another_recipe_is_refused(model: HFTarget, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"another recipe \(lr differ"):
         run(model, tmp_path, replace(RECIPE, lr=0.5))
     assert (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_run_can_be_made_longer_but_not_shorter(model: HFTarget, tmp_path: Path) -> None:
+    """What the method filled in stays: here the paper's warm-up, a tenth of the first length."""
+    short = replace(RECIPE, steps=20, warmup=-1, evaluate=0, target="demo", data=("a.jsonl",))
+    assert run(model, tmp_path, short).steps == 20
+    kept = json.loads((tmp_path / "recipe.json").read_text())
+    assert (kept["warmup"], kept["target"], kept["data"]) == (2, "demo", ["a.jsonl"])
+    longer = run(model, tmp_path, replace(short, steps=24, target="elsewhere/demo"))
+    kept = json.loads((tmp_path / "recipe.json").read_text())
+    assert (longer.steps, kept["steps"], kept["warmup"]) == (24, 24, 2)
+    found = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert found is not None
+    assert found["step"] == 24
+    assert run(model, tmp_path, replace(short, steps=24)).loss == longer.loss, "nothing is left to do"
+    with pytest.raises(InputError, match="of 24 steps, which can be made longer but not shorter"):
+        run(model, tmp_path, short)
+    with pytest.raises(InputError, match=r"another recipe \(rows differ"):
+        run(model, tmp_path, replace(short, steps=30, rows=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"length": 4096}, "exceed the target's context"),
+        ({"options": {"colour": 1}}, "has no option 'colour'"),
+        ({"cache": "FEATURES", "cache_dtype": "int4"}, "the feature cache keeps"),
+    ],
+)
+def test_a_refusal_leaves_nothing_behind(model: HFTarget, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        run(model, tmp_path / "run", replace(RECIPE, **change))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"1 document found.*cut into documents at blank lines"):
+        loop.train(model, documents(1), tmp_path / "run", RECIPE, quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_target_or_other_data_is_refused(model: HFTarget, tmp_path: Path) -> None:
@@ -156,6 +192,25 @@ def test_a_full_disk_loses_nothing(model: HFTarget, tmp_path: Path, monkeypatch:
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_full_disk_at_an_evaluation_keeps_the_drafter_before(
+    model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import safetensors.torch
+
+    run(model, tmp_path, stop=4)
+    before = {p.relative_to(tmp_path): p.stat().st_size for p in (tmp_path / "best").iterdir()}
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        Path(path).write_bytes(b"")
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(InputError, match=r"cannot be written \(.*No space left on device"):
+        run(model, tmp_path)
+    assert {p.relative_to(tmp_path): p.stat().st_size for p in (tmp_path / "best").iterdir()} == before
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".") or p.suffix == ".part"]
+
+
 def test_a_cache_too_large_for_the_disk_is_refused(
     model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +226,7 @@ def test_a_cache_too_large_for_the_disk_is_refused(
     [
         ({"length": 4096}, "exceed the target's context"),
         ({"steps": 0}, "must be at least 1"),
-        ({"method": "oracle"}, "no method 'oracle' to train"),
+        ({"method": "oracle"}, "no method 'oracle'"),
         ({"options": {"colour": 1}}, "eagle has no option 'colour'"),
     ],
 )

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from outrider import drafters
 from outrider.drafters.eagle import INPUTS, EagleConfig, EagleNet
-from outrider.nn import LayerShape
+from outrider.nets.layer import LayerShape
 from outrider.targets import HFTarget
 from outrider.training import objectives
 from outrider.training.features import see
@@ -197,5 +197,5 @@ def test_bad_options() -> None:
         build(of, "hass", passes=0)
     with pytest.raises(InputError, match="no option 'passes'"):
         build(of, "eagle", passes=2)
-    assert objectives.options_of("eagle") == {"inputs": INPUTS[0], "noise": 0.1, "cls": 0.1}
+    assert objectives.options_of("eagle") == {"inputs": INPUTS[0], "noise": 0.1, "cls": 0.1, "draft_vocab": 0}
     assert build(of, "hass", k=500).k == VOCAB

@@ -25,11 +25,11 @@ from objective_world import (
 from torch import Tensor
 
 from outrider import drafters
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.drafters import eagle3 as network
 from outrider.engine import Batch as Rows
 from outrider.engine import Engine, Request, Row
-from outrider.noise import RaceNoise
 from outrider.targets import HFTarget
 from outrider.training import objectives
 from outrider.training.data import Document

@@ -83,7 +83,7 @@ def slow(of: HFTarget, objective: Any, name: str, words: list[int], learn: list[
         if not learn[t + 2]:
             continue
         count += 1
-        for k in range(1, objective.config.heads + 1):
+        for k in range(1, objective.net.config.heads + 1):
             place = t + 1 + k
             if place >= len(words) or not learn[place]:
                 continue

@@ -12,14 +12,15 @@ import torch
 from objective_world import VOCAB, packed, target, texts
 from torch import Tensor
 
-from outrider import drafters, ssm
-from outrider.budget import FixedBudget
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.engine import Engine, Request, generate
-from outrider.noise import RaceNoise
+from outrider.nets import mamba as ssm
 from outrider.training import loop, objectives
 from outrider.training.data import Document
 from outrider.training.features import see
-from outrider.training.lm import LOSSES
+from outrider.training.objectives._losses import DIVERGENCES
 from outrider.training.recipe import Recipe
 from outrider.types import InputError, Sampling
 
@@ -54,11 +55,11 @@ def by_hand(kind: str, student: Tensor, teacher: Tensor, token: int) -> float:
     return sum(a * (float(torch.tensor(a, dtype=torch.float64).log()) - log) for a, b, log in pairs)
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "sft", *LOSSES])
+@pytest.mark.parametrize("stage", ["pretrain", "sft", *DIVERGENCES])
 @pytest.mark.parametrize("name", list(SIZES))
 def test_losses_are_those_of_documents_alone(name: str, stage: str) -> None:
     of, options = target(), {**SIZES[name]}
-    options |= {"stage": "distil", "loss": stage} if stage in LOSSES else {"stage": stage}
+    options |= {"stage": "distil", "loss": stage} if stage in DIVERGENCES else {"stage": stage}
     torch.manual_seed(3)
     objective: Any = objectives.build(method(name), of, [], options)
     rows = [texts(1, [9, 5, 20]), texts(2, [30])]
@@ -70,9 +71,9 @@ def test_losses_are_those_of_documents_alone(name: str, stage: str) -> None:
             mine, theirs = logits_alone(objective.net, tokens), of.model(torch.tensor([tokens])).logits[0]
             for i in range(len(tokens) - 1):
                 if learn[i + 1] or stage == "pretrain":
-                    kind = stage if stage in LOSSES else "tokens"
+                    kind = stage if stage in DIVERGENCES else "tokens"
                     total += by_hand(kind, mine[i], theirs[i], tokens[i + 1])
-                    aim = int(theirs[i].argmax()) if stage in LOSSES else tokens[i + 1]
+                    aim = int(theirs[i].argmax()) if stage in DIVERGENCES else tokens[i + 1]
                     right, count = right + (int(mine[i].argmax()) == aim), count + 1
     assert float(weight) == count
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
@@ -81,11 +82,11 @@ def test_losses_are_those_of_documents_alone(name: str, stage: str) -> None:
     assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in objective.net.parameters())
 
 
-@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("loss", list(DIVERGENCES))
 def test_divergences_vanish_where_laws_agree(loss: str) -> None:
     a, b = torch.randn(5, 11, dtype=torch.float64), torch.randn(5, 11, dtype=torch.float64)
-    assert float(LOSSES[loss](a, a + 3).abs().max()) < 1e-6
-    assert float(LOSSES[loss](a, b).min()) > 1e-3
+    assert float(DIVERGENCES[loss](a, a + 3).abs().max()) < 1e-6
+    assert float(DIVERGENCES[loss](a, b).min()) > 1e-3
 
 
 def documents(count: int = 24) -> list[Document]:

@@ -16,7 +16,7 @@ from outrider import drafters
 from outrider.targets import HFTarget
 from outrider.training import objectives
 from outrider.training.data import Batch
-from outrider.training.features import Seen, see
+from outrider.training.features import TargetFeatures, see
 from outrider.types import InputError
 
 pytest.importorskip("peft")
@@ -40,7 +40,7 @@ def batch() -> Batch:
 def gradients(objective: Any, of: HFTarget, step: int) -> tuple[Tensor, Tensor]:
     """Of the heads, and of the adapter, flat."""
     objective.zero_grad()
-    objective(batch(), Seen({}), step)[0].backward()
+    objective(batch(), TargetFeatures({}), step)[0].backward()
     heads, low = ([p.grad for p in g["params"]] for g in objective.groups())
     return tuple(torch.cat([torch.zeros(1) if g is None else g.flatten() for g in gs]) for gs in (heads, low))  # type: ignore[return-value]
 
@@ -82,7 +82,7 @@ def test_two_stages() -> None:
     assert max(losses) - min(losses) < 1e-4 * max(losses)
     resting = gradients(objective, of, 1)
     assert float(resting[1].abs().max()) == 0
-    assert [objective.felt(step) for step in range(7)] == [0, 0, 0.25, 0.5, 0.75, 1, 1]
+    assert [objective.backbone_scale(step) for step in range(7)] == [0, 0, 0.25, 0.5, 0.75, 1, 1]
     steps = [gradients(objective, of, step) for step in (2, 3, 5)]
     for heads, _ in steps:
         torch.testing.assert_close(heads, resting[0], rtol=1e-4, atol=1e-5)
@@ -137,7 +137,7 @@ def test_what_is_written_is_the_changed_target_and_its_heads(tmp_path: Path) -> 
 
 def test_the_target_is_not_read_beforehand() -> None:
     of = target()
-    assert see(of, batch(), build(of).taps) == Seen({})
+    assert see(of, batch(), build(of).taps) == TargetFeatures({})
 
 
 def test_bad_options() -> None:

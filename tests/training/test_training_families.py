@@ -12,9 +12,9 @@ from small import build
 from test_loop import RECIPE
 
 from outrider import drafters
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
 from outrider.engine import Engine, Request, generate
-from outrider.noise import RaceNoise
 from outrider.targets import HFTarget
 from outrider.training import loop
 from outrider.training.data import Document

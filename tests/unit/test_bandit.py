@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.bandit import ARMS, BanditBudget, nodes, parse
-from outrider.budget import Report
-from outrider.noise import RaceNoise
+from outrider.budgets.adaptive import Report
+from outrider.budgets.bandit import ARMS, BanditBudget
+from outrider.budgets.shapes import nodes
+from outrider.core.noise import RaceNoise
 from outrider.types import InputError, Rows, Sampling
 
 A, B, C = ARMS
@@ -208,12 +209,3 @@ def test_pairs_of_drafter_and_shape() -> None:
         chosen.append(budget.part)
     assert chosen[100:].count(1) > 150
     assert set(bandit.means()) == {(), A, (1, A)}
-
-
-def test_arms_as_they_are_written() -> None:
-    assert parse("3,3,2,1 2x2 none") == ((3, 3, 2, 1), (2, 2), ())
-    assert parse("1:3,2 2:3,2 2:none 3:1,1") == ((3, 2), (1, (3, 2)), (), (2, (1, 1)))
-    with pytest.raises(InputError, match="counted from 1, not '0:2'"):
-        parse("0:2")
-    with pytest.raises(InputError, match="not '3,b'"):
-        parse("3,b")

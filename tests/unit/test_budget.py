@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from outrider.budget import AdaptiveBudget, Curve, FixedBudget, Report, nearest
-from outrider.noise import RaceNoise
+from outrider.budgets.adaptive import AdaptiveBudget, Curve, FixedBudget, Report, nearest
+from outrider.core.noise import RaceNoise
 from outrider.types import Budget, Rows, Sampling
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from outrider import drafters
-from outrider.budget import FixedBudget
-from outrider.calibration import (
+from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.calibration import (
     BOUNDS,
     Calibrated,
     Family,
@@ -22,16 +22,16 @@ from outrider.calibration import (
     ece,
     families,
     reliability,
-    rescaled,
     score,
 )
+from outrider.checkpoints import native
+from outrider.core.noise import RaceNoise
+from outrider.core.tree import from_lists
 from outrider.drafters import eagle
 from outrider.drafters._growth import Growth
 from outrider.engine import Engine, Request, generate
-from outrider.nn import LayerShape
-from outrider.noise import RaceNoise
+from outrider.nets.layer import LayerShape
 from outrider.testing import TableTarget, plain
-from outrider.tree import from_lists
 from outrider.types import Budget, Drafter, Drafting, DraftTree, InputError, Look, Round, Rows, Sampling
 
 VOCAB = 12
@@ -272,16 +272,10 @@ def test_a_drafter_without_confidences_is_refused() -> None:
         drafters.load("none?scale=auto")
 
 
-def test_rescaled_leaves_the_original() -> None:
-    drafter = world()[1]
-    assert rescaled(drafter, 0.5).growth == replace(GROWTH, scale=0.5)
-    assert drafter.growth.scale == 1.0
-
-
 def test_the_spec(tmp_path) -> None:  # type: ignore[no-untyped-def]
     target = world()[0]
     shape = LayerShape(VOCAB, heads=2, kv_heads=1, head_dim=4, intermediate=16, inputs=VOCAB)
-    eagle.save(tmp_path, eagle.EagleNet(eagle.EagleConfig(shape, VOCAB, VOCAB, scale=0.7)).double())
+    native.save(tmp_path, "eagle", eagle.EagleNet(eagle.EagleConfig(shape, VOCAB, VOCAB, scale=0.7)).double())
     loaded = drafters.load(f"eagle:{tmp_path}?width=3&scale=auto", target)
     assert isinstance(loaded, Calibrated)
     assert loaded.fit.scale == 0.7  # the checkpoint's own is where it starts

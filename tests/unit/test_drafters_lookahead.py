@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_drafters_play import PROMPTS, Play, Table, paths_of
+from play import PROMPTS, Play, Table, paths_of
 
+from outrider.core.tree import root_only
 from outrider.drafters import lookahead
 from outrider.drafters.lookahead import Row
-from outrider.tree import root_only
 from outrider.types import Budget
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from test_drafters_play import Play, paths_of
+from play import Play, paths_of
 
 from outrider.drafters import lookup
 from outrider.types import Budget

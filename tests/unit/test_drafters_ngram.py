@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_drafters_play import PROMPTS, VOCAB, Play, Table, Words, paths_of
+from play import PROMPTS, VOCAB, Play, Table, Words, paths_of
 
 from outrider.drafters import ngram
 from outrider.drafters.ngram import Counts

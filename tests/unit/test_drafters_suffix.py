@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from test_drafters_play import PROMPTS, Play, Words, paths_of
+from play import PROMPTS, Play, Words, paths_of
 
 from outrider.drafters import suffix
 from outrider.drafters.suffix import Automaton

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider import growth, sampling
-from outrider import tree as trees
+from outrider.core import growth, sampling
+from outrider.core import tree as trees
+from outrider.core.noise import RaceNoise
 from outrider.drafters import _growth
 from outrider.drafters.eagle import STATIC
-from outrider.noise import RaceNoise
 from outrider.types import Budget, DraftTree, InputError, Rows, Sampling
 
 Path = tuple[int, ...]

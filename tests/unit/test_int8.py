@@ -15,7 +15,7 @@ from torch import nn
 
 from outrider import InputError
 from outrider.bench.models import Models
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
 from outrider.llm import LLM
 from outrider.targets.int8 import Int8Linear, quantise
 
@@ -149,6 +149,7 @@ def models() -> Models:
     return Models(device="cpu")
 
 
+@pytest.mark.trained
 @torch.no_grad()
 def test_the_demo_is_quantised_apart_from_the_full_one(models: Models) -> None:
     full, small = (models.llm(v).target for v in ("plain", "int8"))
@@ -159,6 +160,7 @@ def test_the_demo_is_quantised_apart_from_the_full_one(models: Models) -> None:
     assert 0 < (theirs - mine).norm() < 0.1 * theirs.norm()
 
 
+@pytest.mark.trained
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_speculation_writes_the_int8_targets_own_text(models: Models, temperature: float) -> None:
     plain = written(models.llm("int8"), 1, temperature)

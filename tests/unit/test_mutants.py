@@ -1,4 +1,5 @@
-"""Every wrong rule of VERIFICATION.md, section 4, and the proof that the checker of `test_verify` fails it.
+"""Every wrong rule of docs/methods.md, "Rules that only look right", and the proof that the checker of `test_verify`
+fails it.
 
 Each mutant differs from the real rule in one idea. Its bias, the total variation between its text and plain decoding's,
 is computed exactly, so the bounds below are properties of the mutant on one small model and no accident of sampling.
@@ -29,8 +30,8 @@ from enumerating import (
 )  # fmt: skip
 from torch import Tensor
 
-from outrider import verify
-from outrider.tree import best, from_lists, prune
+from outrider.core import verify
+from outrider.core.tree import best, from_lists, prune
 from outrider.types import DraftTree, Sampling, Verdict
 
 EXACT = 1e-12

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider import nn
-from outrider.nn import Layer, LayerShape, Prefix
+from outrider.nets import layer as nn
+from outrider.nets.layer import KVCache, Layer, LayerShape
+from outrider.nets.network import from_dict, to_dict
 from outrider.types import InputError
 
 LLAMA3 = {
@@ -107,7 +108,7 @@ def test_positions_are_transformers() -> None:
     cos, sin = LlamaRotaryEmbedding(config)(x, positions)
     expected, _ = apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)
     rope = nn.Rope(made)
-    assert torch.allclose(nn.turned(x, rope.at(positions, x.dtype)), expected.transpose(1, 2), atol=1e-5)
+    assert torch.allclose(nn.apply_rotary(x, rope.at(positions, x.dtype)), expected.transpose(1, 2), atol=1e-5)
     table = rope.table(512, x.dtype, x.device)
     assert torch.equal(table[positions], rope.at(positions, x.dtype))
     assert rope.table(2000, x.dtype, x.device).shape[0] >= 2000
@@ -159,7 +160,7 @@ def test_a_cache_fed_piece_by_piece_is_the_whole() -> None:
     made.fuse()
     sizes = [[4, 3, 2], [1, 5, 0], [6, 0, 3]]
     texts = torch.randn(3, 9, 12).double()
-    cache = Prefix(made.shape, 3, 4, torch.float64, "cpu")
+    cache = KVCache(made.shape, 3, 4, torch.float64, "cpu")
     got: list[list[Tensor]] = [[], [], []]
     for turn in range(3):
         counts = [s[turn] for s in sizes]
@@ -189,7 +190,7 @@ def test_scratch_slots_behind_scratch_slots() -> None:
     made.fuse()
     for host in ([3, 3], [4, 1]):
         texts, nodes = torch.randn(2, 4, 12).double(), torch.randn(2, 4, 12).double()
-        cache = Prefix(made.shape, 2, 16, torch.float64, "cpu")
+        cache = KVCache(made.shape, 2, 16, torch.float64, "cpu")
         lower = torch.ones(1, 4, 4).tril().bool()
         made(texts, texts, torch.arange(4)[None].expand(2, 4), cache.mask(lower, texts.dtype), cache.place(4))
         cache.advance(host)
@@ -210,7 +211,7 @@ def test_scratch_slots_behind_scratch_slots() -> None:
 
 def test_rows_move() -> None:
     made = shape()
-    a, b = (Prefix(made, 2, c, torch.float64, "cpu") for c in (3, 9))
+    a, b = (KVCache(made, 2, c, torch.float64, "cpu") for c in (3, 9))
     for cache, counts in ((a, [2, 3]), (b, [8, 1])):
         m = max(counts)
         k = torch.randn(2, 2, m, 6).double()
@@ -247,4 +248,17 @@ def test_shapes_that_make_no_layer(more: dict, sentence: str) -> None:
 
 
 def test_a_shape_comes_back_from_its_dict() -> None:
-    assert LayerShape.from_dict(shape(rope=LLAMA3).to_dict()) == shape(rope=LLAMA3)
+    assert from_dict(LayerShape, to_dict(shape(rope=LLAMA3))) == shape(rope=LLAMA3)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 3, 24), (2, 1, 24), (24,)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_product_of_one_vector_is_the_ordinary_one_up_to_rounding(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(shape).to(dtype), torch.randn(7, 24).to(dtype), torch.randn(7).to(dtype)
+    for b in (None, bias):
+        found, wanted = nn.linear(x, weight, b), torch.nn.functional.linear(x, weight, b)
+        assert found.shape == wanted.shape
+        assert torch.allclose(found.float(), wanted.float(), atol=0.1 if dtype == torch.bfloat16 else 0)

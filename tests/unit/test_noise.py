@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider import noise
-from outrider.noise import ACCEPT, DRAFT, EMIT, GRID, RACE, RaceNoise, bits, gumbel, gumbels, key, uniforms
+from outrider.core import noise
+from outrider.core.noise import ACCEPT, DRAFT, EMIT, GRID, RACE, RaceNoise, bits, gumbel, gumbels, key, uniforms
 
 ALPHA = 1e-4  # per test; seeds are fixed
 EULER = 0.57721566490153286
@@ -81,7 +81,7 @@ def test_the_cache_is_only_a_cache() -> None:
 
 COMPILED = """
 import torch
-from outrider import noise
+from outrider.core import noise
 torch.set_num_threads(1)
 
 def both(k0, k1, ids):
@@ -94,6 +94,7 @@ assert torch.equal(torch.compile(both, fullgraph=True)(*args), both(*args))
 """
 
 
+@pytest.mark.process
 def test_compiled_is_eager() -> None:
     """In a process of its own: the compiler does not look through the shape checks that tests switch on."""
     subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=300)

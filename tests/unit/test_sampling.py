@@ -20,8 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from outrider import sampling
-from outrider.noise import RaceNoise, gumbels
+from outrider.core import sampling
+from outrider.core.noise import RaceNoise, gumbels
 from outrider.types import Rows, Rule, Sampling
 
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from outrider import scan, ssm
+from outrider.nets import mamba as ssm
+from outrider.nets import scan
 from outrider.types import InputError
 
 VOCAB = 31

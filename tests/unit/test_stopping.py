@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from outrider.stopping import Stop, TextStream, before_stop
+from outrider.core.stopping import Stop, TextStream, before_stop
 
 TEXT = "The carriage follows, and decides. Über-große Äpfel 🍎🍏 kosten 3 €; 猫が好き. <stop> stop! sto p\n\n### END ##"
 

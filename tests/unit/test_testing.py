@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from outrider import drafters
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
+from outrider.core.tree import chain, from_lists, from_paths
 from outrider.engine import Engine, Request, generate
-from outrider.noise import RaceNoise
 from outrider.testing import POISON, TableSession, TableTarget, plain
-from outrider.tree import chain, from_lists, from_paths
 from outrider.types import InputError, Look, Sampling, Session, Target
 
 TARGET = TableTarget(vocab=7, order=3, seed=1, context=40, chunk=4)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider import theory
+from outrider.bench import theory
 from outrider.types import InputError
 
 COSTS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.95)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider import tree as trees
+from outrider.core import tree as trees
 from outrider.types import DraftTree
 
 Path = tuple[int, ...]

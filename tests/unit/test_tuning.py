@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider import tree, tuning
-from outrider.budget import FixedBudget
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core import tree
+from outrider.core.noise import RaceNoise
 from outrider.drafters import _growth, _ranks, load
 from outrider.engine import Engine, Request
-from outrider.noise import RaceNoise
 from outrider.testing import TableTarget
+from outrider.training import tree_tuning as tuning
 from outrider.types import Budget, DraftTree, InputError, Round, Rows, Sampling
 
 Paths = Sequence[tuple[int, ...]]

@@ -14,10 +14,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from outrider import sampling, verify
-from outrider.growth import grow
-from outrider.noise import RaceNoise, uniforms
-from outrider.tree import chain, check, from_lists, from_template, root_only, template
+from outrider.core import sampling, verify
+from outrider.core.growth import grow
+from outrider.core.noise import RaceNoise, uniforms
+from outrider.core.tree import chain, check, from_lists, from_template, root_only, template
 from outrider.types import DraftTree, Rows, Sampling, Verdict
 
 WALKS = [verify.walk_lists, verify.walk_tensors]

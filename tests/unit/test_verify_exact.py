@@ -22,8 +22,8 @@ from enumerating import (
     world,
 )  # fmt: skip
 
-from outrider import sampling, verify
-from outrider.tree import chain, from_lists, root_only
+from outrider.core import sampling, verify
+from outrider.core.tree import chain, from_lists, root_only
 from outrider.types import DraftTree, Sampling
 
 EXACT = 1e-12

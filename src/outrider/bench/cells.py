@@ -1,4 +1,4 @@
-"""A run's samples as one document: a cell for each line of the report, macro means, and what the checks found."""
+"""Samples to cells: figures, what the texts prove, and means over tasks and over prompts."""
 
 from __future__ import annotations
 
@@ -10,115 +10,103 @@ from typing import Any
 import numpy as np
 
 from . import checks, methods, metrics
+from .document import Cell, Document, LawTest, Mean, Memory, RunInfo, TaskInfo, unique
 from .metrics import Figure, Table
 from .runner import STOCK, Group, Runner
-from .types import OURS, VERSION, Method, Sample, Task
+from .types import OURS, Method, Sample, Task
 
-Laws = dict[tuple[float, int, str], dict[str, Any]]  # (temperature, batch, method): tokens and p
+Setting = tuple[float, int]  # temperature and batch size
+FIGURES = ("speedup", "whole", "over_stock", "tau", "tokens_per_second")  # that have means
 
 
 @dataclass
-class Judge:
-    """Turns groups into cells; keeps the draws for the macro means."""
+class Analysis:
+    """Turns groups into cells, and keeps what the means over them need."""
 
     runner: Runner
     keep_loops: bool = False
-    figures: dict[tuple[Any, ...], dict[str, Figure]] = field(default_factory=dict)
-    drawn: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)  # the law's u of a text
-    us: dict[tuple[float, int, str], list[float]] = field(default_factory=dict)  # and of a method
+    figures: dict[tuple[Any, ...], dict[str, Figure]] = field(default_factory=dict)  # of valid cells, by key
+    tables: dict[tuple[Any, ...], tuple[Table, dict[str, list[Sample]]]] = field(default_factory=dict)
+    drawn: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)  # text -> its u; see `checks.uniforms`
+    us: dict[tuple[float, int, str], list[float]] = field(default_factory=dict)  # method -> the u of all its texts
 
-    def cells(self, group: Group) -> Iterator[dict[str, Any]]:
+    def cells(self, group: Group) -> Iterator[Cell]:
         """A cell for every method of a group, in its order."""
         mine = group.own(self.runner.store.samples)
         by = {m.name: [s for s in mine if s.method == m.name] for m in group.methods}
         plain = next((m.name for m in group.methods if m.plain), "")
+        bases = {"plain": by.get(plain, []), "stock": by.get(STOCK, [])}
         every = range(len(group.chunks))
-        looping = {s.chunk for s in by.get(plain, ()) if metrics.looping(s)}
-        chunks = [c for c in every if self.keep_loops or c not in looping]
-        said = "" if chunks else "every plain text repeats itself, and all are counted"
-        chunks = chunks or list(every)
+        looping = {s.chunk for s in bases["plain"] if metrics.looping(s)}
+        chunks = [c for c in every if self.keep_loops or c not in looping] or list(every)
         for method in group.methods:
             cell, samples = identity(group, method), latest(by[method.name])
-            failed = [f.reason for f in self.runner.store.failures if f.cell == tuple(cell[k] for k in KEYS)]
+            cell.loops = not self.keep_loops and len(looping) == len(every)
+            failed = [f.reason for f in self.runner.store.failures if f.cell == cell.key]
             table = Table.of(samples, chunks)
-            if failed or not table.samples or not table.samples[0]:
-                why = {"state": "failed", "reason": failed[-1]} if failed else {"reason": "not measured yet"}
-                yield {**cell, **why}
-                continue
-            whole = len(samples) >= len(every) * group.repeats
-            cell |= {"state": "done" if whole else "partial", "reason": said if whole else "not all prompts yet"}
-            cell |= self.times(table, by.get(plain, []), by.get(STOCK, []), cell)
-            cell |= {"looping": sum(len(group.chunks[c]) for c in looping if c not in chunks)}
-            same = truth(method, group.methods)
-            good = [s for s in samples if not s.faults]
-            cell |= self.texts(group, method, good, latest(by.get(same.name, [])) if same else [])
-            faults = {*cell["faults"], *checks.repeated(samples), *(f for s in samples for f in s.faults)}
-            if faults:
-                self.strike(cell, faults)
+            if failed:
+                cell.state, cell.reason = "failed", failed[-1]
+            elif not table.samples or not table.samples[0]:
+                cell.reason = "not measured yet"
+            else:
+                if len(samples) >= len(every) * group.repeats:
+                    cell.state, cell.reason = "done", ""
+                cell.looping = sum(len(group.chunks[c]) for c in looping if c not in chunks)
+                self.measure(cell, table, bases)
+                same = plain_beside(method, group.methods)
+                self.check(cell, group, method, samples, latest(by.get(same.name, [])) if same else [])
             yield cell
 
-    def strike(self, cell: dict[str, Any], faults: set[str]) -> None:
+    def strike(self, cell: Cell, faults: set[str]) -> None:
         """Make a cell invalid; it has no part in any mean."""
-        cell |= {"state": "invalid", "reason": min(faults), "faults": sorted(faults)}
-        self.figures.pop(tuple(cell[k] for k in KEYS), None)
+        cell.state, cell.reason, cell.faults = "invalid", min(faults), sorted(faults)
+        self.figures.pop(cell.key, None)
 
-    def times(
-        self, table: Table, plain: Sequence[Sample], stock: Sequence[Sample], cell: dict[str, Any]
-    ) -> dict[str, Any]:
-        """What depends on clocks and rounds."""
-        usages, found = table.usages(), dict[str, Any]()
-        figures = {"tokens_per_second": table.rate()}
-        for name, base, all_of_it in (("speedup", plain, False), ("whole", plain, True), ("over_stock", stock, False)):
-            faster = table.faster(base, all_of_it)
-            if faster is not None:
-                figures[name] = faster
+    def measure(self, cell: Cell, table: Table, bases: dict[str, list[Sample]]) -> None:
+        """Timing and acceptance figures."""
+        figures = rates(table, bases)
+        usages, first = table.usages(), table.samples[0]
         if usages:
             figures["tau"] = metrics.tau(usages)
-            if any(u.tested for rows in usages for u in rows):
-                figures["alpha"] = metrics.alpha(usages)
-            drafted = sum(u.drafted for rows in usages for u in rows)
-            found["drafted_alpha"] = (
-                round(sum(u.accepted for rows in usages for u in rows) / drafted, 5) if drafted else None
-            )
-            found["depths"] = metrics.depths(usages)
-            found["round_ms"] = metrics.round_ms(usages)
-        rest = Table.of(latest(plain), [s.chunk for s in table.samples[0]]).usages()
-        if usages and rest and "speedup" in figures:
-            promised = metrics.theory(usages, metrics.round_ms(rest)["verify"], figures["speedup"].value)
-            found["theory"] = promised.document() if promised else None
-        self.figures[tuple(cell[k] for k in KEYS)] = figures
-        first = table.samples[0]
-        prefill = metrics.ratio(table.map(lambda s: 1e3 * s.turns[0].prefill), table.map(lambda s: 1.0))
-        memory = [t.memory for s in first for t in s.turns if t.memory]
-        return {
-            "prompts": sum(len(s.prompts) for s in first), "repeats": len(table.samples),
-            "new_tokens": sum(len(row) for s in first for t in s.turns for row in t.tokens),
-            "prompt_tokens": round(float(np.mean([n for s in first for n in s.lengths])), 1),
-            "speedup": None, "whole": None, "over_stock": None, "tau": None, "alpha": None, "drafted_alpha": None,
-            "depths": [], "round_ms": None, "theory": None, "quality": None, "reliability": None,
-            **{name: f.interval for name, f in figures.items()}, "prefill_ms": prefill.interval,
-            "memory": {k: max(m.get(k, 0) for m in memory) for k in ("cache", "drafter")} if memory else {}, **found,
-        }  # fmt: skip
+        fill(cell, {**metrics.rounds(usages), **{name: f.estimate for name, f in figures.items()}})
+        plain = Table.of(latest(bases["plain"]), [s.chunk for s in first]).usages()
+        if usages and plain and cell.speedup:
+            cell.theory = metrics.theory(usages, metrics.round_ms(plain).verify, cell.speedup.value)
+        cell.prompts, cell.repeats = sum(len(s.prompts) for s in first), len(table.samples)
+        cell.new_tokens = sum(len(row) for s in first for t in s.turns for row in t.tokens)
+        cell.prompt_tokens = round(float(np.mean([n for s in first for n in s.lengths])), 1)
+        cell.prefill_ms = metrics.ratio(
+            table.map(lambda s: 1e3 * s.turns[0].prefill), table.map(lambda s: 1.0)
+        ).estimate
+        held = [t.memory for s in first for t in s.turns if t.memory]
+        if held:
+            cell.memory = Memory(*(max(m.get(k, 0) for m in held) for k in ("cache", "drafter")))
+        self.figures[cell.key], self.tables[cell.key] = figures, (table, bases)
 
-    def texts(self, group: Group, method: Method, samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
-        """What the texts prove: equal to plain decoding's, or of the target's law."""
-        first, theirs = newest(samples), newest(plain)
-        found: dict[str, Any] = {"same_text": 0, "compared": 0, "divergences": [], "law": None, "faults": []}
-        coupled = method.peer == OURS and method.rule == "coupled"
+    def check(
+        self, cell: Cell, group: Group, method: Method, samples: Sequence[Sample], plain: Sequence[Sample]
+    ) -> None:
+        """What the texts prove: equal to plain decoding's, or of the target's law; faults make the cell invalid."""
+        mine = newest([s for s in samples if not s.faults])
+        faults = {*checks.repeated(samples), *(f for s in samples for f in s.faults)}
         if method.plain:
-            found["faults"] += self.own(group, method, first)
-        elif group.temperature == 0 or coupled:
-            for chunk, sample in first.items():
+            faults |= self.own(group, method, mine)
+        elif group.temperature == 0 or (method.peer == OURS and method.rule == "coupled"):
+            theirs = newest(plain)
+            for chunk, sample in mine.items():
                 if chunk in theirs:
-                    self.compare(group, method, sample, theirs[chunk], found)
+                    self.compare(cell, group, method, sample, theirs[chunk])
+            if not all(d.within for d in cell.divergences):
+                faults.add("its text is not the target's")
         if group.temperature > 0 and methods.lossless(method):
-            us = self.uniforms(group, method, first)
+            us = self.uniforms(group, method, mine)
             self.us.setdefault((group.temperature, group.batch, method.name), []).extend(us)
             p = checks.law_test(us)
-            found["law"] = None if p is None else {"tokens": len(us), "p": p}
-        return found
+            cell.law = None if p is None else LawTest(len(us), p)
+        if faults:
+            self.strike(cell, faults)
 
-    def own(self, group: Group, method: Method, first: dict[int, Sample]) -> list[str]:
+    def own(self, group: Group, method: Method, first: dict[int, Sample]) -> set[str]:
         """Plain decoding itself is held against the stock model's own pass."""
         llm = self.runner.models.llm(method.variant)
         for chunk, sample in first.items():
@@ -127,10 +115,10 @@ class Judge:
                 seeds = self.runner.seeds(group, [prompts[i] for i in who], turn)
                 for text, new, seed in zip(ids, sample.turns[turn].tokens, seeds, strict=True):
                     if new and checks.own(llm, text, new, group.temperature, seed) > checks.tie(llm):
-                        return ["plain decoding wrote what the model's own pass does not choose"]
-        return []
+                        return {"plain decoding wrote what the model's own pass does not choose"}
+        return set()
 
-    def compare(self, group: Group, method: Method, mine: Sample, plain: Sample, found: dict[str, Any]) -> None:
+    def compare(self, cell: Cell, group: Group, method: Method, mine: Sample, plain: Sample) -> None:
         """Rows against plain decoding's; the first turn that differs tells (later ones have other prompts)."""
         if [len(t.tokens) for t in mine.turns] != [len(t.tokens) for t in plain.turns]:
             return
@@ -143,12 +131,10 @@ class Judge:
                     continue
                 parted.add(index)
                 seed = self.runner.seeds(group, [prompts[index]], turn)[0]
-                one = checks.divergence(llm, prompts[index].id, turn, ids[row], a, b, group.temperature, seed)
-                found["divergences"].append(one.document())
-                if not checks.rounding(llm, one):
-                    found["faults"].append("its text is not the target's")
-        found["compared"] += len(prompts)
-        found["same_text"] += len(prompts) - len(parted)
+                name = prompts[index].id
+                cell.divergences.append(checks.divergence(llm, name, turn, ids[row], a, b, group.temperature, seed))
+        cell.compared += len(prompts)
+        cell.same_text += len(prompts) - len(parted)
 
     def uniforms(self, group: Group, method: Method, first: dict[int, Sample]) -> list[float]:
         """u of all tokens of a cell: see `checks.uniforms`."""
@@ -163,51 +149,83 @@ class Judge:
                     us += self.drawn.get(key, [])
         return us
 
-    def laws(self, cells: Sequence[dict[str, Any]]) -> Laws:
+    def laws(self, cells: Sequence[Cell]) -> dict[tuple[float, int, str], LawTest]:
         """The test over all tasks together, which sees more; a method that fails it is invalid in all of them."""
         found = {}
         for key, us in self.us.items():
             p = checks.law_test(us)
             if p is None:
                 continue
-            found[key] = {"tokens": len(us), "p": p}
+            found[key] = LawTest(len(us), p)
             for cell in cells if p < checks.REFUSED else ():
-                if (cell["temperature"], cell["batch"], cell["method"]) == key and cell["state"] in ("done", "partial"):
+                if (*cell.setting, cell.method) == key and cell.result:
                     self.strike(cell, {f"its tokens do not follow the target's law (p = {p:.1e})"})
         return found
 
-    def macro(self, groups: Sequence[Group], cells: Sequence[dict[str, Any]], laws: Laws) -> list[dict[str, Any]]:
-        """Means over the tasks, of methods that are measured and valid in all of them."""
-        found, tasks = [], list(dict.fromkeys(g.task.name for g in groups))
-        done = {tuple(c[k] for k in KEYS) for c in cells if c["state"] == "done"}
-        for t, b in dict.fromkeys((g.temperature, g.batch) for g in groups):
-            mine = [g for g in groups if (g.temperature, g.batch) == (t, b)]
-            for name in dict.fromkeys(m.name for g in mine for m in g.methods):
-                keys = [(task, t, b, name) for task in tasks]
-                have = [self.figures[k] for k in keys if k in self.figures and k in done]
-                if len(have) < len(tasks):
+    def means(
+        self, cells: Sequence[Cell], laws: dict[tuple[float, int, str], LawTest]
+    ) -> tuple[list[Mean], list[Mean]]:
+        """Means of methods that are measured and valid on all tasks: tasks weighing alike, and prompts weighing alike.
+
+        Tasks of which every plain text repeats itself are left out, unless there are no others.
+        """
+        macro, pooled = [], []
+        for setting in unique(c.setting for c in cells):
+            here = [c for c in cells if c.setting == setting]
+            calm = [c for c in here if not c.loops] or here
+            tasks = unique(c.task for c in calm)
+            for name in unique(c.method for c in calm):
+                keys = [c.key for c in calm if c.method == name and c.state == "done" and c.key in self.figures]
+                if len(keys) < len(tasks):
                     continue
-                row: dict[str, Any] = {"temperature": t, "batch": b, "method": name, "tasks": len(tasks)}
-                for figure in ("speedup", "whole", "over_stock", "tau", "tokens_per_second"):
-                    each = [f[figure] for f in have if figure in f]
-                    row[figure] = metrics.mean(each).interval if len(each) == len(tasks) else None
-                found.append({**row, "law": laws.get((t, b, name))})
-        return found
+                law = laws.get((*setting, name))
+                mean = Mean(*setting, name, len(tasks), law=law)
+                for figure in FIGURES:
+                    each = [self.figures[k][figure] for k in keys if figure in self.figures[k]]
+                    setattr(mean, figure, metrics.mean(each).estimate if len(each) == len(tasks) else None)
+                macro.append(mean)
+                pooled.append(self.pooled(Mean(*setting, name, len(tasks), law=law), keys))
+        return macro, pooled
+
+    def pooled(self, mean: Mean, keys: Sequence[tuple[Any, ...]]) -> Mean:
+        """A method's figures over all prompts of some cells."""
+        table = Table.pooled([self.tables[k][0] for k in keys])
+        if not table.samples:
+            return mean
+        bases = {name: [s for k in keys for s in self.tables[k][1][name]] for name in ("plain", "stock")}
+        fill(mean, {name: f.estimate for name, f in rates(table, bases).items()})
+        if usages := table.usages():
+            mean.tau, mean.depths = metrics.tau(usages).estimate, metrics.depths(usages)
+            mean.round_ms = metrics.round_ms(usages)
+        mean.prompts = sum(len(s.prompts) for s in table.samples[0])
+        return mean
 
 
-KEYS = ("task", "temperature", "batch", "method")
+def fill(row: Cell | Mean, fields: dict[str, Any]) -> None:
+    """Set several fields."""
+    for name, value in fields.items():
+        setattr(row, name, value)
 
 
-def identity(group: Group, method: Method) -> dict[str, Any]:
-    return {
-        "task": group.task.name, "temperature": group.temperature, "batch": group.batch, "method": method.name,
-        "label": method.label, "spec": method.spec, "rule": method.rule, "budget": method.budget,
-        "variant": method.variant, "peer": method.peer,
-        "lossless": methods.lossless(method), "state": "partial", "reason": "", "faults": [],
-    }  # fmt: skip
+def rates(table: Table, bases: dict[str, list[Sample]]) -> dict[str, Figure]:
+    """Tokens per second, and the speed-ups over plain decoding and over transformers where they took part."""
+    found = {"tokens_per_second": table.rate()}
+    for name, base, whole in (("speedup", "plain", False), ("whole", "plain", True), ("over_stock", "stock", False)):
+        faster = table.faster(bases[base], whole)
+        if faster is not None:
+            found[name] = faster
+    return found
 
 
-def truth(method: Method, rows: Sequence[Method]) -> Method | None:
+def identity(group: Group, method: Method) -> Cell:
+    """A cell that has not been measured."""
+    return Cell(
+        group.task.name, group.temperature, group.batch, method.name, method.label, method.spec, method.rule,
+        method.budget, method.variant, method.peer, methods.lossless(method), "partial", "not all prompts yet",
+    )  # fmt: skip
+
+
+def plain_beside(method: Method, rows: Sequence[Method]) -> Method | None:
     """Plain decoding of the same weights, of the same variant if it is there."""
     plain = [m for m in rows if m.plain and ("int8" in m.variant) == ("int8" in method.variant)]
     return next((m for m in plain if m.variant == method.variant), plain[0] if plain else None)
@@ -226,22 +244,16 @@ def newest(samples: Sequence[Sample]) -> dict[int, Sample]:
     return dict(sorted(found.items()))
 
 
-def about(task: Task) -> dict[str, Any]:
-    return {
-        "prompts": len(task.prompts), "kind": task.kind, "note": task.note, "raw": task.raw, "cut": task.cut,
-    }  # fmt: skip
+def document(analysis: Analysis, groups: Sequence[Group], seconds: float) -> Document:
+    """All figures of a run; `seconds` is what this session took."""
+    cells = [cell for group in groups for cell in analysis.cells(group)]
+    macro, pooled = analysis.means(cells, analysis.laws(cells))
+    header = {k: v for k, v in analysis.runner.store.header.items() if k != "format"}
+    return Document(
+        RunInfo(**header, seconds=round(seconds, 1)),
+        {g.task.name: about(g.task) for g in groups}, cells, macro, pooled,
+    )  # fmt: skip
 
 
-def document(judge: Judge, groups: Sequence[Group], seconds: float) -> dict[str, Any]:
-    """results.json."""
-    cells = [cell for group in groups for cell in judge.cells(group)]
-    laws = judge.laws(cells)
-    header = {k: v for k, v in judge.runner.store.header.items() if k != "format"}
-    return {
-        "format": VERSION,
-        "run": {**header, "seconds": round(seconds, 1)},
-        "tasks": {g.task.name: about(g.task) for g in groups},
-        "cells": cells,
-        "macro": judge.macro(groups, cells, laws),
-        "explain": [],
-    }
+def about(task: Task) -> TaskInfo:
+    return TaskInfo(len(task.prompts), task.kind, task.note, task.raw, task.cut)

@@ -16,16 +16,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from scipy import stats
 
+from ..core.noise import RaceNoise
+from ..core.tree import chain
 from ..llm import LLM
-from ..noise import RaceNoise
+from ..proofs.divergence import Divergence, first_difference
 from ..targets.seq2seq import SeqTarget
-from ..tree import chain
 from .types import Answer, Ask, Sample
 
 SLACK = 1.02  # the clocks of a method and of the runner may differ by this factor, and by a millisecond
@@ -67,26 +67,13 @@ def answer(given: Answer, ask: Ask, rows: int, vocab: int, room: Sequence[int], 
 
 
 def repeated(samples: Sequence[Sample]) -> list[str]:
-    """Times that a method tells hardly ever agree to the last bit; one that tells many twice has kept old figures.
-    (A clock may be coarse: one in ten is let pass.)"""
+    """Detect reused timings: times measured apart hardly ever agree to the last bit.
+
+    A clock may be coarse, so one in ten may be equal.
+    """
     told = [u.decode_seconds for s in samples for t in s.turns for u in t.usages[:1] if u.rounds > 1]
     again = len(told) - len(set(told))
     return ["reports times that it had reported before"] if again > max(1, len(told) // 10) else []
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """The first token in which a text is not plain decoding's. `margin`: by how much the target prefers its own."""
-
-    prompt: str
-    turn: int
-    position: int
-    margin: float
-    mine: int | None  # None: the text ended
-    plain: int | None
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -95,7 +82,7 @@ def divergence(
     temperature: float, seed: int,
 ) -> Divergence:  # fmt: skip
     """Where two texts after the same prompt part."""
-    at = next((i for i, (a, b) in enumerate(zip(mine, plain, strict=False)) if a != b), min(len(mine), len(plain)))
+    at = first_difference(mine, plain)
     a, b = (t[at] if at < len(t) else None for t in (mine, plain))
     margin = math.inf
     if all(token is not None and 0 <= token < llm.target.vocab for token in (a, b)):
@@ -105,7 +92,7 @@ def divergence(
             race = RaceNoise(llm.target.vocab, scores.device)
             scores = scores + temperature * race.at([seed], [place])[0].double()
         margin = float(scores[b] - scores[a])
-    return Divergence(prompt, turn, at, margin, a, b)
+    return Divergence(prompt, at, margin, margin <= tie(llm), turn, a, b)
 
 
 @torch.no_grad()
@@ -123,13 +110,8 @@ def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, se
 
 def tie(llm: LLM) -> float:
     """The margins that rounding may turn."""
-    kind: Any = getattr(llm.target, "dtype", torch.float32)
+    kind = llm.target.dtype
     return TIE[kind]
-
-
-def rounding(llm: LLM, found: Divergence) -> bool:
-    """May the two tokens have changed places because a pass over several tokens rounds differently?"""
-    return found.margin <= tie(llm)
 
 
 def seq2seq(llm: LLM) -> bool:
@@ -172,7 +154,10 @@ def uniforms(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: floa
 
 
 def law_test(us: Sequence[float]) -> float | None:
-    """The chance that uniform u look so uneven: the smaller p of a chi-square over BINS and of their mean, doubled."""
+    """The p-value of a test that these numbers are uniform on (0, 1); None of fewer than LEAST.
+
+    The smaller p of a chi-square test over BINS and of a test of the mean, times two.
+    """
     if len(us) < LEAST:
         return None
     counts = [0] * BINS

@@ -19,11 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
 from ..types import InputError, Usage
+from .document import Prediction
 from .metrics import ratio
 
 BANDWIDTH = 0.75  # of the published peak that a pass reaches
@@ -116,8 +116,8 @@ class Run:
     ]  # of each round: nodes verified, root included, and committed tokens before them
 
 
-def predict(runs: Sequence[Run], cost: Cost) -> dict[str, Any]:
-    """The speed-up over plain decoding, [value, low, high] with a 95 % interval over answers; None without rounds.
+def predict(runs: Sequence[Run], cost: Cost) -> Prediction:
+    """The speed-up over plain decoding, with a 95 % interval over answers; None without rounds.
 
     Plain decoding takes a pass over one token for every token but the first, which the prompt's pass gives to both.
     `speedup` adds the drafting time that this machine's CPU took, `without_drafting` leaves it out. Nothing else of the
@@ -125,15 +125,12 @@ def predict(runs: Sequence[Run], cost: Cost) -> dict[str, Any]:
     """
     drafted = [run for run in runs if run.passes]
     if not drafted:
-        return {"cost": cost.name, "speedup": None, "without_drafting": None}
+        return Prediction(cost.name)
     plain = np.array([_plain_seconds(run.usage, cost) for run in drafted])
     verify = np.array([sum(cost.pass_seconds(*one) for one in run.passes) for run in drafted])
     draft = np.array([run.usage.draft_seconds for run in drafted])
-    return {
-        "cost": cost.name,
-        "speedup": ratio(plain, verify + draft).interval,
-        "without_drafting": ratio(plain, verify).interval,
-    }
+    ms = 1e3 * float(draft.sum()) / sum(len(run.passes) for run in drafted)
+    return Prediction(cost.name, ratio(plain, verify + draft).estimate, ratio(plain, verify).estimate, ms)
 
 
 def _plain_seconds(usage: Usage, cost: Cost) -> float:

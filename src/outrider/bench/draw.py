@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..calibration import Bin, ece
-from .report import Row, Triple
+from ..budgets.calibration import Bin, ece
+from .document import Estimate
 
 INK, GRID = "#5a6069", "#a4a9b1"
 COLOURS = ("#2a78b8", "#d0662a", "#2f9463", "#9a5fb5", "#b8901a", "#c9486b", "#3d9fae", "#7d8590")
@@ -34,7 +34,8 @@ STYLE = {
 DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (3, 3)), "zorder": 0.9}
 
 Look = tuple[str, str]  # colour and mark
-Lines = dict[str, tuple[Look, list[tuple[float, Triple]]]]  # name -> its look, and x with the figure there
+Spread = tuple[int, float, list[float]]  # x, the rate, its quantiles over prompts: 10, 25, 50, 75, 90 %
+Lines = dict[str, tuple[Look, list[tuple[float, Estimate]]]]  # name -> its look, and x with the figure there
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ def legend(made: Figure, shown: dict[str, Look], line: bool = True) -> None:
     made.legend(marks, texts, loc="outside lower left", fontsize=9.5, ncols=columns, labelspacing=0.25)
 
 
-def _errors(figures: Sequence[Triple]) -> list[list[float]]:
+def _errors(figures: Sequence[Estimate]) -> list[list[float]]:
     """Distances below and above, as matplotlib wants them."""
-    return [[max(0.0, f[0] - f[1]) for f in figures], [max(0.0, f[2] - f[0]) for f in figures]]
+    return [[max(0.0, f.value - f.ends[0]) for f in figures], [max(0.0, f.ends[1] - f.value) for f in figures]]
 
 
-def bars(title: str, panels: dict[str, list[tuple[str, str, Triple]]]) -> Plot:
+def bars(title: str, panels: dict[str, list[tuple[str, str, Estimate]]]) -> Plot:
     """{what: (name, colour, figure)} as bars from 0, each name above its bar; a stroke at 1, plain decoding's value."""
     tall = [len(rows) + 1 for rows in panels.values()]
 
@@ -100,11 +101,11 @@ def bars(title: str, panels: dict[str, list[tuple[str, str, Triple]]]) -> Plot:
         every = made.subplots(len(panels), 1, squeeze=False, height_ratios=tall)[:, 0]
         for axes, (what, rows) in zip(every, panels.items(), strict=True):
             for i, (_, colour, found) in enumerate(rows):
-                axes.barh(i, found[0], 0.34, color=colour, alpha=0.65)
-                axes.errorbar(found[0], i, xerr=_errors([found]), color=INK, elinewidth=1.2, capsize=2.5)
+                axes.barh(i, found.value, 0.34, color=colour, alpha=0.65)
+                axes.errorbar(found.value, i, xerr=_errors([found]), color=INK, elinewidth=1.2, capsize=2.5)
                 axes.vlines(1, i - 0.24, i + 0.24, color=INK, linewidth=1)
-            _beside(axes, [(name, f"{found[0]:.2f}") for name, _, found in rows])
-            axes.set(xlabel=what, xlim=(0, 1.04 * max(1, *(max(found) for *_, found in rows))))
+            _beside(axes, [(name, f"{found.value:.2f}") for name, _, found in rows])
+            axes.set(xlabel=what, xlim=(0, 1.04 * max(1, *(max(found.value, *found.ends) for *_, found in rows))))
 
     return render(title, 0.1 + 0.42 * sum(tall), paint)
 
@@ -130,10 +131,10 @@ def curves(title: str, across: str, panels: dict[str, Lines], log: bool = True) 
             for (colour, mark), curve in lines.values():
                 y = [f for _, f in curve]
                 axes.errorbar(
-                    [x for x, _ in curve], [f[0] for f in y], _errors(y), color=colour, marker=mark, capsize=2.5
+                    [x for x, _ in curve], [f.value for f in y], _errors(y), color=colour, marker=mark, capsize=2.5
                 )
             axes.set_ylabel(what)
-            axes.set_ylim(0, 1.08 * max(max(f) for _, curve in lines.values() for _, f in curve) or 1)
+            axes.set_ylim(0, 1.08 * max(max(f.value, *f.ends) for _, curve in lines.values() for _, f in curve) or 1)
         if log:
             every[-1].set_xscale("log", base=2)
         every[-1].set_xticks(points, [f"{x:g}" for x in points])
@@ -145,7 +146,7 @@ def curves(title: str, across: str, panels: dict[str, Lines], log: bool = True) 
 
 
 def scatter(
-    title: str, across: str, up: str, points: list[tuple[str, Look, Triple, Triple]], equal: bool = False
+    title: str, across: str, up: str, points: list[tuple[str, Look, Estimate, Estimate]], equal: bool = False
 ) -> Plot:
     """(name, look, x, y) with both intervals; the diagonal where x and y are to be `equal`."""
     shown = {name: style for name, style, *_ in points}
@@ -153,9 +154,9 @@ def scatter(
     def paint(made: Figure) -> None:
         axes = made.subplots()
         for _, (colour, mark), x, y in points:
-            axes.errorbar(x[0], y[0], _errors([y]), _errors([x]), color=colour, marker=mark, elinewidth=0.9)
+            axes.errorbar(x.value, y.value, _errors([y]), _errors([x]), color=colour, marker=mark, elinewidth=0.9)
         if equal:
-            most = 1.08 * max(v for *_, x, y in points for v in (*x, *y))
+            most = 1.08 * max(v for *_, x, y in points for v in (x.value, *x.ends, y.value, *y.ends))
             axes.plot([0, most], [0, most], **DASHED)
             axes.set(xlim=(0, most), ylim=(0, most))
         axes.set(xlabel=across, ylabel=up)
@@ -165,22 +166,22 @@ def scatter(
 
 
 def spreads(
-    title: str, cells: list[tuple[str, Look, list[Row]]], across: str = "depth", up: str = "accepted of those tested"
+    title: str, cells: list[tuple[str, Look, list[Spread]]], across: str = "depth", up: str = "accepted of those tested"
 ) -> Plot:
-    """(name, look, depths of the document's form): at every depth the rate (mark) and the quantiles over prompts."""
-    deepest = max(d["depth"] for *_, depths in cells for d in depths)
+    """(name, look, places): at every place the rate (mark) and the quantiles over prompts."""
+    deepest = max(x for *_, places in cells for x, *_ in places)
     thick = min(12, 130 / deepest / len(cells))
 
     def paint(made: Figure) -> None:
         axes = made.subplots()
-        for i, (_, (colour, mark), depths) in enumerate(cells):
+        for i, (_, (colour, mark), places) in enumerate(cells):
             aside = 0.8 * ((i + 0.5) / len(cells) - 0.5)
-            axes.plot([d["depth"] + aside for d in depths], [d["rate"][0] for d in depths], mark, c=colour, ms=4)
-            if known := [(d["depth"] + aside, *d["spread"]) for d in depths if d.get("spread")]:
-                x, low, lower, middle, upper, high = zip(*known, strict=True)
-                axes.vlines(x, low, high, color=colour, linewidth=1)
-                axes.vlines(x, lower, upper, color=colour, linewidth=thick, alpha=0.35)
-                axes.plot(x, middle, "_", color=colour, markersize=thick)
+            axes.plot([x + aside for x, *_ in places], [rate for _, rate, _ in places], mark, c=colour, ms=4)
+            if known := [(x + aside, *spread) for x, _, spread in places if spread]:
+                at, low, lower, middle, upper, high = zip(*known, strict=True)
+                axes.vlines(at, low, high, color=colour, linewidth=1)
+                axes.vlines(at, lower, upper, color=colour, linewidth=thick, alpha=0.35)
+                axes.plot(at, middle, "_", color=colour, markersize=thick)
         axes.set(xlabel=across, ylabel=up, ylim=(-0.02, 1.02), xticks=range(1, deepest + 1))
         axes.grid(axis="x", visible=False)
         legend(made, {name: style for name, style, _ in cells}, line=False)

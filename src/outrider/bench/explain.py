@@ -26,20 +26,20 @@ from typing import Any
 
 import torch
 
-from ..budget import FixedBudget
+from ..budgets.adaptive import FixedBudget
 from ..drafters._growth import Growth
 from ..drafters._words import Same
 from ..drafters.model import ModelDrafter
 from ..engine import Engine
 from ..types import DraftTree, Round
-from .cells import KEYS
+from .document import Cell, Explanation, Factor
 from .peers.outrider import Ours
 from .runner import Group, Runner
 from .watch import watch
 
 SHOWN = 6  # prompts that are looked at
 ADVICE = {
-    "one pass": "a pass takes longer than reading its weights: record it (--variant compile), or use a faster machine",
+    "one pass": "a pass takes longer than reading its weights: leave out --no-compile, or use a faster machine",
     "the nodes": "passes over trees cost more than over one token: draft fewer nodes, or use the adaptive budget",
     "the drafter": "its law is far from the target's: train it longer, or on the target's own answers",
     "the rule": "the rule turns down tokens that the target would have drawn: use coupled",
@@ -124,10 +124,10 @@ def weights(model: torch.nn.Module) -> int:
     return sum(held.values())
 
 
-def explain(runner: Runner, group: Group, cell: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any] | None:
+def explain(runner: Runner, group: Group, cell: Cell, plain: Cell) -> Explanation | None:
     """One cell's factors; None where nothing was drafted or plain decoding was not measured."""
-    peer = runner.peers.get(cell["method"])
-    if not isinstance(peer, Ours) or not cell["round_ms"] or not plain.get("round_ms") or not cell["alpha"]:
+    peer, ms, rate, tau = runner.peers.get(cell.method), cell.round_ms, cell.tokens_per_second, cell.tau
+    if not isinstance(peer, Ours) or not ms or not rate or not tau or not plain.round_ms or not cell.alpha:
         return None
     prompts = [runner.ids(group.task, p, []) for p in group.task.prompts[:SHOWN]]
     seen = trees(peer.engine, prompts, runner.tokens, group.temperature)
@@ -137,24 +137,22 @@ def explain(runner: Runner, group: Group, cell: dict[str, Any], plain: dict[str,
     most = best(peer.engine, prompts, runner.tokens, group.temperature, nodes, depth)
     model: Any = peer.engine.target
     size = weights(model.model)
-    ms, one = cell["round_ms"], plain["round_ms"]["verify"]
-    tau, measured, worth = cell["tau"][0], cell["tokens_per_second"][0], sum(seen.worth) / len(seen.worth)
+    one, measured, worth = plain.round_ms.verify, rate.value, sum(seen.worth) / len(seen.worth)
     read = min(one, 1e3 * size / bandwidth(size, model.device))
     parts = [
         ("one pass", read / one, f"a pass over one token takes {one:.2f} ms, its weights {read:.2f} ms to read"),
-        ("the nodes", one / ms["verify"], f"a pass over the tree ({nodes} nodes) takes {ms['verify']:.2f} ms"),
+        ("the nodes", one / ms.verify, f"a pass over the tree ({nodes} nodes) takes {ms.verify:.2f} ms"),
         ("the drafter", worth / most, f"its trees are worth {worth:.2f} tokens a round, the best ones {most:.2f}"),
         ("the rule", seen.tau / worth, f"{seen.tau:.2f} tokens a round were committed"),
-        ("drafting", ms["verify"] / (ms["verify"] + ms["draft"]), f"a draft takes {ms['draft']:.2f} ms"),
+        ("drafting", ms.verify / (ms.verify + ms.draft), f"a draft takes {ms.draft:.2f} ms"),
     ]
-    ideal = 1e3 * most / read * tau / seen.tau  # of all prompts: their texts are as much easier or harder
+    ideal = 1e3 * most / read * tau.value / seen.tau  # of all prompts: their texts are as much easier or harder
     so_far = ideal * math.prod(f for _, f, _ in parts)
-    parts.append(("the engine", measured / so_far, f"the rest of a round takes {ms['overhead']:.2f} ms"))
-    return {
-        **{k: cell[k] for k in KEYS}, "ideal": round(ideal, 1), "measured": round(measured, 1),
-        "parts": [{"name": n, "factor": round(f, 4), "words": w} for n, f, w in parts],
-        "words": words(cell["method"], ideal, measured, most, nodes, [(n, f, w) for n, f, w in parts]),
-    }  # fmt: skip
+    parts.append(("the engine", measured / so_far, f"the rest of a round takes {ms.overhead:.2f} ms"))
+    return Explanation(
+        *cell.key, round(ideal, 1), round(measured, 1), [Factor(n, round(f, 4), w) for n, f, w in parts],
+        words(cell.method, ideal, measured, most, nodes, parts),
+    )  # fmt: skip
 
 
 def words(

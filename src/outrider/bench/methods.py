@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from ..bandit import MOST, BanditBudget, parse, shape_of
-from ..bandit import nodes as nodes_of
-from ..budget import AdaptiveBudget, Budgeter, FixedBudget
-from ..types import LOSSY, RULES, InputError
+from ..budgets import parse
+from ..budgets.shapes import read
+from ..params import LOSSY, RULES, InputError
 from . import peers
 from .types import PLAIN, Method
 
-BUDGETS = r"adaptive|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"
+if TYPE_CHECKING:
+    from ..budgets.adaptive import Budgeter
+
+VARIANTS = (
+    "plain",
+    "eager",
+    "int8",
+    "eager+int8",
+)  # of the target: eager does not record passes, int8 has 8-bit layers
+BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"
 OPTIONS = ("epsilon", "delta")  # of the rule typical
 
 
@@ -36,8 +45,9 @@ def rows(
         for variant in variants
     ]
     for method in found:
-        budget_of(method.budget)
+        check_budget(method.budget)
         rule_of(method.rule)
+        check_variant(method.variant)
     names = [m.name for m in found]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
@@ -90,23 +100,25 @@ def rule_of(text: str) -> tuple[str, dict[str, float]]:
         raise InputError(f"{text!r}: epsilon and delta are numbers, as in typical?epsilon=0.09&delta=0.3") from None
 
 
+def check_variant(variant: str) -> None:
+    """Raise InputError where a target has no such variant."""
+    if "compile" in variant:
+        rest = variant.replace("compile+", "").replace("compile", "plain")
+        raise InputError(
+            f"passes are recorded by default: instead of --variant {variant} say {rest}, and eager for none"
+        )
+    if variant not in VARIANTS:
+        raise InputError(f"there is no variant {variant!r} of a target; choose from {', '.join(VARIANTS)}")
+
+
+def check_budget(text: str) -> None:
+    """Raise InputError where a row cannot have this budget: it has one drafter, hence nothing to choose among."""
+    if ":" in text:
+        raise InputError(f"the budget {text!r} chooses among drafters, and a row of the table has one")
+    read(text)
+
+
 def budget_of(text: str) -> Budgeter:
-    """`adaptive`, `16x6` (nodes with the root, depth), a shape `3,2,1`, or a bandit over several: `3,2,1 2,1 none`."""
-    if text == "adaptive":
-        return AdaptiveBudget()
-    if size := re.fullmatch(r"(\d+)x(\d+)", text):
-        nodes, depth = map(int, size.groups())
-        if nodes < 2 or depth < 1:
-            raise InputError(f"a budget of {text} drafts nothing; give at least 2x1")
-        return FixedBudget(nodes, depth)
-    arms = parse(text) if re.fullmatch(r"[\d,\s]+(none)?", text) else ()
-    if len(arms) == 1 and arms[0]:
-        shape = shape_of(arms[0])
-        if min(shape) < 1 or nodes_of(shape) > MOST:
-            raise InputError(f"a shape has 1 or more children at every depth and at most {MOST} nodes, not {text}")
-        return FixedBudget(nodes_of(shape), len(shape), shape=shape)
-    if len(arms) > 1:
-        return BanditBudget(arms)
-    raise InputError(
-        f"a budget is adaptive, NODESxDEPTH as in 16x6, a shape as in 3,2,1, or several for a bandit, not {text!r}"
-    )
+    """A fresh budget as a row names it; see `outrider.budgets.parse`."""
+    check_budget(text)
+    return parse(text)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..theory import Comparison
 from ..types import Usage
+from .document import Depth, Estimate, RoundTime
+from .theory import Comparison
 from .types import Sample
 
 DRAWS = 1000
@@ -31,13 +32,14 @@ class Figure:
 
     value: float
     draws: Array
+    chunks: int  # batches of prompts that it rests on, the fewest of several tasks
 
     @property
-    def interval(self) -> list[float]:
-        """[value, low, high]: 95 %, of the draws that are defined. A single chunk has no spread: all three are one."""
+    def estimate(self) -> Estimate:
+        """With an interval of 95 %, of the draws that are defined; without one where it rests on a single chunk."""
         known = self.draws[np.isfinite(self.draws)]
-        ends = np.percentile(known, (2.5, 97.5)) if known.size else (self.value, self.value)
-        return [round(float(x), 5) for x in (self.value, *ends)]
+        ends = np.percentile(known, (2.5, 97.5)) if self.chunks > 1 and known.size else ()
+        return Estimate(*(round(float(x), 5) for x in (self.value, *ends)))
 
 
 def count(tokens: Sequence[Sequence[int]]) -> int:
@@ -63,19 +65,19 @@ def ratio(above: Array, below: Array) -> Figure:
         return np.median(found, axis=1)
 
     value = float(of(np.ones((1, above.shape[1])))[0])
-    return Figure(value if np.isfinite(value) else 0.0, of(weights(above.shape[1])))
+    return Figure(value if np.isfinite(value) else 0.0, of(weights(above.shape[1])), above.shape[1])
 
 
 def quotient(a: Figure, b: Figure) -> Figure:
     """a / b, draw by draw."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return Figure(a.value / b.value if b.value else 0.0, a.draws / b.draws)
+        return Figure(a.value / b.value if b.value else 0.0, a.draws / b.draws, min(a.chunks, b.chunks))
 
 
 def mean(figures: Sequence[Figure]) -> Figure:
     """The macro mean. Tasks are drawn independently: their draws are shuffled against one another."""
     mixed = [np.random.default_rng(i).permutation(f.draws) for i, f in enumerate(figures)]
-    return Figure(float(np.mean([f.value for f in figures])), np.mean(mixed, axis=0))
+    return Figure(float(np.mean([f.value for f in figures])), np.mean(mixed, axis=0), min(f.chunks for f in figures))
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ class Table:
             return cls([[by[r, c] for c in chunks] for r in whole])
         return cls([[by[repeats[0], c] for c in chunks if (repeats[0], c) in by]] if repeats else [])
 
+    @classmethod
+    def pooled(cls, tables: Sequence[Table]) -> Table:
+        """All prompts of several tasks as one table; empty where they were not repeated alike."""
+        if len({len(t.samples) for t in tables}) != 1:
+            return cls([])
+        return cls([[s for run in runs for s in run] for runs in zip(*(t.samples for t in tables), strict=True)])
+
     def map(self, of: Callable[[Sample], float]) -> Array:
         return np.array([[of(s) for s in run] for run in self.samples], dtype=float)
 
@@ -104,12 +113,13 @@ class Table:
     def faster(self, others: Sequence[Sample], whole: bool = False) -> Figure | None:
         """Times as fast as another method in the same turns; None where it did not take part in all of them. `whole`:
         the prompts' passes counted too."""
-        theirs = {(s.repeat, s.chunk, s.session): s for s in others}
-        pairs = [[(s, theirs.get((s.repeat, s.chunk, s.session))) for s in run] for run in self.samples]
+        theirs = {s.pair_key: s for s in others}
+        pairs = [[(s, theirs.get(s.pair_key)) for s in run] for run in self.samples]
         if not pairs or any(b is None for run in pairs for _, b in run):
             return None
         each = [quotient(*(speed([p[i] for p in run], whole) for i in (0, 1))) for run in pairs]  # type: ignore[misc]
-        return Figure(float(np.median([e.value for e in each])), np.median([e.draws for e in each], axis=0))
+        value, draws = np.median([e.value for e in each]), np.median([e.draws for e in each], axis=0)
+        return Figure(float(value), draws, each[0].chunks)
 
     def usages(self) -> list[list[Usage]]:
         """[chunk][row and turn] of the first repeat; empty where the method counts no rounds."""
@@ -123,7 +133,7 @@ def tokens(sample: Sample) -> int:
 
 
 def seconds(sample: Sample) -> float:
-    """Of decoding."""
+    """Decode seconds, prefill excluded."""
     return sum(t.seconds - t.prefill for t in sample.turns)
 
 
@@ -153,7 +163,7 @@ def alpha(usages: Sequence[Sequence[Usage]]) -> Figure:
     return share(usages, lambda u: u.accepted, lambda u: u.tested)
 
 
-def depths(usages: Sequence[Sequence[Usage]]) -> list[dict[str, Any]]:
+def depths(usages: Sequence[Sequence[Usage]]) -> list[Depth]:
     """Acceptance at each depth, given that of all before (n-alpha of a chain), and its spread over prompts."""
     found = []
     for d in range(max((len(u.tested_at) for rows in usages for u in rows), default=0)):
@@ -162,21 +172,34 @@ def depths(usages: Sequence[Sequence[Usage]]) -> list[dict[str, Any]]:
             for counts in (lambda rows: [u.accepted_at for u in rows], lambda rows: [u.tested_at for u in rows])
         )
         own = hits[tests > 0] / tests[tests > 0]
-        found.append(
-            {
-                "depth": d + 1, "tested": int(tests.sum()), "accepted": int(hits.sum()),
-                "rate": ratio(hits, tests).interval, "spread": np.percentile(own, QUANTILES).round(4).tolist(),
-            }
-        )  # fmt: skip
+        spread = np.percentile(own, QUANTILES).round(4).tolist()
+        found.append(Depth(d + 1, int(tests.sum()), int(hits.sum()), ratio(hits, tests).estimate, spread))
     return found
 
 
-def round_ms(usages: Sequence[Sequence[Usage]]) -> dict[str, float]:
-    """Where the time of a round goes, in milliseconds. Rows of a batch share their rounds: the longest row's count."""
+def round_ms(usages: Sequence[Sequence[Usage]]) -> RoundTime:
+    """Where the time of a round goes. Rows of a batch share their rounds: the longest row's count."""
     longest = [max(rows, key=lambda u: u.rounds) for rows in usages]
     rounds = max(1, sum(u.rounds for u in longest))
-    parts = {"draft": "draft_seconds", "verify": "verify_seconds", "overhead": "overhead_seconds"}
-    return {name: round(1e3 * sum(getattr(u, key) for u in longest) / rounds, 4) for name, key in parts.items()}
+    parts = ("draft_seconds", "verify_seconds", "overhead_seconds")
+    return RoundTime(*(round(1e3 * sum(getattr(u, key) for u in longest) / rounds, 4) for key in parts))
+
+
+def rounds(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
+    """The fields of a cell that its rounds tell, whatever ran them; none where no rounds are counted."""
+    if not usages:
+        return {}
+    count, drafted, accepted, tested = (
+        sum(getattr(u, key) for rows in usages for u in rows) for key in ("rounds", "drafted", "accepted", "tested")
+    )
+    return {
+        "tau": tau(usages).estimate if count else None,
+        "alpha": alpha(usages).estimate if tested else None,
+        "drafted_alpha": round(accepted / drafted, 5) if drafted else None,
+        "nodes": round((drafted + count) / count, 3) if count else None,
+        "depths": depths(usages),
+        "round_ms": round_ms(usages),
+    }
 
 
 def theory(usages: Sequence[Sequence[Usage]], plain_ms: float, speedup: float) -> Comparison | None:
@@ -188,8 +211,8 @@ def theory(usages: Sequence[Sequence[Usage]], plain_ms: float, speedup: float) -
     deepest = max(len(u.tested_at) for u in all_of)
     gamma, ms = max(1, min(deepest, round(drafted / rounds))), round_ms(usages)
     return Comparison(
-        sum(u.accepted for u in all_of) / tested, gamma, ms["draft"] / gamma / plain_ms, speedup,
-        tau(usages).value, ms["verify"] / plain_ms,
+        sum(u.accepted for u in all_of) / tested, gamma, ms.draft / gamma / plain_ms, speedup,
+        tau(usages).value, ms.verify / plain_ms,
     )  # fmt: skip
 
 

@@ -10,48 +10,48 @@ from ..llm import LLM, load
 from ..targets import HFTarget
 from ..targets.int8 import quantise
 from ..types import InputError
-
-VARIANTS = ("plain", "compile", "int8", "compile+int8")
+from .config import Config
 
 
 @dataclass
 class Models:
     """Where targets come from. `llm(variant)` is the target with no drafter."""
 
-    target: str | None = None  # a hub id or folder; None: the demo target
+    target: str = "demo"  # its name: see `targets.find`
     dtype: str = "auto"
     device: str = "auto"
+    compile: bool = True
     trust: bool = False
-    loaded: dict[str, LLM] = field(default_factory=dict)
-    drafted: dict[tuple[str, str], LLM] = field(default_factory=dict)
+    loaded: dict[str, LLM] = field(default_factory=dict)  # by variant
+    drafted: dict[tuple[str, str], LLM] = field(default_factory=dict)  # by variant and SPEC
 
-    @property
-    def name(self) -> str:
-        return self.target or "demo"
+    @classmethod
+    def of(cls, config: Config) -> Models:
+        """What a run's arguments name."""
+        return cls(config.model or "demo", config.dtype, config.device, config.compile, config.trust_remote_code)
 
     def llm(self, variant: str = "plain") -> LLM:
-        if variant not in VARIANTS:
-            raise InputError(f"there is no variant {variant!r} of a target; choose from {', '.join(VARIANTS)}")
+        """The target of a variant (`methods.VARIANTS`), loaded once, with no drafter."""
         if variant not in self.loaded:
-            llm = load(self.target, "none", dtype=self.dtype, device=self.device, trust_remote_code=self.trust)
+            exact = "rounding" if "int8" in variant else "auto"  # what is found out is found out of the full weights
+            place: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust}
+            llm = load(self.target, "none", **place, exact=exact, compile=False)
             target: Any = llm.target
             if "int8" in variant and not quantise(target.model):
-                raise InputError(f"{self.name} has no linear layers to keep in int8; leave the variant {variant} out")
-            if "compile" in variant:
-                if not isinstance(target, HFTarget):
-                    raise InputError(f"only decoder-only models can be compiled; leave the variant {variant} out")
+                raise InputError(f"{self.target} has no linear layers to keep in int8; leave the variant {variant} out")
+            if self.compile and "eager" not in variant and isinstance(target, HFTarget):
                 target.compile()
                 target.warm()
             self.loaded[variant] = llm
         return self.loaded[variant]
 
     def with_drafter(self, variant: str, spec: str) -> LLM:
-        """The same target with a drafter, and budgets and noise of its own."""
+        """The same target with a drafter, or a mix of several (`SPEC + SPEC`), and budgets and noise of its own."""
         if (variant, spec) not in self.drafted:
             base = self.llm(variant)
             target: Any = base.target
-            drafter = drafters.load(spec, target, base.tokenizer)
-            if "compile" in variant:
+            drafter = drafters.load(spec.split(" + "), target, base.tokenizer)
+            if getattr(target, "graphs", None) is not None:
                 target.warm(drafter.taps)
             self.drafted[variant, spec] = replace(base, drafter=drafter, drafter_name=spec, budgets={})
         return self.drafted[variant, spec]

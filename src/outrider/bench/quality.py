@@ -11,13 +11,13 @@ judged by `--judge ORIGINAL`), gets beside its speed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
 from ..llm import LLM
 from .cells import newest
 from .checks import logits
+from .document import Quality
 from .runner import Group, Runner, answer_of
 from .tasks import exact
 from .types import Sample
@@ -49,7 +49,7 @@ def good(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if not s.faults]
 
 
-def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM) -> dict[str, Any]:
+def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM) -> Quality:
     """A cell's quality, plain decoding's beside it."""
     llm, task = runner.models.llm(variant), group.task
 
@@ -73,7 +73,6 @@ def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM)
     ]
     room = llm.target.context
     held = likelihood(llm, [(a, b) for a, b in known if len(a) + len(b) <= room])
-    return {
-        "log_likelihood": likelihood(judge, mine), "plain": likelihood(judge, texts(runner, group, of(plain))),
-        "exact": sum(judged) / len(judged) if judged else None, "held_out_loss": None if held is None else -held,
-    }  # fmt: skip
+    exactly = sum(judged) / len(judged) if judged else None
+    beside = likelihood(judge, texts(runner, group, of(plain)))
+    return Quality(likelihood(judge, mine), beside, exactly, None if held is None else -held)

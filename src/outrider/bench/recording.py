@@ -12,13 +12,13 @@ is tokenised afresh and may split a word otherwise than its writer did; one that
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..types import InputError
+from ..params import InputError
+from ..prompts import rows
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,13 @@ class Record:
 
 def read(path: str | Path, tokenizer: Any = None) -> list[Record]:
     """The answers of a recording. `tokenizer` (transformers) is needed where they are text."""
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"there is no recording {file}")
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text (byte {error.start}); convert it first") from None
-    lines = [(f"{file}, line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
-        raise InputError(f"{file} is empty; write one recorded answer a line, as JSON")
-    return [_record(where, line, tokenizer) for where, line in lines]
+    records = [_record(where, value, tokenizer) for where, value in rows(path, "recording")]
+    if not records:
+        raise InputError(f"{path} is empty; write one recorded answer a line, as JSON")
+    return records
 
 
-def _record(where: str, line: str, tokenizer: Any) -> Record:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg}); write one JSON object a line") from None
+def _record(where: str, value: Any, tokenizer: Any) -> Record:
     if not isinstance(value, dict):
         raise InputError(f'{where}: give an object with "prompt" and "answer", or "prompt_tokens" and "answer_tokens"')
     ends = getattr(tokenizer, "eos_token_id", None)

@@ -20,20 +20,22 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .. import drafters
-from ..budget import FixedBudget
+from ..budgets.adaptive import FixedBudget
+from ..core.padding import padded
+from ..core.stopping import Stop
+from ..core.tree import chain_of
 from ..drafters.lookahead import LookaheadDrafter
 from ..engine import Engine, Request, generate
-from ..noise import RaceNoise
-from ..stopping import Stop
-from ..tree import chain_of
 from ..types import Drafter, DraftTree, InputError, Look, Prefill, Session, Usage
 from . import metrics
 from .cost import Cost, Run, predict
+from .document import Cell, TaskInfo, unique
 from .methods import budget_of
 from .recording import Record, vocabulary
 from .types import Method
 
 FREE = ("none", "lookup", "suffix", "ngram", "lookahead")  # drafters that need no model
+DEFAULT = ("lookup", "suffix")
 CERTAIN = 1e4  # the logit of the recorded token, the others' being 0: exp(-1e4) is 0
 BEYOND = 4096  # tokens that an answer which ended by itself might have gone on for: more than any draft is deep
 
@@ -48,6 +50,13 @@ class ReplayTarget:
     records: Sequence[Record]
     vocab: int
     context: int = 1 << 30  # a recording has no limit of its own
+    device: torch.device = field(default=torch.device("cpu"), init=False)
+    dtype: torch.dtype = field(default=torch.float32, init=False)
+    hidden: int = field(default=0, init=False)  # of hidden states, which no recording has
+    layers: int = field(default=0, init=False)
+    config_dict: dict[str, Any] = field(default_factory=dict, init=False)
+    exact: str = field(default="bits", init=False)
+    recorded: bool = field(default=False, init=False)
     answers: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,8 +133,8 @@ class ReplaySession:
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
         """All prompts in one chunk."""
         self._stand([self.target.begin(prompt) for prompt in prompts])
-        sizes, n = torch.tensor([len(p) for p in prompts]), max(map(len, prompts))
-        tokens = torch.tensor([[*p, *[0] * (n - len(p))] for p in prompts])
+        sizes = torch.tensor([len(p) for p in prompts])
+        tokens = padded(prompts)
         known = [(b, 0, row.text[row.length]) for b, row in enumerate(self.rows)]
         over = torch.full((len(prompts),), -1)
         tree = chain_of(tokens, sizes, matrix=False)
@@ -157,6 +166,9 @@ class ReplaySession:
 
     def rewind(self, lengths: Sequence[int]) -> None:
         self._stand([row.back(n) for row, n in zip(self.rows, lengths, strict=True)])
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        pass  # nothing is computed from what a row held
 
     def select(self, index: Sequence[int]) -> None:
         self._stand([self.rows[i] for i in index])
@@ -225,7 +237,7 @@ def engine(target: ReplayTarget, drafter: Drafter, budget: str) -> Engine:
     chosen = budget_of(budget)
     if not isinstance(chosen, FixedBudget):
         raise InputError(f"a replay has no clock that {budget!r} could learn from; give NODESxDEPTH, as in 16x6")
-    return Engine(target, drafter, chosen, RaceNoise(target.vocab), nodes=chosen.nodes)
+    return Engine.of(target, drafter, chosen, nodes=chosen.nodes)
 
 
 def request(record: Record) -> Request:
@@ -254,44 +266,22 @@ def decode(engine: Engine, records: Sequence[Record]) -> list[Run]:
 # ------------------------------------------------------------------------------------------------ results
 
 
-def document(replayed: Replay, cost: Cost) -> dict[str, Any]:
+def cells(replayed: Replay, cost: Cost) -> tuple[dict[str, TaskInfo], list[Cell]]:
     """The tasks and cells of results.json. Only drafting was timed: a speed-up is predicted, not measured."""
-    tasks = {r.task: [i for i, other in enumerate(replayed.records) if other.task == r.task] for r in replayed.records}
+    tasks = unique(r.task for r in replayed.records)
     models = ", ".join(sorted({r.model for r in replayed.records if r.model})) or "a model that the file does not name"
-    note = f"recorded answers of {models}, replayed"
-    return {
-        "tasks": {
-            task: {"prompts": len(chosen), "kind": "replay", "note": note, "raw": True, "cut": None}
-            for task, chosen in tasks.items()
-        },
-        "cells": [
-            _cell(replayed, name, task, chosen, cost) for task, chosen in tasks.items() for name in replayed.runs
-        ],
-    }
+    chosen = {task: [i for i, r in enumerate(replayed.records) if r.task == task] for task in tasks}
+    about = {t: TaskInfo(len(c), "replay", f"recorded answers of {models}, replayed", True) for t, c in chosen.items()}
+    return about, [_cell(replayed, name, t, c, cost) for t, c in chosen.items() for name in replayed.runs]
 
 
-def _cell(replayed: Replay, name: str, task: str, chosen: Sequence[int], cost: Cost) -> dict[str, Any]:
+def _cell(replayed: Replay, name: str, task: str, chosen: Sequence[int], cost: Cost) -> Cell:
     records, runs = [replayed.records[i] for i in chosen], [replayed.runs[name][i] for i in chosen]
-    usages, n = [[run.usage] for run in runs], len(runs)
-    rounds, drafted, accepted, tested = (
-        sum(getattr(run.usage, key) for run in runs) for key in ("rounds", "drafted", "accepted", "tested")
-    )
-    seconds = sum(run.usage.draft_seconds for run in runs)
     method = Method(replayed.specs[name], budget=replayed.budget, peer="replay", label=name)
-    return {
-        "task": task, "temperature": 0.0, "batch": 1, "method": method.name,
-        "spec": method.spec, "rule": method.rule, "budget": method.budget, "variant": method.variant,
-        "peer": method.peer, "lossless": True, "state": "done", "reason": "", "faults": [],
-        "prompts": n, "repeats": 1, "new_tokens": sum(run.usage.new_tokens for run in runs),
-        "looping": sum(metrics.loops(r.answer) > metrics.LOOP_SHARE for r in records),
-        "tokens_per_second": None, "speedup": None, "over_stock": None,
-        "tau": metrics.tau(usages).interval if rounds else None,
-        "alpha": metrics.alpha(usages).interval if tested else None,
-        "drafted_alpha": accepted / drafted if drafted else None,
-        "depths": metrics.depths(usages),
-        "nodes": (drafted + rounds) / rounds if rounds else None,  # of a round, the root included
-        "draft_ms": 1e3 * seconds / rounds if rounds else None,  # of a round, on this machine
-        "prompt_tokens": sum(len(r.prompt) for r in records) / n,
-        "same_text": n, "compared": n, "divergences": [],
-        "predicted": predict(runs, cost),
-    }  # fmt: skip
+    return Cell(
+        task, 0.0, 1, method.name, method.label, method.spec, method.rule, method.budget, peer=method.peer,
+        prompts=len(runs), repeats=1, new_tokens=sum(run.usage.new_tokens for run in runs),
+        prompt_tokens=sum(len(r.prompt) for r in records) / len(runs), same_text=len(runs), compared=len(runs),
+        looping=sum(metrics.loops(r.answer) > metrics.LOOP_SHARE for r in records),
+        predicted=predict(runs, cost), **{**metrics.rounds([[run.usage] for run in runs]), "round_ms": None},
+    )  # fmt: skip

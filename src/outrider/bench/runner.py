@@ -83,10 +83,15 @@ class Runner:
                     found.append((repeat, chunk, [m for m in group.methods if m.plain or m.spec == STOCK or m in lack]))
         return found
 
+    def steps(self, group: Group) -> int:
+        """How many answers are missing of a group, warm-ups counted."""
+        left = self.missing(group)
+        return sum(len(ms) for _, _, ms in left) + len({m.name for _, _, ms in left for m in ms})
+
     def open(self, rows: Sequence[Method]) -> None:
         """Load everything that is ours before the first measurement, so that a wrong SPEC costs no time."""
         for method in rows:
-            if method.peer == OURS:
+            if method.peer == OURS and method.name not in self.peers:
                 self.peers[method.name] = peers.load(method, self.models)
 
     def run(self, group: Group, advance: Advance = lambda what: None) -> bool:
@@ -95,6 +100,8 @@ class Runner:
         if not left:
             return True
         for method in [m for m in group.methods if any(m in ms for _, _, ms in left)]:
+            if monotonic() > self.deadline:
+                return False
             advance(f"{group.task.name}, {method.name}: warm-up")
             if not self._warm(group, method):
                 out.add(method.name)

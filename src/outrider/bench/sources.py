@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from ..types import InputError
+from .. import prompts
+from ..params import InputError
 from .types import Prompt
 
 IDS = ("id", "question_id", "task_id", "prompt_id", "_id")  # what the published sets call it
@@ -93,32 +93,24 @@ def texts(value: Any) -> list[str]:
     return [] if value is None else [str(value)]
 
 
-def parse(origin: str, data: bytes) -> Rows:
-    """One JSON value a line, blank lines left out, at least one; else InputError."""
-    try:
-        lines = data.decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{origin} is not UTF-8 text (byte {error.start}); convert it first") from None
-    rows: Rows = []
-    for i, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                rows.append((f"{origin}, line {i}", json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise InputError(f"{origin}, line {i}: not JSON ({error.msg}); write one JSON value a line") from None
-    if not rows:
-        raise InputError(f"{origin} has no prompts")
-    return rows
-
-
 def from_file(path: Path) -> Rows:
-    if not path.is_file():
-        raise InputError(f"there is no prompts file {path}")
-    return parse(str(path), path.read_bytes())
+    return _some(str(path), prompts.rows(path))
 
 
 def from_package(name: str) -> Rows:
-    return parse(name, (files("outrider") / name).read_bytes())
+    return from_bytes(name, (files("outrider") / name).read_bytes())
+
+
+def from_bytes(origin: str, data: bytes) -> Rows:
+    return _some(origin, prompts.parse(origin, data.split(b"\n")))
+
+
+def _some(origin: str, rows: Iterable[tuple[str, Any]]) -> Rows:
+    """All rows, at least one; else InputError."""
+    found = list(rows)
+    if not found:
+        raise InputError(f"{origin} has no prompts")
+    return found
 
 
 def from_hub(source: Source, count: int | None) -> Rows:
@@ -127,7 +119,7 @@ def from_hub(source: Source, count: int | None) -> Rows:
         from huggingface_hub import hf_hub_download
 
         with ZipFile(hf_hub_download(source.repo, source.archive, repo_type="dataset")) as archive:
-            return parse(f"{source.file} of {source.repo}", archive.read(f"data/{source.file}"))[:count]
+            return from_bytes(f"{source.file} of {source.repo}", archive.read(f"data/{source.file}"))[:count]
     from datasets import load_dataset  # no dependency of this package: whoever calls says what to do without it
 
     rows = load_dataset(source.repo, source.config, split=source.split, streaming=True)

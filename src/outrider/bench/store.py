@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..types import InputError
+from .. import files
+from ..params import InputError
 from .types import VERSION, Failure, Sample
 
-FIXED = ("target", "dtype", "device", "tokens", "seed", "threads")  # what may not change within a folder
+FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # what may not change within a folder
 
 
 @dataclass
@@ -28,12 +29,10 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, header: dict[str, Any]) -> Store:
-        """A folder that is new, or holds a run of the same settings."""
+        """A folder that is new, or holds a run of the same settings. Nothing is written before `begin`."""
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; --out names a folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        place = folder / "run.json"
-        if place.exists():
+        if (folder / "run.json").exists():
             old = read_header(folder)
             for name in FIXED:
                 was, now = old["arguments"].get(name), header["arguments"].get(name)
@@ -47,9 +46,20 @@ class Store:
                     raise InputError(f"{folder} holds a method {name!r} that was another; give this one another label")
             header = {**header, "methods": known, "started": old["started"], "sessions": old["sessions"] + 1}
         header = {"format": VERSION, "sessions": 1, **header}
-        write(place, header)
-        store = cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)
-        return store
+        return cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)
+
+    def begin(self) -> None:
+        """Write the header, once nothing more can be refused. Raises InputError where the folder cannot be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.write(self.folder / "run.json", json.dumps(self.header, indent=1) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.folder} cannot be written: {error.strerror}; give another --out") from None
+
+    def said(self) -> str:
+        """What is kept, in a few words."""
+        count = len(self.samples)
+        return f"{count} answers are kept in {self.folder}" if count != 1 else f"1 answer is kept in {self.folder}"
 
     def add(self, sample: Sample) -> None:
         self.samples.append(sample)
@@ -93,10 +103,3 @@ def read_samples(folder: Path) -> Iterator[Sample]:
             yield Sample.read(json.loads(line))
         except (ValueError, TypeError, KeyError):
             raise InputError(f"{place}, line {number}, is no sample; give another --out") from None
-
-
-def write(path: Path, document: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)

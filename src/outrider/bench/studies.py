@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..calibration import ece, families, reliability
+from ..budgets.calibration import ece, families, reliability
 from ..engine import Batch, Request, Row
 from ..llm import LLM
 from ..targets import HFTarget
 from ..types import Round, Sampling
-from .cells import KEYS, Judge
-from .explain import explain as causes
-from .explain import weights
+from .cells import Analysis
+from .config import Config
+from .document import Capacity, Cell, Document, Explanation, Position, Reliability
+from .explain import explain, weights
 from .memory import held
 from .methods import budget_of
 from .metrics import QUANTILES
-from .models import Models
 from .peers.outrider import Ours
 from .quality import quality
 from .runner import Group, Runner
@@ -29,43 +28,40 @@ from .watch import watch
 SHOWN = 16  # prompts of a task whose confidences are looked at
 
 
-def add(
-    document: dict[str, Any], judge: Judge, groups: Sequence[Group], models: Models, referee: LLM | None,
-    observe: bool, explain: bool, memory: float | None = None,
-) -> None:  # fmt: skip
-    """Fill in what cells do not know by themselves."""
-    runner = judge.runner
+def add(document: Document, analysis: Analysis, groups: Sequence[Group], config: Config, referee: LLM | None) -> None:
+    """Fill in what cells do not know by themselves: what `config` asks for, and the quality of lossy texts."""
+    runner = analysis.runner
     for group in groups:
         cells = cells_of(document, group)
         for cell in cells.values():
-            if cell["state"] not in ("done", "partial") or "new_tokens" not in cell:
+            if not cell.result or not cell.new_tokens:
                 continue
-            if not cell["lossless"] or referee is not None:
-                cell["quality"] = quality(runner, group, cell["method"], cell["variant"], referee or models.llm())
-            if observe and cell["alpha"] and isinstance(peer := runner.peers.get(cell["method"]), Ours):
-                cell |= observed(runner, group, peer)
-        if explain and group.batch == 1:
-            document["explain"] += [found for found in [best_of(runner, group, cells)] if found]
-    if memory is not None:
-        document["capacity"] = capacity(document, groups, runner, memory)
+            if not cell.lossless or referee is not None:
+                cell.quality = quality(runner, group, cell.method, cell.variant, referee or runner.models.llm())
+            if config.observe and cell.alpha and isinstance(peer := runner.peers.get(cell.method), Ours):
+                cell.reliability, cell.positions = observed(runner, group, peer)
+        if config.explain and group.batch == 1 and (found := explained(runner, group, cells)):
+            document.explain.append(found)
+    if config.memory is not None:
+        document.capacity = capacity(document, groups, runner, config.memory * 2**30)
 
 
-def cells_of(document: dict[str, Any], group: Group) -> dict[str, dict[str, Any]]:
+def cells_of(document: Document, group: Group) -> dict[str, Cell]:
     key = (group.task.name, group.temperature, group.batch)
-    return {c["method"]: c for c in document["cells"] if (c["task"], c["temperature"], c["batch"]) == key}
+    return {c.method: c for c in document.cells if c.key[:3] == key}
 
 
-def best_of(runner: Runner, group: Group, cells: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def explained(runner: Runner, group: Group, cells: dict[str, Cell]) -> Explanation | None:
     """Why the fastest method of a group is not faster still."""
     plain = {m.variant: cells[m.name] for m in group.methods if m.plain}
-    good = [c for c in cells.values() if c["state"] == "done" and c["lossless"] and c.get("alpha") and c.get("speedup")]
+    good = [c for c in cells.values() if c.state == "done" and c.lossless and c.alpha and c.speedup]
     if not good:
         return None
-    fastest = max(good, key=lambda c: c["speedup"][0])
-    return causes(runner, group, fastest, plain[fastest["variant"]])
+    fastest = max(good, key=lambda c: c.speedup.value if c.speedup else 0.0)
+    return explain(runner, group, fastest, plain[fastest.variant])
 
 
-def observed(runner: Runner, group: Group, peer: Ours) -> dict[str, Any]:
+def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | None, list[Position]]:
     """A drafter on this task's prompts: how true its confidences are, and which of its nodes are accepted.
 
     `reliability`: acceptance by confidence (EAGLE-2's figure 6; `calibration.py`). `positions`: the share of rounds in
@@ -87,24 +83,18 @@ def observed(runner: Runner, group: Group, peer: Ours) -> dict[str, Any]:
 
     watch(peer.engine, prompts, runner.tokens, group.temperature, note)
     bins = reliability(pairs)
-    told = {"ece": round(ece(bins), 5), "pairs": len(pairs), "bins": [asdict(b) for b in bins]}
-    nodes = sorted({n for r in rounds for n in r})
-    return {
-        "reliability": told if pairs else None,
-        "positions": [
-            {
-                "position": n, "rounds": sum(r.get(n, 0) for r in rounds),
-                "rate": round(sum(h.get(n, 0) for h in hits) / sum(r.get(n, 0) for r in rounds), 5),
-                "spread": np.percentile([h[n] / r[n] for h, r in zip(hits, rounds, strict=True) if n in r], QUANTILES)
-                .round(4).tolist(),
-            }
-            for n in nodes
-        ],
-    }  # fmt: skip
+    told = Reliability(round(ece(bins), 5), len(pairs), bins) if pairs else None
+    found = []
+    for node in sorted({n for r in rounds for n in r}):
+        each = [h[node] / r[node] for h, r in zip(hits, rounds, strict=True) if node in r]
+        count = sum(r.get(node, 0) for r in rounds)
+        rate = round(sum(h.get(node, 0) for h in hits) / count, 5)
+        found.append(Position(node, count, rate, np.percentile(each, QUANTILES).round(4).tolist()))
+    return told, found
 
 
 @torch.no_grad()
-def capacity(document: dict[str, Any], groups: Sequence[Group], runner: Runner, limit: float) -> list[dict[str, Any]]:
+def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit: float) -> list[Capacity]:
     """The most rows that fit into `limit` bytes beside the weights, by what a row of each method holds in a batch.
 
     A row holds its part of the target's cache and of the drafter's state, after a round of the task's first batch, and
@@ -114,7 +104,7 @@ def capacity(document: dict[str, Any], groups: Sequence[Group], runner: Runner, 
     for group in groups:
         for name, cell in cells_of(document, group).items():
             peer = runner.peers.get(name)
-            if cell["state"] != "done" or not isinstance(peer, Ours):
+            if cell.state != "done" or not isinstance(peer, Ours):
                 continue
             rows = len(group.chunks[0])
             ids = [runner.ids(group.task, p, []) for p in group.chunks[0]]
@@ -126,13 +116,13 @@ def capacity(document: dict[str, Any], groups: Sequence[Group], runner: Runner, 
             target: Any = peer.engine.target
             draft = getattr(peer.engine.drafter, "model", None)  # a target of its own, where it is a language model
             used = weights(target.model) + (weights(draft.model) if isinstance(draft, HFTarget) else 0)
-            nodes = 1 + (cell["drafted_alpha"] is not None) * most_nodes(cell)
+            nodes = 1 + (cell.drafted_alpha is not None) * most_nodes(cell)
             row = (held(batch.session) + held(batch.drafting)) / rows + 4.0 * nodes * target.vocab
             most = int(max(0.0, limit - used) // row)
-            found.append({**{k: cell[k] for k in KEYS}, "bytes_per_row": round(row), "rows": most, "limit": limit})
+            found.append(Capacity(*cell.key, round(row), most, limit))
     return found
 
 
-def most_nodes(cell: dict[str, Any]) -> int:
+def most_nodes(cell: Cell) -> int:
     """Nodes of a round, the root left out: as budgeted, or as the adaptive budget's most."""
-    return int(getattr(budget_of(cell["budget"]), "nodes", 32)) - 1
+    return int(getattr(budget_of(cell.budget), "nodes", 32)) - 1

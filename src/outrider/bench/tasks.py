@@ -19,8 +19,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .. import prompts as prompt_files
-from ..types import InputError
+from .. import prompts as lines_of
+from ..params import InputError
 from .sources import Rows, Source, from_file, from_hub, from_package
 from .types import Prompt, Task
 
@@ -71,14 +71,14 @@ def expand(wanted: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in wanted:
         base, at = _parts(name)
-        if base not in groups and base not in tasks and not base.endswith(".jsonl"):
+        if base not in groups and base not in tasks and not is_file(base):
             raise InputError(_unknown(base, names()))
         found += [f"{task}{at}" for task in (groups[base].tasks if base in groups else (base,))]
     return list(dict.fromkeys(found))
 
 
 def load(
-    name: str, folder: Path | None = None, limit: int | None = None, tokens: Callable[[str], int] | None = None
+    name: str, folder: str | Path | None = None, limit: int | None = None, tokens: Callable[[str], int] | None = None
 ) -> Task:
     """The task of that name (not a group's: see `expand`), or of the user's own JSON lines.
 
@@ -91,10 +91,10 @@ def load(
     base, at = _parts(name)
     if limit is not None and limit < 1:
         raise InputError(f"a task needs at least one prompt, not {limit}")
-    if base.endswith(".jsonl"):
+    if is_file(base):
         task = own(Path(base))
     elif base in catalogue()[1]:
-        task = _published(catalogue()[1][base], folder, tokens)
+        task = _published(catalogue()[1][base], Path(folder) if folder else None, tokens)
     else:
         raise InputError(_unknown(base, catalogue()[1]))
     length = int(at[1:]) if at else None
@@ -106,8 +106,13 @@ def load(
     return replace(task, name=name, cut=length, prompts=spread(task.prompts, limit))
 
 
+def is_file(name: str) -> bool:
+    """Does a task's name mean a file of the user's own, or the standard input?"""
+    return name == "-" or name.endswith(".jsonl") or (name not in catalogue()[1] and Path(name).is_file())
+
+
 def own(file: Path) -> Task:
-    """The user's JSON lines: {"id", "turns"}; or what `outrider generate` reads: a text, {"prompt"}, {"messages"}.
+    """The user's JSON lines: {"id", "turns"}; or what `outrider generate` reads (`outrider.prompts`).
 
     Turns and messages are chats (`sources.user_turns` says which messages count); texts and prompts are raw, to be gone
     on from. One file holds one of the two; with turns on any line, it has them on all. `id`, `category` and `reference`
@@ -119,9 +124,10 @@ def own(file: Path) -> Task:
         where = rows[chats.index(not chats[0])][0]
         raise InputError(f"{where}: one file holds chats (turns or messages) or texts to go on from, not both")
     raw = not chats[0]
-    if not all(isinstance(row, dict) and "turns" in row for _, row in rows):
-        prompt_files.read(file)  # its checks, its words
-    dicts: Rows = [(where, row if isinstance(row, dict) else {"prompt": row}) for where, row in rows]
+    dicts: Rows = [(where, dict(row) if isinstance(row, dict) else {}) for where, row in rows]
+    for (where, fields), (_, row) in zip(dicts, rows, strict=True):
+        if "turns" not in fields:
+            fields["messages" if "messages" in fields else "prompt"] = lines_of.prompt(where, row)
     return Task(str(file), _distinct(str(file), Source(turns="prompt" if raw else "turns").prompts(dicts)), raw=raw)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..types import Usage
+if TYPE_CHECKING:
+    from ..types import Usage
 
-VERSION = 1  # of the files of a run
+VERSION = 2  # of the files of a run
 OURS = "outrider"  # the peer that runs our drafters
 PLAIN = "none"  # the drafter of plain decoding: what speeds are ratios to
 
@@ -46,8 +47,8 @@ class Method:
 
     spec: str
     rule: str = "coupled"  # with options, as in typical?epsilon=0.09&delta=0.3
-    budget: str = "adaptive"  # or NODESxDEPTH, or a shape N1,N2,...
-    variant: str = "plain"  # of the target: plain, compile, int8, compile+int8
+    budget: str = "auto"  # as `outrider.budgets.parse` reads it
+    variant: str = "plain"  # of the target; see `methods.VARIANTS`
     peer: str = OURS  # a file of bench/peers
     label: str = ""
 
@@ -56,7 +57,7 @@ class Method:
         """Unique within a run; what does not differ from the defaults is left out."""
         parts = [self.label or self.spec]
         if self.peer == OURS and not self.plain:
-            parts += [self.rule] * (self.rule != "coupled") + [self.budget] * (self.budget != "adaptive")
+            parts += [self.rule] * (self.rule != "coupled") + [self.budget] * (self.budget != "auto")
         return ", ".join([*parts, *[self.variant] * (self.variant != "plain")])
 
     @property
@@ -123,11 +124,18 @@ class Sample:
     def cell(self) -> tuple[Any, ...]:
         return (self.task, self.temperature, self.batch, self.method)
 
+    @property
+    def pair_key(self) -> tuple[Any, ...]:
+        """What all methods share that took turns on the same prompts."""
+        return (self.task, self.chunk, self.repeat, self.session)
+
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def read(cls, line: dict[str, Any]) -> Sample:
+        from ..types import Usage
+
         turns = [Turn(**{**t, "usages": [Usage(**u) for u in t["usages"]]}) for t in line["turns"]]
         return cls(**{**line, "turns": turns})
 

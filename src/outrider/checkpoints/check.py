@@ -13,16 +13,18 @@ from typing import Any
 
 import torch
 
+from ..nets.network import to_dict
 from ..types import InputError
-from . import medusa, native
+from . import dflash, medusa, native
 from .files import Weights, json_of, weights_of
-from .parts import Shape, flag, layer_of, layer_table, number
+from .parts import Shape, flag, layer_of, number
 from .target import Facts
 
 EAGLE = ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
 EAGLE3 = ["LlamaForCausalLMEagle3"]
 SPECULATORS = ["Eagle3DraftModel"]
 MEDUSA = ["MedusaModel"]
+DFLASH = ["DFlashDraftModel"]
 
 
 def check(folder: str | Path, to: str, facts: Facts) -> list[str]:
@@ -45,8 +47,8 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
     architectures = config.get("architectures")
     allowed = {
         "safeailab": (EAGLE, EAGLE3),
-        "sglang": (EAGLE, EAGLE3),
-        "vllm": (EAGLE, EAGLE3, MEDUSA),
+        "sglang": (EAGLE, EAGLE3, DFLASH),
+        "vllm": (EAGLE, EAGLE3, MEDUSA, DFLASH),
         "speculators": (SPECULATORS,),
     }[to]
     if architectures not in allowed:
@@ -54,6 +56,10 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
         return
     if architectures == MEDUSA:
         table, free = medusa.table_of(config, folder), frozenset[str]()
+        yield from _sizes(number(config, "vocab_size", folder), number(config, "hidden_size", folder), facts)
+    elif architectures == DFLASH:
+        table, free = dflash.table_of(config, folder), frozenset[str]()
+        yield from dflash.faults(config, folder, facts)
         yield from _sizes(number(config, "vocab_size", folder), number(config, "hidden_size", folder), facts)
     else:
         inner = config.get("transformer_layer_config") if to == "speculators" else config
@@ -105,9 +111,9 @@ def _llama(config: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 def _eagle(config: Mapping[str, Any], to: str, folder: Path) -> tuple[dict[str, Shape], frozenset[str]]:
     layer, vocab = layer_of(config, folder), number(config, "vocab_size", folder)
-    h = layer.hidden
-    table = {"fc.weight": (h, 2 * h), "fc.bias": (h,), "embed_tokens.weight": (vocab, h)}
-    return {**table, **layer_table(layer, "layers.0.")}, frozenset({"fc.bias"} if to == "vllm" else ())
+    made = {"layer": to_dict(layer), "vocab": vocab, "target_hidden": layer.hidden, "bias": True}
+    table = {**native.table("eagle", made, folder), "embed_tokens.weight": (vocab, layer.hidden)}
+    return table, frozenset({"fc.bias"} if to == "vllm" else ())
 
 
 def _eagle3(
@@ -118,10 +124,11 @@ def _eagle3(
     wide = number(config, "target_hidden_size", folder, h)
     few = number(config, "draft_vocab_size", folder)
     made = {
-        "layer": layer.to_dict(), "vocab": vocab, "draft_vocab": few, "target_hidden": wide,
+        "layer": to_dict(layer), "vocab": vocab, "draft_vocab": few, "target_hidden": wide, "taps": [0, 1, 2],
+        "own_embedding": h != wide,
         "norm_before_fc": flag(config, "norm_before_fc", folder), "fc_norm": flag(config, "fc_norm", folder),
     }  # fmt: skip
-    table = native.table("eagle3", made)
+    table = native.table("eagle3", made, folder)
     if few == vocab:
         del table["d2t"], table["t2d"]
     if to == "speculators":

@@ -1,12 +1,9 @@
-"""Files of a checkpoint's folder: JSON, lazily read weights, and folders that appear whole or not at all."""
+"""Files of a checkpoint's folder: JSON, and weights that are read when they are asked for."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -133,35 +130,6 @@ def weights_of(folder: Path, *names: str) -> Weights:
                 raise InputError(f"{index} lists no weights; fetch it again")
             return Weights([folder / str(file) for file in sorted(set(places.values()))], folder)
     raise InputError(f"{folder} has no weights: none of {', '.join(names or WEIGHTS)} is there")
-
-
-@contextmanager
-def whole(out: str | Path) -> Iterator[Path]:
-    """A new folder that appears under its name once it is complete; after an error there is nothing."""
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; name a folder that is not, or remove it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from None
-    try:
-        yield made
-        made.chmod(0o777 & ~_umask())
-        if out.exists():
-            out.rmdir()
-        made.replace(out)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def put(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str = WEIGHTS[0]) -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..nets.network import to_dict
 from ..types import InputError
 from . import native
 from .parts import Bag, Found, layer_of
@@ -44,12 +45,12 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     if prefixed:
         base = facts.config if facts is not None else config
         if "num_attention_heads" not in base:
-            raise InputError(f"the layer of {where} has its target's shape; name the target (--target MODEL)")
+            raise InputError(f"the layer of {where} has its target's shape; name the target: FOLDER MODEL")
         biased = "prefix_embeding_layer.layers.0.self_attn.q_proj.bias" in bag
-        layer = layer_of({**base, "qkv_bias": biased}, where).to_dict()
+        layer = to_dict(layer_of({**base, "qkv_bias": biased}, where))
     made = {
         "vocab": vocab, "hidden": hidden, "heads": heads, "layers": layers, "prefix": prefixed, "layer": layer,
-        "scale": 1.0, "tree": None,
+        "scale": 1.0, "tree": None, "draft_vocab": 0,
     }  # fmt: skip
     if facts is not None:
         fits(where, facts, vocab, hidden)

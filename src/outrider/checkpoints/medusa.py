@@ -55,7 +55,7 @@ def read(weights: Weights, where: object, config: Mapping[str, Any], facts: Fact
     if share:
         vocab = facts.vocab if facts is not None else config.get("vocab_size")
         if vocab is None:
-            raise InputError(f"the heads of {where} share their target's LM head; name the target (--target MODEL)")
+            raise InputError(f"the heads of {where} share their target's LM head; name the target: FOLDER MODEL")
         notes.append("the heads share the target's LM head")
     else:
         vocab = bag.shape(f"{prefix}0.{layers}.weight")[0]
@@ -87,6 +87,7 @@ def _config(
         "share_head": share,
         "bias": bias,
         "scale": block.get("scale", 1.0),
+        "draft_vocab": 0,
         "lossy": block.get("lossy", inside),
         "tree": block.get("tree"),
     }
@@ -107,12 +108,7 @@ def read_vllm(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found
     block, biased = extras(config, OURS, where), flag(config, "medusa_fc_bias", where)
     shared = flag(config, "original_lm_head", where)
     made = _config(vocab, hidden, heads, layers, shared, False, block, False)
-    table = {
-        name: shape
-        for name, shape in native.table("medusa", made).items()
-        if biased or not name.endswith("linear.bias")
-    }
-    tensors = bag.all(table, _vllm_name)
+    tensors = bag.all(_vllm_table(made, biased), _vllm_name)
     if shared:
         bag.take("lm_heads.0.weight", (vocab, hidden))
         notes.append("the heads share the target's LM head")
@@ -185,14 +181,14 @@ def vllm_folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, T
 
 def table_of(config: Mapping[str, Any], folder: Path) -> dict[str, Shape]:
     """Keys and shapes that vLLM's Medusa asks for, from its config alone: for `check`."""
-    h, v = number(config, "hidden_size", folder), number(config, "vocab_size", folder)
-    made: dict[str, Shape] = {}
-    shared = flag(config, "original_lm_head", folder)
-    for i in range(number(config, "num_heads", folder)):
-        for j in range(number(config, "num_hidden_layers", folder)):
-            made[f"blocks.{i}.layers.{j}.weight"] = (h, h)
-            if flag(config, "medusa_fc_bias", folder):
-                made[f"blocks.{i}.layers.{j}.bias"] = (h,)
-        if not shared or i == 0:
-            made[f"lm_heads.{i}.weight"] = (v, h)
-    return made
+    hidden, vocab = number(config, "hidden_size", folder), number(config, "vocab_size", folder)
+    heads, layers = number(config, "num_heads", folder), number(config, "num_hidden_layers", folder)
+    shared, biased = flag(config, "original_lm_head", folder), flag(config, "medusa_fc_bias", folder)
+    made = _config(vocab, hidden, heads, layers, shared, False, {}, False)
+    table = {_vllm_name(name): shape for name, shape in _vllm_table(made, biased).items()}
+    return {**table, "lm_heads.0.weight": (vocab, hidden)} if shared else table
+
+
+def _vllm_table(made: Mapping[str, Any], biased: bool) -> dict[str, Shape]:
+    """The native keys and shapes of what vLLM's layout stores."""
+    return {n: shape for n, shape in native.table("medusa", made).items() if biased or not n.endswith("linear.bias")}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nn import LayerShape
+from ..nets.layer import LayerShape
 from ..types import InputError
 from .files import Weights
 
@@ -64,7 +64,7 @@ class Bag:
         return tensor
 
     def drop(self, name: str) -> None:
-        """Of no use here."""
+        """Mark a tensor as read and ignored."""
         self.left.discard(self._have(name))
 
     def all(self, table: Mapping[str, Shape], name: Callable[[str], str] = str) -> dict[str, Tensor]:
@@ -176,21 +176,3 @@ def llama(layer: LayerShape, vocab: int, context: int) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
     }
-
-
-def layer_table(layer: LayerShape, at: str) -> dict[str, Shape]:
-    """Keys and shapes of `nn.Layer` under a prefix that ends in a dot."""
-    wide, narrow, h, m = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.hidden, layer.intermediate
-    table: dict[str, Shape] = {
-        f"{at}self_attn.q_proj.weight": (wide, layer.inputs),
-        f"{at}self_attn.k_proj.weight": (narrow, layer.inputs),
-        f"{at}self_attn.v_proj.weight": (narrow, layer.inputs),
-        f"{at}self_attn.o_proj.weight": (h, wide),
-        f"{at}mlp.gate_proj.weight": (m, h),
-        f"{at}mlp.up_proj.weight": (m, h),
-        f"{at}mlp.down_proj.weight": (h, m),
-        f"{at}post_attention_layernorm.weight": (h,),
-    }
-    if layer.qkv_bias:
-        table |= {f"{at}self_attn.{x}_proj.bias": (n,) for x, n in (("q", wide), ("k", narrow), ("v", narrow))}
-    return table

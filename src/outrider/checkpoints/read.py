@@ -1,4 +1,4 @@
-"""`read`: any checkpoint of a trained drafter, taken apart strictly.
+"""`read`: a strict parser of trained drafters' checkpoints: missing or extra tensors are errors.
 
 What is missing, left over, of another shape or not a number is refused by name; nothing is filled with random numbers.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..types import InputError, Target
-from . import hydra, mamba, medusa, native, safeailab, speculators
+from . import dflash, hydra, mamba, medusa, native, safeailab, speculators
 from .files import Weights, folder_of, json_of, weights_of
 from .parts import Bag, Found
 from .target import Facts
 
-KNOWN = "a native folder, SafeAILab's EAGLE or EAGLE-3, speculators, Medusa or Hydra"
+KNOWN = "a native folder, SafeAILab's EAGLE or EAGLE-3, DFlash, DSpark, speculators, Medusa or Hydra"
 
 
 def read(path: str | Path, target: Facts | Target | None = None) -> Found:
@@ -36,6 +36,8 @@ def read(path: str | Path, target: Facts | Target | None = None) -> Found:
     reader = {
         "speculators": speculators.read,
         "vllm-medusa": medusa.read_vllm,
+        "block": dflash.read,
+        "speculators-block": dflash.speculators,
         "eagle3": safeailab.eagle3,
         "eagle": safeailab.eagle,
     }[kind]
@@ -62,13 +64,17 @@ def method_of(path: str | Path) -> str | None:
         kind = _kind(config, weights_of(folder))
     except InputError:
         return None
-    return {"medusa-2": "medusa", "vllm-medusa": "medusa", "speculators": "eagle3"}.get(kind or "", kind)
+    return {"medusa-2": "medusa", "vllm-medusa": "medusa", "speculators": "eagle3", "speculators-block": "block"}.get(
+        kind or "", kind
+    )
 
 
 def _kind(config: dict, weights: Weights) -> str | None:
     names = frozenset(weights)
     if "speculators_model_type" in config:
-        return "speculators"
+        return "speculators-block" if config["speculators_model_type"] in dflash.KINDS else "speculators"
+    if dflash.is_block(config, names):
+        return "block"
     if medusa.has_heads(names):
         return "medusa-2"
     if medusa.is_vllm(config, names):

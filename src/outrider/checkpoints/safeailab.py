@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nn import LayerShape
+from ..nets.layer import LayerShape
+from ..nets.network import from_dict, to_dict
 from ..types import InputError
 from . import native
 from .parts import Bag, Found, extras, flag, layer_of, llama, number
@@ -42,12 +43,13 @@ def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     kept = {"scale": 1.0, "trained": "eagle", **extras(config, OURS, where)}
     biased = flag(config, "bias", where, True)
     made = {
-        "layer": layer.to_dict(),
+        "layer": to_dict(layer),
         "vocab": vocab,
         "target_hidden": layer.hidden,
         "inputs": "feature+shifted",
         "bias": biased,
         "scale": kept["scale"],
+        "draft_vocab": 0,
         "trained": kept["trained"],
     }
     if biased and "fc.bias" not in bag:
@@ -133,7 +135,7 @@ def eagle3_of(
             f"the weights of {where} lack embed_tokens.weight, which a drafter that is not as wide as its target needs"
         )
     made = {
-        "layer": layer.to_dict(),
+        "layer": to_dict(layer),
         "vocab": vocab,
         "draft_vocab": few,
         "target_hidden": wide,
@@ -152,7 +154,7 @@ def eagle3_of(
     ids = _mapping(tensors, virtual, few, vocab, where, notes)
     if "lm_head.weight" in virtual:
         if facts is None:
-            raise InputError(f"{where} has no LM head, it uses its target's; name the target (--target MODEL)")
+            raise InputError(f"{where} has no LM head, it uses its target's; name the target: FOLDER MODEL")
         if facts.hidden != h:
             raise InputError(f"{where} has no LM head, and {facts.name}'s is {facts.hidden} wide, not {h}")
         tensors["lm_head.weight"] = facts.head()[ids].to(tensors["fc.weight"].dtype).clone()
@@ -213,7 +215,7 @@ def _taps(config: Mapping[str, Any], facts: Facts | None, where: object, notes: 
     if facts is None or not facts.layers:
         raise InputError(
             f"{where} does not say which layers it reads, so it is those of the paper, which depend on the target's "
-            "depth; name the target (--target MODEL)"
+            "depth; name the target: FOLDER MODEL"
         )
     taps = default_taps(facts.layers)
     notes.append(f"no layers are named: the paper's, hidden states {taps}")
@@ -238,7 +240,7 @@ def eagle_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], d
     """config.json and tensors for SafeAILab's code, vLLM and SGLang: one layout, whose fc has a bias, if need be of
     zeros (SGLang's has one that is random if absent; vLLM's has none and ignores it)."""
     config = found.config
-    layer, tensors = LayerShape.from_dict(config["layer"]), dict(found.tensors)
+    layer, tensors = from_dict(LayerShape, config["layer"]), dict(found.tensors)
     if config["inputs"] != "feature+shifted":
         raise InputError(
             f"no engine has EAGLE with the inputs {config['inputs']}; only feature+shifted can be exported"
@@ -266,7 +268,7 @@ def eagle_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], d
 def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """For SafeAILab's code, vLLM and SGLang. vLLM counts hidden states, SGLang layers whose outputs they are."""
     config = found.config
-    layer, taps, tensors = LayerShape.from_dict(config["layer"]), list(config["taps"]), dict(found.tensors)
+    layer, taps, tensors = from_dict(LayerShape, config["layer"]), list(config["taps"]), dict(found.tensors)
     raised = [name for name in FLAGS if config.get(name)]
     unknown = {"safeailab": raised, "sglang": [n for n in raised if n == "norm_before_residual"]}.get(to, [])
     engine = {"safeailab": "SafeAILab's code", "sglang": "SGLang", "vllm": "vLLM"}[to]

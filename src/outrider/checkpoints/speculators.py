@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..nn import LayerShape
+from ..nets.layer import LayerShape
+from ..nets.network import from_dict
 from ..types import InputError
 from . import safeailab
 from .parts import Bag, Found, extras, flag, llama, number
@@ -53,7 +54,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
 
 def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config, tensors = found.config, dict(found.tensors)
-    layer, taps = LayerShape.from_dict(config["layer"]), list(config["taps"])
+    layer, taps = from_dict(LayerShape, config["layer"]), list(config["taps"])
     safeailab.check_export_taps(taps, facts)
     if layer.qkv_bias:
         raise InputError("speculators has no EAGLE-3 with biases in its attention alone; train it without")

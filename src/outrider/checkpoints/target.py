@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..types import InputError, Target
@@ -35,27 +36,17 @@ class Facts:
     @classmethod
     def of(cls, target: Target) -> Facts:
         """Of a target that is loaded."""
-        config: Any = getattr(target, "config", None)
-        given = config.to_dict() if hasattr(config, "to_dict") else {}
-        device, dtype = getattr(target, "device", "cpu"), getattr(target, "dtype", torch.float32)
 
         @torch.no_grad()
         def embedding() -> Tensor:
-            return target.embed(torch.arange(target.vocab, device=device)).cpu()
+            return target.embed(torch.arange(target.vocab, device=target.device)).cpu()
 
-        @torch.no_grad()
         def head() -> Tensor:
-            unit = 2.0**-10 if given.get("final_logit_softcapping") else 1.0  # small vectors see the map before the cap
-            eye = torch.eye(hidden, dtype=dtype, device=device) * unit
-            bias = target.head(torch.zeros(1, hidden, dtype=dtype, device=device))
-            return ((target.head(eye) - bias) / unit).T.contiguous().cpu()
+            return linear_head(target)[0].cpu()
 
-        with torch.no_grad():
-            wide = target.embed(torch.zeros(1, dtype=torch.long, device=device)).shape[-1]
-        hidden = int(given.get("hidden_size") or wide)
+        given = target.config_dict
         name = str(given.get("_name_or_path") or "the target")
-        layers = int(given.get("num_hidden_layers") or 0)
-        return cls(name, target.vocab, hidden, layers, target.context, given, embedding, head)
+        return cls(name, target.vocab, target.hidden, target.layers, target.context, given, embedding, head)
 
     @classmethod
     def at(cls, model: str | Path) -> Facts:
@@ -85,6 +76,18 @@ class Facts:
     @property
     def architectures(self) -> list[str]:
         return list(self.config.get("architectures") or [])
+
+
+@torch.no_grad()
+def linear_head(target: Target) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v"]]:
+    """The target's LM head as a matrix and a bias: its answers to the unit vectors, with the family's scale in them.
+
+    A soft cap is no part of a linear map. Near zero it changes nothing, so small vectors see the map before it.
+    """
+    like: dict[str, Any] = {"dtype": target.dtype, "device": target.device}
+    unit = 2.0**-10 if target.config_dict.get("final_logit_softcapping") else 1.0
+    bias = target.head(torch.zeros(1, target.hidden, **like))[0]
+    return ((target.head(torch.eye(target.hidden, **like) * unit) - bias) / unit).T.contiguous(), bias
 
 
 def _scales(config: Mapping[str, Any]) -> tuple[float, float]:

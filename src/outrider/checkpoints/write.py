@@ -8,20 +8,27 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import files
 from ..types import InputError
-from . import medusa, native, safeailab, speculators
-from .files import WEIGHTS, put, whole
+from . import dflash, medusa, native, safeailab, speculators
+from .files import WEIGHTS, put
 from .parts import Found
 from .target import Facts
 
 FORMATS = ("safeailab", "medusa", "speculators", "vllm", "sglang")
+FORMATS_OF = {
+    "block": ("vllm", "sglang"),
+    "eagle": ("safeailab", "vllm", "sglang"),
+    "eagle3": ("safeailab", "speculators", "vllm", "sglang"),
+    "medusa": ("medusa", "vllm"),
+}
 Made = tuple[dict[str, Any], dict[str, Tensor], str]
 
 
 def write(found: Found, to: str, facts: Facts, out: str | Path, after: Callable[[Path], None] | None = None) -> None:
     """Export to a new folder. `after` sees it before it gets its name, and may still refuse it."""
     config, tensors, file = made(found, to, facts)
-    with whole(out) as folder:
+    with files.folder(out) as folder:
         put(folder, config, tensors, file)
         if after is not None:
             after(folder)
@@ -30,7 +37,7 @@ def write(found: Found, to: str, facts: Facts, out: str | Path, after: Callable[
 def keep(found: Found, out: str | Path) -> None:
     """Write the native layout to a new folder."""
     native.check(found, out)
-    with whole(out) as folder:
+    with files.folder(out) as folder:
         native.write(found, folder)
 
 
@@ -40,23 +47,21 @@ def made(found: Found, to: str, facts: Facts) -> Made:
         raise InputError(f"there is no format {to!r}; choose one of {', '.join(FORMATS)}")
     native.check(found, "this drafter")
     method, config = found.method, found.config
+    if to not in FORMATS_OF.get(method, ()):
+        others = " or ".join(FORMATS_OF.get(method, ()))
+        say = f"export it to {others}" if others else "no engine has one, so use it in Outrider"
+        raise InputError(f"{to} has no format for {method}; {say}")
+    if method not in ("eagle3", "block") and config.get("draft_vocab"):
+        raise InputError(f"{to} has no draft vocabulary for {method}; train it without, or use it in Outrider")
     width = config["hidden"] if "hidden" in config else config["target_hidden"]
     safeailab.fits("this drafter", facts, config["vocab"], width)
-    if (method, to) in (("eagle", "safeailab"), ("eagle", "vllm"), ("eagle", "sglang")):
-        return *safeailab.eagle_folder(found, to, facts), WEIGHTS[0]
-    if (method, to) in (("eagle3", "safeailab"), ("eagle3", "vllm"), ("eagle3", "sglang")):
-        return *safeailab.eagle3_folder(found, to, facts), WEIGHTS[0]
-    if (method, to) == ("eagle3", "speculators"):
-        return *speculators.folder(found, facts), WEIGHTS[0]
     if (method, to) == ("medusa", "medusa"):
         return medusa.folder(found, facts)
-    if (method, to) == ("medusa", "vllm"):
+    if method == "medusa":
         return *medusa.vllm_folder(found, facts), WEIGHTS[0]
-    raise InputError(_refusal(method, to))
-
-
-def _refusal(method: str, to: str) -> str:
-    if method == "hydra":
-        return f"{to} has no format for Hydra, and no engine has; use it in Outrider"
-    known = {"eagle": "safeailab, vllm or sglang", "eagle3": "safeailab, speculators, vllm or sglang"}
-    return f"{to} has no format for {method}; export it to {known.get(method, 'medusa or vllm')}"
+    if method == "block":
+        return *dflash.folder(found, facts), WEIGHTS[0]
+    if to == "speculators":
+        return *speculators.folder(found, facts), WEIGHTS[0]
+    folder = safeailab.eagle_folder if method == "eagle" else safeailab.eagle3_folder
+    return *folder(found, to, facts), WEIGHTS[0]

@@ -1,16 +1,36 @@
 """What the command line does, one file a command. Importing these files must not import torch: help stays fast."""
 
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..params import InputError
+
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+
+# How every typer app of ours is made.
+PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": "rich",  # with panels; `[x]` in a help text would be markup
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+def check_names(dtype: str, device: str) -> None:
+    """Refuse a precision or a device that is none; needs no torch."""
+    if dtype not in DTYPES:
+        raise InputError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+        raise InputError(f"there is no device {device!r}; choose one of auto, cpu, cuda, cuda:N, mps")
 
 
 def check_place(dtype: str, device: str) -> None:
     """Refuse a precision or a device that is not there, before a model is loaded."""
+    check_names(dtype, device)
     import torch
 
-    from ..types import InputError
-
-    if dtype not in DTYPES:
-        raise InputError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if device == "auto":
         return
     try:

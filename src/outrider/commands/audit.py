@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import check_names
+from . import options as opt
+
 if TYPE_CHECKING:
-    from ..audit import Audit, Equality, Progress
+    from ..proofs.audit import Audit, Equality, Plan, Progress
 
 PROMPTS = (
     "The old lighthouse keeper climbed the stairs and saw that the sea",
@@ -20,37 +23,48 @@ PROMPTS = (
 
 
 def audit(
-    model: Annotated[str | None, typer.Argument(help="A hub id or folder; omitted: the demo target.")] = None,
-    drafter: Annotated[
-        list[str] | None, typer.Option(help="SPEC such as lookup, suffix, model:DIR; give several for a mix.")
-    ] = None,
-    rule: Annotated[str, typer.Option(help="coupled, rejection, block, or typical (lossy).")] = "coupled",
-    prompts_file: Annotated[str | None, typer.Option(help="JSONL of prompts; default: a few of our own.")] = None,
+    model: opt.Model = None,
+    prompts_file: opt.Prompts = None,
+    limit: opt.Limit = None,
+    drafter: opt.Drafter = None,
+    rule: opt.Rule = "coupled",
     samples: Annotated[
-        int, typer.Option(help="Samples per statistical test: four times as many, twice as fine.")
+        int, opt.sampling("--samples", help="Samples per test: four times as many, twice as fine.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(help="Of texts and samples.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Audit recorded passes (generate --compile).")] = False,
+    minutes: Annotated[
+        float | None,
+        opt.sampling("--minutes", help="Take as many samples as fit into this time."),
+    ] = None,
+    seed: Annotated[int, opt.sampling("--seed", help="Of texts and samples.")] = 0,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    no_compile: opt.NoCompile = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Prove on this machine that a drafter and a rule change nothing about MODEL's text.
 
     Seed-for-seed equality with plain decoding by the stock model; the rules' exact laws on tiny models; samples
     against the model's exact law, with the smallest deviation they would have shown. Exits 1 if not lossless.
     """
-    from ..audit import audit as run
-    from ..llm import load
+    from ..params import InputError
     from ..prompts import read
-    from .generate import held_out
+    from ..targets.names import DEMO, find
+    from .generate import check_rule, held_out
+    from .loading import load
 
-    given = read(prompts_file) if prompts_file else None
-    model = None if model == "demo" else model
-    llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile)
-    prompts = given or (held_out() if model is None else list(PROMPTS))
+    check_rule(rule, lossy=True)
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"--minutes is above 0, not {minutes:g}")
+    check_names(dtype, device)
+    given = read(prompts_file, limit) if prompts_file else []
+    place = find(model)
+    prompts = given or (held_out() if place.name == DEMO else list(PROMPTS))[:limit]
+    llm = load(place, drafter, dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code)
+    from ..proofs.audit import audit as run
+
     with bars() as progress:
-        found = run(llm, rule, prompts[:8], samples, seed, progress=progress)
+        found = run(llm, rule, prompts[:8], samples, seed, progress=progress, minutes=minutes, say=announce)
     if as_json:
         import json
 
@@ -59,6 +73,12 @@ def audit(
         show(found)
     if not found.lossless:
         raise typer.Exit(1)
+
+
+def announce(plan: Plan) -> None:
+    """How long it will take, on stderr."""
+    time = f"{plan.seconds:.0f} seconds" if plan.seconds < 90 else f"{plan.seconds / 60:.0f} minutes"
+    typer.echo(f"this takes about {time}: {plan.samples} samples for each of {plan.tests} tests", err=True)
 
 
 @contextmanager
@@ -83,7 +103,7 @@ def document(found: Audit) -> dict[str, Any]:
     """The audit as JSON."""
     from dataclasses import asdict
 
-    from ..audit import ALPHA, POWER
+    from ..proofs.samples import ALPHA, POWER
     from .info import versions
 
     return {**asdict(found), "alpha": ALPHA, "power": POWER, "versions": versions()}
@@ -94,7 +114,7 @@ def show(found: Audit) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..audit import label
+    from ..proofs.audit import label
 
     def table(title: str, *columns: str) -> Table:
         made = Table(title=title, title_justify="left", title_style="bold")
@@ -128,4 +148,4 @@ def _found(e: Equality) -> str:
         return "identical"
     d = max(e.divergences, key=lambda d: (not d.within, -d.position))
     what = "within rounding" if d.within else "NOT lossless"
-    return f"{len(e.divergences)} differ: {what}, prompt {d.prompt + 1} at {d.position}, margin {d.margin:.1e}"
+    return f"{len(e.divergences)} differ: {what}, prompt {d.prompt} at {d.position}, margin {d.margin:.1e}"

@@ -1,4 +1,4 @@
-"""`outrider generate --compare`: each prompt decoded plainly and with drafts, under one seed."""
+"""`outrider generate --compare`: each prompt decoded plainly, with drafts, and by transformers' own `generate`."""
 
 from __future__ import annotations
 
@@ -10,56 +10,74 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from ..bench.peers.transformers import Stock
     from ..llm import LLM, Output
 
-REPEATS = 3
+REPEATS, ENOUGH = 3, 1.0  # a prompt is decoded so often, or once where a plain text takes more seconds than ENOUGH
 
 
 def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, Any], as_json: bool) -> None:
-    """Print what was written, whether both texts are equal, and how much faster drafting was."""
-    from .. import drafters
-    from .generate import document, stream
+    """Print what was written, whether plain and drafted texts are equal, and how fast each way was."""
+    from transformers import GenerationConfig
 
-    plain = replace(llm, drafter=drafters.load("none"), drafter_name="none", budgets={})
+    from ..bench.peers.transformers import Stock
+    from .generate import document, stream, usage_line
+
+    model: Any = getattr(llm.target, "model", None)
+    stock = Stock(model, {"generation_config": GenerationConfig()})
+    plain = plain_of(llm)
     seed = 1 if seed is None else seed
     warm = {**options, "max_new_tokens": min(24, options["max_new_tokens"])}
     for prompt in prompts:
         plain.generate([prompt], seed=seed, **{**warm, "budget": None})
         llm.generate([prompt], seed=seed, **warm)
+    _stock(stock, llm, prompts[0], seed, warm)
     rows: list[dict[str, Any]] = []
     outputs: list[Output] = []
     for prompt in prompts:
         if not as_json:
             typer.secho(_show(llm, prompt), fg="bright_black")
-            stream(llm, prompt, seed, options)
-        row, output = _one(llm, plain, prompt, seed, options)
+            line = usage_line(llm, stream(llm, prompt, seed, options), options["sampling"].temperature)
+            typer.secho(line, fg="bright_black", err=True)
+        row, output = _one(llm, plain, stock, prompt, seed, options)
         rows.append(row)
         outputs.append(output)
-    _report(llm, outputs, rows, document(llm, outputs, options["rule"], seed), _difference(llm, options), as_json)
-    if not _difference(llm, options) and not all(r["equal"] for r in rows):
+    _report(llm, outputs, rows, document(llm, outputs, options["rule"], seed), difference(llm, options), as_json)
+    if not difference(llm, options) and not all(r["equal"] for r in rows):
         raise RuntimeError("the drafted text differs from plain decoding: please report this with `outrider audit`")
 
 
-def _difference(llm: LLM, options: dict[str, Any]) -> str:
+def plain_of(llm: LLM) -> LLM:
+    """The same target without drafts."""
+    from .. import drafters
+
+    return replace(llm, drafter=drafters.load("none"), drafter_name="none", budget="auto", budgets={})
+
+
+def difference(llm: LLM, options: dict[str, Any]) -> str:
     """Why texts may differ from plain decoding's; "" where they must not."""
-    if options["rule"] != "coupled" and options["temperature"] > 0:
+    if options["rule"] != "coupled" and options["sampling"].temperature > 0:
         return f"; under {options['rule']} the law is the same, not the text"
-    kind = str(getattr(llm.target, "dtype", "float32")).removeprefix("torch.")
+    kind = str(llm.target.dtype).removeprefix("torch.")
     if kind not in ("float32", "float64"):
         return f"; in {kind} a pass over several tokens rounds differently from a pass over one"
     return ""
 
 
-def _one(llm: LLM, plain: LLM, prompt: Any, seed: int, options: dict[str, Any]) -> tuple[dict[str, Any], Output]:
-    """Plain and drafted in turn, several times; the median of each."""
+def _one(
+    llm: LLM, plain: LLM, stock: Stock, prompt: Any, seed: int, options: dict[str, Any]
+) -> tuple[dict[str, Any], Output]:
+    """Plain, drafted and transformers' in turn, several times; the median of each."""
     seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
     texts: dict[str, Output] = {}
-    for _ in range(REPEATS):
+    per_token: list[float] = []
+    while len(per_token) < (1 if per_token and seconds["plain"][0] > ENOUGH else REPEATS):
         for name, which in (("plain", plain), ("drafted", llm)):
             began = perf_counter()
             mine = {**options, "budget": None} if which is plain else options  # plain rounds teach a budget nothing
             texts[name] = which.generate([prompt], seed=seed, **mine)[0]
             seconds[name].append(perf_counter() - began)
+        per_token.append(_stock(stock, llm, prompt, seed, options))
     a, b = (statistics.median(seconds[k]) for k in ("plain", "drafted"))
     row = {
         "equal": texts["plain"].tokens == texts["drafted"].tokens,
@@ -68,14 +86,25 @@ def _one(llm: LLM, plain: LLM, prompt: Any, seed: int, options: dict[str, Any]) 
         "drafted_seconds": b,
         "speedup": a / b,
         "tau": texts["drafted"].usage.tau,
+        "transformers_seconds": statistics.median(per_token) * len(texts["plain"].tokens),
     }
     return row, texts["drafted"]
+
+
+def _stock(stock: Stock, llm: LLM, prompt: Any, seed: int, options: dict[str, Any]) -> float:
+    """Seconds for each token of transformers' own `generate`, whose samples are others: it has noise of its own."""
+    from ..bench.types import Ask
+
+    ask = Ask(options["max_new_tokens"], options["sampling"].temperature, (seed,), llm.eos)
+    began = perf_counter()
+    answer = stock.run(llm.prompts([prompt]), ask)
+    return (perf_counter() - began) / len(answer.tokens[0])
 
 
 def _report(
     llm: LLM, outputs: list[Output], rows: list[dict[str, Any]], found: dict[str, Any], why: str, as_json: bool
 ) -> None:
-    plain, drafted = sum(r["plain_seconds"] for r in rows), sum(r["drafted_seconds"] for r in rows)
+    plain, drafted, stock = (sum(r[f"{way}_seconds"] for r in rows) for way in ("plain", "drafted", "transformers"))
     tokens, same = sum(r["tokens"] for r in rows), sum(r["equal"] for r in rows)
     if as_json:
         import json
@@ -84,20 +113,36 @@ def _report(
             "equal": same == len(rows),
             "plain_seconds": plain,
             "drafted_seconds": drafted,
+            "transformers_seconds": stock,
             "speedup": plain / drafted,
         }
         typer.echo(json.dumps({**found, "comparison": {"prompts": rows, **totals}}, ensure_ascii=False))
         return
-    typer.echo()
-    for i, r in enumerate(rows, 1):
-        verdict = "identical" if r["equal"] else "another text" if why else "DIFFERENT"
-        typer.echo(f"prompt {i}: {r['tokens']:4d} tokens  tau {r['tau']:.2f}  {r['speedup']:.2f}x  {verdict}")
+    _table(llm, rows, why)
     typer.secho(
-        f"\n{same} of {len(rows)} texts identical to plain decoding under the same seed{why}. With the drafter "
-        f"{llm.drafter_name}: {tokens / drafted:.0f} tokens/s against {tokens / plain:.0f}, "
-        f"{plain / drafted:.2f} times as fast (prompts included, medians of {REPEATS}).",
+        f"{same} of {len(rows)} texts identical to plain decoding under the same seed{why}. {llm.name} with the "
+        f"drafter {llm.drafter_name}: {tokens / drafted:.0f} tokens/s against {tokens / plain:.0f} without it and "
+        f"{tokens / stock:.0f} of transformers' generate: {plain / drafted:.2f} and {stock / drafted:.2f} times as "
+        "fast (prompts included).",
         bold=True,
     )
+
+
+def _table(llm: LLM, rows: list[dict[str, Any]], why: str) -> None:
+    """Tokens per second of every way, a row for each prompt."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("prompt", "tokens", "tau", "transformers", "plain", "drafted", "speed-up", "text", box=None)
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    for i, r in enumerate(rows, 1):
+        verdict = "identical" if r["equal"] else "another text" if why else "DIFFERENT"
+        speeds = (r["tokens"] / r[f"{way}_seconds"] for way in ("transformers", "plain", "drafted"))
+        cells = [f"{speed:.0f}/s" for speed in speeds]
+        table.add_row(str(i), str(r["tokens"]), f"{r['tau']:.2f}", *cells, f"{r['speedup']:.2f}x", verdict)
+    typer.echo()
+    Console().print(table)
 
 
 def _show(llm: LLM, prompt: Any) -> str:

@@ -6,7 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+from . import PLAIN, check_names
+from . import options as opt
+
+app = typer.Typer(**PLAIN, no_args_is_help=True)
 
 
 @app.callback()
@@ -16,41 +19,59 @@ def data() -> None:
 
 @app.command()
 def generate(
-    data: Annotated[list[str], typer.Option(help="JSONL of messages, prompts or texts (repeatable).")],
-    out: Annotated[str, typer.Option(help="JSONL that the answers are appended to; what is there is skipped.")],
-    target: Annotated[
-        str, typer.Option(help="A hub id or folder; demo: the model that ships with the package.")
-    ] = "demo",
-    drafter: Annotated[list[str] | None, typer.Option(help="SPEC, as for generate.")] = None,
-    max_new_tokens: int = 256,
-    temperature: float = 1.0,
-    opening: Annotated[int, typer.Option(help="Tokens of a text that are given.")] = 64,
-    limit: Annotated[int, typer.Option(help="Questions, at most; 0: all.")] = 0,
-    batch_size: int = 8,
-    seed: int = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    data: Annotated[
+        list[str],
+        opt.given("--data", metavar="FILE", help="JSON lines of messages, prompts or texts (repeatable)."),
+    ],
+    out: Annotated[
+        str,
+        opt.output(
+            "--out", metavar="FILE", help="JSON lines that the answers are appended to; what is there is skipped."
+        ),
+    ],
+    model: opt.Model = None,
+    limit: opt.Limit = None,
+    opening: Annotated[int, opt.given("--opening", help="Tokens of a text that are given.")] = 64,
+    drafter: opt.Drafter = None,
+    max_new_tokens: opt.MaxNewTokens = 256,
+    temperature: opt.Temperature = 1.0,
+    seed: Annotated[int, opt.sampling("--seed", help="Of the answers; question i uses seed + i.")] = 0,
+    batch_size: opt.BatchSize = 8,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    no_compile: opt.NoCompile = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Let the target write the answers: what a drafter should learn is how its target writes. Resumes."""
     import json
+    from pathlib import Path
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..llm import load
-    from ..training import generate as answers
-    from ..types import InputError
-    from . import check_place
+    from ..params import InputError
+    from .loading import load
 
-    check_place(dtype, device)
+    check_names(dtype, device)
     if max_new_tokens < 1 or opening < 1 or batch_size < 1 or temperature < 0:
         raise InputError("max-new-tokens, opening and batch-size must be at least 1, and the temperature not negative")
-    asked = list(answers.questions(data))
-    asked = asked[:limit] if limit else asked
-    llm: Any = load(None if target == "demo" else target, drafter or None, dtype=dtype, device=device)
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit must be at least 1, not {limit}")
+    from ..training import generate as answers
+
+    asked = list(answers.questions(data))[:limit]
+    if asked and answers.finished(Path(out)) >= set(range(len(asked))):
+        if as_json:
+            typer.echo(json.dumps({"written": 0, "questions": len(asked), "out": out}))
+        else:
+            typer.echo(f"all {len(asked)} questions are answered in {out} already; nothing was written")
+        return
+    llm: Any = load(
+        model, drafter, dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code
+    )
     if llm.tokenizer is None:
-        raise InputError(f"{target} has no tokenizer; name a model that has one")
+        raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=as_json) as bar:
         task = bar.add_task("", total=len(asked))

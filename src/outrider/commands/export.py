@@ -7,18 +7,21 @@ from typing import Annotated
 
 import typer
 
+from . import options as opt
+
 
 def export(
     folder: Annotated[str, typer.Argument(help="A drafter's folder, of whatever layout `outrider import` reads.")],
-    to: Annotated[str, typer.Option(help="safeailab, medusa, speculators, vllm or sglang.")],
-    target: Annotated[str, typer.Option(help="The drafter's target, a folder or hub id; demo: ours.")],
-    out: Annotated[str | None, typer.Option(help="The new folder.")] = None,
+    model: opt.Model = None,
+    to: Annotated[str, opt.output("--to", help="safeailab, medusa, speculators, vllm or sglang.")] = "",
+    out: Annotated[str | None, opt.output("--out", metavar="DIR", help="The new folder.")] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check the folder strictly before it stays; without --out, check FOLDER.")
+        bool,
+        opt.output("--verify", help="Check the folder before it stays; without --out: check FOLDER."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Write FOLDER's drafter as SafeAILab's code, speculators, vLLM or SGLang load it.
+    """Write FOLDER's drafter, which is MODEL's, as SafeAILab's code, speculators, vLLM or SGLang load it.
 
     Engines leave missing weights random, skip unknown ones and take ids for offsets; a low acceptance is all one sees.
     --verify finds that: each key and shape, NaN, the draft vocabulary, the layers, the fields of the config, and
@@ -31,10 +34,10 @@ def export(
     from .import_ import facts_of
 
     if to not in FORMATS:
-        raise InputError(f"there is no format {to!r}; choose one of {', '.join(FORMATS)}")
+        raise InputError(f"--to names no format {to!r}; choose one of {', '.join(FORMATS)}")
     if out is None and not verify:
         raise InputError("say where the folder goes (--out DIR), or check one that is there (--verify)")
-    facts = facts_of(target)
+    facts = facts_of(model)
     faults: list[str] = []
 
     def inspect(made: Path) -> None:
@@ -61,14 +64,25 @@ def export(
         raise typer.Exit(1)
 
 
+# what engines call the drafters whose folders name these architectures
+KINDS = {
+    "LlamaForCausalLMEagle": "eagle",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "MedusaModel": "medusa",
+    "DFlashDraftModel": "dflash",
+}
+
+
 def launch(to: str, out: str, target: str) -> str:
     """How the engine is told."""
     import json
 
-    names = json.loads((Path(out) / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
-    kind = {"LlamaForCausalLMEagle": "eagle", "LlamaForCausalLMEagle3": "eagle3", "MedusaModel": "medusa"}.get(names[0])
+    config = json.loads((Path(out) / "config.json").read_text(encoding="utf-8"))
+    names = config.get("architectures") or [""]
+    kind = KINDS.get(names[0])
     if to == "vllm":
-        given = json.dumps({"method": kind, "model": out, "num_speculative_tokens": 4})
+        tokens = int(config["block_size"]) - 1 if kind == "dflash" else 4
+        given = json.dumps({"method": kind, "model": out, "num_speculative_tokens": tokens})
         return f"vllm serve {target} --speculative-config '{given}'"
     if to == "sglang":
         how = f"--speculative-algorithm {str(kind).upper()} --speculative-draft-model-path {out}"

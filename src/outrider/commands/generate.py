@@ -2,181 +2,239 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import check_names
+from . import options as opt
+
 if TYPE_CHECKING:
     from ..llm import LLM, Output
+    from ..prompts import Messages
 
 DRAFTED = "cyan"
+ASKED = (
+    "What causes the seasons on Earth?",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it.",
+    "A shop sells 12 eggs for $3. How much do 30 eggs cost? Explain your steps.",
+    "Give me five tips for a good night's sleep.",
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+)
+QUESTIONS = tuple([{"role": "user", "content": question}] for question in ASKED)
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
 def generate(
     args: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL] PROMPT...", help="A hub id or folder, then prompts; one argument alone is a prompt."
+            metavar="[MODEL] PROMPT...",
+            help=f"{opt.NAMES}, then prompts; one argument alone is a prompt. A prompt - is read from stdin.",
         ),
     ] = None,
-    drafter: Annotated[
-        list[str] | None, typer.Option(help="SPEC such as lookup, suffix, model:DIR; give several for a mix.")
-    ] = None,
-    rule: Annotated[str, typer.Option(help="coupled, rejection, block, or typical (lossy).")] = "coupled",
-    lossy: Annotated[bool, typer.Option("--lossy", help="Allow a rule that changes the text's law.")] = False,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    max_new_tokens: int = 128,
-    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string (repeatable).")] = None,
-    n: Annotated[int, typer.Option("-n", "--samples", help="Texts per prompt; sample j uses seed + j.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Default: a fresh seed for every prompt.")] = None,
-    prompts_file: Annotated[str | None, typer.Option(help="JSONL of prompts or chat messages.")] = None,
-    batch_size: int = 8,
-    chat: Annotated[bool, typer.Option("--chat", help="Wrap each prompt in the model's chat template.")] = False,
-    nodes: Annotated[
-        int | None, typer.Option(help="A fixed tree size (root included) instead of the adaptive one.")
-    ] = None,
-    depth: Annotated[int | None, typer.Option(help="A fixed depth instead of the adaptive one.")] = None,
-    arms: Annotated[
-        str | None, typer.Option(help="Tree shapes for a bandit: '3,2,1 1,1 none', or '1:3,2,1 2:1,1' of drafters.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Record the models' passes first: the same text, sooner.")
-    ] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; show equality and speed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    prompts_file: opt.Prompts = None,
+    limit: opt.Limit = None,
+    chat: Annotated[bool, opt.given("--chat", help="Wrap each prompt in the model's chat template.")] = False,
+    drafter: opt.Drafter = None,
+    rule: opt.Rule = "coupled",
+    lossy: opt.Lossy = False,
+    budget: opt.Budget = "auto",
+    max_new_tokens: opt.MaxNewTokens = 128,
+    temperature: opt.Temperature = 0.0,
+    top_p: opt.TopP = 1.0,
+    top_k: opt.TopK = 0,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    stop: opt.Stop = None,
+    n: Annotated[int, opt.sampling("-n", "--samples", help="Texts per prompt; sample j uses seed + j.")] = 1,
+    seed: opt.Seed = None,
+    batch_size: opt.BatchSize = 8,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    exact: opt.Exact = "auto",
+    no_compile: opt.NoCompile = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    compare: Annotated[bool, opt.output("--compare", help="Also decode plainly; show equality and speed.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write text with a model, speculating: the same text as without, sooner.
 
-    Without MODEL, the demo model that ships with the package. With --compare and no prompt, its held-out prompts.
+    MODEL is demo (it ships with the package), smollm2, a .gguf file, a folder or a hub id; without it, smollm2 where
+    that is installed, else demo. With --compare and no prompt, a handful of questions.
     """
-    from .. import InputError, Sampling, load
-    from . import check_place
+    from ..params import InputError, Interrupted, Sampling
 
-    law: dict[str, Any] = {
-        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-    }  # fmt: skip
-    if rule == "typical" and not lossy:
-        raise InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
-    Sampling(**law)  # these complain before a model is loaded
-    check_place(dtype, device)
-    budget = _budget(nodes, depth, arms)
-    choose = _chosen(arms or "", budget, len(drafter or [""]))
-    model, prompts = _prompts(args or [], prompts_file, compare, chat)
-    llm = load(model, drafter or None, dtype=dtype, device=device, compile=compile, choose=choose)
-    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, stop=stop or (), rule=rule, budget=budget, **law)
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty)
+    check_rule(rule, lossy)
+    check_names(dtype, device)
+    for name, value in (("--max-new-tokens", max_new_tokens), ("--samples", n), ("--batch-size", batch_size)):
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}")
+    if compare and n != 1:
+        raise InputError("--compare decodes one text per prompt; leave out --samples")
+    strings = [unescape(s) for s in stop or ()]
+    model, prompts = _prompts(args or [], prompts_file, limit, compare, chat)
+    from . import loading
+
+    llm = loading.load(
+        model, drafter, budget=budget, dtype=dtype, device=device, exact=exact, no_compile=no_compile,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": strings, "rule": rule, "sampling": sampling}
     if compare:
-        if n != 1:
-            raise InputError("--compare decodes one text per prompt; leave out --samples")
         from .compare import compare as show
 
-        show(llm, prompts, seed, options, as_json)
-    elif as_json:
-        outputs = llm.generate(prompts, n=n, seed=seed, batch_size=batch_size, **options)
-        _print_json(document(llm, outputs, rule, seed))
-    elif len(prompts) == 1 and n == 1:
-        stream(llm, prompts[0], seed, options)
+        show(llm, prompts, seed, how, as_json)
+    elif len(prompts) == 1 and n == 1 and not as_json:
+        echo(prompts[0])
+        typer.secho(usage_line(llm, stream(llm, prompts[0], seed, how), temperature), fg="bright_black", err=True)
     else:
-        for output in llm.generate(prompts, n=n, seed=seed, batch_size=batch_size, **options):
-            typer.echo(output.text)
-            typer.secho(usage_line(output), fg="bright_black", err=True)
+        outputs: list[Output] = []
+        whole = True
+        try:
+            for output in written(llm, prompts, n, seed, batch_size, how):
+                outputs.append(output)
+                if not as_json:
+                    echo(prompts[output.prompt])
+                    typer.echo(output.text)
+                    typer.secho(usage_line(llm, output, temperature), fg="bright_black", err=True)
+        except KeyboardInterrupt:
+            whole = False
+        if as_json:
+            typer.echo(json.dumps(document(llm, outputs, rule, seed), ensure_ascii=False))
+        if not whole:
+            raise Interrupted(f"{len(outputs)} of {len(prompts) * n} texts were written")
 
 
-def _prompts(args: list[str], file: str | None, compare: bool, chat: bool) -> tuple[str | None, list[Any]]:
+def check_rule(rule: str, lossy: bool) -> None:
+    """Refuse a rule that is none, and a lossy one that was not asked for as such."""
+    from .. import params
+
+    if params.check_rule(rule) in params.LOSSY and not lossy:
+        raise params.InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
+
+
+def unescape(text: str) -> str:
+    r"""`\n`, `\t`, `\r` and `\\` as they are written on a command line; other backslashes stay."""
+    from ..params import InputError
+
+    if not text:
+        raise InputError("a stop string is empty; leave it out")
+    return re.sub(r"\\([ntr\\])", lambda found: ESCAPES[found[1]], text)
+
+
+def _prompts(
+    args: list[str], file: str | None, limit: int | None, compare: bool, chat: bool
+) -> tuple[str | None, list[str | Messages]]:
     """MODEL and prompts: a word alone is a prompt, unless the prompts come from a file."""
     from .. import InputError, prompts
+    from ..targets.names import installed
 
+    model, found = None, list[Any]()
     if file is not None:
         if len(args) > 1:
-            raise InputError("give prompts as arguments or as a file, not both")
-        found = prompts.read(file)
-        model = args[0] if args else None
+            raise InputError("give prompts as arguments or by --prompts, not both")
+        model, found = args[0] if args else model, prompts.read(file, limit)
     elif not args:
         if not compare:
             raise InputError('give a prompt, as in: outrider generate "Once upon a time"')
-        return None, held_out()
+        found = list(QUESTIONS) if installed() else held_out()
+    elif len(args) == 1:
+        if (Path(args[0]) / "config.json").is_file():
+            raise InputError(f"{args[0]} is a model; give a prompt after it, or - to read one from stdin")
+        found = list(args)
     else:
-        model, found = (None, list(args)) if len(args) == 1 else (args[0], list(args[1:]))
+        model, found = args[0], list(args[1:])
+    found = [_stdin() if p == "-" and file is None else p for p in found][:limit]
     if "" in found:
         raise InputError("the prompt is empty; give some text")
     if chat:
         found = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in found]
-    return None if model == "demo" else model, found
+    return model, found
+
+
+def _stdin() -> str:
+    """The whole standard input as one prompt, without the newline that ends it."""
+    from .. import InputError
+
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the standard input is not UTF-8 text (byte {error.start}); convert it first") from None
 
 
 def held_out() -> list[Any]:
     """One held-out prompt per domain of the demo target's text."""
-    import json
+    from .. import prompts
 
-    lines = (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     first: dict[str, Any] = {}
-    for line in map(json.loads, lines):
-        first.setdefault(line["domain"], line.get("messages") or line["text"])
+    with (files("outrider") / "demo" / "heldout.jsonl").open("rb") as lines:
+        for where, line in prompts.parse("heldout.jsonl", lines):
+            first.setdefault(line["domain"], prompts.prompt(where, line))
     return list(first.values())
 
 
-def _budget(nodes: int | None, depth: int | None, arms: str | None) -> Any:
-    from ..budget import FixedBudget
-    from ..types import InputError
-
-    if arms is not None:
-        from ..bandit import BanditBudget, parse
-
-        if nodes is not None or depth is not None:
-            raise InputError("--arms chooses the shape of every tree; leave out --nodes and --depth")
-        return BanditBudget(parse(arms))
-    if nodes is None and depth is None:
-        return None
-    if (nodes is not None and nodes < 1) or (depth is not None and depth < 0):
-        raise InputError("--nodes must be at least 1 and --depth at least 0")
-    return FixedBudget(nodes or 32, 6 if depth is None else depth)
+def echo(prompt: str | Messages) -> None:
+    """Show the prompt on a terminal, in grey, before its text."""
+    if sys.stdout.isatty():
+        text = prompt if isinstance(prompt, str) else "".join(f"{m['role']}: {m['content']}\n" for m in prompt)
+        typer.secho(text, fg="bright_black", nl=False)
 
 
-def _chosen(arms: str, budget: Any, drafters: int) -> bool:
-    """Does a bandit choose among drafters?"""
-    from ..bandit import part_of, shape_of
-    from ..types import InputError
+def stream(llm: LLM, prompt: str | Messages, seed: int | None, options: dict[str, Any]) -> Output:
+    """Text as it comes, drafted tokens in colour where the terminal has colours; what was written in the end."""
+    from ..params import Interrupted
 
-    if ":" not in arms:
-        return False
-    named = {part_of(arm) + 1 for arm in budget.arms if shape_of(arm)}
-    if named != set(range(1, drafters + 1)):
-        given = ", ".join(map(str, sorted(named)))
-        raise InputError(f"--arms names the drafters {given}, and --drafter gives {drafters}; name each of them")
-    return drafters > 1
-
-
-def stream(llm: LLM, prompt: Any, seed: int | None, options: dict[str, Any]) -> None:
-    """Text as it comes, drafted tokens in colour where the terminal has colours."""
-    how = {name: options[name] for name in ("rule", "budget")}
-    request, stops = llm.request(prompt, seed=seed, **{k: v for k, v in options.items() if k not in how})
-    text, row = llm.text_stream(stops), None
-    for piece in llm.pieces(request, **how):
-        row, shown = piece.row, stops.visible(piece.tokens)
-        for tokens, colour in ((shown[: piece.drafted], DRAFTED), (shown[piece.drafted :], None)):
-            typer.secho(text.push(tokens), fg=colour, nl=False)
-    typer.echo(text.flush())
-    if row is not None:
-        typer.secho(usage_line(llm.output(row, 0, stops)), fg="bright_black", err=True)
+    text = llm.stream(prompt, seed=seed, **options)
+    try:
+        for chunk in text.chunks():
+            typer.secho(chunk.drafted, fg=DRAFTED, nl=False)
+            typer.echo(chunk.own, nl=False)
+    except KeyboardInterrupt:
+        again = f" with --seed {text.output.seed}" if options["sampling"].temperature > 0 else ""
+        count = len(text.output.tokens)
+        raise Interrupted(f"{count} tokens were written, and the same command{again} writes them again") from None
+    finally:
+        typer.echo()
+    return text.output
 
 
-def usage_line(output: Output) -> str:
+def written(
+    llm: LLM, prompts: list[str | Messages], n: int, seed: int | None, batch_size: int, options: dict[str, Any]
+) -> Iterator[Output]:
+    """The texts in the order of the prompts, each as soon as it and those before it are finished."""
+    from ..engine import generate
+
+    how = {name: value for name, value in options.items() if name != "rule"}
+    requests, stops = llm.requests(prompts, n=n, seed=seed, **how)
+    rows, done = {}, 0
+    for piece in generate(llm.engine(options["rule"]), requests, batch_size):
+        if piece.row.finish is not None:
+            rows[piece.row.index] = piece.row
+        while done in rows:
+            yield llm.output(rows.pop(done), done // n, stops)
+            done += 1
+
+
+def usage_line(llm: LLM, output: Output, temperature: float) -> str:
+    """What the text cost. A greedy text depends on no seed, so none is shown."""
     u = output.usage
     rate = (u.new_tokens - 1) / u.decode_seconds if u.decode_seconds else 0.0
+    seed = f", seed {output.seed}" if temperature > 0 else ""
     return (
-        f"[{u.new_tokens} tokens, {u.rounds} rounds, tau {u.tau:.2f}, {rate:.0f} tokens/s after "
-        f"{u.prefill_seconds * 1000:.0f} ms of prompt; {output.finish_reason}, seed {output.seed}]"
+        f"[{u.new_tokens} tokens, {u.rounds} rounds of {llm.drafter_name}, tau {u.tau:.2f}, exact: {output.exact}, "
+        f"{rate:.0f} tokens/s after "
+        f"{u.prefill_seconds * 1000:.0f} ms of prompt; {output.finish_reason}{seed}]"
     )
 
 
@@ -186,32 +244,22 @@ def document(llm: LLM, outputs: list[Output], rule: str, seed: int | None) -> di
     from .info import versions
 
     return {
-        "outputs": [
-            {
-                "prompt": o.prompt,
-                "text": o.text,
-                "tokens": o.tokens,
-                "finish_reason": o.finish_reason,
-                "seed": o.seed,
-                "usage": usage_dict(o),
-            }
-            for o in outputs
-        ],
+        "outputs": [{"prompt": o.prompt, **entry(o)} for o in outputs],
         "target": llm.name,
         "drafter": llm.drafter_name,
         "rule": rule,
         "lossless": rule not in LOSSY,
+        "exact": llm.target.exact,
         "seed": seed,
         "versions": versions(),
     }
 
 
-def usage_dict(output: Output) -> dict[str, Any]:
+def entry(output: Output) -> dict[str, Any]:
+    """One text of that document."""
     u = output.usage
-    return {**asdict(u), "tau": u.tau, "alpha": u.alpha, "overhead_seconds": u.overhead_seconds}
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    usage = {**asdict(u), "tau": u.tau, "alpha": u.alpha, "overhead_seconds": u.overhead_seconds}
+    return {
+        "text": output.text, "tokens": output.tokens, "finish_reason": output.finish_reason, "seed": output.seed,
+        "usage": usage,
+    }  # fmt: skip

@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import options as opt
+
 if TYPE_CHECKING:
     from ..checkpoints import Facts, Found
 
 
 def import_(
     folder: Annotated[str, typer.Argument(help="A folder or hub id with a trained drafter, of whatever layout.")],
-    out: Annotated[str | None, typer.Option(help="Write the native layout to this new folder.")] = None,
-    target: Annotated[
-        str | None, typer.Option(help="The drafter's target, which some layouts ask; demo: ours.")
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="The drafter's target, which some layouts ask for; demo: ours."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    out: Annotated[
+        str | None,
+        opt.output("--out", metavar="DIR", help="Write the native layout to this new folder."),
+    ] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Say what FOLDER holds, and write it in the native layout if asked.
 
@@ -27,7 +33,7 @@ def import_(
     from ..checkpoints.native import check
     from ..checkpoints.write import keep
 
-    found = read(folder, facts_of(target) if target else None)
+    found = read(folder, facts_of(model) if model else None)
     check(found, folder)
     if out is not None:
         keep(found, out)
@@ -39,12 +45,12 @@ def import_(
         show(found, folder, out)
 
 
-def facts_of(model: str) -> Facts:
-    """A target's facts by its name; demo is the one of the package."""
+def facts_of(model: str | None) -> Facts:
+    """A target's facts by its name."""
     from ..checkpoints import Facts
-    from .info import PACKAGE
+    from ..targets.names import find
 
-    return Facts.at(PACKAGE / "demo" / "target" if model == "demo" else model)
+    return Facts.at(find(model).where)
 
 
 def summary(found: Found) -> dict[str, Any]:

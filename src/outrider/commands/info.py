@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from .. import plugins
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEMO = ("target", "draft")
@@ -71,11 +71,4 @@ def models() -> dict[str, bool]:
 
 def drafters() -> dict[str, str]:
     """The methods there are, with the first line of their file."""
-    files = sorted(f for f in (PACKAGE / "drafters").glob("*.py") if not f.name.startswith("_"))
-    return {f.stem: _first_line(f) for f in files}
-
-
-def _first_line(file: Path) -> str:
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    sentence = re.split(r"(?<!et al)\.\s", text.split("\n\n")[0] + " ", maxsplit=1)[0]
-    return " ".join(sentence.split()).rstrip(".")
+    return {name: plugins.summary("drafters", name) for name in plugins.names("drafters")}

@@ -6,49 +6,60 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import options as opt
+
 if TYPE_CHECKING:
-    from ..parity import Certificate
+    from ..proofs.parity import Certificate
 
 
 def parity(
     drafter: Annotated[
-        list[str], typer.Option(help="Folder or SPEC of an EAGLE, EAGLE-3 or Medusa drafter; repeatable.")
+        list[str],
+        opt.drafting(
+            "--drafter", metavar="SPEC", help="Folder or SPEC of an EAGLE, EAGLE-3 or Medusa drafter; repeatable."
+        ),
     ],
-    python: Annotated[str, typer.Option(help="The Python of an environment with vLLM; `make parity` makes one.")],
-    target: Annotated[str, typer.Option(help="The target's folder or hub id; demo: ours.")] = "demo",
-    prompts_file: Annotated[str | None, typer.Option(help="JSONL of prompts; default: the demo's held-out.")] = None,
-    prompts: Annotated[int, typer.Option(help="How many of them.")] = 40,
-    tokens: Annotated[int, typer.Option(help="Tokens drafted in each round, a chain.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write to each prompt, in both engines.")] = 64,
-    to: Annotated[str, typer.Option(help="The format vLLM is given: vllm or speculators.")] = "vllm",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    python: Annotated[
+        str,
+        opt.machine("--python", help="The Python of an environment with vLLM; `make parity` makes one."),
+    ],
+    model: opt.Model = None,
+    prompts_file: opt.Prompts = None,
+    limit: opt.Limit = 40,
+    tokens: Annotated[int, opt.drafting("--tokens", help="Tokens drafted in each round, a chain.")] = 4,
+    max_new_tokens: opt.MaxNewTokens = 64,
+    to: Annotated[str, opt.drafting("--to", help="The format vLLM is given: vllm or speculators.")] = "vllm",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.
 
     Exports the drafter, lets vLLM load and run it with its own code on the same prompts, greedily and in float32, and
     compares text and acceptance per position with intervals of 95 %. Exits 1 without parity.
     """
-    from .. import parity as run
-    from ..llm import load
+    from ..params import InputError
     from ..prompts import read
-    from ..types import InputError
-    from .info import PACKAGE
+    from .loading import located
 
     if to not in ("vllm", "speculators"):
         raise InputError(f"vLLM reads the formats vllm and speculators, not {to!r}")
-    if min(prompts, tokens, max_new_tokens) < 1:
-        raise InputError("--prompts, --tokens and --max-new-tokens must be at least 1")
-    where = str(PACKAGE / "demo" / "target") if target == "demo" else target
-    given = read(prompts_file) if prompts_file else held_out(prompts)
+    if min(limit or 1, tokens, max_new_tokens) < 1:
+        raise InputError("--limit, --tokens and --max-new-tokens must be at least 1")
+    where = located(model).where
+    given = read(prompts_file, limit) if prompts_file else held_out(limit)
+    from ..llm import load
+    from ..proofs import parity as run
+
+    run.check_vllm(python)
     found = []
     for spec in drafter:
         llms: dict[str, Any] = {}
 
         def loaded(name: str, llms: dict[str, Any] = llms) -> Any:
-            return llms.setdefault(name, load(where, name, dtype="float32"))
+            return llms.setdefault(name, load(where, name, dtype="float32", trust_remote_code=trust_remote_code))
 
-        plain = load(where, "none", dtype="float32")
-        ids = plain.prompts(list(given[:prompts]))
+        plain = load(where, "none", dtype="float32", trust_remote_code=trust_remote_code)
+        ids = plain.prompts(list(given))
         found.append(run.certify(loaded, spec, where, ids, run.vllm(python), tokens, max_new_tokens, to))
     if as_json:
         import json
@@ -61,7 +72,7 @@ def parity(
         raise typer.Exit(1)
 
 
-def held_out(count: int) -> list[Any]:
+def held_out(count: int | None) -> list[Any]:
     """Held-out prompts of the demo, domains in turn."""
     import itertools
     import json

@@ -35,7 +35,7 @@ def theory(
 
     For example: outrider theory --alpha 0.8 --c 0.05
     """
-    from .. import theory as formulas
+    from ..bench import theory as formulas
 
     if measured is not None and alpha is not None:
         raise _input_error("--measured takes alpha from its file; leave out --alpha")
@@ -51,7 +51,7 @@ def theory(
     if table or not (found or plot):
         found["table"] = formulas.table()
     if plot is not None:
-        _draw(plot, alpha, c)
+        _draw(plot, alpha, c, c if c_hat is None else c_hat)
         found["plot"] = str(plot)
     if as_json:
         import json
@@ -63,7 +63,7 @@ def theory(
 
 def promise(alpha: float, c: float, gamma: int | None, c_hat: float, curve: list[float] | None) -> dict[str, Any]:
     """What the theorems say of these numbers. Without gamma: for the best one. `gammas` holds those up to the best."""
-    from .. import theory as formulas
+    from ..bench import theory as formulas
 
     def row(gamma: int) -> dict[str, Any]:
         return {
@@ -84,7 +84,7 @@ def promise(alpha: float, c: float, gamma: int | None, c_hat: float, curve: list
 
 def show(found: dict[str, Any]) -> None:
     """The same for people."""
-    from ..theory import MOST
+    from ..bench.theory import MOST
 
     if p := found.get("promise"):
         typer.echo(
@@ -137,11 +137,11 @@ def _read(file: Path) -> Any:
     raise _input_error(reason)
 
 
-def _draw(file: Path, alpha: float | None, c: float) -> None:
-    from ..theory import plot
+def _draw(file: Path, alpha: float | None, c: float, c_hat: float) -> None:
+    from ..bench.theory import plot
 
     try:
-        plot(file, alpha, c)
+        plot(file, alpha, c, c_hat)
     except OSError as error:
         raise _input_error(f"{file} cannot be written ({error.strerror})") from None
 

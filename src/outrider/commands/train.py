@@ -6,72 +6,88 @@ from typing import Annotated, Any
 
 import typer
 
+from .. import plugins
+from . import options as opt
+
 
 def train(
-    method: Annotated[str, typer.Argument(help="medusa, medusa2, hydra, eagle, hass, eagle3, mamba or draft-lm.")],
-    data: Annotated[list[str], typer.Option(help="JSONL of messages, prompt and completion, or text; or plain text.")],
-    out: Annotated[str, typer.Option(help="Folder of the run; OUT/best is the drafter.")],
-    target: Annotated[
-        str, typer.Option(help="A hub id or folder; demo: the model that ships with the package.")
-    ] = "demo",
-    steps: int = 1000,
-    rows: Annotated[int, typer.Option(help="Rows of a batch.")] = 8,
-    length: Annotated[int, typer.Option(help="Tokens of a row; short documents share one.")] = 512,
-    accumulate: Annotated[int, typer.Option(help="Batches of a step.")] = 1,
-    lr: Annotated[float, typer.Option(help="Default: the method's paper's.")] = 0.0,
-    warmup: Annotated[int, typer.Option(help="Steps; default: the paper's, at most a tenth.")] = -1,
-    clip: Annotated[float, typer.Option(help="Gradient norm; default: the paper's.")] = 0.0,
-    decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
-    seed: int = 0,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 autocast.")] = False,
-    half_features: Annotated[bool, typer.Option("--half-features", help="Run the target in bfloat16.")] = False,
-    cache: Annotated[str, typer.Option(help="Folder that keeps features for repeated epochs.")] = "",
-    cache_dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    evaluate: Annotated[int, typer.Option(help="Steps between evaluations; 0: ten in all.")] = 0,
-    prompts: Annotated[int, typer.Option(help="Held-out prompts decoded at each evaluation.")] = 16,
-    save: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
-    shard: Annotated[bool, typer.Option("--shard", help="FSDP2 over the processes there are.")] = False,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the method, as in passes=3.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of the target: auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    method: Annotated[str, typer.Argument(help=f"One of {', '.join(plugins.names('objectives'))}.")],
+    data: Annotated[
+        list[str],
+        opt.given(
+            "--data",
+            metavar="FILE",
+            help="JSON lines of messages, prompt and completion, or text; or plain text (repeatable).",
+        ),
+    ],
+    out: Annotated[str, opt.output("--out", metavar="DIR", help="Folder of the run; DIR/best is the drafter.")],
+    model: opt.Model = None,
+    length: Annotated[int, opt.given("--length", help="Tokens of a row; short documents share one.")] = 512,
+    limit: Annotated[
+        int,
+        opt.given("--limit", metavar="N", help="Held-out prompts decoded at each evaluation, at most."),
+    ] = 16,
+    steps: Annotated[int, opt.training("--steps", help="Steps of the optimiser.")] = 1000,
+    rows: Annotated[int, opt.training("--rows", help="Rows of a batch.")] = 8,
+    accumulate: Annotated[int, opt.training("--accumulate", help="Batches of a step.")] = 1,
+    lr: Annotated[float, opt.training("--lr", help="Default: the method's paper's.")] = 0.0,
+    warmup: Annotated[int, opt.training("--warmup", help="Steps; default: the paper's, at most a tenth.")] = -1,
+    clip: Annotated[float, opt.training("--clip", help="Gradient norm; default: the paper's.")] = 0.0,
+    decay: Annotated[float, opt.training("--decay", help="Weight decay.")] = 0.0,
+    choice: Annotated[
+        list[str] | None, opt.training("--option", help="NAME=VALUE of the method, as in passes=3.")
+    ] = None,
+    seed: Annotated[int, opt.training("--seed", help="Of weights and order.")] = 0,
+    evaluate: Annotated[int, opt.training("--evaluate", help="Steps between evaluations; 0: ten in all.")] = 0,
+    save: Annotated[int, opt.training("--save", help="Steps between checkpoints.")] = 200,
+    bf16: Annotated[bool, opt.machine("--bf16", help="Train in bfloat16 autocast.")] = False,
+    half_features: Annotated[bool, opt.machine("--half-features", help="Run the target in bfloat16.")] = False,
+    cache: Annotated[
+        str,
+        opt.machine("--cache", metavar="DIR", help="Folder that keeps features for repeated epochs."),
+    ] = "",
+    cache_dtype: Annotated[str, opt.machine("--cache-dtype", help="bfloat16, float16 or float32.")] = "bfloat16",
+    shard: Annotated[bool, opt.machine("--shard", help="FSDP2 over the processes there are.")] = False,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Train a drafter. The same command goes on after an interruption. Only medusa2 changes the target: a copy, in
-    OUT/best/target.
+    """Train a drafter for MODEL. The same command goes on after an interruption. Only medusa2 changes MODEL: a copy,
+    in DIR/best/target.
 
     Several processes: start it with `accelerate launch`, as any script.
     """
     import json
 
-    from ..targets import load_target, load_tokenizer
+    from ..targets import find, load_target, load_tokenizer
     from ..training import data as text
     from ..training import loop
     from ..training.objectives import options_of
     from ..training.recipe import Recipe
     from ..types import InputError
     from . import check_place
-    from .info import PACKAGE
 
     check_place(dtype, device)
-    options = read_options(method, option or [], options_of(method))
+    options = read_options(method, choice or [], options_of(method))
+    place = find(model)
     recipe = Recipe(
         method, steps, rows, length, accumulate, lr, warmup=warmup, clip=clip, decay=decay, seed=seed, bf16=bf16,
-        half_features=half_features, cache=cache, cache_dtype=cache_dtype, evaluate=evaluate, prompts=prompts,
-        save=save, options=options,
-    ).complete()  # fmt: skip
-    demo = target == "demo"
-    where = str(PACKAGE / "demo" / "target") if demo else target
-    tokenizer = load_tokenizer(where)
+        half_features=half_features, cache=cache, cache_dtype=cache_dtype, evaluate=evaluate, prompts=limit,
+        save=save, options=options, target=str(place), data=tuple(data),
+    )  # fmt: skip
+    recipe.complete()  # what is wrong is refused before a model is loaded
+    tokenizer = load_tokenizer(place, trust_remote_code)
     if tokenizer is None:
-        raise InputError(f"{target} has no tokenizer, and training reads text; name a model that has one")
+        raise InputError(f"{place} has no tokenizer, and training reads text; name a model that has one")
     documents = list(text.read(data, tokenizer))
-    model: Any = load_target(where, dtype="float32" if demo and dtype == "auto" else dtype, device=device)
-    found = loop.train(model, documents, out, recipe, shard=shard, quiet=as_json)
+    target: Any = load_target(place, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    found = loop.train(target, documents, out, recipe, shard=shard, quiet=as_json)
     if as_json:
         typer.echo(json.dumps({**found.__dict__, "folder": str(found.folder), "method": method}))
     else:
         typer.echo(f"{found.folder}: held-out loss {found.best:.4f}, tau {found.tau:.2f} (16 nodes, T = 0)")
-        changed = f"{found.folder}/target" if method == "medusa2" else target
+        changed = f"{found.folder}/target" if method == "medusa2" else place.name
         typer.echo(f'try it: outrider generate {changed} "..." --drafter {found.folder}', err=True)
 
 

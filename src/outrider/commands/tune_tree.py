@@ -6,50 +6,69 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import check_names
+from . import options as opt
+
 if TYPE_CHECKING:
-    from ..tuning import Measured, Tuned
+    from ..training.tree_tuning import Measured, Tuned
 
 
 def tune_tree(
-    model: Annotated[str, typer.Argument(help="A hub id or folder; demo: the model that ships with the package.")],
-    drafter: Annotated[str, typer.Option(help="SPEC of the drafter to tune, such as medusa:DIR.")],
-    prompts_file: Annotated[str, typer.Option("--prompts", help="JSONL of prompts to measure on.")],
-    nodes: Annotated[int, typer.Option(help="Nodes of the tree, root included.")] = 64,
-    out: Annotated[str | None, typer.Option(help="Write the tree here, for drafters' option tree=FILE.")] = None,
-    store: Annotated[bool, typer.Option("--store", help="Make it the default tree, in the drafter's folder.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of the texts that are written; 0 is greedy.")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write to each prompt.")] = 64,
-    ranks: Annotated[int, typer.Option(help="Candidates to look at in each place.")] = 10,
-    depth: Annotated[int, typer.Option(help="Depths to look at, as far as the drafter goes.")] = 8,
-    batch_size: int = 8,
-    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    model: opt.Model = None,
+    drafter: Annotated[
+        str,
+        opt.drafting("--drafter", metavar="SPEC", help="The drafter to tune, such as medusa:DIR."),
+    ] = "",
+    prompts_file: opt.Prompts = None,
+    limit: opt.Limit = None,
+    budget: Annotated[
+        str,
+        opt.drafting("--budget", metavar="NODESxDEPTH", help="Size of the tree (root included) and its depth."),
+    ] = "64x8",
+    out: Annotated[str | None, opt.output("--out", metavar="FILE", help="Write the tree here, for tree=FILE.")] = None,
+    store: Annotated[bool, opt.output("--store", help="Make it the default tree, in the drafter's folder.")] = False,
+    temperature: opt.Temperature = 0.0,
+    max_new_tokens: opt.MaxNewTokens = 64,
+    ranks: Annotated[int, opt.drafting("--ranks", help="Candidates to look at in each place.")] = 10,
+    batch_size: opt.BatchSize = 8,
+    seed: Annotated[int, opt.sampling("--seed", help="Of the texts.")] = 0,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    no_compile: opt.NoCompile = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Grow the draft tree that serves a trained DRAFTER best, from how often its candidates are right.
 
     MODEL writes texts to the prompts; the drafter's candidates are held against them. Nodes are then added one by one,
     the most valuable first. A budget smaller than the tree takes its most valuable part.
     """
-    from .. import InputError, Sampling, tuning
-    from ..llm import load
+    from ..budgets.shapes import read as size_of
+    from ..params import InputError, Sampling
     from ..prompts import read
-    from . import check_place
     from .audit import bars
+    from .loading import load
 
     if out is None and not store:
         raise InputError("say where the tree goes: --out FILE, or --store for the drafter's own folder")
-    if nodes < 2:
-        raise InputError(f"a tree has a root and at least one node more: --nodes must be at least 2, not {nodes}")
+    if not drafter or prompts_file is None:
+        raise InputError("give the drafter to tune and prompts to measure it on: --drafter SPEC --prompts FILE")
+    size = size_of(budget)
+    if size.arms or size.nodes < 2:
+        raise InputError(f"a tree to grow is NODESxDEPTH, as in --budget 64x8, not {budget!r}")
+    for name, value in (("--max-new-tokens", max_new_tokens), ("--ranks", ranks), ("--batch-size", batch_size)):
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}")
     law = Sampling(temperature)
-    check_place(dtype, device)
-    prompts = read(prompts_file)
-    llm = load(None if model == "demo" else model, drafter, dtype=dtype, device=device)
-    asked = [llm.request(p, max_new_tokens=max_new_tokens, seed=seed, temperature=law.temperature)[0] for p in prompts]
+    check_names(dtype, device)
+    prompts = read(prompts_file, limit)
+    llm = load(model, [drafter], dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code)
+    from ..training import tree_tuning as tuning
+
+    asked, _ = llm.requests(prompts, max_new_tokens=max_new_tokens, seed=seed, sampling=law)
     with bars() as progress:
-        measured = tuning.measure(llm.engine(), asked, ranks, depth, batch_size, progress)
-    tuned = tuning.grow(measured, nodes)
+        measured = tuning.measure(llm.engine(), asked, ranks, size.depth, batch_size, progress)
+    tuned = tuning.grow(measured, size.nodes)
     if store:
         tuning.store(folder_of(drafter), tuned)
     about = {"target": llm.name, "drafter": drafter, "temperature": temperature, "prompts": len(prompts), "seed": seed}

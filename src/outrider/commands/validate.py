@@ -7,31 +7,29 @@ from typing import Annotated
 
 import typer
 
+from . import options as opt
+
 
 def validate(
-    model: Annotated[str, typer.Argument(help="A hub id or folder; demo: the model that ships with the package.")],
-    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+    model: opt.Model = None,
+    seed: Annotated[int, opt.sampling("--seed", help="Of the random prompts.")] = 0,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    exact: opt.Exact = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Prove on this machine that MODEL reads a tree of drafts exactly as it reads plain text.
 
-    A control with a wrong mask must be far off, or the proof proves nothing. Exits 1 if the model is not exact.
+    It is read in the precision that generate runs. A control with a wrong mask must be far off, or the proof proves
+    nothing. Ends in PASS bits, PASS rounding or FAIL, and exits 1 on FAIL.
     """
     from ..targets import load_target
-    from ..targets import validate as prove
-    from ..types import InputError
+    from ..targets.validate import validate as prove
     from . import check_place
-    from .info import PACKAGE, models
 
     check_place(dtype, device)
-    if model == "demo":
-        if not models()["target"]:
-            raise InputError("the demo target is not part of this installation; name a model")
-        model = str(PACKAGE / "demo" / "target")
-    target = load_target(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    target = load_target(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact)
     report = prove(target, seed)
     if as_json:
         import json

@@ -1,27 +1,27 @@
 """Drafters: one file is one method, and the file's name is how it is asked for.
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options: `lookup?ngram=3&tokens=10`,
-`model:DIR?depth=6&width=4`. Each file has `load(target, tokenizer, path, **options) -> Drafter`. Where that has a
-`scale`, `scale=auto` fits it as the drafter is used (`calibration.py`).
+`model:DIR?depth=6&width=4`. Each file has `load(target, tokenizer, path, **options) -> Drafter`, and `NETWORK` if what
+it loads was trained here. Where `load` has a `scale`, `scale=auto` fits it as the drafter is used (`calibration.py`).
+Another package adds a drafter by an entry point of the group `outrider.drafters` that names such a module.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..calibration import calibrated
+from .. import plugins
+from ..budgets.calibration import calibrated
 from ..types import Drafter, InputError, Target
 
 
 def names() -> list[str]:
-    """The methods there are: the files of this folder."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    """The drafters there are: the files of this folder, and those of other packages (`plugins.py`)."""
+    return plugins.names("drafters")
 
 
 def load(
@@ -50,7 +50,7 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
     name, _, path = body.partition(":")
     if name not in names():
         name, path = _method_of(body), body
-    module = importlib.import_module(f".{name}", __name__)
+    module = plugins.module("drafters", name)
     auto = ("scale", "auto") in parse_qsl(query) and "scale" in inspect.signature(module.load).parameters
     if auto:
         query = "&".join(part for part in query.split("&") if part != "scale=auto")

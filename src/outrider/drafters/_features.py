@@ -1,4 +1,4 @@
-"""The life of a drafter that reads the target's features and steps on its own: EAGLE, EAGLE-2, HASS, EAGLE-3.
+"""Drafting state of the drafters that read the target's features and step on their own: EAGLE, EAGLE-2, HASS, EAGLE-3.
 
 A pair is (feature of position i, token i + 1). Pairs of committed text are fed with the target's true features and stay
 in the layer's cache; from the root's pair on, the network goes on with its own vectors, which last for one round:
@@ -10,25 +10,26 @@ in the layer's cache; from the root's pair on, the network goes on with its own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..nn import Layer, Prefix, Store
-from ..types import Budget, Drafting, DraftTree, Round, Rows
-from . import _ranks
-from ._growth import Growth, Step
+from ..core.padding import padded
+from ..nets.layer import KVCache, Layer, Store
+from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
+from . import _ranks, _weights
+from ._growth import STATIC, Growth, Step
 
 FLUSH = 128  # pairs a row may wait before they are fed: rounds that do not draft cost nothing, prompts do not pile up
 
 
 @runtime_checkable
 class Steps(Protocol):
-    """A network as this life sees it."""
+    """What `FeatureDrafting` needs of a drafter: its network's step and head, and how it grows trees."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -56,10 +57,10 @@ class Steps(Protocol):
 @dataclass
 class FeatureDrafting:
     drafter: Steps
-    cache: Prefix
+    cache: KVCache
     pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
     waiting: int = 0
-    last: Float[Tensor, "b 1 h"] | None = None  # the step after the last pair: it foretells the root's feature
+    last: Float[Tensor, "b 1 h"] | None = None  # the step after the last pair: it predicts the root's feature
 
     def observe(self, round: Round) -> None:
         """Keep the true features of what was committed, each with its token."""
@@ -193,6 +194,36 @@ def merged(
             row.extend(range(first, first + count))
         first += f.shape[1]
     counts = [len(row) for row in index]
-    m = max(counts)
-    where = torch.tensor([row + [0] * (m - len(row)) for row in index], dtype=torch.long, device=tokens.device)
+    where = padded(index, tokens.device)
     return features.gather(1, where[..., None].expand(*where.shape, features.shape[2])), tokens.gather(1, where), counts
+
+
+def loader(method: str, build: Callable[[Any, Target, Growth, object], Any]) -> Callable[..., Any]:
+    """The function `load` of a drafter with a `NETWORK` that steps on features: its options are those of `Growth`.
+
+    `build(net, target, growth, where)` makes the drafter of a network that is filled, cast and frozen.
+    """
+
+    def load(
+        target: Target | None,
+        tokenizer: Any = None,
+        path: str | None = None,
+        tree: str = "dynamic",
+        shape: tuple[int, ...] = (),
+        depth: int = 8,
+        width: int = 0,
+        kids: int = 10,
+        nodes: int = 60,
+        scale: float = 0.0,
+        value: bool = True,
+        rerank: bool = True,
+        replacement: bool = False,
+    ) -> Any:
+        """A trained drafter from its folder. Without a shape, the static tree is EAGLE-1's; `scale` 0: the folder's."""
+        net = _weights.network(path, method, target)
+        assert target is not None
+        parents, scale = () if shape else STATIC, scale or net.config.scale
+        growth = Growth(tree, shape, parents, depth, width, kids, nodes, scale, value, rerank, replacement)
+        return build(net, target, growth, path)
+
+    return load

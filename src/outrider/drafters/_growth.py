@@ -12,7 +12,7 @@ of `vocab` tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import sampling
-from ..growth import grow
-from ..tree import append, from_template, root_only, template
+from ..core import sampling
+from ..core.growth import grow
+from ..core.tree import append, from_template, root_only, template
 from ..types import Budget, DraftTree, InputError, Rows
 from . import _ranks
 
@@ -71,6 +71,10 @@ class Growth:
         if len(self.parents) > 1:
             plan(self.parents)
 
+    def scaled(self, budget: Budget) -> Growth:
+        """The same with the budget's scale of confidences, where it has one."""
+        return self if budget.scale is None else replace(self, scale=budget.scale)
+
     def reach(self, budget: Budget, rows: Rows) -> int:
         """How deep a draft may go."""
         return min(budget.depth, self.depth, max(rows.room) - 1)
@@ -102,8 +106,8 @@ class Growth:
         depth = self.reach(budget, rows)
         parents = self.fixed(budget, depth)
         if parents is None:
-            return dynamic(rows, first, step, budget, depth, self, names)
-        return static(rows, first, step, parents, self, names, vocab)
+            return dynamic(rows, first, step, budget, depth, self.scaled(budget), names)
+        return static(rows, first, step, parents, self.scaled(budget), names, vocab)
 
 
 def dynamic(
@@ -124,7 +128,6 @@ def dynamic(
         return sampling.rank(logits, rows, below, growth.kids, growth.scale, names=names)
 
     nodes = min(growth.nodes, budget.nodes)
-    floor, reach = (budget.floor, budget.reach) if rows.rule == "coupled" else (0.0, 0.0)
     frontier: Literal["layer", "any"] = "any" if any_depth else "layer"
     return grow(
         rows.root,
@@ -132,8 +135,8 @@ def dynamic(
         depth=depth,
         width=growth.wide(nodes, depth),
         nodes=nodes,
-        floor=floor,
-        reach=reach,
+        floor=budget.floor,
+        reach=budget.reach,
         frontier=frontier,
         value=growth.value,
         rerank=growth.rerank,
@@ -246,3 +249,16 @@ def cut(parents: tuple[int, ...], depth: int, nodes: int) -> tuple[int, ...]:
         count[p] += 1
     kept = sorted((p for p in paths[1:] if len(p) <= depth), key=lambda p: (len(p), p))[: max(0, nodes - 1)]
     return from_ranks(kept)
+
+
+# EAGLE-1's tree, 25 nodes of depth 5: how many children the nodes of each layer have, best first.
+STATIC = from_ranks(
+    [
+        *((a,) for a in range(4)),
+        *((a, b) for a, n in enumerate((3, 2, 2, 1)) for b in range(n)),
+        *((0, b, c) for b, n in enumerate((3, 2, 2)) for c in range(n)),
+        (1, 0, 0),
+        *((0, 0, 0, d) for d in range(3)),
+        *((0, 0, 0, 0, e) for e in range(2)),
+    ]
+)

@@ -1,14 +1,16 @@
-"""What Medusa's and Hydra's networks share: residual blocks, and heads that begin as the target's own LM head."""
+"""What Medusa's and Hydra's networks share: residual blocks, and the feature that heads read."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checkpoints.target import linear_head
+from ..nets import vocabulary
 from ..types import InputError, Round, Target
 
 
@@ -36,35 +38,27 @@ class ResBlock(nn.Module):
         return kept + functional.silu(self.linear(x))
 
 
-def width(target: Target) -> int:
-    """The width of a target's features."""
-    config = getattr(target, "config", None)
-    found = getattr(config, "hidden_size", None)
-    return int(found) if found is not None else _embedding(target)
-
-
-def _embedding(target: Target) -> int:
-    token = torch.zeros(1, dtype=torch.long, device=getattr(target, "device", "cpu"))
-    return target.embed(token).shape[-1]
-
-
 def check_embedding(target: Target, hidden: int) -> None:
     """Refuse a target whose embeddings are not as wide as its features."""
-    if (wide := _embedding(target)) != hidden:
+    wide = target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1]
+    if wide != hidden:
         raise InputError(f"the target's embeddings have width {wide} and its features {hidden}; use Medusa or EAGLE-3")
 
 
-@torch.no_grad()
-def lm_head(target: Target, hidden: int) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v"]]:
-    """The target's LM head as a matrix and a bias: its answers to the unit vectors, with the family's scale in them.
+def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], Tensor]:
+    """The target's LM head, for the tokens of a draft vocabulary alone: features [.., h] to logits [.., vd]."""
+    if ids is None:
+        return target.head
+    vocabulary.check_ids(ids, target.vocab)
+    weight, bias = linear_head(target)
+    weight, shift = weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None
+    cap = target.config_dict.get("final_logit_softcapping")
 
-    A soft cap is no part of a linear map. Near zero it changes nothing, so small vectors see the map before it.
-    """
-    device: Any = getattr(target, "device", "cpu")
-    like: dict[str, Any] = {"dtype": getattr(target, "dtype", torch.float32), "device": device}
-    unit = 2.0**-10 if getattr(getattr(target, "config", None), "final_logit_softcapping", None) else 1.0
-    bias = target.head(torch.zeros(1, hidden, **like))[0]
-    return ((target.head(torch.eye(hidden, **like) * unit) - bias) / unit).T.contiguous(), bias
+    def head(features: Tensor) -> Tensor:
+        logits = functional.linear(features.to(weight.dtype), weight, shift)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    return head
 
 
 def last(round: Round, features: Float[Tensor, "b m h"], before: Tensor | None) -> Float[Tensor, "b h"]:

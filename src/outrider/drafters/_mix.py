@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..calibration import Calibrated
-from ..tree import from_lists, root_only
+from ..budgets.calibration import Calibrated
+from ..core.tree import from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
 
 

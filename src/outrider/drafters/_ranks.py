@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import sampling
-from ..tree import append, best, from_template, prune, root_only
-from ..types import DraftTree, InputError, Rows, Target
+from ..core import sampling
+from ..core.tree import append, best, from_template, prune, root_only
+from ..types import DraftTree, InputError, Rows
 
 Path = tuple[int, ...]
 Paths = tuple[Path, ...]
@@ -232,15 +232,8 @@ def named(tree: str, names: Sequence[str]) -> Paths:
     """The paths of greedy63 or of a file."""
     if tree == "greedy63":
         return greedy63()
+    if not File(tree).is_file() and (File(tree).suffix or File(tree).name != tree):
+        raise InputError(f"tree={tree}: there is no such file; outrider tune-tree writes one")
     if not File(tree).is_file():
         raise InputError(f"tree must be {', '.join(names)}, greedy63 or a file of outrider tune-tree, not {tree!r}")
     return read(tree)
-
-
-def check_target(vocab: int, hidden: int, width: int, target: Target, path: str | None) -> None:
-    """Refuse heads that were made for another target."""
-    if (vocab, hidden) != (target.vocab, width):
-        raise InputError(
-            f"{path} was trained for a target of width {hidden} and {vocab} tokens, and this one has width {width} "
-            f"and {target.vocab} tokens; train the heads on this target"
-        )

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..tree import from_paths
+from ..core.tree import from_paths
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling
 from ._common import useful
 from ._words import WINDOW, Spelling
@@ -29,7 +29,7 @@ MUCH = 40  # bytes that are read anew at most, where there is a word border
 
 @runtime_checkable
 class Telling(Protocol):
-    """A drafting that can be asked without being told what came of it."""
+    """Proposes from a given context, without `observe`."""
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """Read `settled` for good and `tails`, each of 1 token or more, for this once; a tree below them."""
@@ -124,8 +124,7 @@ class TextDrafting:
         tails = [line.unread + self.drafter.there.write(line.before, line.tail) or [0] for line in self.lines]
         roots = torch.tensor([t[-1] for t in tails], device=rows.root.device)
         plain = replace(rows, root=roots, sampling=(Sampling(temperature=0.0),) * len(rows), rule="coupled")
-        asked = budget if rows.rule == "coupled" else replace(budget, floor=0.0, reach=0.0)
-        told = self.inner.tell(settled, tails, plain, asked)
+        told = self.inner.tell(settled, tails, plain, budget)
         known = torch.zeros(told.tokens.shape) if told.values is None else told.values
         paths, worth = [], []
         for line, depth, tokens, values, parents, size in zip(

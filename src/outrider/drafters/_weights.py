@@ -1,73 +1,54 @@
-"""Weights of trained drafters: folders written and read, and networks that are filled strictly.
-
-A native folder has `config.json` (with "outrider_method", the name of the drafter's file) and `model.safetensors`.
-"""
+"""Weights of trained drafters: networks from folders, filled strictly, for one target."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from .. import checkpoints
+from ..checkpoints import native
 from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
 
 
-def save(folder: str | Path, method: str, net: nn.Module, config: Mapping[str, Any]) -> None:
-    """Write a native folder."""
-    from safetensors.torch import save_file
+def network(path: str | None, method: str, target: Target | None, **said: Any) -> Any:
+    """The network in a folder or hub id of whatever layout, frozen, on the target's device and in its precision.
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in net.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps({"outrider_method": method, "format": 1, **config}, indent=2)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    Args:
+        path: a folder, a hub id, or `demo` and `demo/NAME`, which ship with the package.
+        method: the drafter's name; its file has the `NETWORK`.
+        target: some layouts leave things to it (a head, the layers that are read).
+        said: fields of the config that the caller knows better than the folder.
 
-
-def read(path: str | None, method: str, target: Target | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The native config and tensors of a folder or hub id, whatever its layout. Some layouts leave things to the
-    target (a head, the layers that are read), which is then asked."""
-    from .. import checkpoints
-
+    Raises:
+        InputError: the folder is damaged, holds another drafter, or belongs to another target.
+    """
+    if target is None:
+        raise InputError(f"{method} reads its target's features, so it needs the target that it drafts for")
     if path is None:
         raise InputError(f"{method} needs trained weights; name their folder, as in {method}:DIR or {method}:demo")
     path = placed(path, method)
     found = checkpoints.read(path, target)
     if found.method != method:
         raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
-    return dict(found.config), dict(found.tensors)
+    of = native.network(method, path)
+    config = of.read({**found.config, **said}, path)
+    return fill(lambda: of.module(config), found.tensors, path, target)
 
 
 def placed(path: str, default: str) -> str:
-    """`demo` and `demo/NAME` are what ships with the package; other paths are as they are."""
-    if path.split("/")[0] == "demo" and not Path(path).exists():
-        return shipped(path.removeprefix("demo").strip("/") or default)
+    """`demo`, `demo/NAME` and `smollm2/NAME` are what ships with the package; other paths are as they are."""
+    from ..targets.names import DEMO, SMOLLM2, shipped
+
+    model, _, name = path.partition("/")
+    if model in (DEMO, SMOLLM2) and not Path(path).exists():
+        return shipped(f"{model}/{name.strip('/') or default}")
     return path
-
-
-def shipped(name: str) -> str:
-    """The folder of a drafter that ships with the package, for the demo target."""
-    folder = files("outrider") / "demo" / name
-    if not (folder / "config.json").is_file():
-        raise InputError(f"no drafter {name!r} for the demo target ships with this package; name a folder")
-    return str(folder)
-
-
-def config_of(build: Callable[[Mapping[str, Any]], Any], given: Mapping[str, Any], where: object) -> Any:
-    """A config from its dict; one sentence where fields are missing, unknown or of another type."""
-    try:
-        return build(given)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the config of {where} is not this drafter's ({error}); train or import it again") from None
 
 
 def fill(build: Callable[[], Net], tensors: Mapping[str, Tensor], where: object, target: Target | None = None) -> Net:
@@ -77,39 +58,33 @@ def fill(build: Callable[[], Net], tensors: Mapping[str, Tensor], where: object,
     """
     with torch.device("meta"):
         net = build()
-    wanted = net.state_dict()
-    lacking, foreign = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    if lacking:
-        raise InputError(f"the weights of {where} lack {', '.join(lacking[:4])}; fetch or train them again")
-    if foreign:
-        raise InputError(f"the weights of {where} hold {', '.join(foreign[:4])}, which this drafter has not")
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            shape = list(wanted[name].shape)
-            raise InputError(
-                f"{name} of {where} is {list(tensor.shape)}, where its config says {shape}; fetch it again"
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"{name} of {where} has entries that are NaN or infinite; fetch or train it again")
     with torch.inference_mode(False):
-        net.load_state_dict(dict(tensors), strict=True, assign=True)
-        dtype, device = getattr(target, "dtype", None), getattr(target, "device", None)
-        net.to(device=device, dtype=dtype)
+        net.load_state_dict(native.exact(tensors, native.shapes(net), where), strict=True, assign=True)
+    return placed_on(net, target)
+
+
+def placed_on(net: Net, target: Target | None) -> Net:
+    """The network itself, frozen, on the target's device and in its precision."""
+    with torch.inference_mode(False):
+        if target is not None:
+            net.to(device=target.device, dtype=target.dtype)
     return net.requires_grad_(False).eval()
 
 
-def fits(what: str, target: Target, vocab: int, hidden: int, taps: Sequence[int] = ()) -> None:
-    """Refuse a drafter that was trained for another target."""
-    if vocab != target.vocab:
+def fits(where: object, target: Target, vocab: int, hidden: int, taps: Sequence[int] = ()) -> None:
+    """Refuse a drafter that was trained for another target.
+
+    Args:
+        where: what the sentence calls the drafter.
+        vocab, hidden: the target's size of vocabulary and width of features, as the drafter's config has them.
+        taps: the hidden states that it reads.
+    """
+    if (vocab, hidden) != (target.vocab, width := target.hidden):
         raise InputError(
-            f"{what} is for a vocabulary of {vocab} tokens and the target's has {target.vocab}; use its own"
+            f"{where} was trained for a target of width {hidden} and {vocab} tokens, and this one has width {width} "
+            f"and {target.vocab} tokens; use its own target, or train it for this one"
         )
-    with torch.no_grad():
-        wide = target.embed(torch.zeros(1, 1, dtype=torch.long, device=getattr(target, "device", None))).shape[-1]
-    if hidden != wide:
-        raise InputError(f"{what} is for features {hidden} wide and the target's are {wide}; use its own target")
-    layers = getattr(getattr(target, "config", None), "num_hidden_layers", None)
-    if layers is not None and max(taps, default=0) > layers:
+    if max(taps, default=0) > target.layers:
         raise InputError(
-            f"{what} reads hidden states {list(taps)} of a target that has 0 to {layers}; correct its taps"
+            f"{where} reads hidden states {list(taps)} of a target that has 0 to {target.layers}; correct its taps"
         )

@@ -62,7 +62,7 @@ class Spelling:
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
-        """Of equal spellings, the first."""
+        """Bytes -> lowest token id of that spelling."""
         return {text: i for i, text in reversed(list(enumerate(self.spelt))) if text}
 
     @cached_property

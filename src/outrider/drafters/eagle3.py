@@ -1,4 +1,4 @@
-"""EAGLE-3 (Li et al. 2025): three layers of the target fused into one vector, tokens foretold without features.
+"""EAGLE-3 (Li et al. 2025): three layers of the target fused into one vector; it predicts tokens, not features.
 
 g_i     = fc(cat(l_i, m_i, h_i))                   hidden states of three layers, low, middle and high
 a_{i+1} = layer(cat(norm(e(t_{i+1})), norm(g_i)))  at position i, residual g_i; then a takes the place of g
@@ -8,21 +8,20 @@ law of t_{i+2} = lm_head(norm(a_{i+1}))            over the draft vocabulary; ta
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..nn import Attend, Layer, LayerShape, Prefix, RMSNorm, Store
+from ..nets import vocabulary
+from ..nets.layer import Attend, KVCache, Layer, LayerShape, RMSNorm, Store, linear
+from ..nets.network import Network
 from ..types import InputError, Target
-from . import _weights
-from ._features import FeatureDrafting
-from ._growth import Growth
-from .eagle import STATIC
+from . import _heads, _weights
+from ._features import FeatureDrafting, loader
+from ._growth import STATIC, Growth
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Eagle3Config:
     vocab: int
     draft_vocab: int
     target_hidden: int
-    taps: tuple[int, int, int]
+    taps: tuple[int, ...]
     scale: float = 1.0
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -49,16 +48,7 @@ class Eagle3Config:
             raise InputError(f"EAGLE-3's attention reads {2 * self.layer.hidden} numbers, not {self.layer.inputs}")
         if self.layer.hidden != self.target_hidden and not self.own_embedding:
             raise InputError("an EAGLE-3 drafter that is not as wide as its target needs an embedding of its own")
-        if not 1 <= self.draft_vocab <= self.vocab:
-            raise InputError(f"the draft vocabulary holds 1 to {self.vocab} tokens, not {self.draft_vocab}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "layer": self.layer.to_dict(), "taps": list(self.taps)}
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Eagle3Config:
-        low, middle, high = given["taps"]
-        return cls(**{**given, "layer": LayerShape.from_dict(given["layer"]), "taps": (low, middle, high)})
+        vocabulary.check_size(self.draft_vocab, self.vocab)
 
 
 def default_taps(layers: int) -> tuple[int, int, int]:
@@ -135,11 +125,12 @@ class Eagle3Net(nn.Module):
         return self.norm(out) if self.config.norm_output else out
 
     def logits(self, hidden: Float[Tensor, "*s h"]) -> Float[Tensor, "*s vd"]:
-        return self.lm_head(hidden if self.config.norm_output else self.norm(hidden))
+        hidden = hidden if self.config.norm_output else self.norm(hidden)
+        return self.lm_head(hidden) if self.midlayer.fused is None else linear(hidden, self.lm_head.weight)
 
     def ids(self) -> Int[Tensor, " vd"]:
         """The target's token id of every draft token."""
-        return self.d2t + torch.arange(self.config.draft_vocab, device=self.d2t.device)
+        return vocabulary.ids_of(self.d2t)
 
 
 @dataclass(frozen=True)
@@ -165,7 +156,7 @@ class Eagle3Drafter:
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FeatureDrafting:
         weight = self.net.fc.weight
-        return FeatureDrafting(self, Prefix(self.config.layer, len(prompts), capacity, weight.dtype, weight.device))
+        return FeatureDrafting(self, KVCache(self.config.layer, len(prompts), capacity, weight.dtype, weight.device))
 
     def given(self, features: Tensor) -> Tensor:
         return self.net.fuse(features)
@@ -180,48 +171,20 @@ class Eagle3Drafter:
 
 def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Eagle3Drafter:
     """A drafter of a network in memory (of a copy: it is cast, and its matrices fused)."""
-    net = copy.deepcopy(net).requires_grad_(False).eval()
-    net.to(device=getattr(target, "device", None), dtype=getattr(target, "dtype", None))
+    net = _weights.placed_on(copy.deepcopy(net), target)
     return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
 
 
-def _drafter(net: Eagle3Net, target: Target, growth: Growth) -> Eagle3Drafter:
+def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "this EAGLE-3 drafter") -> Eagle3Drafter:
     config, ids = net.config, net.ids()
-    _weights.fits("this EAGLE-3 drafter", target, config.vocab, config.target_hidden, config.taps)
-    if int(ids.min()) < 0 or int(ids.max()) >= config.vocab or len(ids.unique()) < len(ids):
-        raise InputError("d2t must give every draft token a token id of its own (id = i + d2t[i]); this one does not")
+    _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
+    if not config.own_embedding:
+        _heads.check_embedding(target, config.layer.hidden)
+    vocabulary.check_ids(ids, config.vocab)
     own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
     net.midlayer.fuse()
     return Eagle3Drafter(net, target, config, growth, None if own else ids)
 
 
-def save(folder: str | Path, net: Eagle3Net, config: Eagle3Config | None = None) -> None:
-    """Write a drafter's folder: config.json and model.safetensors."""
-    _weights.save(folder, "eagle3", net, (config or net.config).to_dict())
-
-
-def load(
-    target: Target | None,
-    tokenizer: Any = None,
-    path: str | None = None,
-    tree: str = "dynamic",
-    shape: tuple[int, ...] = (),
-    depth: int = 8,
-    width: int = 0,
-    kids: int = 10,
-    nodes: int = 60,
-    scale: float = 0.0,
-    value: bool = True,
-    rerank: bool = True,
-    replacement: bool = False,
-) -> Eagle3Drafter:
-    """A trained EAGLE-3 from its folder. Without a shape, the static tree is EAGLE-1's; scale 0: the checkpoint's."""
-    if target is None:
-        raise InputError("EAGLE-3 reads its target's features, so it needs the target that it drafts for")
-    given, tensors = _weights.read(path, "eagle3", target)
-    config = _weights.config_of(Eagle3Config.from_dict, given, path)
-    _weights.fits("this EAGLE-3 drafter", target, config.vocab, config.target_hidden, config.taps)
-    scale = scale or config.scale
-    parents = () if shape else STATIC
-    growth = Growth(tree, shape, parents, depth, width, kids, nodes, scale, value, rerank, replacement)
-    return _drafter(_weights.fill(lambda: Eagle3Net(config), tensors, path, target), target, growth)
+NETWORK = Network(Eagle3Net, Eagle3Config)
+load = loader("eagle3", _drafter)

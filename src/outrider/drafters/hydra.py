@@ -14,9 +14,8 @@ Trees: dynamic (EAGLE-2's growth, one head a depth), static, chain, greedy63, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +23,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..nn import Layer, LayerShape, Prefix, RMSNorm, Store
+from ..checkpoints.target import linear_head
+from ..nets import vocabulary
+from ..nets.layer import KVCache, Layer, LayerShape, RMSNorm, Store, linear
+from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _growth, _heads, _ranks, _weights
 from ._common import whole
@@ -47,23 +49,18 @@ class HydraConfig:
     layer: LayerShape | None = None
     scale: float = 1.0
     tree: tuple[tuple[int, ...], ...] | None = None
+    draft_vocab: int = 0  # tokens that can be drafted; 0: all of the target's
 
     def __post_init__(self) -> None:
         for name in ("vocab", "hidden", "heads", "layers"):
             whole(f"{name} of Hydra", getattr(self, name))
+        vocabulary.check_size(self.draft_vocab, self.vocab, 0)
         if self.prefix != (self.layer is not None):
             raise InputError("a Hydra drafter has a layer if and only if prefix is true; correct its config")
         if self.layer is not None and not self.layer.hidden == self.layer.inputs == self.hidden:
             raise InputError(f"Hydra's layer reads and writes features, so both widths must be {self.hidden}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "layer": None if self.layer is None else self.layer.to_dict()}
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> HydraConfig:
-        layer, tree = given.get("layer"), given.get("tree")
-        layer = None if layer is None else LayerShape.from_dict(layer)
-        return cls(**{**given, "layer": layer, "tree": None if tree is None else _ranks.checked(tree, "its config")})
+        if self.tree is not None:
+            object.__setattr__(self, "tree", _ranks.checked(self.tree, "its config"))
 
 
 class HydraHead(nn.Module):
@@ -74,15 +71,15 @@ class HydraHead(nn.Module):
         h = config.hidden
         wide = [h * (index + 2), *[None] * (config.layers - 1)]
         self.blocks = nn.ModuleList([_heads.ResBlock(h, inputs) for inputs in wide])
-        self.lm_head = nn.Linear(h, config.vocab)
+        self.lm_head = nn.Linear(h, config.draft_vocab or config.vocab)
         self.fused: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Float[Tensor, "*s wide"]) -> Float[Tensor, "*s v"]:
         if self.fused is None:
             x = self.blocks[0](x)
         else:
-            kept, turned = functional.linear(x, *self.fused).chunk(2, -1)
-            x = kept + functional.silu(turned)
+            kept, added = linear(x, *self.fused).chunk(2, -1)
+            x = kept + functional.silu(added)
         for block in self.blocks[1:]:
             x = block(x)
         return self.lm_head(x)
@@ -122,11 +119,19 @@ class HydraPrefix(nn.Module):
 class HydraNet(nn.Module):
     """K heads, and in Hydra++ a decoder layer before them (`prefix`, called once over the text by its user)."""
 
+    d2t: Tensor
+
     def __init__(self, config: HydraConfig):
         super().__init__()
         self.config = config
         self.prefix = None if config.layer is None else HydraPrefix(config.layer)
         self.heads = nn.ModuleList([HydraHead(config, i) for i in range(config.heads)])
+        if config.draft_vocab:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
+
+    def ids(self) -> Int[Tensor, " vd"] | None:
+        """The target's token id of every draft token; None: the vocabularies are one."""
+        return vocabulary.ids_of(self.d2t) if self.config.draft_vocab else None
 
     def forward(
         self, head: int, features: Float[Tensor, "*s h"], embeds: Float[Tensor, "*s i h"]
@@ -144,20 +149,30 @@ class HydraNet(nn.Module):
 
 
 def fresh(
-    target: Target, heads: int = 4, layers: int = 1, layer: LayerShape | None = None
-) -> tuple[HydraNet, HydraConfig]:
-    """An untrained network: every head is the target's LM head. With a layer's shape: Hydra++."""
-    hidden = _heads.width(target)
+    target: Target,
+    heads: int = 4,
+    layers: int = 1,
+    layer: LayerShape | None = None,
+    tokens: Int[Tensor, " vd"] | None = None,
+) -> HydraNet:
+    """An untrained network: every head is the target's LM head, for all tokens or for those of a draft vocabulary.
+    With a layer's shape: Hydra++."""
+    hidden = target.hidden
     _heads.check_embedding(target, hidden)
-    weight, bias = _heads.lm_head(target, hidden)
-    config = HydraConfig(target.vocab, hidden, heads, layers, layer is not None, layer)
+    weight, bias = linear_head(target)
+    few = 0
+    if tokens is not None:
+        weight, bias, few = weight[tokens], bias[tokens], len(tokens)
+    config = HydraConfig(target.vocab, hidden, heads, layers, layer is not None, layer, draft_vocab=few)
     net = HydraNet(config).to(weight.device, torch.promote_types(weight.dtype, torch.float32))
+    if tokens is not None:
+        vocabulary.keep(net.d2t, tokens)
     with torch.no_grad():
         for part in net.heads:
             assert isinstance(part, HydraHead)
             part.lm_head.weight.copy_(weight)
             part.lm_head.bias.copy_(bias)
-    return net, config
+    return net
 
 
 @dataclass(frozen=True)
@@ -166,6 +181,7 @@ class HydraDrafter:
     target: Target
     config: HydraConfig
     growth: _growth.Growth
+    names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraDrafting:
@@ -173,7 +189,7 @@ class HydraDrafter:
         if shape is None:
             return HydraDrafting(self)
         some = next(self.net.parameters())
-        return HydraDrafting(self, prefix=Prefix(shape, len(prompts), capacity, some.dtype, some.device))
+        return HydraDrafting(self, prefix=KVCache(shape, len(prompts), capacity, some.dtype, some.device))
 
 
 @dataclass
@@ -183,7 +199,7 @@ class HydraDrafting:
 
     drafter: HydraDrafter
     feature: Float[Tensor, "b h"] | None = None  # in Hydra++ what the prefix made of it
-    prefix: Prefix | None = None
+    prefix: KVCache | None = None
     waiting: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, path, count of a row
 
     def observe(self, round: Round) -> None:
@@ -220,13 +236,14 @@ class HydraDrafting:
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         self._read()
         path = Walk(self.drafter, rows, self.feature)
-        return self.drafter.growth.propose(rows, path.first, path.step, budget)[0]
+        names, vocab = self.drafter.names, self.drafter.target.vocab
+        return self.drafter.growth.propose(rows, path.first, path.step, budget, names, vocab)[0]
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         self._read()
         path = Walk(self.drafter, rows, self.feature)
-        return _ranks.below(rows, path.first, path.step, truth[:, : self.drafter.config.heads], k)
+        return _ranks.below(rows, path.first, path.step, truth[:, : self.drafter.config.heads], k, self.drafter.names)
 
     def select(self, index: Sequence[int]) -> None:
         self._read()
@@ -271,11 +288,6 @@ class Walk:
         return self.drafter.net.heads[fed.deepest](self.inputs)
 
 
-def save(folder: str | Path, net: HydraNet, config: HydraConfig | None = None) -> None:
-    """Write a native folder, which `load` reads."""
-    _weights.save(folder, "hydra", net, (config or net.config).to_dict())
-
-
 def load(
     target: Target | None,
     tokenizer: Any = None,
@@ -287,18 +299,23 @@ def load(
     scale: float = 0.0,
 ) -> HydraDrafter:
     """Hydra heads from a folder. `tree` "" is the folder's own, or dynamic; `scale` 0 is the folder's own."""
-    if target is None:
-        raise InputError("Hydra heads need the target that they draft for")
-    found, tensors = _weights.read(path, "hydra")
-    config = _weights.config_of(HydraConfig.from_dict, found, path)
-    _ranks.check_target(config.vocab, config.hidden, _heads.width(target), target, path)
+    net: HydraNet = _weights.network(path, "hydra", target)
+    assert target is not None
+    config = net.config
+    _weights.fits(path, target, config.vocab, config.hidden)
     _heads.check_embedding(target, config.hidden)
-    kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, target.vocab)
-    few = tuple(min(s, target.vocab) for s in shape)
+    ids = net.ids()
+    if ids is not None:
+        vocabulary.check_ids(ids, target.vocab)
+    size = config.draft_vocab or target.vocab
+    kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, size)
+    few = tuple(min(s, size) for s in shape)
     growth = _growth.Growth(
         tree="static" if ranks else kind, shape=few, depth=config.heads, width=width, kids=kids, nodes=1 << 16,
         scale=scale or config.scale, ranks=ranks,
     )  # fmt: skip
-    net = _weights.fill(lambda: HydraNet(config), tensors, path, target)
     net.fuse()
-    return HydraDrafter(net, target, config, growth)
+    return HydraDrafter(net, target, config, growth, ids)
+
+
+NETWORK = Network(HydraNet, HydraConfig)

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import sampling
-from ..tree import from_paths
+from ..core import sampling
+from ..core.tree import from_paths
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling, Target
 from ._common import flag, refuse, selected, useful, whole
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..tree import from_paths
+from ..core.tree import from_paths
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from ._common import refuse, selected, useful, whole
 

@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import ssm
 from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
+from ..core.padding import padded
+from ..nets import mamba as ssm
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _ranks, _weights
 from ._common import accepted, whole
@@ -130,7 +131,7 @@ class MambaDrafting:
         return tree
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
-        """For `_text.py`: a tree below tokens of the drafter's own, of which only the settled ones stay."""
+        """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
         if any(settled):
             self.state = ssm.read(self.drafter.net, settled, self.state)
         self.pending = tails
@@ -162,7 +163,7 @@ class MambaDrafting:
     def _read(self, nodes: int) -> Float[Tensor, "b 1 v"]:
         """Read the pending tokens, the root last; its state is the slab's first, which has room for a draft's."""
         longest, device = max(map(len, self.pending)), self.state.conv.device
-        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in self.pending], device=device)
+        tokens = padded(self.pending, device)
         even = all(len(row) == longest for row in self.pending)
         count = None if even else torch.tensor([len(row) for row in self.pending], device=device)
         logits, state = self.drafter.advance(tokens, self.state, count)
@@ -226,7 +227,7 @@ def load(
     path = _weights.placed(path or "demo", "mamba")
     folder = str(folder_of(path))
     net = _net(folder, target, dtype)
-    recorded, rows = getattr(target, "graphs", None) is not None, int(net.config.vocab_size)
+    recorded, rows = target.recorded, int(net.config.vocab_size)
 
     def build(words: Words) -> MambaDrafter | HybridDrafter:
         return _built(net, words, growth, batch, recorded)
@@ -257,13 +258,9 @@ def _built(net: Any, words: Words, growth: Growth, batch: int, recorded: bool) -
 def _net(path: str, target: Target, dtype: str) -> Any:
     from ..targets.load import from_pretrained
 
-    own = getattr(target, "dtype", None)
-    kind = (own if own is not None else "auto") if dtype == "auto" else dtype
-    place = str(getattr(target, "device", "auto"))
-    net: Any = _original(path) if original(path) else from_pretrained(path, kind, place, False, {})
-    if kind != "auto":
-        net = net.to(getattr(torch, kind) if isinstance(kind, str) else kind)
-    net = net if place == "auto" else net.to(place)
+    kind = target.dtype if dtype == "auto" else getattr(torch, dtype)
+    net: Any = _original(path) if original(path) else from_pretrained(path, kind, str(target.device), False, {})
+    net = net.to(device=target.device, dtype=kind)
     net.requires_grad_(False)
     return net.eval()
 

@@ -1,7 +1,7 @@
-"""Medusa (Cai et al. 2024): K heads on the target's last hidden state, each foretelling one position further.
+"""Medusa (Cai et al. 2024): K heads on the target's last hidden state, each predicting one position further.
 
     p_k = softmax(W2_k (h + SiLU(W1_k h)))    section 2.1.1: h is the feature of the last committed token at t;
-                                              the target's own head foretells t + 1, head k = 1 .. K foretells t + 1 + k
+                                              the target's own head predicts  t + 1, head k = 1 .. K predicts  t + 1 + k
 
 The heads begin as the target's LM head (W1 = 0, W2 = its weights), or share it. A head sees no drafted token, so every
 node at one depth has the same candidates and a tree is a set of paths of ranks: [0, 2] is the third candidate of the
@@ -19,18 +19,20 @@ deterministic, and judged as point masses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import sampling
-from ..tree import root_only
+from ..checkpoints.target import linear_head
+from ..core import sampling
+from ..core.tree import root_only
+from ..nets import vocabulary
+from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _ranks, _weights
 from ._common import whole
@@ -54,35 +56,40 @@ class MedusaConfig:
     scale: float = 1.0
     lossy: bool = False
     tree: tuple[tuple[int, ...], ...] | None = None
+    draft_vocab: int = 0  # tokens that can be drafted; 0: all of the target's
 
     def __post_init__(self) -> None:
         for name in ("vocab", "hidden", "heads", "layers"):
             whole(f"{name} of Medusa", getattr(self, name))
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> MedusaConfig:
-        tree = given.get("tree")
-        return cls(**{**given, "tree": None if tree is None else _ranks.checked(tree, "its config")})
+        vocabulary.check_size(self.draft_vocab, self.vocab, 0)
+        if self.tree is not None:
+            object.__setattr__(self, "tree", _ranks.checked(self.tree, "its config"))
 
 
 class MedusaHead(nn.Module):
     def __init__(self, config: MedusaConfig):
         super().__init__()
         self.blocks = nn.ModuleList([_heads.ResBlock(config.hidden) for _ in range(config.layers)])
-        self.lm_head = None if config.share_head else nn.Linear(config.hidden, config.vocab, bias=config.bias)
+        size = config.draft_vocab or config.vocab
+        self.lm_head = None if config.share_head else nn.Linear(config.hidden, size, bias=config.bias)
 
 
 class MedusaNet(nn.Module):
     """K heads of residual blocks, each with an LM head or all with the target's."""
+
+    d2t: Tensor
 
     def __init__(self, config: MedusaConfig):
         super().__init__()
         self.config = config
         self.heads = nn.ModuleList([MedusaHead(config) for _ in range(config.heads)])
         self.fused: tuple[list[tuple[Tensor, Tensor]], Tensor | None, Tensor | None] | None = None
+        if config.draft_vocab:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
+
+    def ids(self) -> Int[Tensor, " vd"] | None:
+        """The target's token id of every draft token; None: the vocabularies are one."""
+        return vocabulary.ids_of(self.d2t) if self.config.draft_vocab else None
 
     @property
     def parts(self) -> list[MedusaHead]:
@@ -141,21 +148,31 @@ def _stacked(layers: Sequence[Any], name: str) -> Tensor:
 
 
 def fresh(
-    target: Target, heads: int = 4, layers: int = 1, share_head: bool = False, lossy: bool = False
-) -> tuple[MedusaNet, MedusaConfig]:
-    """An untrained network: every head is the target's LM head."""
-    hidden = _heads.width(target)
-    weight, bias = _heads.lm_head(target, hidden)
-    biased = bool(bias.any())
-    config = MedusaConfig(target.vocab, hidden, heads, layers, share_head, biased and not share_head, lossy=lossy)
+    target: Target,
+    heads: int = 4,
+    layers: int = 1,
+    share_head: bool = False,
+    lossy: bool = False,
+    tokens: Int[Tensor, " vd"] | None = None,
+) -> MedusaNet:
+    """An untrained network: every head is the target's LM head, for all tokens or for those of a draft vocabulary."""
+    hidden = target.hidden
+    weight, bias = linear_head(target)
+    few = 0
+    if tokens is not None:
+        weight, bias, few = weight[tokens], bias[tokens], len(tokens)
+    own = bool(bias.any()) and not share_head
+    config = MedusaConfig(target.vocab, hidden, heads, layers, share_head, own, lossy=lossy, draft_vocab=few)
     net = MedusaNet(config).to(weight.device, torch.promote_types(weight.dtype, torch.float32))
+    if tokens is not None:
+        vocabulary.keep(net.d2t, tokens)
     with torch.no_grad():
         for part in net.parts:
             if part.lm_head is not None:
                 part.lm_head.weight.copy_(weight)
-                if biased:
+                if own:
                     part.lm_head.bias.copy_(bias)
-    return net, config
+    return net
 
 
 @dataclass(frozen=True)
@@ -173,6 +190,8 @@ class MedusaDrafter:
     target: Target
     config: MedusaConfig
     options: MedusaOptions
+    head: Head  # the target's, for the tokens that can be drafted
+    names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MedusaDrafting:
@@ -188,27 +207,30 @@ class MedusaDrafting:
         self.feature = _heads.last(round, round.look.features[-1], self.feature)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        options, depth = self.drafter.options, min(budget.depth, max(rows.room) - 1, self.drafter.config.heads)
+        options, config = self.drafter.options, self.drafter.config
+        depth, most = min(budget.depth, max(rows.room) - 1, config.heads), config.draft_vocab or config.vocab
         if budget.shape is None and options.tree == "ranks":
             paths = _ranks.within(options.ranks, budget.nodes, depth)
         else:
             shape = budget.shape or (options.shape if options.tree == "static" else (options.kids,) * depth)
-            paths = _ranks.candidates(tuple(min(s, self.drafter.config.vocab) for s in shape[:depth]), budget.nodes)
+            paths = _ranks.candidates(
+                tuple(min(s, most) for s in shape[:depth]),
+                budget.nodes,
+            )
         if not paths.paths:
             return root_only(rows.root)
-        tokens, confidence = self._rank(rows, paths.depth, paths.kids)
-        floor = budget.floor if rows.rule == "coupled" else 0.0
-        return _ranks.plant(rows.root, tokens, confidence, paths, budget.nodes, floor)
+        tokens, confidence = self._rank(rows, paths.depth, paths.kids, budget.scale)
+        return _ranks.plant(rows.root, tokens, confidence, paths, budget.nodes, budget.floor)
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         return self._rank(rows, min(truth.shape[1], self.drafter.config.heads), k)[0]
 
-    def _rank(self, rows: Rows, depth: int, k: int) -> tuple[Tensor, Tensor]:
+    def _rank(self, rows: Rows, depth: int, k: int, scale: float | None = None) -> tuple[Tensor, Tensor]:
         assert self.feature is not None
-        logits = self.drafter.net.fast(self.feature, depth, self.drafter.target.head)
+        logits = self.drafter.net.fast(self.feature, depth, self.drafter.head)
         below = torch.arange(1, depth + 1, device=logits.device).repeat(len(rows), 1)
-        return sampling.rank(logits, rows, below, k, self.drafter.options.scale)
+        return sampling.rank(logits, rows, below, k, scale or self.drafter.options.scale, names=self.drafter.names)
 
     def select(self, index: Sequence[int]) -> None:
         if self.feature is not None:
@@ -221,11 +243,6 @@ class MedusaDrafting:
         self.feature = torch.cat([self.feature, other.feature])
 
 
-def save(folder: str | Path, net: MedusaNet, config: MedusaConfig | None = None) -> None:
-    """Write a native folder, which `load` reads."""
-    _weights.save(folder, "medusa", net, (config or net.config).to_dict())
-
-
 def load(
     target: Target | None,
     tokenizer: Any = None,
@@ -236,16 +253,20 @@ def load(
     scale: float = 0.0,
 ) -> MedusaDrafter:
     """Medusa heads from a folder. `tree` "" is the folder's own, or dynamic; `scale` 0 is the folder's own."""
-    if target is None:
-        raise InputError("Medusa heads need the target that they draft for")
-    found, tensors = _weights.read(path, "medusa")
-    config = _weights.config_of(MedusaConfig.from_dict, found, path)
-    _ranks.check_target(config.vocab, config.hidden, _heads.width(target), target, path)
+    net: MedusaNet = _weights.network(path, "medusa", target)
+    assert target is not None
+    config = net.config
+    _weights.fits(path, target, config.vocab, config.hidden)
     if min(shape, default=0) < 1 or whole("kids", kids) < 1 or not 0 <= scale < float("inf"):
         raise InputError("the shape, kids and scale of Medusa must be positive")
     if tree == "chain":
         tree, shape = "static", (1,) * config.heads
-    kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, target.vocab)
-    net = _weights.fill(lambda: MedusaNet(config), tensors, path, target)
+    ids = net.ids()
+    few = target.vocab if ids is None else len(ids)
+    kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, few)
     net.fuse()
-    return MedusaDrafter(net, target, config, MedusaOptions(kind, ranks, shape, kids, scale or config.scale))
+    options = MedusaOptions(kind, ranks, shape, kids, scale or config.scale)
+    return MedusaDrafter(net, target, config, options, _heads.rows(target, ids), ids)
+
+
+NETWORK = Network(MedusaNet, MedusaConfig)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tree import chain
+from ..core.tree import chain
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
-from . import _ranks, _weights
+from . import _ranks
 from ._common import accepted
 from ._growth import WIDEST, Growth
 from ._text import TextDrafter
@@ -65,7 +65,7 @@ class ModelDrafting:
         return tree
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
-        """For `_text.py`: a tree below tokens of the draft model's own, of which only the settled ones stay."""
+        """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
         texts = [p + s for p, s in zip(self.pending, settled, strict=True)]
         self.pending = [text + tail for text, tail in zip(texts, tails, strict=True)]
         lengths = [n + len(text) for n, text in zip(self.session.lengths.tolist(), texts, strict=True)]
@@ -117,27 +117,26 @@ def load(
     dtype: str = "auto",
     vocab: str = "same",
 ) -> ModelDrafter | TextDrafter:
-    """A draft model from a folder or hub id; without a path, the demo draft model.
+    """A draft model by its name, as for a target; without one, the demo draft model.
 
     `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
     """
-    from ..targets import HFTarget, load_target, load_tokenizer
+    from ..targets import HFTarget, SeqTarget, load_target, load_tokenizer
 
     growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
-    where = _weights.placed(path or "demo", "draft")
+    where = "demo/draft" if path in (None, "demo") else str(path)
     check_way(vocab)
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
-    model = getattr(target, "model", None)
-    device = "auto" if model is None else str(model.device)
-    draft = load_target(where, dtype=_dtype_like(target) if dtype == "auto" else dtype, device=device)
-    if type(draft) is not type(target) and model is not None:
+    draft = load_target(where, dtype=target.dtype if dtype == "auto" else dtype, device=str(target.device))
+    if isinstance(draft, SeqTarget) != isinstance(target, SeqTarget):
         raise InputError(f"{where} and the target are not of one kind: both must be encoder-decoder models, or neither")
-    if isinstance(draft, HFTarget) and getattr(target, "graphs", None) is not None:
-        draft.compile()
-        draft.warm()
+    if isinstance(draft, HFTarget) and isinstance(target, HFTarget) and target.graphs is not None:
+        draft.compile(target.graphs.patience)
+        if target.graphs.patience == 0:
+            draft.warm()
     if vocab == "same":
         return ModelDrafter(draft, Same(draft.vocab, target.vocab), growth)
     if not isinstance(draft, HFTarget):
@@ -155,7 +154,7 @@ def across(way: str, where: str, rows: int, target: Target, tokenizer: Any, buil
     here, there = Spelling.of(tokenizer, "the target"), Spelling.of(theirs, where)
     if way == "text":
         return TextDrafter(build(Same(rows, rows)), here, there, target.vocab)
-    return build(Shared.of(here, there, rows, target.vocab, where, getattr(target, "device", None)))
+    return build(Shared.of(here, there, rows, target.vocab, where, target.device))
 
 
 def check_way(way: str) -> None:
@@ -174,9 +173,3 @@ def check_tokenizer(where: str, target: Any, draft: Any) -> None:
             f"the tokenizer of {where} differs from the target's; give the same one, or say how to draft across: "
             "vocab=shared or vocab=text"
         )
-
-
-def _dtype_like(target: Target) -> str:
-    """The draft model computes in the target's own precision."""
-    model = getattr(target, "model", None)
-    return "auto" if model is None else str(next(model.parameters()).dtype).removeprefix("torch.")

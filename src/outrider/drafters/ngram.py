@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import sampling
-from ..growth import grow
-from ..tree import append, from_template, prune, root_only, template
+from ..core import sampling
+from ..core.growth import grow
+from ..core.tree import append, from_template, prune, root_only, template
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from ._common import corpus, refuse, selected, useful, whole
 
@@ -146,8 +146,7 @@ class NgramDrafting:
             logits = self.law(fed.tokens[:, since:]).log().float()
             return sampling.rank(logits, rows, fed.deepest + 1, width, 1.0)
 
-        floor = budget.floor if rows.rule == "coupled" else 0.0
-        return grow(rows.root, expand, depth=depth, width=width, nodes=budget.nodes, floor=floor)[0]
+        return grow(rows.root, expand, depth=depth, width=width, nodes=budget.nodes, floor=budget.floor)[0]
 
     def _static(self, rows: Rows, shape: tuple[int, ...], sampled: bool) -> DraftTree:
         fed, since, laws = root_only(rows.root), 0, []

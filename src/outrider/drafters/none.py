@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..tree import root_only
+from ..core.tree import root_only
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from ._common import refuse
 

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from threading import Lock
 from typing import Any
 
-from ..tree import from_lists
+from ..core.tree import from_lists
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from ._common import corpus, flag, refuse, selected, useful, whole
 
@@ -236,12 +236,12 @@ class SuffixDrafting:
                     row.place = memory.write(row.place, tokens)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        floor, nodes = budget.floor if rows.rule == "coupled" else 0.0, max(1, budget.nodes)
+        nodes = max(1, budget.nodes)
         memory, shared = self.drafter.memory, [self.drafter.corpus] if self.drafter.corpus else []
         with memory.lock if memory else nullcontext():
             shared = [memory.young, memory.old, *shared] if memory else shared
             grown = [
-                grow(row, [row.automaton, *shared], nodes, depth, floor)
+                grow(row, [row.automaton, *shared], nodes, depth, budget.floor)
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
         tokens, parents, values = (list(part) for part in zip(*grown, strict=True))

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..types import InputError
+from . import aligned
 
 NAME = "outrider"
 OPEN = "outrider_open"  # set on a mask that hides nothing: kernels are faster without one
@@ -34,6 +35,9 @@ def attend(
 
     Stock attention repeats keys and values over the whole buffer; folding makes [b, g, (h / g) n, d] of the queries.
     """
+    plan = aligned.plan_of(attention_mask)
+    if plan is not None and kwargs.get("softcap") is None:
+        return aligned.attend(query, key, value, plan, scaling, kwargs.get("s_aux")), None
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise InputError(f"grouped attention has no {name}; this family must be listed as eager in families.py")

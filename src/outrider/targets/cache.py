@@ -168,6 +168,11 @@ class TreeCache(Cache):
             wanted = torch.tensor(index, dtype=torch.long)
             self._hold([slab.index_select(1, wanted.to(slab.device)) for slab in self.slabs], len(index))
 
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Overwrite what these rows hold: no mask hides a NaN from whoever is given their place next."""
+        for slab in self.slabs:
+            slab[:, list(rows)] = 0
+
     def join(self, other: TreeCache, used: int) -> None:
         """Append the rows of another cache of the same model, of which `used` slots matter."""
         total, capacity = self.rows + other.rows, max(self.capacity, used)

@@ -29,7 +29,14 @@ class Family:
     attention: str = "outrider"  # outrider: our grouped attention; sdpa or eager: the model's own code
     binding: Binding | None = None  # what stands in for code that takes slots for positions, during a tree's pass
     context: str = "max_position_embeddings"
+    sinks: bool = False  # attention sinks, which our attention by position takes too
+    uneven: bool = False  # trees were seen to change a bit although the probe found nothing: never `bits`
     proved: bool = True  # by tests/models; False: `validate` runs at load
+
+    @property
+    def bits(self) -> bool:
+        """Does its attention come through transformers' interface, so that it can sum by position?"""
+        return (self.attention == "outrider" or self.sinks) and not self.uneven
 
 
 TABLE: dict[str, Family] = {
@@ -37,7 +44,7 @@ TABLE: dict[str, Family] = {
     "llama": Family(),
     "gpt_neox": Family(),
     "gpt2": Family(),
-    "opt": Family(),
+    "opt": Family(uneven=True),
     "phi": Family(),
     "granite": Family(),
     "olmo2": Family(),
@@ -59,7 +66,7 @@ TABLE: dict[str, Family] = {
     "cohere2": Family(typed=True),
     "olmo3": Family(typed=True),
     "smollm3": Family(typed=True),
-    "gpt_oss": Family(typed=True, attention="eager"),  # attention sinks
+    "gpt_oss": Family(typed=True, attention="eager", sinks=True),
     # positions read off slots
     "bloom": Family(attention="eager", binding=positions.bloom, context="seq_length"),
     "falcon": Family(attention="sdpa", binding=positions.falcon),
@@ -115,6 +122,11 @@ def guess(model: Any) -> Family:
 def text_config(model: Any) -> Any:
     """The config of the layers that write text."""
     return model.config.get_text_config(decoder=True)
+
+
+def width_of(model: Any) -> int:
+    """The width of hidden states."""
+    return int(getattr(text_config(model), "hidden_size", None) or model.get_input_embeddings().embedding_dim)
 
 
 def windows(config: Any, family: Family) -> dict[str, int | None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -20,15 +21,19 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..types import InputError, Look
+from .aligned import carry, plan_of
 from .attention import OPEN
 from .cache import TreeCache
+from .exact import Exactness
 from .session import Pass, TreeSession
 
+PATIENCE = 128  # passes of a kind before it is recorded, in models that were loaded by name
 PROOFS = 4  # passes of different shape that a recording must equal the stock forward in
+ROUNDINGS = 64  # units in the last place that it may be off by, where bits do not count
 logger = logging.getLogger(__name__)
 
-# One token a row, one row, level rows, open masks, embeddings given, taps.
-Kind = tuple[bool, bool, bool, tuple[bool, ...], bool, tuple[int, ...]]
+# One token a row, one row, level rows, open masks, embeddings given, taps; where bits count, what else sets its course.
+Kind = tuple[bool, bool, bool, tuple[bool, ...], bool, tuple[int, ...], tuple[Any, ...]]
 Forward = Callable[[TreeSession, Pass], Look]
 
 
@@ -38,9 +43,12 @@ class Recordable(Protocol):
 
     model: Any
     family: Any
+    exactness: Exactness | None
 
     def inputs(self, given: Pass) -> dict[str, Any]: ...
-    def call(self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]: ...
+    def call(
+        self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...], rows: int
+    ) -> tuple[Tensor, list[Tensor]]: ...
 
 
 @dataclass
@@ -50,23 +58,33 @@ class Recording:
 
 
 class Graphs:
-    """The recordings of one target: one for each kind of pass, made when it is first needed."""
+    """The recordings of one target: one for each kind of pass, made when it has been needed more than `patience` times.
 
-    def __init__(self, target: Recordable):
+    A recording wins its own time back in one or two hundred passes, which a short text does not have.
+    """
+
+    def __init__(self, target: Recordable, patience: int = 0):
         if target.family.binding is not None:
             kind = target.model.config.model_type
             raise InputError(f"{kind} reads positions off its cache, so it cannot be recorded; leave compile out")
         if not hasattr(torch.jit, "trace"):
             raise InputError(f"torch {torch.__version__} cannot record a forward pass; leave compile out")
-        self.target = target
+        self.target, self.patience = target, patience
+        self.seen: Counter[tuple[Any, ...]] = Counter()
         self.made: dict[Kind, Recording | None] = {}
 
     def run(self, session: TreeSession, given: Pass, stock: Forward) -> Look:
         """One pass over a tree: replayed, or by the stock forward where recording it failed."""
+        one, alone = given.n - given.since == 1, len(given.lengths) == 1
+        if self.patience:
+            habit = one, alone, given.level, given.embeds is not None, given.taps
+            self.seen[habit] += 1
+            if self.seen[habit] <= self.patience:
+                return stock(session, given)
         inputs = self.target.inputs(given)
         open_ = tuple(OPEN in mask.__dict__ for mask in _masks(inputs))
-        alone = len(given.lengths) == 1
-        kind = (given.n - given.since == 1, alone, given.level, open_, given.embeds is not None, given.taps)
+        course = self._course(given, inputs)
+        kind = (one, alone, given.level, open_, given.embeds is not None, given.taps, course)
         if kind not in self.made:
             self.made[kind] = self._record(session.cache, given, inputs, kind)
         recording = self.made[kind]
@@ -82,12 +100,23 @@ class Graphs:
         shape = (*logits.shape[:2], given.view)
         if len(recording.proofs) < PROOFS and shape not in recording.proofs:
             true = stock(session, given)
-            if not _same(look, true):
+            if not _same(look, true, 0 if self.target.exactness else ROUNDINGS):
                 logger.warning("a recorded pass differs from the model's own; the model's own is used from now on")
                 self.made[kind] = None
                 return true
             recording.proofs.add(shape)
         return look
+
+    def _course(self, given: Pass, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        """What a pass that sums by position does differently from another one."""
+        exactness = self.target.exactness
+        if exactness is None:
+            return ()
+        plans = [plan_of(mask) for mask in _masks(inputs)]
+        parts = [tuple(t is not None and len(t) > 0 for t in plan.tensors()) for plan in plans if plan is not None]
+        read, rows = given.n - given.since, given.places.numel()
+        blocks = {most: -(-rows // most) for most in exactness.blocks.values() if rows > most}
+        return *parts, *sorted(blocks.items()), read if read < exactness.queries else 0
 
     def _record(self, cache: TreeCache, given: Pass, inputs: dict[str, Any], kind: Kind) -> Recording | None:
         tensors = _tensors(inputs, given, cache)
@@ -112,15 +141,20 @@ class _Body(torch.nn.Module):
         masks = inputs["attention_mask"]
         self.types = tuple(masks) if isinstance(masks, dict) else None
         self.places = "position_ids" in inputs
+        self.rows = given.places.numel()
+        self.plans = [plan_of(mask) for mask in _masks(inputs)]
 
     def forward(
         self, read: Tensor, places: Tensor, slots: Tensor, masks: list[Tensor], flat: list[Tensor], wide: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        _, _, level, open_, embedded, taps = self.kind
+        _, _, level, open_, embedded, taps, course = self.kind
+        view = None if course else masks[0].shape[-1]
+        if course:
+            given = iter(masks)
+            masks = [carry(plan.like(given)) for plan in self.plans if plan is not None]
         for mask, hides_nothing in zip(masks, open_, strict=True):
             if hides_nothing:
                 mask.__dict__[OPEN] = True
-        view = masks[0].shape[-1]
         layers: list[Any] = [
             _Layer(flat[2 * i : 2 * i + 2], wide[2 * i : 2 * i + 2], slots, view, level) for i in range(len(flat) // 2)
         ]
@@ -128,7 +162,7 @@ class _Body(torch.nn.Module):
         if self.places:
             inputs["position_ids"] = places
         inputs["attention_mask"] = masks[0] if self.types is None else dict(zip(self.types, masks, strict=True))
-        logits, features = self.target.call(inputs, Cache(layers=layers), taps)
+        logits, features = self.target.call(inputs, Cache(layers=layers), taps, self.rows)
         return (logits, *features)
 
 
@@ -152,10 +186,11 @@ class _Layer(CacheLayerMixin):
                 wide.index_copy_(2, self.slots, states)
             else:
                 flat.index_copy_(0, self.slots, states.transpose(1, 2).reshape(-1, flat.shape[1]))
-        return self.wide[0].narrow(2, 0, self.view), self.wide[1].narrow(2, 0, self.view)
+        keys, values = self.wide
+        return (keys, values) if self.view is None else (keys.narrow(2, 0, self.view), values.narrow(2, 0, self.view))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.view, 0
+        return (self.wide[0].shape[2] if self.view is None else self.view), 0
 
     def get_seq_length(self) -> int:
         return 0
@@ -174,13 +209,17 @@ def _tensors(inputs: dict[str, Any], given: Pass, cache: TreeCache) -> tuple[Any
     slots = given.stretch() if given.level else given.slots(cache.capacity)
     flat = [part for layer in cache.tree_layers for part in layer.flat]
     wide = [part for layer in cache.tree_layers for part in layer.wide]
-    return read, inputs.get("position_ids", given.places), slots, _masks(inputs), flat, wide
+    masks = _masks(inputs)
+    plans = [plan_of(mask) for mask in masks]
+    if any(plans):
+        masks = [t for plan in plans if plan is not None for t in plan.tensors() if t is not None]
+    return read, inputs.get("position_ids", given.places), slots, masks, flat, wide
 
 
-def _same(a: Look, b: Look) -> bool:
-    """Equal up to rounding: a folded constant may round the last bit differently."""
+def _same(a: Look, b: Look, roundings: int) -> bool:
+    """Equal up to so many roundings: a folded constant may round the last bit differently."""
 
     def close(x: Tensor, y: Tensor) -> bool:
-        return float((x - y).abs().max()) <= 64 * torch.finfo(y.dtype).eps * float(y.abs().max())
+        return float((x - y).abs().max()) <= roundings * torch.finfo(y.dtype).eps * float(y.abs().max())
 
     return close(a.logits, b.logits) and all(close(a.features[t], b.features[t]) for t in b.features)

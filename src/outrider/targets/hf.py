@@ -1,4 +1,8 @@
-"""Any stock causal language model as a target: trees through its own forward pass, nothing copied, nothing patched."""
+"""Any stock causal language model as a target: trees through its own forward pass.
+
+No modelling code is copied. Four families take slots for positions (`positions.py`); while one of our passes over a
+tree runs on them, a function or attribute of theirs is replaced, and put back after it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..tree import chain_of
+from ..core.padding import padded
+from ..core.tree import chain_of
 from ..types import InputError, Look, Prefill
-from . import attention, families
+from . import aligned, attention, exact, families
 from .cache import TreeCache
 from .graphs import PROOFS, Graphs
 from .session import Pass, TreeSession
@@ -36,12 +41,30 @@ class HFTarget:
         self.config = families.text_config(model)
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.context = families.context_of(model, self.family)
+        self.hidden, self.layers = families.width_of(model), int(self.config.num_hidden_layers)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.experts = families.experts_of(model)
         self.windows = families.windows(self.config, self.family)
         self.graphs: Graphs | None = None
+        self.exactness: exact.Exactness | None = None
+        self.blocks: list[tuple[Any, int]] = []  # layers that read no more rows at a time than this
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
+
+    @property
+    def recorded(self) -> bool:
+        """Are passes over trees recorded and replayed?"""
+        return self.graphs is not None
+
+    @cached_property
+    def config_dict(self) -> dict[str, Any]:
+        """The config of the layers that write text."""
+        return self.config.to_dict()
+
+    @property
+    def exact(self) -> str:
+        """What texts with drafts are equal to: "bits", those without, or "rounding", those up to rounding."""
+        return "rounding" if self.exactness is None else "bits"
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""
@@ -80,7 +103,7 @@ class HFTarget:
         b, n = len(sizes), max(sizes)
         if n > session.cache.limit:
             raise InputError(f"a prompt has {n} tokens and the cache is limited to {session.cache.limit}; shorten it")
-        tokens = torch.tensor([[*p, *[0] * (n - len(p))] for p in prompts], dtype=torch.long, device=device)
+        tokens = padded(prompts, device)
         for first in range(0, n, CHUNK):
             end = min(first + CHUNK, n)
             counts = [min(max(size - first, 0), end - first) for size in sizes]
@@ -95,9 +118,25 @@ class HFTarget:
             upcoming = torch.tensor([p[end] if end < len(p) else -1 for p in prompts], device=device)
             yield Prefill(tree, look, count, tuple(first < size <= end for size in sizes), upcoming)
 
-    def compile(self) -> None:
-        """From now on, record passes over trees and replay them (`graphs.py`). The weights must not change any more."""
-        self.graphs = self.graphs or Graphs(self)
+    def use(self, exactness: exact.Exactness | None, layers: Sequence[tuple[Any, int]] = ()) -> None:
+        """From now on, passes whose bits are the same with and without drafts; None: equal up to rounding.
+
+        `layers` read no more rows at a time than given. The weights must not change any more.
+        """
+        self.exactness, self.blocks = exactness, list(layers)
+        self.graphs = None if self.graphs is None else Graphs(self, self.graphs.patience)
+
+    def compile(self, patience: int = 0) -> None:
+        """Record passes over trees and replay them (`graphs.py`), after the first `patience` of a kind.
+
+        The weights must not change any more. Raises InputError for a family that cannot be recorded; with patience,
+        its own forward is used without a word.
+        """
+        try:
+            self.graphs = self.graphs or Graphs(self, patience)
+        except InputError:
+            if not patience:
+                raise
 
     def warm(self, taps: tuple[int, ...] = ()) -> None:
         """Make the recordings now and prove them, or the first rounds would. One takes as long as fifty passes."""
@@ -122,16 +161,17 @@ class HFTarget:
         with ExitStack() as stack:
             if self.family.binding is not None and given.ancestors is not None:
                 stack.enter_context(self.family.binding(self.model, given))
-            logits, features = self.call(self.inputs(given), session.cache, given.taps)
+            logits, features = self.call(self.inputs(given), session.cache, given.taps, given.places.numel())
         if given.asked is not None and "logits_to_keep" not in self.accepts:
             logits = logits[:, given.asked]
         return Look(logits, dict(zip(given.taps, features, strict=True)))
 
-    def call(self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
-        """Logits and tapped hidden states of the stock forward with our attention."""
+    def call(self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...], rows: int) -> tuple[Tensor, list[Tensor]]:
+        """Logits and tapped hidden states of the stock forward with our attention; `rows`: tokens of the pass."""
         if taps:
             inputs = {**inputs, "output_hidden_states": True}
-        with attention.switched(self.config, self.family.attention, self.experts):
+        own = self.family.attention if self.exactness is None else attention.NAME
+        with attention.switched(self.config, own, self.experts), exact.in_blocks(self.blocks, rows):
             out = self.model(**inputs, past_key_values=cache, use_cache=True, return_dict=True)
         return out.logits, [out.hidden_states[tap] for tap in taps]
 
@@ -151,15 +191,16 @@ class HFTarget:
 
     def _mask(self, given: Pass) -> Any:
         """None for a prompt's first chunk (its slots are its positions: the model's own causal masks are right)."""
-        if given.ancestors is None:
+        if given.ancestors is None and self.exactness is None:
             return None
-        if not self.family.typed:
-            return given.mask(self.dtype, self.windows[""])
-        made: dict[int | None, Tensor] = {}
-        for window in self.windows.values():
-            if window not in made:
-                made[window] = given.mask(self.dtype, window)
-        return {kind: made[window] for kind, window in self.windows.items()}
+        made = {window: self._mask_of(given, window) for window in set(self.windows.values())}
+        masks = {kind: made[window] for kind, window in self.windows.items()}
+        return masks if self.family.typed else masks[""]
+
+    def _mask_of(self, given: Pass, window: int | None) -> Tensor:
+        if self.exactness is None:
+            return given.mask(self.dtype, window)
+        return aligned.carry(exact.plan(given, given.capacity, self.dtype, self.exactness, window))
 
 
 def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked: Int[Tensor, " k"]) -> Pass:
@@ -174,6 +215,7 @@ def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked:
         lengths=torch.full((b,), first, device=device),
         prefix=first,
         level=True,
+        least=first,
         bound=first + n - 1,
         ancestors=lower,
         taps=taps,

@@ -1,4 +1,4 @@
-"""Models and tokenizers from a hub id or a folder, by transformers' own loading code; one sentence where it fails."""
+"""Models and tokenizers by name (`names.py`), by transformers' own loading code; one sentence where it fails."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from ..types import InputError
+from . import gguf, names
 from .hf import HFTarget
+from .names import Place
+from .probe import settle
 from .seq2seq import SeqTarget
 from .validate import ensure
+
+LENIENT = {"ignore_mismatched_sizes": True}  # tensors of another shape are told of, and refused by name here
 
 
 def load_target(
@@ -20,41 +27,80 @@ def load_target(
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
+    exact: str = "rounding",
     **options: Any,
 ) -> HFTarget | SeqTarget:
-    """A target from a hub id, a folder, or a transformers model in memory (which keeps its precision and place).
+    """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
 
     `options` go to `from_pretrained` (quantization_config, revision, ...). A family that our tests do not prove is
-    proved here, once for each configuration, and refused with the reason if a tree is not exact on it.
+    proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
+    texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
     """
     if isinstance(model, PreTrainedModel):
         stock = model
-    elif isinstance(model, str | Path):
-        stock = from_pretrained(str(model), dtype, device, trust_remote_code, options)
+    elif isinstance(model, str | Path | Place):
+        stock = from_pretrained(model, dtype, device, trust_remote_code, options)
     else:
-        raise InputError(f"a model is a hub id, a folder or a transformers model, not {type(model).__name__}")
+        raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
         raise InputError(f"{type(stock).__name__} is not a language model: it has no head to write tokens with")
     if stock.config.is_encoder_decoder:
+        if exact == "bits":
+            raise InputError("encoder-decoders cannot promise the same bits yet; leave exact out")
         return SeqTarget(stock)
     target = HFTarget(stock)
     if not target.family.proved:
         ensure(target)
+    settle(target, exact)
     return target
 
 
-def load_tokenizer(where: str | Path | None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = False) -> Any:
     """The model's own tokenizer; None for a model in memory that came from nowhere."""
-    if not where:
+    if not model:
         return None
+    place = names.find(model)
+    if place.gguf:
+        return gguf.read_tokenizer(Path(place.where) / place.gguf)
     try:
-        return AutoTokenizer.from_pretrained(str(where), trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(place.where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{where} has no tokenizer that transformers can load ({_first_line(error)})") from None
+        reason = _damaged(place.where) or f"{place.name} has no tokenizer to be loaded: {_first_line(error)}"
+        raise InputError(_hinted(reason, place)) from None
 
 
-def from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]) -> PreTrainedModel:
-    """The stock model of a hub id or folder, of any kind that transformers knows; one sentence where it fails."""
+def from_pretrained(
+    model: str | Path | Place, dtype: Any, device: str, trust: bool, options: dict[str, Any]
+) -> PreTrainedModel:
+    """The stock model of a name, of any kind that transformers knows; one sentence where it fails.
+
+    dtype "auto": the precision of the weights, but float32 for the demo's.
+    """
+    place = names.find(model)
+    dtype = place.dtype if dtype == "auto" else dtype
+    if place.gguf:
+        stock, found = gguf.read(Path(place.where) / place.gguf, dtype)
+    else:
+        stock, found = _read(place, dtype, trust, options)
+    lacking = sorted(found["missing_keys"])
+    if lacking:  # transformers would fill them with random numbers
+        raise InputError(
+            f"the weights of {place.name} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again"
+        )
+    if mismatched := sorted(found.get("mismatched_keys", ())):
+        name, there, wanted = mismatched[0]
+        raise InputError(
+            f"the weights of {place.name} do not have the shapes that its config.json says: {name} is "
+            f"{list(there)}, not {list(wanted)}; fetch both again"
+        )
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return stock if getattr(stock, "hf_device_map", None) else stock.to(device)
+
+
+def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any]) -> Any:
+    """The model of a folder or hub id, and what was found in its files."""
+    where, name = place.where, place.name
     if Path(where).exists():
         _check_folder(Path(where))
     try:
@@ -62,28 +108,40 @@ def from_pretrained(where: str, dtype: Any, device: str, trust: bool, options: d
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = _first_line(error)
         if "trust_remote_code" in str(error):
-            reason = "it needs code of its own; pass trust_remote_code=True only if you trust its author"
-        raise InputError(f"{where} cannot be loaded: {reason}") from None
+            reason = "it needs code of its own; allow that (--trust-remote-code) only if you trust its author"
+        raise InputError(_hinted(f"{name} cannot be loaded: {reason}", place)) from None
+    except StrictDataclassError as error:
+        raise InputError(f"{where}/config.json is damaged: {' '.join(str(error).split())[:200]}") from None
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if type(config) not in kind._model_mapping and not trust:
-        raise InputError(f"{where} is a {config.model_type}, which is no language model that transformers knows")
+        raise InputError(f"{name} is a {config.model_type}, which is no language model that transformers knows")
     try:
-        stock, found = kind.from_pretrained(
-            where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **options
+        return kind.from_pretrained(
+            where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **{**LENIENT, **options}
         )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise InputError(f"{where} cannot be loaded: {_first_line(error)}") from None
-    except Exception as error:  # safetensors raises a type of its own for truncated files
-        if "safetensor" not in type(error).__name__.lower():
-            raise
-        raise InputError(f"the weights of {where} are damaged ({_first_line(error)}); fetch them again") from None
-    lacking = sorted(found["missing_keys"])
-    if lacking:  # transformers would fill them with random numbers
-        raise InputError(
-            f"the weights of {where} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again"
-        )
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    return stock if getattr(stock, "hf_device_map", None) else stock.to(place)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        reason = _damaged(where) or f"{name} cannot be loaded: {_first_line(error)}"
+        raise InputError(_hinted(reason, place)) from None
+
+
+def _damaged(where: str) -> str | None:
+    """The file of a folder that is to blame: JSON that is none, or weights that cannot be opened."""
+    for file in sorted(Path(where).glob("*.json")) if Path(where).is_dir() else ():
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            return f"{file} is not valid JSON ({_first_line(error)}); fetch it again"
+    for file in sorted(Path(where).glob("*.safetensors")) if Path(where).is_dir() else ():
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            return f"{file} is damaged ({_first_line(error)}); fetch it again"
+    return None
+
+
+def _hinted(sentence: str, place: Place) -> str:
+    return f"{sentence}; {place.hint}" if place.hint else sentence
 
 
 def _check_folder(folder: Path) -> None:

@@ -1,8 +1,16 @@
 """Families that read positions off slots: what stands in for that code while a tree is read.
 
-In a tree, and in a batch of unequal rows, slot and position differ. Each function gives a context in which one model
-takes its biases from the true positions. Stock calls from elsewhere are never changed: a tree's pass is recognised by
-its four-dimensional mask, or the change sits on one model's own modules and is taken back.
+In a tree, and in a batch of unequal rows, slot and position differ. Each function gives a context, entered for the
+time of one of our passes over a tree, in which one model takes its biases from the true positions:
+
+    bloom     `build_alibi_tensor` of the one model is replaced by an attribute of the instance
+    mpt       `build_mpt_alibi_tensor`, in the same way
+    gpt_neo   the `bias` buffers of the one model's attention layers hold another mask
+    falcon    `build_alibi_tensor` of transformers' Falcon module is replaced, for the model looks it up there. Another
+              Falcon that runs in another thread meanwhile gets the stock function: our passes are known by their
+              four-dimensional mask. Models without ALiBi (all but the first Falcons) are left alone
+
+All of it is put back when the pass ends, also when it fails.
 """
 
 from __future__ import annotations

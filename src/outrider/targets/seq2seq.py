@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ..tree import chain_of
+from ..core.padding import padded
+from ..core.tree import chain_of
 from ..types import InputError, Look, Prefill
 from .cache import TreeCache
+from .exact import Exactness
 from .session import Companion, Pass, TreeSession
 
 FAMILIES = ("t5", "mt5")
@@ -73,14 +76,23 @@ class SeqTarget:
         if kind not in FAMILIES:
             raise InputError(f"{kind} is an encoder-decoder whose positions are not known for a tree; only T5 is")
         self.model, self.config = model.eval(), model.config
+        self.exactness: Exactness | None = None
+        self.exact = "rounding"
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.context = 1 << 20  # distances beyond the last bucket share it: there is no last position
+        self.hidden, self.layers = int(model.config.d_model), int(model.config.num_decoder_layers)
+        self.recorded, self.experts = False, None
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         start = self.config.decoder_start_token_id
         if start is None:
             raise InputError("the model's config has no decoder_start_token_id, so nobody knows how its texts begin")
         self.start = int(start)
+
+    @cached_property
+    def config_dict(self) -> dict[str, Any]:
+        """The model's config."""
+        return self.config.to_dict()
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings."""
@@ -98,7 +110,7 @@ class SeqTarget:
     def read(self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]) -> Iterator[Prefill]:
         """Run the encoder over the prompts, right-padded, and commit the decoder's start token."""
         sizes, device, b = [len(p) for p in prompts], self.device, len(prompts)
-        ids = torch.tensor([[*p, *[0] * (max(sizes) - len(p))] for p in prompts], dtype=torch.long, device=device)
+        ids = padded(prompts, device)
         mask = torch.arange(max(sizes), device=device) < torch.tensor(sizes, device=device)[:, None]
         with torch.no_grad():
             states = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
@@ -106,7 +118,7 @@ class SeqTarget:
         one = torch.ones(b, dtype=torch.long, device=device)
         tree = chain_of(torch.full((b, 1), self.start, device=device), one, matrix=False)
         look = session.pass_over(
-            Pass(tree.tokens, None, tree.depths, 0, session.lengths, prefix=0, level=True, bound=0, taps=taps)
+            Pass(tree.tokens, None, tree.depths, 0, session.lengths, prefix=0, level=True, least=0, bound=0, taps=taps)
         )
         session.advance(one, [1] * b)
         yield Prefill(tree, look, one, (True,) * b, torch.full((b,), -1, device=device))

@@ -7,17 +7,21 @@ stand, and who sees whom. Targets (`hf.py`, `seq2seq.py`) turn it into their own
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..core.padding import additive
 from ..types import DraftTree, InputError, Look, Prefill, Session
 from .attention import OPEN
 from .cache import TreeCache
+
+if TYPE_CHECKING:
+    from .exact import Exactness
 
 
 @dataclass
@@ -31,10 +35,17 @@ class Pass:
     lengths: Int[Tensor, " b"]
     prefix: int  # committed slots of the longest row
     level: bool  # have all rows `prefix` committed slots?
+    least: int  # committed slots of the shortest row
     bound: int  # no position lies beyond this one
     ancestors: Bool[Tensor, "#b n n"] | None = None  # None: the first chunk of a prompt, plainly causal
     taps: tuple[int, ...] = ()
     asked: Int[Tensor, " k"] | None = None  # prompts: the places of a chunk whose logits are wanted
+    capacity: int = 0  # slots from one row of the cache to the next
+
+    @property
+    def chunk(self) -> bool:
+        """Is it a chunk of prompts (whose slots are positions), not a tree?"""
+        return self.asked is not None
 
     @property
     def n(self) -> int:
@@ -85,13 +96,13 @@ class Pass:
             hides_nothing.__dict__[OPEN] = True
             return hides_nothing
         if near and self.level:
-            own = _additive(self.ancestors[:, self.since :], dtype)
+            own = additive(self.ancestors[:, self.since :], dtype)
             return torch.nn.functional.pad(own, (self.prefix, 0))[:, None]
         seen = self._seen()
         if not near:
             assert window is not None
             seen = seen & (self.where()[:, None] > self.places[..., None] - window)
-        return _additive(seen, dtype)[:, None]
+        return additive(seen, dtype)[:, None]
 
     def _seen(self) -> Bool[Tensor, "#b m view"]:
         assert self.ancestors is not None
@@ -105,8 +116,10 @@ class Pass:
         return text.scatter(2, here, own.expand(b, m, n))
 
 
-def _additive(seen: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"]:
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+def _first(look: Look, nodes: int, chunk: bool) -> Look:
+    """The look without the nodes that were added to the pass; a chunk's logits are of asked places alone."""
+    features = {tap: states[:, :nodes] for tap, states in look.features.items()}
+    return Look(look.logits if chunk else look.logits[:, :nodes], features)
 
 
 def index(n: int, device: torch.device) -> Int[Tensor, " n"]:
@@ -143,6 +156,7 @@ class Runner(Protocol):
     """A target as its sessions see it."""
 
     device: torch.device
+    exactness: Exactness | None  # what its passes need so that drafts change no bit; None: equal up to rounding
 
     def read(
         self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]
@@ -187,7 +201,8 @@ class TreeSession:
                 since=since,
                 lengths=self.lengths,
                 prefix=prefix,
-                level=min(self.host) == prefix,
+                level=(least := min(self.host)) == prefix,
+                least=least,
                 bound=prefix + tree.deepest,
                 ancestors=tree.ancestors,
                 taps=taps,
@@ -197,17 +212,19 @@ class TreeSession:
     @torch.no_grad()
     def pass_over(self, given: Pass) -> Look:
         """Aim the cache and run the model."""
-        cache = self.cache
+        cache, exact, read = self.cache, self.target.exactness, given.n - given.since
+        if exact is not None:
+            given = exact.padded(given)
         if given.ancestors is not None:
-            cache.reserve(given.view)
-            cache.view = given.view
+            cache.reserve(given.view if exact is None else max(given.view, exact.extent(given)))
+            cache.view = given.view if exact is None else cache.capacity
             cache.span = (given.prefix + given.since, given.n - given.since) if given.level else None
             if not given.level:
                 cache.slots = given.slots(cache.capacity)
-        look = self.target.run(self, given)
+        look = self.target.run(self, replace(given, capacity=given.n if cache.fresh else cache.capacity))
         if cache.fresh:
             cache.pack()
-        return look
+        return look if given.n - given.since == read else _first(look, read, given.chunk)
 
     def advance(self, count: Int[Tensor, " b"], counts: Sequence[int]) -> None:
         """The next `count` slots of every row are text from now on."""
@@ -244,6 +261,10 @@ class TreeSession:
         if self.companion is not None:
             self.companion.select(index)
         self._set([self.host[i] for i in index])
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Overwrite what these rows hold by zeros: they failed, and will be left out."""
+        self.cache.wipe(rows)
 
     def join(self, other: Session) -> None:
         """Append the rows of another session of the same target."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +19,11 @@ import transformers
 from jaxtyping import Float
 from torch import Tensor
 
-from ..tree import from_paths
+from ..core.tree import from_paths
 from ..types import DraftTree, InputError
-from . import attention
+from . import attention, kept
 from .hf import HFTarget
+from .probe import same_bits
 from .seq2seq import SeqTarget
 
 PROMPTS = (9, 4, 14)  # lengths
@@ -39,11 +38,13 @@ class Report:
     """What was found. Differences are the largest ones of any log-probability."""
 
     model: str
-    exact: bool
+    exact: bool  # did it pass?
     worst: float  # of a tree pass from sequential decoding
     noise: float  # of a stock pass over several tokens from stock passes over one: rounding alone
     allowed: float
     control: float  # of a tree pass with a wrong mask
+    bits: bool | None  # are logits of trees, bit for bit, those of one token at a time? None: not promised here
+    verdict: str  # PASS bits, PASS rounding or FAIL
     sentence: str
 
 
@@ -58,6 +59,7 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
     noise = _noise(target, prompts[0], prompts[2][:8])
     allowed = max(LEAST.get(target.dtype, 1e-3), MARGIN * noise)
     exact = worst <= allowed < control / 2
+    bits = same_bits(target, seed) if exact and isinstance(target, HFTarget) and target.exact == "bits" else None
     name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
     if exact:
         found = (
@@ -67,7 +69,11 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
         found = f"a tree pass differs from sequential decoding by {worst:.1e}, more than rounding ({allowed:.1e})"
     else:
         found = f"a wrong mask changes only {control:.1e} (rounding {allowed:.1e}), so the model ignores masks"
-    return Report(name, exact, worst, noise, allowed, control, f"{name}: {found}")
+    if bits is not None:
+        found += "; every logit has the bits of plain decoding" if bits else "; but some logits have other bits"
+    passed = exact and bits is not False
+    verdict = f"PASS {target.exact}" if passed else "FAIL"
+    return Report(name, passed, worst, noise, allowed, control, bits, verdict, f"{verdict}: {name}: {found}")
 
 
 class Stock:
@@ -88,7 +94,7 @@ class Stock:
         target = self.target
         ids = torch.tensor([tokens], device=target.device)
         name = "decoder_input_ids" if self.more else "input_ids"
-        with attention.switched(target.config, None, getattr(target, "experts", None)):
+        with attention.switched(target.config, None, target.experts):
             out = target.model(**{name: ids}, **self.more, past_key_values=self.past, use_cache=True)
         self.past = out.past_key_values
         return out.logits[0]
@@ -162,9 +168,9 @@ def ensure(target: HFTarget | SeqTarget) -> None:
     A proof in float32 or float64 holds in any precision: masks and positions are the same, only rounding is not.
     """
     fine = torch.float32, torch.float64
-    if any((_folder() / f"{_key(target, dtype)}.json").is_file() for dtype in {target.dtype, *fine}):
+    proofs = kept.folder("validated")
+    if any((proofs / f"{_key(target, dtype)}.json").is_file() for dtype in {target.dtype, *fine}):
         return
-    file = _folder() / f"{_key(target, target.dtype)}.json"
     kind = target.config.model_type
     try:
         report = validate(target)
@@ -177,22 +183,9 @@ def ensure(target: HFTarget | SeqTarget) -> None:
         hint = "" if target.dtype in fine else "; loading it once with dtype float32 tells rounding from a wrong mask"
         raise InputError(f"{report.sentence}; its texts would not be its own, so it is refused{hint}")
     try:
-        _remember(file, report)
+        kept.write(proofs / f"{_key(target, target.dtype)}.json", asdict(report))
     except OSError:
         return  # a folder that cannot be written: prove it again next time
-
-
-def _remember(file: Path, report: Report) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    partial.replace(file)
-
-
-def _folder() -> Path:
-    if own := os.environ.get("OUTRIDER_CACHE"):
-        return Path(own) / "validated"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "validated"
 
 
 def _key(target: HFTarget | SeqTarget, dtype: torch.dtype) -> str:

@@ -8,8 +8,7 @@ share a row; within a row every document has its own number and its own position
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from .. import prompts
 from ..types import InputError
 
 PIECE = 3000  # characters of a plain text file that make one document
@@ -79,10 +79,8 @@ def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
             raise InputError(f"there is no file {path}; give JSONL or plain text to train on")
         try:
             if path.suffix in (".jsonl", ".json"):
-                with path.open(encoding="utf-8") as lines:
-                    for number, line in enumerate(lines, 1):
-                        if line.strip():
-                            yield _document(line, f"{path}:{number}", tokenizer)
+                for where, given in prompts.rows(path):
+                    yield _document(given, where, tokenizer)
             else:
                 for piece in pieces(path.read_text(encoding="utf-8")):
                     yield plain(piece, tokenizer)
@@ -102,11 +100,7 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
         yield held
 
 
-def _document(line: str, where: str, tokenizer: Any) -> Document:
-    try:
-        given = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not valid JSON ({error.msg}); correct or remove the line") from None
+def _document(given: Any, where: str, tokenizer: Any) -> Document:
     ends = not isinstance(given, dict) or bool(given.get("ends", True))
     if isinstance(given, dict) and isinstance(given.get("messages"), list):
         return chat(given["messages"], tokenizer, where, ends)
@@ -189,7 +183,11 @@ def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) ->
     """Training and held-out documents. A document's own text decides where it goes; equal texts appear once."""
     unique = list({d.key: d for d in documents}.values())
     if len(unique) < 2:
-        raise InputError("training needs at least two different documents, one of them held out; give more text")
+        found = f"{len(unique)} document{'' if len(unique) == 1 else 's'} found"
+        raise InputError(
+            f"{found}, and training needs two that differ, one of them held out; plain texts are cut into documents at "
+            "blank lines"
+        )
     ranked = sorted(d.key for d in unique)
     out = set(ranked[: min(max(least, round(share * len(ranked))), len(ranked) // 2)])
     return [d for d in unique if d.key not in out], [d for d in unique if d.key in out]
@@ -242,3 +240,25 @@ def pack(documents: Sequence[Document], length: int, seed: int = 0, share: bool 
 def order(rows: int, seed: int, epoch: int) -> list[int]:
     """The order of an epoch."""
     return torch.randperm(rows, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)).tolist()
+
+
+def trimmed(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor, " size"] | None:
+    """The tokens of a draft vocabulary of this size; None where it would be the whole one (0, or the target's size).
+
+    Raises:
+        InputError: the size is negative, or larger than the target's vocabulary.
+    """
+    if not 0 <= size <= vocab:
+        raise InputError(f"draft_vocab is 0 (all tokens) to {vocab}, not {size}")
+    return frequent(documents, vocab, size) if 0 < size < vocab else None
+
+
+def frequent(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor, " size"]:
+    """The `size` tokens learned most often, ascending; ties to those read more often, then to the lower id."""
+    learned, read = torch.zeros(vocab, dtype=torch.long), torch.zeros(vocab, dtype=torch.long)
+    for document in documents:
+        tokens = torch.tensor(document.tokens, dtype=torch.long)
+        read += torch.bincount(tokens, minlength=vocab)[:vocab]
+        learned += torch.bincount(tokens[torch.tensor(document.learn, dtype=torch.bool)], minlength=vocab)[:vocab]
+    counts = learned * (int(read.sum()) + 1) + read
+    return counts.sort(descending=True, stable=True).indices[:size].sort().values

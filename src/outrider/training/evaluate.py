@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from ..budget import Budgeter, FixedBudget
+from ..budgets.adaptive import Budgeter, FixedBudget
 from ..engine import Engine, Request, generate
-from ..noise import RaceNoise
 from ..types import Drafter, Sampling, Target, Usage
 from .data import Batch, Document
-from .features import Seen
+from .features import TargetFeatures
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Acceptance:
 
 
 def held_out_loss(
-    objective: Any, batch: Batch, look: Callable[[Batch], Seen], rows: int
+    objective: Any, batch: Batch, look: Callable[[Batch], TargetFeatures], rows: int
 ) -> tuple[float, dict[str, float]]:
     """The mean loss per learned position, and the parts."""
     was = objective.training
@@ -69,7 +68,7 @@ def acceptance(
     rule: str = "coupled",
 ) -> Acceptance:
     """Decode the prompts, one by one, and count."""
-    engine = Engine(target, drafter, budget or FixedBudget(16, 5), RaceNoise(target.vocab, target_device(target)), rule)
+    engine = Engine.of(target, drafter, budget or FixedBudget(16, 5), rule)
     usages: list[Usage] = []
     for i, prompt in enumerate(prompts):
         request = Request(prompt, i, tokens, Sampling(temperature=temperature))
@@ -88,7 +87,3 @@ def acceptance(
     accepted = [sum(at(u.accepted_at, d) for u in usages) for d in range(depth)]
     alpha = [a / t for a, t in zip(accepted, tested, strict=True) if t]
     return Acceptance(new / rounds if rounds else 0.0, alpha, rounds)
-
-
-def target_device(target: Target) -> Any:
-    return getattr(target, "device", "cpu")

@@ -1,4 +1,4 @@
-"""What the frozen target makes of a batch: features, computed in the step. No dump of features is ever needed.
+"""The frozen target's hidden states for a batch, computed in the step. No dump of features is ever needed.
 
 For repeated epochs there is a bounded cache on disk: memory-mapped, its size said before it starts.
 """
@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..core.padding import additive
 from ..targets import HFTarget, attention
 from ..types import InputError
 from .data import Batch
@@ -27,7 +28,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Seen:
+class TargetFeatures:
     """Features by tap, as `Look` has them: -1 is after the final norm, k the input of layer k."""
 
     features: dict[int, Float[Tensor, "b n h"]]
@@ -46,17 +47,23 @@ def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "b n n"]:
     return seen | torch.eye(n, dtype=torch.bool, device=d.device)
 
 
-def additive(seen: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"]:
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = False) -> TargetFeatures:
+    """The target's hidden states by tap, [b, n, h]: one pass without gradients, each document by itself.
 
+    Args:
+        target: its weights are not changed.
+        batch: packed rows.
+        taps: -1 is after the final norm, k the input of layer k; none gives no features, without a pass.
+        half: compute in bfloat16.
 
-def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = False) -> Seen:
-    """One frozen pass over a batch, each document by itself. `half`: computed in bfloat16."""
+    Returns:
+        Features in the precision that drafters learn in, float32 at least.
+    """
     if not taps:  # an objective that trains the target itself
-        return Seen({})
+        return TargetFeatures({})
     with torch.no_grad():
         states = hidden(target, batch, half)
-        return Seen({tap: states[tap].to(learned(target.dtype)) for tap in taps})
+        return TargetFeatures({tap: states[tap].to(learned(target.dtype)) for tap in taps})
 
 
 def learned(kind: torch.dtype) -> torch.dtype:
@@ -126,7 +133,7 @@ class FeatureCache:
     def _map(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
         return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
 
-    def see(self, target: HFTarget, batch: Batch, half: bool) -> Seen:
+    def see(self, target: HFTarget, batch: Batch, half: bool) -> TargetFeatures:
         """The batch's features: from disk where all rows are there, else computed and kept."""
         keys, n = list(batch.keys), batch.tokens.shape[1]
         if not all(self.known[t][keys].all() for t in self.taps):
@@ -139,7 +146,7 @@ class FeatureCache:
         for t in self.taps:
             raw = torch.from_numpy(np.ascontiguousarray(self.data[t][keys, :n])).view(self.dtype)
             found[t] = raw.to(target.device).to(learned(target.dtype))
-        return Seen(found)
+        return TargetFeatures(found)
 
 
 KINDS: dict[str, tuple[Any, torch.dtype]] = {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ..budget import AdaptiveBudget
+from .. import files
+from ..core.stopping import Stop
 from ..engine import Engine, Request, generate
-from ..noise import RaceNoise
-from ..stopping import Stop
+from ..params import Interrupted
+from ..prompts import prompt, rows
 from ..types import Drafter, InputError, Sampling, Target
 
 
@@ -19,26 +21,13 @@ def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Any]]:
     for path in map(Path, paths):
         if not path.is_file():
             raise InputError(f"there is no file {path}; give JSONL whose prompts are to be answered")
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                where = f"{path}:{number}"
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise InputError(f"{where} is not valid JSON ({error.msg}); correct or remove the line") from None
-                if isinstance(row, dict) and isinstance(row.get("messages"), list):
-                    asked = []
-                    for message in row["messages"]:
-                        if message.get("role") == "assistant":
-                            break
-                        asked.append({"role": message.get("role", "user"), "content": message.get("content", "")})
-                    if not asked:
-                        raise InputError(f"{where} begins with an answer; put a question before it")
-                    yield where, asked
-                elif isinstance(row, dict) and isinstance(row.get("prompt", row.get("text")), str):
-                    yield where, row.get("prompt", row.get("text"))
-                else:
-                    raise InputError(f"{where} has neither messages, nor a prompt, nor a text; give one of them")
+        for where, row in rows(path):
+            asked = prompt(where, row)
+            if not isinstance(asked, str):
+                asked = list(takewhile(lambda m: m["role"] != "assistant", asked))
+                if not asked:
+                    raise InputError(f"{where} begins with an answer; put a question before it")
+            yield where, asked
 
 
 def write(
@@ -55,9 +44,16 @@ def write(
     eos: frozenset[int],
     done: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Append an answer for every question that has none in `out`; how many were written.
+    """Append an answer for every question that has none in `out`.
 
     A text is continued from its first `opening` tokens. Question i is answered with seed + i, whatever was there.
+
+    Returns:
+        How many answers were written. An empty answer is not, since nothing can be learned from it.
+
+    Raises:
+        InputError: `out` is not a file of this command, or cannot be written; what it holds is kept.
+        Interrupted: at Ctrl-C; the answers so far are kept.
     """
     out = Path(out)
     have = finished(out)
@@ -71,39 +67,49 @@ def write(
         return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     stop = Stop(eos, (), max_new_tokens, text_of)
-    engine = Engine(target, drafter, AdaptiveBudget(), RaceNoise(target.vocab, getattr(target, "device", "cpu")))
+    engine = Engine.of(target, drafter)
     requests = [
         Request(ids, seed + i, max_new_tokens, Sampling(temperature=temperature), cut)
         for (i, _, _), ids in zip(waiting, prompts, strict=True)
     ]
     written = 0
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a", encoding="utf-8") as file:
-        for piece in generate(engine, requests, batch_size):
-            if piece.row.finish is None:
-                continue
-            i, _, what = waiting[piece.row.index]
-            answer = text_of(piece.row.output)
-            if isinstance(what, str):
-                line = {"id": i, "prompt": text_of(prompts[piece.row.index]), "completion": answer}
-            else:
-                line = {"id": i, "messages": [*what, {"role": "assistant", "content": answer}]}
-            line["ends"] = piece.row.finish == "eos"  # an answer that was cut off has no end to learn
-            if answer.strip():
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                written += 1
-            done(1)
+    try:
+        with files.writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with out.open("a", encoding="utf-8") as file:
+                for piece in generate(engine, requests, batch_size):
+                    if piece.row.finish is None:
+                        continue
+                    i, _, what = waiting[piece.row.index]
+                    answer = text_of(piece.row.output)
+                    if isinstance(what, str):
+                        line = {"id": i, "prompt": text_of(prompts[piece.row.index]), "completion": answer}
+                    else:
+                        line = {"id": i, "messages": [*what, {"role": "assistant", "content": answer}]}
+                    line["ends"] = piece.row.finish == "eos"  # an answer that was cut off has no end to learn
+                    if answer.strip():
+                        file.write(json.dumps(line) + "\n")
+                        file.flush()
+                        written += 1
+                    done(1)
+    except KeyboardInterrupt:
+        more = f"{written} answer{'' if written == 1 else 's'} more"
+        raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
     return written
 
 
 def finished(out: Path) -> set[int]:
-    """The questions that have an answer; a line cut off by an interruption is removed."""
-    if not out.exists():
+    """The numbers of the questions that have an answer; a line cut off by an interruption is removed.
+
+    Raises:
+        InputError: it is no regular file, or none of this command's.
+    """
+    if not files.regular(out).exists():
         return set()
-    lines = out.read_text(encoding="utf-8").split("\n")
+    with files.writing(out):
+        lines = out.read_text(encoding="utf-8", errors="replace").split("\n")
     if lines and lines[-1]:
-        out.write_text("".join(line + "\n" for line in lines[:-1]), encoding="utf-8")
+        files.write(out, "".join(line + "\n" for line in lines[:-1]))
     found = set()
     for number, line in enumerate(lines[:-1], 1):
         try:

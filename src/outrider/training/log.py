@@ -22,12 +22,14 @@ class Log:
         self.losses: list[float] = []
         self.bar: Any = None
         self.board: Any = None
-        if main:
-            self._forget(start)
-            if importlib.util.find_spec("tensorboard") is not None:
-                from torch.utils.tensorboard import SummaryWriter
 
-                self.board = SummaryWriter(str(folder / "tensorboard"))
+    def open(self) -> None:
+        """Begin to write, in a folder that is there."""
+        self._forget(self.start)
+        if importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(self.path.parent / "tensorboard"))
 
     def __enter__(self) -> Log:
         if self.main and not self.quiet:

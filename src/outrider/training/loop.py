@@ -8,11 +8,10 @@ processes learn in the step, so that several processes give the losses of one.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,18 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from .. import drafters
+from .. import drafters, files
+from ..params import Interrupted
 from ..targets import HFTarget
 from ..types import InputError
 from . import checkpoint, objectives, sharding
 from .data import Batch, Document, order, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
-from .features import FeatureCache, Seen, digest, fingerprint, see
+from .features import FeatureCache, TargetFeatures, digest, fingerprint, see
 from .log import Log
 from .recipe import Recipe
 
-Look = Callable[[Batch], Seen]
+Look = Callable[[Batch], TargetFeatures]
 
 
 class TrainingError(RuntimeError):
@@ -62,12 +62,11 @@ def train(
 
     `stop`: end after this many steps, as if interrupted. `shard`: FSDP2 over the processes there are.
     """
-    out, recipe = Path(out), recipe.complete()
+    out = Path(out)
+    recipe = recipe.continuing(out).complete()
     _check(target, documents, recipe, shard)
     accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision="bf16" if recipe.bf16 else "no")
     main = accelerator.is_main_process
-    if main:
-        recipe.keep(out)
     target.model.requires_grad_(False)
     learned, held = split(documents)
     share = target.family.binding is None
@@ -85,17 +84,20 @@ def train(
     objective = fresh()
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
     state = _State(objective, recipe, accelerator, shard, of)
-    start, best, tau = state.resume(out)
+    start, loss, best, tau = state.resume(out)
     log = Log(out, start, recipe.steps, main, quiet)
-    log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
     look = _looker(target, objective.taps, recipe, rows, log.say, print_)
+    if main:  # nothing is left behind by what was refused so far
+        recipe.keep(out)
+        log.open()
+    log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
 
-    def see_test(batch: Batch) -> Seen:
+    def see_test(batch: Batch) -> TargetFeatures:
         return see(target, batch.to(target.device), objective.taps, recipe.half_features)
 
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
-    loss, step, last = math.nan, start, min(recipe.steps, stop or recipe.steps)
-    with _interruptible() as asked, log:
+    last = min(recipe.steps, stop or recipe.steps)
+    with _interruptible() as asked, files.writing(out), log:
         for step in range(start, last):
             began = time.perf_counter()
             loss, tokens, parts = state.step(step, rows, look)
@@ -112,9 +114,9 @@ def train(
                     tau, best = _evaluate(whole, done, target, recipe, out, test, see_test, prompts, log, best, tau)
                 accelerator.wait_for_everyone()
             if done % recipe.save == 0 or done == last or asked:
-                state.keep(out, done, best, tau)
+                state.keep(out, done, loss, best, tau)
             if asked:
-                raise TrainingError(f"stopped on request after step {done}; the same command goes on from there")
+                raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command goes on from there")
     return Result(out / "best", last, loss, best, tau)
 
 
@@ -133,10 +135,10 @@ def _evaluate(
 ) -> tuple[float, float]:
     """Held-out loss and acceptance; the drafter is kept where its loss is the lowest so far."""
     loss, parts = held_out_loss(objective, test.to(target.device), look, recipe.rows)
-    method = objectives.method_of(recipe.method).drafter
     folder = out / ("best" if loss < best else "last")
-    checkpoint.replace_folder(folder, objective.save)
-    found = acceptance(target, drafters.load(f"{method}:{folder}", target), prompts, recipe.tokens)
+    with files.folder(folder, replace=True) as made:
+        objective.save(made)
+    found = acceptance(target, drafters.load(f"{objective.drafter}:{folder}", target), prompts, recipe.tokens)
     log.evaluation(step, loss, parts, asdict(found))
     return (found.tau, loss) if loss < best else (tau, best)
 
@@ -146,11 +148,11 @@ class _State:
 
     def __init__(self, objective: Any, recipe: Recipe, accelerator: Accelerator, shard: bool, of: dict[str, str]):
         self.objective, self.recipe, self.accelerator, self.shard, self.of = objective, recipe, accelerator, shard, of
-        method = objectives.method_of(recipe.method)
+        betas = objectives.optimiser_of(recipe.method).betas
         if shard:
             sharding.sharded(objective)
         groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
-        self.optimiser: Any = torch.optim.AdamW(groups, lr=recipe.lr, betas=method.betas, weight_decay=recipe.decay)
+        self.optimiser: Any = torch.optim.AdamW(groups, lr=recipe.lr, betas=betas, weight_decay=recipe.decay)
         self.module = objective
         if not shard and accelerator.num_processes > 1:
             self.module = accelerator.prepare_model(objective)
@@ -167,7 +169,7 @@ class _State:
         for i, part in enumerate(parts):
             sync = self.module.no_sync if i + 1 < len(parts) and self.module is not self.objective else None
             seen = look(part)  # the frozen target's precision is its own matter
-            with accelerator.autocast(), sync() if sync else _nothing():
+            with accelerator.autocast(), sync() if sync else nullcontext():
                 loss, weight, shares = self.module(part.to(accelerator.device), seen, step)
             (loss * accelerator.num_processes).backward()
             total, count = total + float(loss.detach()), count + float(weight.detach())
@@ -190,11 +192,11 @@ class _State:
         torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
         self.optimiser.step()
 
-    def resume(self, out: Path) -> tuple[int, float, float]:
-        """The step to begin with, and the best held-out loss and its tau so far."""
+    def resume(self, out: Path) -> tuple[int, float, float, float]:
+        """The step to begin with, the last loss, and the best held-out loss and its tau so far."""
         found = checkpoint.read(out / "checkpoint.pt")
         if found is None:
-            return 0, math.inf, 0.0
+            return 0, math.nan, math.inf, 0.0
         if found["of"] != self.of:
             raise InputError(f"{out} was trained on another target or other data; give another --out, or remove it")
         if self.shard:
@@ -202,16 +204,16 @@ class _State:
         else:
             self.objective.load_state_dict(found["module"])
             self.optimiser.load_state_dict(found["optimiser"])
-        return int(found["step"]), float(found["best"]), float(found["tau"])
+        return int(found["step"]), float(found["loss"]), float(found["best"]), float(found["tau"])
 
-    def keep(self, out: Path, step: int, best: float, tau: float) -> None:
+    def keep(self, out: Path, step: int, loss: float, best: float, tau: float) -> None:
         if self.shard:
             module, optimiser = sharding.state(self.objective, self.optimiser)
         else:
             module, optimiser = self.objective.state_dict(), self.optimiser.state_dict()
         if self.accelerator.is_main_process:
-            state = {"module": module, "optimiser": optimiser, "step": step, "best": best, "tau": tau, "of": self.of}
-            checkpoint.write(out / "checkpoint.pt", state)
+            told = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
+            checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **told})
         self.accelerator.wait_for_everyone()
 
     def whole(self, fresh: Callable[[], Any]) -> Any:
@@ -268,23 +270,21 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shar
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT are noted, and the step under way is finished."""
+    """SIGINT and SIGTERM are noted, so that the step under way is finished and kept; a second one ends it at once."""
     asked: list[int] = []
-    if os.getpid() != os.getppid() and signal.getsignal(signal.SIGTERM) is not None:
-        try:
-            before = {s: signal.signal(s, lambda n, f: asked.append(n)) for s in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # not the main thread
-            yield asked
-            return
-        try:
-            yield asked
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-    else:
+
+    def note(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread
         yield asked
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+        return
+    try:
+        yield asked
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .. import files
+from ..checkpoints.files import json_of
+from ..nets.network import from_dict, to_dict
 from ..types import InputError
-from .objectives import method_of
+from .objectives import optimiser_of
+
+NAME = "recipe.json"
 
 
 @dataclass(frozen=True)
@@ -37,19 +42,25 @@ class Recipe:
     tokens: int = 32
     save: int = 200  # steps between checkpoints
     options: Mapping[str, Any] = field(default_factory=dict)
+    target: str = ""  # how target and data were named, for those who read the file
+    data: tuple[str, ...] = ()
 
     def complete(self) -> Recipe:
-        """With the method's own rates where none are given."""
+        """Fill what was left to the method with the rates of its paper.
+
+        Raises:
+            InputError: a size or rate is out of range, or there is no such method.
+        """
         if min(self.steps, self.rows, self.length, self.accumulate, self.save) < 1:
             raise InputError("steps, rows, length, accumulate and save must be at least 1")
         if self.lr < 0 or self.clip < 0 or not 0 <= self.final <= 1:
             raise InputError("rates and clipping must not be negative, and final must lie between 0 and 1")
-        method = method_of(self.method)
-        warmup = min(method.warmup, self.steps // 10) if self.warmup < 0 else self.warmup
+        paper = optimiser_of(self.method)
+        warmup = min(paper.warmup, self.steps // 10) if self.warmup < 0 else self.warmup
         return replace(
             self,
-            lr=self.lr or method.lr,
-            clip=self.clip or method.clip,
+            lr=self.lr or paper.lr,
+            clip=self.clip or paper.clip,
             warmup=warmup,
             evaluate=self.evaluate or max(1, self.steps // 10),
         )
@@ -61,16 +72,42 @@ class Recipe:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
+    def continuing(self, folder: Path) -> Recipe:
+        """This recipe, or that of the run in `folder` with the steps of this one.
+
+        A run that goes on may be made longer. What it left to the method stays as it was filled then; the rate follows
+        the cosine of the new length.
+
+        Raises:
+            InputError: the folder holds a run of another recipe, or one that has more steps already.
+        """
+        path = folder / NAME
+        if not path.exists() or not (folder / "checkpoint.pt").exists():
+            return self
+        try:
+            kept = from_dict(Recipe, json_of(path))
+        except TypeError as error:
+            raise InputError(f"{path} is no recipe of this version ({error}); give another --out") from None
+        filled = replace(
+            self,
+            warmup=kept.warmup if self.warmup < 0 else self.warmup,
+            evaluate=self.evaluate or kept.evaluate,
+            lr=self.lr or kept.lr,
+            clip=self.clip or kept.clip,
+        )
+        mine, theirs = to_dict(filled), to_dict(kept)
+        other = sorted(k for k in mine.keys() - {"steps", "target", "data"} if mine[k] != theirs[k])
+        if other:
+            raise InputError(
+                f"{folder} holds a run of another recipe ({', '.join(other)} differ); give another --out, "
+                "or the same recipe to go on"
+            )
+        if self.steps < kept.steps:
+            raise InputError(f"{folder} holds a run of {kept.steps} steps, which can be made longer but not shorter")
+        return filled
+
     def keep(self, folder: Path) -> None:
-        """Write it down, or refuse to go on with another one."""
-        path, mine = folder / "recipe.json", json.loads(json.dumps(asdict(self)))
-        if path.exists() and (folder / "checkpoint.pt").exists():
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-            other = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
-            if other:
-                raise InputError(
-                    f"{folder} holds a run of another recipe ({', '.join(other)} differ); give another --out, "
-                    "or the same recipe to go on"
-                )
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
+        """Write it into the run's folder, which is made."""
+        with files.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        files.write(folder / NAME, json.dumps(to_dict(self), indent=1) + "\n")

@@ -29,7 +29,7 @@ def state(objective: nn.Module, optimiser: Any) -> tuple[dict[str, Any], dict[st
 
 
 def restore(objective: nn.Module, optimiser: Any, found: dict[str, Any]) -> None:
-    """The other way."""
+    """Load full state dicts into the sharded module and optimiser."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
     options = StateDictOptions(full_state_dict=True)

@@ -8,23 +8,19 @@ an entry point of the group `outrider.bench.peers` that names such a module. Dra
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...drafters import options_of
-from ...types import InputError
-from ..models import Models
+from ... import plugins
+from ...params import InputError
 from ..types import OURS, Method, Peer
 
-GROUP = "outrider.bench.peers"
+if TYPE_CHECKING:
+    from ..models import Models
 
 
 def names() -> list[str]:
     """The peers that can be named."""
-    here = {m.name for m in pkgutil.iter_modules(__path__)} - {OURS}
-    return sorted(here | {e.name for e in entry_points(group=GROUP)})
+    return [name for name in plugins.names("peers") if name != OURS]
 
 
 def method(spec: str) -> Method:
@@ -41,15 +37,10 @@ def load(method: Method, models: Models) -> Peer:
         from . import outrider
 
         return outrider.load(method, models)
+    from ...drafters import options_of
+
     body, _, query = method.spec.partition("?")
-    module: Any = module_of(method.peer)
+    module: Any = plugins.module("peers", method.peer)
     options = options_of(method.spec, query, module.load)
     peer: Peer = module.load(models, body.partition(":")[2] or None, **options)
     return peer
-
-
-def module_of(name: str) -> Any:
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            return entry.load()
-    return importlib.import_module(f".{name}", __name__)

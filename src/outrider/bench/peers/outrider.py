@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...core.stopping import Stop
 from ...engine import Batch, Engine, Request, Row
 from ...types import Sampling
 from .. import methods
@@ -27,13 +28,9 @@ class Ours:
 
     @torch.no_grad()
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        def cut(output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
-            ends = [i for i, token in enumerate(new, 1) if token in ask.eos]
-            return (ends[0], "eos") if ends else (len(new), None)
-
         law = Sampling(ask.temperature)
         rows = [
-            Row(Request(list(ids), seed, ask.limit, law, cut), i)
+            Row(Request(list(ids), seed, ask.limit, law, Stop(ask.eos).cut), i)
             for i, (ids, seed) in enumerate(zip(prompts, ask.seeds, strict=True))
         ]
         batch, _ = Batch.start(self.engine, rows)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ def load(
     if cache == "static" or compile:
         options |= {"cache_implementation": "static", "disable_compile": not compile}
     if path:
-        where = str(files("outrider") / "demo" / "draft") if path == "demo" else path
+        where = "demo/draft" if path == "demo" else path
         options["assistant_model"] = from_pretrained(where, target.dtype, str(target.device), models.trust, {}).eval()
     if lookup:
         options["prompt_lookup_num_tokens"] = lookup

@@ -1,0 +1,26 @@
+"""Write text with a model, speculating: the text that the model writes alone, sooner.
+
+python examples/generate.py [MODEL]
+"""
+
+import sys
+
+import outrider
+
+llm = outrider.load(sys.argv[1] if len(sys.argv) > 1 else "demo")
+
+# One prompt or many; each has its own seed, and its text does not depend on its neighbours.
+prompts = ["Once upon a time", "def binary_search(items, wanted):"]
+for output in llm.generate(prompts, max_new_tokens=48, temperature=0.7, seed=1):
+    usage = output.usage
+    print(f"--- {prompts[output.prompt]!r}, ended by {output.finish_reason}")
+    print(output.text)
+    print(f"--- {usage.new_tokens} tokens in {usage.rounds} rounds, {usage.tau:.2f} a round\n")
+
+# The promise: with the same seed, the text is the one that plain decoding writes.
+drafted = llm.generate(prompts, max_new_tokens=48, temperature=0.7, seed=1)
+plain = outrider.load(llm.target.model, "none").generate(
+    [llm.encode(p) for p in prompts], max_new_tokens=48, temperature=0.7, seed=1
+)
+assert [d.tokens for d in drafted] == [p.tokens for p in plain]
+print("the texts equal those of plain decoding")

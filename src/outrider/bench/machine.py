@@ -1,0 +1,36 @@
+"""When, where and with what something was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+PACKAGES = ("outrider", "torch", "transformers", "safetensors", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on; packages that are absent are left out."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def here() -> dict[str, Any]:
+    """The header of a run, without what was asked for: when it started, on which machine, with which versions."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": {
+            "processor": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus,
+        },
+        "versions": versions(),
+    }  # fmt: skip

@@ -1,0 +1,92 @@
+"""What is said of a run in a few words: its problems, and the honest headline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .document import Cell, Document, State, said, unique
+from .types import OURS
+
+ORDER: tuple[State, ...] = ("invalid", "failed", "partial")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Cells of one method that are not (all of) a result, for one reason."""
+
+    method: str
+    state: State
+    reasons: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def where(self) -> str:
+        return "; ".join(f"{c.task} ({said(c.setting)})" for c in self.cells)
+
+
+def problems(document: Document) -> list[Problem]:
+    """Everything that is no result, or not all of one; the worst first."""
+    found: dict[tuple[str, State, tuple[str, ...]], list[Cell]] = {}
+    for c in document.cells:
+        if c.state != "done":
+            reasons = tuple(unique(r for r in (c.reason, *c.faults) if r))
+            found.setdefault((c.method, c.state, reasons), []).append(c)
+    held = [Problem(method, state, why, tuple(cells)) for (method, state, why), cells in found.items()]
+    return sorted(held, key=lambda p: ORDER.index(p.state))
+
+
+def headline(document: Document) -> list[str]:
+    """The best valid lossless method, over all it was run on, the slowest cell, and which tasks were left out.
+
+    Tasks of which every plain text repeats itself are in neither, unless there are no others.
+    """
+    replayed = [(c.predicted.speedup, c) for c in document.results if c.predicted and c.predicted.speedup]
+    if replayed:
+        best, cell = max(replayed, key=lambda x: x[0].value)
+        words = f"{cell.method} on {cell.task}, {best.text()} times as fast as plain decoding"
+        return [f"Predicted for {cell.predicted.cost if cell.predicted else ''}: {words}."]
+    wrong, about = {c.method for c in document.cells if c.state == "invalid"}, document.methods
+    base = next((c.target for c in about.values() if c.plain), "plain")
+    fair = {n for n, c in about.items() if c.lossless and c.target == base and not c.plain} - wrong
+    rows = [(m.speedup, m) for m in document.means if m.method in fair and m.speedup]
+    whole = [(f, m) for f, m in rows if m.tasks == len(counted(document, m.setting))]
+    if not whole:
+        return ["No lossless method has valid figures for every task, so there is no speed-up to claim."]
+    best, mean = max(whole, key=lambda x: (x[0].low is not None, x[0].value))
+    others = [f.value for f, m in rows if m.method == mean.method]
+    over = f"over {mean.tasks} tasks" if mean.tasks > 1 else "on one task"
+    of = f"the best of {len(fair)} lossless methods" if len(fair) > 1 else "the one lossless method"
+    first = f"{mean.method}, {of}, is {best.text()} times as fast as plain decoding {over} at {said(mean.setting)}"
+    if len(others) > 1:
+        first += f"; from {min(others):.2f} to {max(others):.2f} over all {len(others)} settings"
+    return [f"{first}.", *slowest(document), *left_out(document)]
+
+
+def counted(document: Document, setting: tuple[float, int]) -> list[str]:
+    """The tasks that means of this setting are over: those with a text that does not repeat itself, or all."""
+    here = [c for c in document.cells if c.setting == setting]
+    return unique(c.task for c in here if not c.loops) or unique(c.task for c in here)
+
+
+def slowest(document: Document) -> list[str]:
+    cells = [
+        (c.speedup, c) for c in document.results if c.speedup and not c.plain and c.task in counted(document, c.setting)
+    ]
+    if not cells:
+        return []
+    low, worst = min([x for x in cells if x[1].peer == OURS] or cells, key=lambda x: x[0].value)
+    return [f"The slowest cell of a drafter: {worst.method} on {worst.task} at {said(worst.setting)}, {low.text()}."]
+
+
+def left_out(document: Document) -> list[str]:
+    """Which tasks' plain texts all repeat themselves, and what came of it."""
+    loops = {w: unique(c.task for c in document.cells if c.setting == w and c.loops) for w in document.settings}
+    only = [w for w, tasks in loops.items() if tasks and tasks == counted(document, w)]
+    found = unique(task for w, tasks in loops.items() for task in tasks if w not in only)
+    sentences = []
+    if found:
+        sentences.append(f"Left out of all means, since every plain text there repeats itself: {', '.join(found)}.")
+    if only:
+        where = "; ".join(map(said, only))
+        sentences.append(f"At {where} every plain text repeats itself, which flatters all drafters.")
+    return sentences

@@ -1,0 +1,219 @@
+"""How much to draft: a cost model of this machine, the drafter's record, and the depth that pays best.
+
+A round that is asked to draft to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the share of
+rounds, of those asked for depth d or more, that accepted depth d; it costs t(D) = verify(n) + draft(D) + the rest. The
+engine takes the D with the highest E(D) / t(D); D = 0 is plain decoding. (Products of hit rates would not do: a tree
+that drops unlikely nodes tests deep nodes only where they are likely.)
+
+Inside a tree a node is worth its place only if its probability is at least `rate * slope`: tokens per second now, times
+the seconds one more node costs (`Budget.floor`). The drafter goes one depth further only while its best node is worth a
+step of the drafter's (`Budget.reach`).
+
+All of it looks at past rounds only, so it may be used under every rule. (Under `coupled` the text does not depend on
+it; under `rejection` the law does not, but the text does, and hence depends on the clock.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from ..types import Budget, Rows
+
+DECAY = 0.98  # forgetting of hit rates, per round
+PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
+PROBE_MAX = 256
+PRIOR = 8.0  # rows that a belief about a depth never seen is worth
+EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
+FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
+LEARN = 6  # rounds of a new batch size that measure, one of them without a draft: a single round is no measurement
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one round cost and gave: the budget's only input."""
+
+    rows: int
+    depth: int  # the depth asked for; 0 for no draft
+    nodes: int  # nodes of the widest row, root included
+    draft_seconds: float
+    verify_seconds: float
+    rest_seconds: float
+    accepted: Sequence[int]  # [d]: rows that accepted depth d + 1, up to the depth asked for
+    drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
+
+
+@runtime_checkable
+class Budgeter(Protocol):
+    def choose(self, rows: Rows) -> Budget: ...
+    def learn(self, report: Report) -> None: ...
+
+
+@dataclass
+class FixedBudget:
+    """Always the same budget: for comparisons, and for texts under `rejection` that must not depend on the clock."""
+
+    nodes: int = 16
+    depth: int = 6
+    shape: tuple[int, ...] | None = None
+
+    def choose(self, rows: Rows) -> Budget:
+        return Budget(self.nodes, self.depth, shape=self.shape)
+
+    def learn(self, report: Report) -> None:
+        del report
+
+
+@dataclass
+class Curve:
+    """Seconds by size, learnt from noisy measurements: a running low quantile per size, lines between.
+
+    What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
+    rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
+    the nearest power of two, or most would be seen once and never again; a size seen to cost more than a larger one was
+    disturbed.
+    """
+
+    prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
+    mean: bool = False  # for what differs from round to round by itself: the running mean instead
+    points: dict[int, float] = field(default_factory=dict)
+
+    def learn(self, size: int, seconds: float) -> None:
+        size = nearest(size)
+        old = self.points.get(size)
+        if old is None or (seconds < 0.5 * old and not self.mean):
+            self.points[size] = seconds
+            return
+        if self.mean:
+            self.points[size] = old + 0.1 * (min(seconds, 4 * old) - old)
+            return
+        step = min(0.5 * old, seconds - old)
+        self.points[size] = old + (0.1 if step > 0 else 0.4) * step
+
+    def __call__(self, size: int) -> float:
+        if not self.points:
+            return 0.0
+        sizes = sorted(self.points)
+        if len(sizes) == 1:
+            return self.points[sizes[0]] * max(0.2, 1 + self.prior_slope * (size - sizes[0]))
+        i = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        a, b = sizes[i - 1], sizes[i]
+        low, high = self.points[a], self.points[b]
+        if not self.mean:
+            low, high = (min(self.points[s] for s in sizes if s >= of) for of in (a, b))  # no more than the whole
+        at = low + (high - low) * (size - a) / (b - a)
+        return max(at, 0.2 * low)
+
+    def slope(self, size: int) -> float:
+        """Seconds per unit around `size`."""
+        return max(0.0, self(2 * size) - self(size)) / size if size else 0.0
+
+
+def nearest(size: int) -> int:
+    """The nearest power of two: 5 -> 4, 6 -> 8."""
+    low = 1 << (size.bit_length() - 1)
+    return low if 2 * size * size < 4 * low * low else 2 * low
+
+
+@dataclass
+class AdaptiveBudget:
+    """Chooses the depth that pays best on this machine, down to none. One instance serves a target and a drafter."""
+
+    nodes: int = 32
+    depth: int = 8
+    verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes
+    draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth asked for
+    step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
+    size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
+    seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
+    rest: float = 0.0
+    hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
+    asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
+    idle: int = 0  # rounds since the last draft
+    patience: int = PROBE
+    rounds: int = 0
+
+    def choose(self, rows: Rows) -> Budget:
+        useful = max(rows.room) - 1
+        if useful < 1 or self.nodes < 2 or self.depth < 1:
+            return Budget(1, 0)
+        b = len(rows)
+        seen = self.seen.get(b, 0)
+        if seen < LEARN:
+            return Budget(1, 0) if seen == 1 else self._try(useful)
+        if self.idle >= self.patience:
+            self.patience = min(2 * self.patience, PROBE_MAX)
+            return self._try(useful)
+        best, rate = self._best(b)
+        if best == 0:
+            return Budget(1, 0)
+        if self.rounds % EXPLORE == 0:
+            best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
+            if best == 0:
+                return Budget(1, 0)
+        floor = min(0.5, rate * self.verify[b].slope(max(2, round(self.size(best)))))
+        # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
+        return Budget(self.nodes, min(best, useful), floor=floor, reach=min(0.5, rate * self.step.slope(1)))
+
+    def _try(self, useful: int) -> Budget:
+        return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful))
+
+    def learn(self, report: Report) -> None:
+        b = report.rows
+        self.rounds += 1
+        self.seen[b] = self.seen.get(b, 0) + 1
+        if self.seen[b] > 1:  # the first round of a kind warms up
+            self._time(report)
+        if report.depth == 0:
+            self.idle += 1
+            return
+        for d, asked in enumerate(self.asked):  # what is long ago counts for less, and for PRIOR rows at least
+            kept = max(DECAY**self.idle, min(1.0, PRIOR / asked))
+            self.asked[d], self.hits[d] = kept * asked, kept * self.hits[d]
+        self.idle = 0
+        for d, accepted in enumerate(report.accepted):
+            if d >= len(self.asked):
+                # A depth never seen is believed to go on as the one above it does.
+                self.hits.append(PRIOR * self.reach(d))
+                self.asked.append(PRIOR)
+            self.asked[d] = DECAY * self.asked[d] + b
+            self.hits[d] = DECAY * self.hits[d] + accepted
+        if self._best(b)[0] > 0:
+            self.patience = PROBE
+
+    def _time(self, report: Report) -> None:
+        b = report.rows
+        self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
+        self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
+        if report.depth:
+            self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True)).learn(report.depth, report.draft_seconds)
+            self.size.learn(report.depth, float(report.nodes))
+        if report.drafted:
+            self.step.learn(report.drafted, report.draft_seconds)
+
+    def reach(self, d: int) -> float:
+        """The share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""
+        seen = [h / a for h, a in zip(self.hits, self.asked, strict=True)]
+        if d < len(seen):
+            return seen[d]
+        last, above = seen[-1] if seen else 0.7, seen[-2] if len(seen) > 1 else 1.0
+        return last * (min(0.9, last / above) if above > 0 else 0.0) ** (d + 1 - len(seen) if seen else d)
+
+    def expected(self, depth: int) -> float:
+        """Tokens that a round of this depth commits."""
+        return 1 + sum(self.reach(d) for d in range(depth))
+
+    def seconds(self, rows: int, depth: int) -> float:
+        """What a round of this depth costs."""
+        verify, draft = self.verify.get(rows, Curve()), self.draft.get(rows, Curve())
+        if depth == 0:
+            return verify(1) + self.rest
+        return verify(max(2, round(self.size(depth)))) + draft(depth) + self.rest
+
+    def _best(self, rows: int) -> tuple[int, float]:
+        """The depth with the most tokens per second and row, and that rate (a draft must win by 2 %)."""
+        rates = [self.expected(d) / max(self.seconds(rows, d), 1e-9) for d in range(self.depth + 1)]
+        best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
+        return best, rates[best]

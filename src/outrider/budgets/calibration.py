@@ -1,0 +1,215 @@
+"""Calibration: do drafted nodes get accepted as often as their confidences say, and the scale that makes it so.
+
+A node's confidence is conditional on its parent's acceptance: softmax(r / s) among the candidates of its parent, with
+r = log q + T * G under `coupled` and log q elsewhere (`sampling.rank`). A round tests it only where the parent was
+accepted. A `Family` is such a test: the drafted children of one accepted node, and which of them the target chose.
+
+    Observed(drafter, note)      a drafter whose tested families are handed to `note`: measures, changes nothing
+    Calibrated(drafter, fit)     a drafter whose s is fitted to its past rounds, asked for by `?scale=auto`
+
+The fit. For c = softmax(r / s) and the target's choice y, the log-likelihood log c_y has the slope, along log s,
+
+    g = sum over the drafted children i of (c_i - [i = y]) w_i,    w_i = log c_i - t
+
+if t is the mean log-confidence of the candidates that were not drafted. A tree does not carry t. But g has the mean 0
+at the true s whatever t is, and for every t below the least log c_i its mean falls with log s (the weights rise with
+the confidences, so the mean's slope is minus a covariance of two quantities that rise together): it always leads
+towards the true s. A candidate that was not drafted lies below the least of those that were, and below what they leave
+over; t is taken a factor e below both. Each family moves s by a step of Newton's method,
+
+    log s <- log s + g / I,    I <- 0.998 I + sum of c_i w_i^2 - (sum of c_i w_i)^2
+
+I being the information of all families so far, those long ago counting for less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+
+KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
+PRIOR = 16.0  # information that the first s is worth
+STEP = 0.25  # the most that one family moves log s
+BOUNDS = (0.05, 20.0)  # of s
+LEAST = 1e-4  # what drafted children leave over at least: no confidence is certainty
+
+
+@dataclass(frozen=True)
+class Family:
+    """The drafted children of a node that was accepted (the root always is)."""
+
+    logs: tuple[float, ...]  # their confidences' logarithms
+    hit: int  # which of them the target chose; -1: none
+
+    @property
+    def pairs(self) -> list[tuple[float, bool]]:
+        """(confidence, accepted?) of every child."""
+        return [(math.exp(x), i == self.hit) for i, x in enumerate(self.logs)]
+
+
+def families(round: Round) -> list[Family]:
+    """What a round tells, in all its rows; nothing if its tree carries no confidences."""
+    tree = round.tree
+    if tree.values is None or tree.nodes < 2:
+        return []
+    real = torch.arange(tree.nodes, device=tree.size.device) < tree.size[:, None]
+    values = tree.values.double().masked_fill(~real, -math.inf)
+    packed = torch.stack([tree.tokens.double(), tree.parents.double(), values], 1).tolist()  # one sync
+    found: list[Family] = []
+    for (tokens, parents, logs), chosen in zip(packed, round.tokens, strict=True):
+        found += _along(tokens, parents, logs, chosen)
+    return found
+
+
+def _along(tokens: list[float], parents: list[float], values: list[float], chosen: Sequence[int]) -> list[Family]:
+    """The families on the way that the target's tokens take through one row's tree."""
+    found, node = [], 0
+    for token in chosen:
+        children = [i for i in range(1, len(tokens)) if parents[i] == node and values[i] > -math.inf]
+        if not children:
+            break
+        hit = next((k for k, i in enumerate(children) if tokens[i] == token), -1)
+        found.append(Family(tuple(min(0.0, values[i] - values[node]) for i in children), hit))
+        if hit < 0:
+            break
+        node = children[hit]
+    return found
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The pairs whose confidence lies in [low, high), in the last bin up to 1: how many, and the means."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    acceptance: float
+
+
+def reliability(pairs: Iterable[tuple[float, bool]], width: float = 0.05) -> list[Bin]:
+    """The reliability diagram of (confidence, accepted?) pairs: its bins that are not empty."""
+    last = max(1, round(1 / width)) - 1
+    held: dict[int, list[tuple[float, bool]]] = {}
+    for confidence, hit in pairs:
+        held.setdefault(min(last, math.floor(confidence / width + 1e-9)), []).append((confidence, hit))
+    return [
+        Bin(
+            round(k * width, 9), round((k + 1) * width, 9), len(held[k]),
+            math.fsum(c for c, _ in held[k]) / len(held[k]), sum(h for _, h in held[k]) / len(held[k]),
+        )
+        for k in sorted(held)
+    ]  # fmt: skip
+
+
+def ece(bins: Sequence[Bin]) -> float:
+    """The expected calibration error: the mean distance of acceptance from confidence, bins weighed by their counts."""
+    total = sum(b.count for b in bins)
+    return sum(b.count * abs(b.acceptance - b.confidence) for b in bins) / total if total else 0.0
+
+
+def score(family: Family) -> tuple[float, float]:
+    """Slope of the log-likelihood along log s, and its variance (the information), of one family; see above."""
+    shares = [math.exp(x) for x in family.logs]
+    rest = max(LEAST, 1 - math.fsum(shares))
+    below = min(min(family.logs), math.log(rest)) - 1
+    weights = [x - below for x in family.logs]
+    mean = math.fsum(c * w for c, w in zip(shares, weights, strict=True))
+    slope = mean - (weights[family.hit] if family.hit >= 0 else 0.0)
+    return slope, math.fsum(c * w * w for c, w in zip(shares, weights, strict=True)) - mean * mean
+
+
+@dataclass
+class Fit:
+    """s of one drafter, fitted as families come in."""
+
+    scale: float = 1.0
+    information: float = PRIOR
+
+    def learn(self, family: Family) -> None:
+        slope, information = score(family)
+        self.information = max(PRIOR, KEEP * self.information + max(0.0, information))
+        step = max(-STEP, min(STEP, slope / self.information))
+        self.scale = min(max(self.scale * math.exp(step), BOUNDS[0]), BOUNDS[1])
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A drafter whose tested families are noted."""
+
+    inner: Drafter
+    note: Callable[[Family], None]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.inner.taps
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ObservedDrafting:
+        return ObservedDrafting(self.inner.open(prompts, capacity), self.note)
+
+
+@dataclass
+class ObservedDrafting:
+    inner: Any
+    note: Callable[[Family], None]
+    mine: DraftTree | None = field(default=None, kw_only=True)  # the last one: other drafters' trees teach nothing
+
+    def observe(self, round: Round) -> None:
+        if round.tree is self.mine:
+            for family in families(round):
+                self.note(family)
+        self.inner.observe(round)
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        tree: DraftTree = self.inner.propose(rows, budget)
+        self.mine = tree
+        return tree
+
+    def select(self, index: Sequence[int]) -> None:
+        self.inner.select(index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, ObservedDrafting)
+        self.inner.join(other.inner)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A drafter whose confidences are scaled by what its past rounds taught, in all generations that share it.
+
+    Only past rounds move s, so it is lossless under every rule. Under `coupled` the text does not depend on it; under
+    `rejection` a dynamic tree does, and so does the text, on the requests before and beside it: its law does not.
+    """
+
+    inner: Drafter
+    fit: Fit = field(default_factory=Fit)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.inner.taps
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CalibratedDrafting:
+        return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit.learn, self.fit)
+
+
+@dataclass
+class CalibratedDrafting(ObservedDrafting):
+    fit: Fit
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        return super().propose(rows, replace(budget, scale=self.fit.scale))
+
+
+def calibrated(drafter: Drafter) -> Calibrated:
+    """The drafter with a fit that starts at its own s; raises InputError if it has none."""
+    for name in ("growth", "options"):
+        scale = getattr(getattr(drafter, name, None), "scale", None)
+        if scale is not None:
+            return Calibrated(drafter, Fit(scale))
+    raise InputError("scale=auto is for drafters that grow trees of their own tokens; leave it out")

@@ -1,0 +1,285 @@
+"""`outrider chat`: a conversation in the terminal, and after each answer what the drafter was worth."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import check_names
+from . import options as opt
+
+if TYPE_CHECKING:
+    from ..llm import LLM, Output
+    from ..params import Sampling
+    from ..prompts import Messages
+
+GREY = "bright_black"
+HELP = {
+    "/help": "this list",
+    "/reset": "forget the conversation",
+    "/seed [N]": "draw every answer with this seed; without N: a fresh one each time",
+    "/temperature [T]": "0 is greedy",
+    "/drafter [SPEC ...]": "draft with something else, such as lookup, suffix or none",
+    "/compare": "write the last answer again without drafting: is it the same text, and how long does it take?",
+    "/quit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
+}
+
+
+def chat(
+    model: opt.Model = None,
+    system: Annotated[
+        str | None, opt.given("--system", metavar="TEXT", help="What the model is told before the conversation.")
+    ] = None,
+    text: Annotated[
+        bool, opt.given("--text", help="Let the model go on from what you type, without its chat template.")
+    ] = False,
+    drafter: opt.Drafter = None,
+    rule: opt.Rule = "coupled",
+    lossy: opt.Lossy = False,
+    budget: opt.Budget = "auto",
+    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", help="Tokens of an answer, at most.")] = 512,
+    temperature: opt.Temperature = 0.7,
+    top_p: opt.TopP = 1.0,
+    top_k: opt.TopK = 0,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    stop: opt.Stop = None,
+    seed: Annotated[int | None, opt.sampling("--seed", help="Of every answer; default: a fresh one each time.")] = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    no_compile: opt.NoCompile = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: Annotated[bool, opt.output("--json", help="A JSON object a line for every answer, nothing else.")] = False,
+) -> None:
+    """Talk with a model, speculating: its own answers, sooner.
+
+    Drafted tokens have another colour. /help lists what can be changed on the way. Without a terminal, every line of
+    stdin is one turn.
+    """
+    from ..params import InputError, Sampling
+    from .generate import check_rule, unescape
+    from .loading import load
+
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    check_rule(rule, lossy)
+    check_names(dtype, device)
+    if max_new_tokens < 1:
+        raise InputError(f"--max-new-tokens must be at least 1, not {max_new_tokens}")
+    if text and system is not None:
+        raise InputError("--system is for the chat template, and --text leaves that out; give one of them")
+    how = {"max_new_tokens": max_new_tokens, "stop": [unescape(s) for s in stop or ()], "rule": rule}
+    llm = load(
+        model, drafter, budget=budget, dtype=dtype, device=device, no_compile=no_compile,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    if not getattr(llm.tokenizer, "chat_template", None):
+        if system is not None:
+            raise InputError(f"{llm.name} has no chat template, so there is no place for --system; leave it out")
+        if not text:
+            note = f"{llm.name} has no chat template: text mode, the model goes on from what you type"
+            typer.secho(note, fg=GREY, err=True)
+        text = True
+    talk = Talk(llm, sampling, how, seed, system, text, as_json)
+    if sys.stdin.isatty() and not as_json:
+        typer.secho(f"{llm.name} with {llm.drafter_name}; /help lists the commands, /quit leaves", fg=GREY, err=True)
+        converse(talk, typed())
+    else:
+        converse(talk, (line.rstrip("\n") for line in sys.stdin))
+
+
+@dataclass
+class Talk:
+    """A conversation, and how its answers are drawn."""
+
+    llm: LLM
+    sampling: Sampling
+    how: dict[str, Any]
+    seed: int | None = None
+    system: str | None = None
+    raw: bool = False  # the model goes on from plain text
+    as_json: bool = False
+    messages: Messages = field(default_factory=list)
+    text: str = ""
+    last: tuple[list[int], Output] | None = None
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        self.text, self.last = "", None
+
+    def ask(self, line: str) -> None:
+        """One turn: the answer as it comes, then what it cost. A turn that is refused is forgotten."""
+        from ..params import InputError
+
+        asked = [*self.messages, {"role": "user", "content": line}]
+        text = f"{self.text}\n{line}" if self.text else line
+        prompt = self.llm.encode(text if self.raw else asked)
+        if len(prompt) >= self.llm.target.context:
+            raise InputError(
+                f"the conversation has {len(prompt)} tokens and the model's context {self.llm.target.context}; "
+                "/reset starts a new one"
+            )
+        output = self.write(self.llm, prompt, self.seed)
+        self.messages = [*asked, {"role": "assistant", "content": output.text}]
+        self.text, self.last = text + output.text, (prompt, output)
+        full = len(prompt) + len(output.tokens) >= self.llm.target.context
+        if full and not self.as_json:
+            typer.secho("[the context is full; /reset starts a new conversation]", fg=GREY, err=True)
+
+    def write(self, llm: LLM, prompt: list[int], seed: int | None) -> Output:
+        """Stream an answer. Ctrl-C stops it on a terminal; what there is of it is the answer then."""
+        from .generate import DRAFTED, entry, usage_line
+
+        stream = llm.stream(prompt, seed=seed, sampling=self.sampling, **self.how)
+        try:
+            for chunk in stream.chunks():
+                if not self.as_json:
+                    typer.secho(chunk.drafted, fg=DRAFTED, nl=False)
+                    typer.echo(chunk.own, nl=False)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+        output = stream.output
+        if self.as_json:
+            typer.echo(json.dumps(entry(output), ensure_ascii=False))
+        else:
+            typer.echo()
+            typer.secho(usage_line(llm, output, self.sampling.temperature), fg=GREY, err=True)
+        return output
+
+    def command(self, line: str) -> str:
+        """Obey a line that begins with a slash; what is to be said of it."""
+        from ..params import InputError
+
+        name, *words = line.split()
+        if name == "/help":
+            return "\n".join(f"{command:20} {about}" for command, about in HELP.items())
+        if name == "/reset":
+            self.reset()
+            return "a new conversation"
+        if name == "/seed":
+            self.seed = number(name, words[0], int) if words else None
+            return "a fresh seed for every answer" if self.seed is None else f"seed {self.seed}"
+        if name == "/temperature":
+            if words:
+                self.sampling = replace(self.sampling, temperature=number(name, words[0], float))
+            return f"temperature {self.sampling.temperature:g}"
+        if name == "/drafter":
+            self.draft_with(words)
+            return f"drafting with {self.llm.drafter_name}"
+        if name == "/compare":
+            return self.compare()
+        raise InputError(f"there is no command {name}; /help lists them")
+
+    def draft_with(self, specs: list[str]) -> None:
+        """Change the drafter; the target stays as it is."""
+        if specs:
+            from .. import drafters
+
+            made = drafters.load(specs[0] if len(specs) == 1 else specs, self.llm.target, self.llm.tokenizer)
+            self.llm = replace(self.llm, drafter=made, drafter_name=" + ".join(specs), budgets={})
+
+    def compare(self) -> str:
+        """The last answer once more by plain decoding, under its seed."""
+        from ..params import InputError
+        from .compare import difference, plain_of
+
+        if self.last is None:
+            raise InputError("there is no answer yet to compare")
+        prompt, drafted = self.last
+        plain = self.write(plain_of(self.llm), prompt, drafted.seed)
+        seconds = [o.usage.decode_seconds / max(1, len(o.tokens) - 1) for o in (plain, drafted)]
+        shared = min(len(plain.tokens), len(drafted.tokens))
+        why = difference(self.llm, {**self.how, "sampling": self.sampling})
+        same = "the same text" if plain.tokens[:shared] == drafted.tokens[:shared] else f"another text{why}"
+        return f"{same}; {self.llm.drafter_name} wrote it {seconds[0] / (seconds[1] or 1):.2f} times as fast"
+
+
+def converse(talk: Talk, lines: Iterator[str]) -> None:
+    """Turn by turn until the input ends; what is refused is said, and the conversation goes on."""
+    from ..params import InputError, Interrupted
+
+    answers = 0
+    try:
+        for line in lines:
+            try:
+                if line.strip() == "/quit":
+                    return
+                if line.startswith("/"):
+                    typer.secho(talk.command(line.strip()), fg=GREY, err=True)
+                elif line.strip():
+                    talk.ask(line)
+                    answers += 1
+            except InputError as error:
+                typer.secho(f"outrider: {error}", fg="red", err=True)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{answers} answers were written") from None
+
+
+def number(name: str, word: str, kind: Callable[[str], Any]) -> Any:
+    from ..params import InputError
+
+    try:
+        return kind(word)
+    except ValueError:
+        raise InputError(f"{name} takes a number, not {word!r}") from None
+
+
+def typed() -> Iterator[str]:
+    """Lines from the terminal, with a history that is kept; a backslash at the end of a line goes on in the next."""
+    remember = history()
+    while True:
+        try:
+            line = input("> ")
+            while line.endswith("\\"):
+                line = f"{line[:-1]}\n{input('. ')}"
+        except EOFError:
+            typer.echo()
+            return
+        except KeyboardInterrupt:
+            typer.secho("\n(/quit or Ctrl-D leaves)", fg=GREY, err=True)
+            continue
+        remember()
+        yield line
+
+
+def history() -> Callable[[], None]:
+    """Read the lines of earlier conversations; the function returned keeps those of this one."""
+    try:
+        import readline
+    except ImportError:  # not on every system
+        return lambda: None
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    file = Path(state) / "outrider" / "chat_history"
+    readline.set_history_length(1000)
+    readline.set_completer_delims("")
+    readline.set_completer(completions)
+    readline.parse_and_bind("tab: complete")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            readline.read_history_file(file)
+    except OSError:
+        return lambda: None  # a home that cannot be written to is no reason not to talk
+
+    def remember() -> None:
+        with suppress(OSError):
+            readline.write_history_file(file)
+
+    return remember
+
+
+def completions(text: str, state: int) -> str | None:
+    """The commands that begin with what is typed, one after the other."""
+    found = [name.split()[0] for name in HELP if text and name.startswith(text)]
+    return found[state] if state < len(found) else None

@@ -1,0 +1,113 @@
+"""What every command does before and while a model is loaded: checks that need no torch, then a spinner."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..params import InputError
+from ..targets.names import Place, find
+from . import check_place
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+PATIENCE = 3.0  # seconds until the hub counts as out of reach
+
+
+def load(
+    model: str | Place | None,
+    drafter: Sequence[str] | None = None,
+    *,
+    budget: str = "auto",
+    dtype: str = "auto",
+    device: str = "auto",
+    exact: str = "auto",
+    no_compile: bool = False,
+    trust_remote_code: bool = False,
+) -> LLM:
+    """The model of a command line with its drafters and its budget."""
+    check_budget(budget, len(drafter or [""]))
+    place = located(model)
+    here = Path(place.where).exists()
+    if here:  # the spinner says it; a download shows its own progress
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with spinner(f"loading {place}") if here else nullcontext():
+        check_place(dtype, device)
+        from .. import llm
+
+        recorded: dict[str, Any] = {"compile": False} if no_compile else {}
+        return llm.load(
+            place, list(drafter) if drafter else None, dtype=dtype, device=device, budget=budget,
+            exact=exact, trust_remote_code=trust_remote_code, **recorded,
+        )  # fmt: skip
+
+
+def located(model: str | Place | None) -> Place:
+    """The model of a name, as `find` has it; a hub that cannot be reached is found out here, in seconds.
+
+    What is in the hub's cache is then used as it is.
+    """
+    place = find(model)
+    if Path(place.where).exists() or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return place
+    if not reachable(os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
+        from huggingface_hub import try_to_load_from_cache
+
+        if not isinstance(try_to_load_from_cache(place.where, "config.json"), str):
+            hint = place.hint or "check the name and the network"
+            raise InputError(f"{place.where} is neither a folder nor in the cache, and the hub is out of reach; {hint}")
+    return place
+
+
+def reachable(url: str) -> bool:
+    """Does the host of `url`, or the proxy before it, take a connection within `PATIENCE`?"""
+    parts = urlsplit(url)
+    proxies = [os.environ.get(n) for n in (f"{parts.scheme}_proxy", f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")]
+    parts = urlsplit(next(filter(None, proxies), url))
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    found: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
+            found.append(True)
+        except OSError:
+            pass
+
+    trial = Thread(target=connect, daemon=True)  # looking up a name has no time limit of its own
+    trial.start()
+    trial.join(PATIENCE)
+    return bool(found)
+
+
+def check_budget(budget: str, drafters: int) -> None:
+    """Refuse a budget that is none, or that chooses among other drafters than there are (`1:3,2,1 2:1,1`)."""
+    from ..budgets.shapes import part_of, read, shape_of
+
+    arms = read(budget).arms
+    named = {part_of(arm) + 1 for arm in arms if shape_of(arm)}
+    if ":" in budget and named != set(range(1, drafters + 1)):
+        given = ", ".join(map(str, sorted(named)))
+        raise InputError(f"--budget names the drafters {given}, and --drafter gives {drafters}; name each of them")
+
+
+@contextmanager
+def spinner(doing: str) -> Iterator[None]:
+    """Say on a terminal what is being done, for as long as it takes."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(doing), spinner="dots"):
+        yield

@@ -1,0 +1,80 @@
+"""The arguments that several commands take: one name, one meaning and one line of help each.
+
+Importing this file must not import torch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+
+def _group(name: str) -> Any:
+    """Makes options that stand together in `outrider COMMAND --help`."""
+    return partial(typer.Option, rich_help_panel=name)
+
+
+given, drafting, sampling = _group("Input"), _group("Drafting"), _group("Sampling")
+training, machine, output = _group("Training"), _group("Model and machine"), _group("Output")
+measuring = _group("Measuring")
+
+NAMES = "A hub id, a folder, a .gguf file, smollm2 or demo"
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help=f"{NAMES}. Left out: smollm2 where its package is installed, else demo."),
+]
+
+Drafter = Annotated[
+    list[str] | None,
+    drafting("--drafter", metavar="SPEC",
+        help="none, lookup, suffix, model:DIR, eagle:DIR, ...; several are mixed. Default: the model's own, or lookup.",
+    ),
+]  # fmt: skip
+Rule = Annotated[str, drafting("--rule", help="coupled, rejection, block, or typical (lossy).")]
+Lossy = Annotated[bool, drafting("--lossy", help="Allow a rule that changes the text's law.")]
+Budget = Annotated[
+    str,
+    drafting("--budget", metavar="BUDGET",
+        help="How much to draft: auto, NODESxDEPTH as in 16x6, a shape as in 3,2,1, or several for a bandit: "
+        "'3,2,1 2,1 none', with drafters: '1:3,2,1 2:1,1'.",
+    ),
+]  # fmt: skip
+
+Temperature = Annotated[float, sampling("--temperature", help="0 is greedy.")]
+TopP = Annotated[float, sampling("--top-p", help="Keep the likeliest tokens up to this mass.")]
+TopK = Annotated[int, sampling("--top-k", help="Keep this many of the likeliest tokens; 0: all.")]
+MinP = Annotated[float, sampling("--min-p", help="Drop tokens below this share of the likeliest.")]
+RepetitionPenalty = Annotated[
+    float, sampling("--repetition-penalty", help="Over prompt and text, multiplied; 1: none.")
+]
+PresencePenalty = Annotated[float, sampling("--presence-penalty", help="Once per token of the text.")]
+FrequencyPenalty = Annotated[float, sampling("--frequency-penalty", help="Per occurrence in the text.")]
+Seed = Annotated[int | None, sampling("--seed", help="Default: a fresh seed for every prompt.")]
+MaxNewTokens = Annotated[int, sampling("--max-new-tokens", help="Tokens to write to each prompt.")]
+Stop = Annotated[
+    list[str] | None,
+    sampling("--stop", help=r"End the text before this string; \n, \t and \\ are read (repeatable)."),
+]
+
+Prompts = Annotated[
+    str | None,
+    given("--prompts", metavar="FILE", help="JSON lines of prompts, messages, turns or texts; -: stdin."),
+]
+Limit = Annotated[int | None, given("--limit", metavar="N", help="Take so many prompts at most.")]
+BatchSize = Annotated[int, machine("--batch-size", help="Prompts side by side.")]
+
+Dtype = Annotated[str, machine("--dtype", help="auto, float64, float32, bfloat16 or float16.")]
+Device = Annotated[str, machine("--device", help="auto, cpu or cuda.")]
+Exact = Annotated[
+    str,
+    machine("--exact",
+        help="bits: with drafts every logit is bit for bit what it is without; rounding: up to rounding; auto: bits "
+        "in 16 bits where this machine's kernels allow it.",
+    ),
+]  # fmt: skip
+NoCompile = Annotated[bool, machine("--no-compile", help="Run the model's own Python instead of recorded passes.")]
+TrustRemoteCode = Annotated[bool, machine("--trust-remote-code", help="Run the Python that the model brings along.")]
+
+Json = Annotated[bool, output("--json", help="One JSON document on stdout, nothing else there.")]

@@ -1,0 +1,109 @@
+"""`outrider recommend`: which drafter serves a model best on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import check_names
+from . import options as opt
+
+if TYPE_CHECKING:
+    from ..bench.choose import Candidate, Recommendation, Say
+
+
+def recommend(
+    model: opt.Model = None,
+    prompts: opt.Prompts = None,
+    limit: opt.Limit = None,
+    drafter: Annotated[
+        list[str] | None,
+        opt.drafting("--drafter", metavar="SPEC", help="Try this one too, such as eagle:DIR. Repeatable."),
+    ] = None,
+    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", help="Of each answer.")] = 64,
+    minutes: Annotated[
+        float, opt.measuring("--minutes", help="Measure so long at most; loading is not counted.")
+    ] = 3.0,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    no_compile: opt.NoCompile = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Measure the drafters that fit MODEL against plain decoding, and say which to use.
+
+    They take turns on the same prompts at temperature 0; those that fall behind are left out, and it ends when one has
+    parted from all others. Give prompts like those that you will serve: what pays depends on the text.
+    """
+    from ..params import InputError
+    from ..prompts import read
+    from .loading import located
+
+    check_names(dtype, device)
+    if not minutes > 0:
+        raise InputError(f"--minutes is above 0, not {minutes:g}")
+    given = read(prompts, limit) if prompts else []
+    if limit is not None and not given:
+        raise InputError("--limit is for --prompts FILE; give one")
+    place = located(model)
+    from ..bench.choose import recommend as measure
+
+    with saying() as say:
+        found = measure(
+            place.name, given, minutes, drafters=drafter or (), tokens=max_new_tokens, dtype=dtype, device=device,
+            compile=not no_compile, trust_remote_code=trust_remote_code, say=say,
+        )  # fmt: skip
+    if as_json:
+        import json
+
+        from ..bench.results import to_json
+
+        typer.echo(json.dumps(to_json(found)))
+    else:
+        show(found)
+
+
+@contextmanager
+def saying() -> Iterator[Say]:
+    """What is being done, on one line of stderr, with the time that has passed."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what: bar.update(task, description=what)
+
+
+def show(found: Recommendation) -> None:
+    """A table, the answer, and how to use it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(found.model), title_justify="left")
+    for name in ("drafter", "budget", "times plain", "tokens/s", "tau", "prompts"):
+        table.add_column(name, justify="left" if name in ("drafter", "budget") else "right")
+    for c in (found.plain, *found.candidates):
+        mark = "bold green" if c is found.best else "" if c.speedup else "bright_black"
+        table.add_row(*map(Text, _row(c)), style=mark)
+    console = Console()
+    console.print(table)
+    for c in found.candidates:
+        if c.note and not c.speedup:
+            console.print(Text(f"left out: {c.drafter} ({c.note})", "bright_black"))
+    console.print(Text(found.sentence, "bold"))
+    console.print(Text(f"\n  {found.command}\n  {found.python}"))
+
+
+def _row(c: Candidate) -> tuple[Any, ...]:
+    def text(found: Any, digits: int) -> str:
+        return found.text(digits) if found else ""
+
+    rate = f"{c.tokens_per_second.value:.0f}" if c.tokens_per_second else ""
+    tau = f"{c.tau.value:.2f}" if c.tau else ""
+    name = "plain decoding" if c.drafter == "none" else c.drafter
+    return name, "" if c.drafter == "none" else c.budget, text(c.speedup, 2), rate, tau, str(c.prompts or "")

@@ -1,0 +1,65 @@
+"""`outrider serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+KEY = "OUTRIDER_API_KEY"
+
+
+def serve(
+    model: Annotated[str | None, typer.Argument(help="demo, smollm2, a .gguf file, a folder or a hub id.")] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="SPEC such as lookup or model:DIR; of several, requests choose.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 opens it to others.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[str, typer.Option(help="What clients must send.", envvar=KEY, show_envvar=True)] = "",
+    name: Annotated[str | None, typer.Option(help="The model's name for clients; default: MODEL.")] = None,
+    budget: Annotated[str, typer.Option(help="How much to draft: auto, 16x6, 3,2,1, ...")] = "auto",
+    rows: Annotated[int, typer.Option(help="Texts that are written at a time.", min=1)] = 8,
+    queue: Annotated[int, typer.Option(help="Texts that may wait; more are told to come again.", min=1)] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds a request may take.", min=1)] = 600.0,
+    prefill_share: Annotated[
+        float, typer.Option(help="Share of the time that prompts may take while texts are written.", min=0.05, max=1)
+    ] = 0.5,
+    shutdown_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs.", min=0)] = 30.0,
+    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Record the models' passes first: sooner.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
+) -> None:
+    """Serve a model to OpenAI's clients, speculating: the same answers as without, sooner.
+
+    An answer is a function of prompt, seed and parameters; load, neighbours and drafters do not change it. Open the
+    address in a browser for a page to chat on.
+    """
+    from ..types import InputError
+    from . import check_place
+
+    check_place(dtype, device)
+    try:
+        from ..serve.server import listen, run
+    except ImportError as error:
+        raise InputError(f"the server needs {error.name}; pip install 'outrider[serve]'") from None
+    from ..serve.start import start
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("outrider.serve").setLevel(logging.WARNING if quiet else logging.INFO)
+    with listen(host, port) as sock:
+        service = start(
+            model, drafter or None, name=name, rows=rows, queue=queue, seconds=timeout, prefill_share=prefill_share,
+            budget=budget,
+            dtype=dtype, device=device, compile=compile,
+        )  # fmt: skip
+        where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+        drafters = ", ".join(service.scheduler.fleet.drafters) or "none"
+        typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
+        from ..serve.gate import LOOPBACK
+
+        if host not in LOOPBACK and not api_key:
+            typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
+        run(service, sock, host, api_key, shutdown_timeout)

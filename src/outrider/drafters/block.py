@@ -1,0 +1,227 @@
+"""Block drafters (DFlash, JetSpec, DSpark): a whole tree from one pass over a block of future positions.
+
+The network (`nets/block.py`) reads the committed text's features and one block of slots, and gives every slot's logits
+at once. A small pair head corrects a slot's logits by the token above. The tree is the best part of the lattice of
+candidates (`_lattice.py`): no second pass, whatever its depth.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..core import sampling
+from ..core.padding import additive
+from ..nets import vocabulary
+from ..nets.block import BlockConfig, BlockNet
+from ..nets.layer import KVCache, LayerShape
+from ..nets.network import Network
+from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from . import _heads, _ranks, _weights
+from ._features import FLUSH, merged
+from ._growth import Growth, static
+from ._lattice import conditional, lattice
+
+
+@dataclass(frozen=True)
+class BlockDrafter:
+    net: BlockNet
+    target: Target
+    config: BlockConfig
+    growth: Growth
+    names: Tensor | None  # target ids of the draft vocabulary; None: it is the target's own
+    places: Tensor | None  # the draft vocabulary's index of every target id
+    block_mask: Float[Tensor, "1 1 m m"]  # who sees whom inside the block
+    mask: Float[Tensor, " h"]  # the embedding of the slots behind the anchor
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockDrafting:
+        weight, shape, layers = self.net.fc.weight, self.config.layer, self.config.layers
+        wide = LayerShape(1, shape.heads * layers, shape.kv_heads * layers, shape.head_dim, 1, 1)
+        return BlockDrafting(self, KVCache(wide, len(prompts), capacity, weight.dtype, weight.device))
+
+    def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
+        return self.target.head(hidden) if self.names is None else self.net.lm_head(hidden)
+
+
+@dataclass
+class BlockDrafting:
+    """`cache` holds the context's keys and values of all layers, one slot per committed token before the root."""
+
+    drafter: BlockDrafter
+    cache: KVCache
+    pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
+    waiting: int = 0
+
+    def observe(self, round: Round) -> None:
+        """Keep the features of what was committed."""
+        path, counts, spelled = round.path, round.count.tolist(), round.tree.tokens
+        joined = torch.cat([round.look.features[tap] for tap in self.drafter.taps], -1)
+        if round.tree.ancestors is not None:
+            path = path[:, : max(counts)].clamp(min=0)
+            spelled = spelled.gather(1, path)
+            joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
+        self.pending.append((joined, spelled, counts))
+        self.waiting += joined.shape[1]
+        if self.waiting >= FLUSH:
+            self._read()
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter, growth = self.drafter, self.drafter.growth
+        depth = min(growth.reach(budget, rows), drafter.config.drafts)
+        logits = self._logits(rows)
+        parents = growth.fixed(budget, depth)
+        if parents is None:
+            return self._lattice(rows, logits[:, :depth], budget)
+        first, step = self._steps(rows, logits)
+        return static(rows, first, step, parents, growth.scaled(budget), drafter.names, drafter.target.vocab)[0]
+
+    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
+        first, step = self._steps(rows, self._logits(rows))
+        return _ranks.below(rows, first, step, truth, k, self.drafter.names)
+
+    def select(self, index: Sequence[int]) -> None:
+        if list(index) == list(range(len(self.cache.host))):
+            return
+        wanted = torch.tensor(list(index), device=self.cache.keys.device)
+        self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
+        self.cache.select(index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, BlockDrafting)
+        self._read()
+        other._read()
+        self.cache.join(other.cache)
+
+    def _read(self) -> None:
+        """Write the waiting features' keys and values behind each row's text."""
+        if not self.pending:
+            return
+        features, _, counts = self.pending[0] if len(self.pending) == 1 else merged(self.pending)
+        self.pending, self.waiting = [], 0
+        m, net, cache = max(counts), self.drafter.net, self.cache
+        if m:
+            context = net.context(features[:, :m])
+            cache.place(m)(*net.keys_values(context, self._turn(m)))
+            cache.advance(counts)
+
+    def _turn(self, m: int) -> Tensor:
+        """Rotations of the m positions behind each row's text."""
+        cache = self.cache
+        table = self.drafter.net.rope.table(cache.longest + m, cache.keys.dtype, cache.keys.device)
+        if cache.level:
+            return table[cache.longest : cache.longest + m][None]
+        return table[cache.lengths[:, None] + torch.arange(m, device=table.device)]
+
+    def _logits(self, rows: Rows) -> Float[Tensor, "b d vd"]:
+        """Every drafting slot's logits, by one pass over the block."""
+        self._read()
+        drafter, cache, config = self.drafter, self.cache, self.drafter.config
+        assert cache.host == list(rows.start), "one context slot for every token before the root"
+        x = drafter.net.slots(drafter.target.embed(rows.root[:, None]).to(cache.keys.dtype), drafter.mask)
+        keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
+        hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
+        return drafter.logits(hidden if config.sample_from_anchor else hidden[:, 1:])
+
+    def _mask(self) -> Float[Tensor, "#b 1 m s"]:
+        cache, own = self.cache, self.drafter.block_mask
+        if cache.level:
+            return torch.nn.functional.pad(own, (cache.longest, 0))
+        text: Bool[Tensor, "b s"] = torch.arange(cache.longest, device=own.device) < cache.lengths[:, None]
+        b, m = len(cache.host), own.shape[2]
+        seen = additive(text, own.dtype)[:, None, None].expand(b, 1, m, -1)
+        return torch.cat([seen, own.expand(b, -1, -1, -1)], -1)
+
+    def _steps(self, rows: Rows, logits: Tensor) -> tuple[Tensor, Any]:
+        """Logits below the root, and below any fed node, as the drafters that step give them; no pass is needed."""
+        net = self.drafter.net
+
+        def below(tokens: Tensor, depth: Tensor) -> Tensor:
+            found = logits.gather(1, depth[..., None].expand(*depth.shape, logits.shape[2]))
+            extra = net.pairs(tokens)
+            return found if extra is None else found + extra
+
+        def step(fed: DraftTree, since: int) -> Tensor:
+            return below(fed.tokens[:, since:], fed.depths[:, since:])
+
+        return below(rows.root[:, None], torch.zeros_like(rows.root)[:, None]), step
+
+    def _lattice(self, rows: Rows, logits: Float[Tensor, "b d vd"], budget: Budget) -> DraftTree:
+        drafter, growth, net = self.drafter, self.drafter.growth.scaled(budget), self.drafter.net
+        b, d, _ = logits.shape
+        depths = torch.arange(1, d + 1, device=logits.device).repeat(b, 1)
+        tokens, confidence = sampling.rank(logits, rows, depths, growth.kids, growth.scale, names=drafter.names)
+        pairs = None
+        if drafter.config.pair_head == "markov":
+            k = tokens.shape[2]
+            above = torch.cat([rows.root[:, None, None].expand(b, 1, k), tokens[:, :-1]], 1)
+            inside = tokens if drafter.places is None else drafter.places[tokens]
+            pairs = net.markov_w1(above) @ net.markov_w2.weight[inside].transpose(-1, -2)
+            pairs = pairs.float() / growth.scale
+        logs = conditional(confidence.clamp(max=0), pairs)
+        useful = [min(d, room - 1) for room in rows.room]
+        return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor)
+
+
+def drafter(net: BlockNet, target: Target, growth: Growth | None = None) -> BlockDrafter:
+    """A drafter of a network in memory (of a copy, which is cast to the target's precision)."""
+    net = _weights.placed_on(copy.deepcopy(net), target)
+    return _drafter(net, target, growth or Growth(scale=net.config.scale))
+
+
+def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "this block drafter") -> BlockDrafter:
+    config, ids, weight = net.config, net.ids(), net.fc.weight
+    _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
+    _heads.check_embedding(target, config.target_hidden)
+    places = None
+    if ids is not None:
+        vocabulary.check_ids(ids, config.vocab)
+        places = vocabulary.places_of(ids, config.vocab)
+    seen = torch.ones(config.block, config.block, dtype=torch.bool, device=weight.device)
+    own = additive(seen.tril() if config.causal else seen, weight.dtype)[None, None]
+    token = config.mask_token
+    mask: Tensor = net.mask_embedding if token < 0 else target.embed(torch.tensor([token], device=weight.device))[0]
+    return BlockDrafter(net, target, config, growth, ids, places, own, mask)
+
+
+def load(
+    target: Target | None,
+    tokenizer: Any = None,
+    path: str | None = None,
+    tree: str = "dynamic",
+    shape: tuple[int, ...] = (),
+    depth: int = 16,
+    kids: int = 10,
+    nodes: int = 60,
+    scale: float = 0.0,
+    replacement: bool = False,
+    causal: str = "",
+) -> BlockDrafter:
+    """A trained block drafter from its folder.
+
+    scale 0: the checkpoint's. `causal` ("true" or "false") says whether a slot sees only the slots before it, where the
+    folder's config contradicts itself.
+    """
+    if causal not in ("", "true", "false"):
+        raise InputError(f"causal must be true or false, not {causal!r}")
+    if tree == "best":
+        raise InputError("a block drafter's dynamic tree is the best one already; use tree=dynamic")
+    net: BlockNet = _weights.network(path, "block", target, **({"causal": causal == "true"} if causal else {}))
+    assert target is not None
+    growth = Growth(
+        tree, shape, depth=depth, kids=kids, nodes=nodes, scale=scale or net.config.scale, replacement=replacement
+    )
+    return _drafter(net, target, growth, path)
+
+
+NETWORK = Network(BlockNet, BlockConfig)

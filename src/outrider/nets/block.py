@@ -1,0 +1,189 @@
+"""The network of block drafters (DFlash, JetSpec, DSpark): one pass reads a whole block of future positions.
+
+    c_t = norm(fc(cat_i f_i(t)))                  the target's features at committed position t; every layer reads them
+    x   = [e(anchor), mask, mask, ...]            the block's slots, at positions a, a + 1, ..., a + B - 1
+    layer: q from the block; k, v from the context c (positions before a) and from the block
+    u_j = head(norm(x_j))                         logits of slot j, in the draft vocabulary
+    score of token c at slot j after token p:     u_j(c) + W2[c] . W1[p]        (the Markov pair head)
+
+The anchor is the last committed token, whose target feature does not exist yet. Context keys and values depend on c_t
+alone, so they are written once and never change. With `causal`, slot j sees slots 0 .. j of its block; else all.
+
+`sample_from_anchor` says what slot j predicts. True: the token at a + j + 1, so B slots draft B tokens. False: the
+token at a + j, so slot 0 drafts nothing and B slots draft B - 1 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..params import InputError
+from . import vocabulary
+from .layer import MLP, Attention, LayerShape, RMSNorm, Rope, apply_rotary, attend
+
+PAIR_HEADS = ("none", "markov")
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """`taps`: indices of the target's hidden states (k: the input of layer k; -1: after the final norm).
+
+    `draft_vocab` equal to `vocab` means that the target's own head is used; a smaller one has a head of its own and
+    `d2t`, as in EAGLE-3. `mask_token` names the token whose embedding fills the slots behind the anchor; -1: a learned
+    vector. `pair_rank` is the width r of the Markov head.
+    """
+
+    layer: LayerShape
+    layers: int
+    vocab: int
+    draft_vocab: int
+    target_hidden: int
+    taps: tuple[int, ...]
+    block: int = 8
+    causal: bool | None = True  # None, what a folder that contradicts itself says, is refused
+    sample_from_anchor: bool = True
+    pair_head: str = "markov"
+    pair_rank: int = 64
+    mask_token: int = -1
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.causal is None:
+            raise InputError(
+                "the config says both that slots see later slots and that they do not; give causal=true or false"
+            )
+        if self.block < 2:
+            raise InputError(f"a block holds at least 2 slots, not {self.block}")
+        if self.layers < 1:
+            raise InputError(f"a block drafter needs at least 1 layer, not {self.layers}")
+        if not self.taps or len(set(self.taps)) < len(self.taps):
+            raise InputError(f"a block drafter reads distinct layers of the target, not {list(self.taps)}; name others")
+        if self.layer.hidden != self.target_hidden:
+            raise InputError(
+                f"a block drafter uses its target's embeddings, so it must be {self.target_hidden} wide, "
+                f"not {self.layer.hidden}"
+            )
+        vocabulary.check_size(self.draft_vocab, self.vocab)
+        if self.mask_token >= self.vocab:
+            raise InputError(f"the mask token {self.mask_token} lies outside the vocabulary of {self.vocab} tokens")
+        if self.pair_head not in PAIR_HEADS:
+            raise InputError(f"the pair head is one of {', '.join(PAIR_HEADS)}, not {self.pair_head!r}")
+
+    @property
+    def drafts(self) -> int:
+        """How many tokens one block drafts."""
+        return self.block if self.sample_from_anchor else self.block - 1
+
+
+class BlockAttention(Attention):
+    """Projections with a norm per head on queries and keys (Qwen3's)."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
+        self.q_norm, self.k_norm = RMSNorm(shape.head_dim, shape.eps), RMSNorm(shape.head_dim, shape.eps)
+
+
+class BlockLayer(nn.Module):
+    def __init__(self, shape: LayerShape):
+        super().__init__()
+        self.shape = shape
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.self_attn, self.mlp = BlockAttention(shape), MLP(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+
+    def keys_values(self, x: Float[Tensor, "b m h"], turn: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [b, kv, m, d] of context vectors or of normalised block states."""
+        a, shape = self.self_attn, self.shape
+        k = a.k_norm(a.k_proj(x).view(*x.shape[:2], shape.kv_heads, shape.head_dim))
+        v = a.v_proj(x).view(*x.shape[:2], shape.kv_heads, shape.head_dim)
+        return apply_rotary(k, turn).transpose(1, 2), v.transpose(1, 2)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b m h"],
+        turn: Tensor,
+        keys: Float[Tensor, "b kv s d"],
+        values: Float[Tensor, "b kv s d"],
+        mask: Float[Tensor, "#b 1 m sm"],
+    ) -> Float[Tensor, "b m h"]:
+        a, shape, n = self.self_attn, self.shape, self.input_layernorm(x)
+        q = apply_rotary(a.q_norm(a.q_proj(n).view(*n.shape[:2], shape.heads, shape.head_dim)), turn).transpose(1, 2)
+        k, v = self.keys_values(n, turn)
+        seen = attend(q, torch.cat([keys, k], 2), torch.cat([values, v], 2), mask, not self.training)
+        h = x + a.o_proj(seen)
+        n = self.post_attention_layernorm(h)
+        return h + self.mlp.down_proj(functional.silu(self.mlp.gate_proj(n)) * self.mlp.up_proj(n))
+
+
+class BlockNet(nn.Module):
+    """`context` once per committed token, `keys_values` into the cache, `forward` once per round."""
+
+    d2t: Tensor
+    markov_w1: nn.Embedding
+    markov_w2: nn.Linear
+    lm_head: nn.Linear
+
+    def __init__(self, config: BlockConfig):
+        super().__init__()
+        shape, self.config = config.layer, config
+        self.rope = Rope(shape)
+        self.fc = nn.Linear(len(config.taps) * config.target_hidden, shape.hidden, bias=False)
+        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
+        self.layers = nn.ModuleList([BlockLayer(shape) for _ in range(config.layers)])
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+        if config.mask_token < 0:
+            self.mask_embedding = nn.Parameter(torch.randn(shape.hidden) * 0.02)
+        if config.draft_vocab < config.vocab:
+            self.lm_head = nn.Linear(shape.hidden, config.draft_vocab, bias=False)
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
+        if config.pair_head == "markov":  # begins as no correction at all
+            self.markov_w1 = nn.Embedding(config.vocab, config.pair_rank)
+            self.markov_w2 = nn.Linear(config.pair_rank, config.draft_vocab, bias=False)
+            nn.init.normal_(self.markov_w1.weight, std=0.02)
+            nn.init.zeros_(self.markov_w2.weight)
+
+    def context(self, features: Float[Tensor, "b m f"]) -> Float[Tensor, "b m h"]:
+        """c_t of the target's features [b, m, taps * H], the taps side by side."""
+        return self.hidden_norm(self.fc(features))
+
+    def keys_values(self, context: Float[Tensor, "b m h"], turn: Tensor) -> tuple[Tensor, Tensor]:
+        """All layers' keys and values of context vectors, [b, layers * kv, m, d] twice."""
+        made = [layer.keys_values(context, turn) for layer in cast("Iterable[BlockLayer]", self.layers)]
+        return torch.cat([k for k, _ in made], 1), torch.cat([v for _, v in made], 1)
+
+    def slots(self, anchors: Float[Tensor, "b a h"], mask: Float[Tensor, " h"]) -> Float[Tensor, "b aB h"]:
+        """The block inputs: each anchor's embedding, then the mask vector in the other slots."""
+        b, a, h = anchors.shape
+        rest = mask.to(anchors.dtype).expand(b, a, self.config.block - 1, h)
+        return torch.cat([anchors[:, :, None], rest], 2).flatten(1, 2)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b m h"],
+        turn: Tensor,
+        keys: Float[Tensor, "b lkv s d"],
+        values: Float[Tensor, "b lkv s d"],
+        mask: Float[Tensor, "#b 1 m sm"],
+    ) -> Float[Tensor, "b m h"]:
+        """Normed hidden states of the slots. `mask` is added to the scores, over context slots and then block slots."""
+        wide = self.config.layer.kv_heads
+        for layer, k, v in zip(self.layers, keys.split(wide, 1), values.split(wide, 1), strict=True):
+            x = layer(x, turn, k, v, mask)
+        return self.norm(x)
+
+    def pairs(self, previous: Int[Tensor, "*s"]) -> Float[Tensor, "*s vd"] | None:
+        """What the Markov head adds to the logits below these tokens (target ids), over the draft vocabulary."""
+        return self.markov_w2(self.markov_w1(previous)) if self.config.pair_head == "markov" else None
+
+    def ids(self) -> Int[Tensor, " vd"] | None:
+        """The target's token id of every draft token; None: the vocabularies are one."""
+        if self.config.draft_vocab == self.config.vocab:
+            return None
+        return vocabulary.ids_of(self.d2t)

@@ -1,0 +1,345 @@
+"""One small decoder layer, shared by the trained drafters, and the cache of its keys and values.
+
+    q, k, v = W x                      x: [b, m, inputs]; grouped heads, rotary positions
+    h       = residual + W_o attention(q, K, V)
+    out     = h + W_down(silu(W_gate n) * W_up n),  n = RMSNorm(h)
+
+Training uses the plain parameters. `Layer.fuse` makes one matrix of q, k, v and one of gate, up (the parameters become
+views of them), since a draft step is many tiny kernels whose number is what costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..core.padding import additive
+from ..types import InputError
+
+# Given keys and values [b, g, m, d] of this pass, what its queries may look at: [b, g, s, d] twice.
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
+ROPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The sizes of a layer. `inputs` is the width of what attention reads: hidden, or 2 hidden in EAGLE-3."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    inputs: int
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    eps: float = 1e-6
+    qkv_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "inputs"):
+            if getattr(self, name) < 1:
+                raise InputError(f"a drafter's layer needs {name} of at least 1, not {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise InputError(f"{self.heads} heads cannot share {self.kv_heads} key heads; choose a divisor of heads")
+        if self.head_dim % 2:
+            raise InputError(f"rotary positions turn pairs, so head_dim must be even, not {self.head_dim}")
+        if self.rope.get("rope_type", "default") not in ROPES:
+            raise InputError(f"the rotary positions of a drafter are {', '.join(ROPES)}, not {self.rope['rope_type']}")
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, width: int, eps: float = 1e-6):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Float[Tensor, "*s h"]) -> Float[Tensor, "*s h"]:
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class Rope:
+    """Rotary positions as tables that grow: [n, 2, 1, d], cosines and signed sines. No module state: casting a network
+    must not round its frequencies."""
+
+    def __init__(self, shape: LayerShape):
+        self.shape = shape
+        self.tables: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    @cached_property
+    def frequencies(self) -> tuple[Float[Tensor, " half"], float]:
+        """In float32 and with their scaling, as transformers makes them; only when positions are first turned."""
+        return _frequencies(self.shape)
+
+    def table(self, n: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n 2 1 d"]:
+        """A table of at least n positions."""
+        found = self.tables.get((dtype, device))
+        if found is None or found.shape[0] < n:
+            with torch.inference_mode(False), torch.no_grad():
+                at = torch.arange(max(512, 1 << (n - 1).bit_length()), device=device).float()
+                found = self.tables[dtype, device] = self._turn(at).to(dtype)
+        return found
+
+    def at(self, positions: Int[Tensor, "b m"], dtype: torch.dtype) -> Float[Tensor, "b m 2 1 d"]:
+        """The same for positions of which the host knows no bound."""
+        return self._turn(positions.float()).to(dtype)
+
+    def _turn(self, positions: Float[Tensor, "*s"]) -> Float[Tensor, "*s 2 1 d"]:
+        frequencies, scaling = self.frequencies
+        angles = positions[..., None] * frequencies.to(positions.device)
+        cos, sin = angles.cos() * scaling, angles.sin() * scaling
+        return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)[..., None, :]
+
+
+def apply_rotary(x: Float[Tensor, "b m heads d"], turn: Float[Tensor, "#b #m 2 1 d"]) -> Float[Tensor, "b m heads d"]:
+    """Rotated halves: [a, b] -> [a cos - b sin, b cos + a sin]."""
+    half = x.shape[-1] // 2
+    swapped = x.unflatten(-1, (2, half)).flip(-2).flatten(-2)
+    return torch.addcmul(x * turn[:, :, 0], swapped, turn[:, :, 1])
+
+
+def _frequencies(shape: LayerShape) -> tuple[Float[Tensor, " half"], float]:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        head_dim=shape.head_dim,
+        rope_parameters={"rope_type": "default", **shape.rope},
+    )
+    with torch.inference_mode(False), torch.device("cpu"):
+        stock = LlamaRotaryEmbedding(config)
+    return stock.inv_freq.float().clone(), float(stock.attention_scaling)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: LayerShape):
+        super().__init__()
+        wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.inputs, wide, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.inputs, narrow, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.inputs, narrow, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(wide, shape.hidden, bias=False)
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: LayerShape):
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A layer's matrices for inference, a few attribute look-ups away."""
+
+    qkv: Tensor
+    bias: Tensor | None
+    o: Tensor
+    norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Layer(nn.Module):
+    """The layer of this page. Its caller normalises `x` (or does not: EAGLE's layer has no norm before attention)."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__()
+        self.shape, self.rope = shape, Rope(shape)
+        self.self_attn, self.mlp = Attention(shape), MLP(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.groups = shape.heads // shape.kv_heads
+        self.fused: Fused | None = None
+
+    def fuse(self) -> None:
+        """For inference: one matrix for q, k, v and one for gate, up. Call it after casting and moving."""
+        attention, mlp = self.self_attn, self.mlp
+        three, two = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
+        with torch.inference_mode(False), torch.no_grad():
+            bias = torch.cat([p.bias for p in three]) if self.shape.qkv_bias else None
+            self.fused = Fused(
+                _shared(three), bias, attention.o_proj.weight, self.post_attention_layernorm.weight, _shared(two),
+                mlp.down_proj.weight,
+            )  # fmt: skip
+
+    def _project(self, x: Float[Tensor, "b m inputs"]) -> Float[Tensor, "b m heads d"]:
+        """Queries, keys and values, one behind the other."""
+        if self.fused is not None:
+            made = linear(x, self.fused.qkv, self.fused.bias)
+        else:
+            a = self.self_attn
+            made = torch.cat([a.q_proj(x), a.k_proj(x), a.v_proj(x)], -1)
+        return made.view(*x.shape[:2], -1, self.shape.head_dim)
+
+    def _finish(self, residual: Float[Tensor, "b m hidden"], seen: Tensor) -> Float[Tensor, "b m hidden"]:
+        """Behind attention: the output projection and the feed-forward block."""
+        fused, shape = self.fused, self.shape
+        if fused is None:
+            h = residual + self.self_attn.o_proj(seen)
+            x = self.post_attention_layernorm(h)
+            return h + self.mlp.down_proj(functional.silu(self.mlp.gate_proj(x)) * self.mlp.up_proj(x))
+        h = residual + linear(seen, fused.o)
+        x = functional.rms_norm(h, (shape.hidden,), fused.norm, shape.eps)
+        gate, up = linear(x, fused.gate_up).chunk(2, -1)
+        return h + linear(functional.silu(gate).mul_(up), fused.down)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b m inputs"],
+        residual: Float[Tensor, "b m hidden"],
+        positions: Int[Tensor, "#b m"] | None,
+        mask: Float[Tensor, "#b 1 gm s"] | None = None,
+        store: Store | None = None,
+        turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
+        look: Attend | None = None,
+    ) -> Float[Tensor, "b m hidden"]:
+        """`mask` is added to the scores; None: plainly causal, or one query that sees everything. `store` decides where
+        keys and values go and what is looked at (None: themselves). `turn`: rotations looked up already. `look` stands
+        in for the whole of attention, where a training pass sees what no mask can say cheaply."""
+        shape = self.shape
+        made = self._project(x)
+        if turn is None:
+            assert positions is not None, "give positions, or the rotations of them"
+            turn = self.rope.at(positions, x.dtype)
+        qk = apply_rotary(made[:, :, : shape.heads + shape.kv_heads], turn)
+        q, k = qk[:, :, : shape.heads].transpose(1, 2), qk[:, :, shape.heads :].transpose(1, 2)
+        v = made[:, :, shape.heads + shape.kv_heads :].transpose(1, 2)
+        if look is not None:
+            return self._finish(residual, look(q, k, v))
+        keys, values = (k, v) if store is None else store(k, v)
+        return self._finish(residual, attend(q, keys, values, mask, self.fused is not None))
+
+
+def linear(x: Float[Tensor, "*s i"], weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> Float[Tensor, "*s o"]:
+    """x W^T + b, for inference. A CPU reads the weights of a single bfloat16 vector up to twice as fast by `mv`
+    (docs/log.md); rounding may differ from `functional.linear` in the last bit, so this is for drafters alone."""
+    if x.dtype != torch.bfloat16 or x.numel() != x.shape[-1] or x.device.type != "cpu":
+        return functional.linear(x, weight, bias)
+    made = torch.mv(weight, x.reshape(-1)).view(*x.shape[:-1], -1)
+    return made if bias is None else made + bias
+
+
+def _shared(projections: Sequence[nn.Linear]) -> Tensor:
+    """One matrix of several, which become views of it."""
+    joined = torch.cat([p.weight for p in projections])
+    for p, part in zip(projections, joined.split([p.out_features for p in projections]), strict=True):
+        p.weight = nn.Parameter(part, requires_grad=False)
+    return joined
+
+
+def attend(
+    q: Float[Tensor, "b h m d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s d"],
+    mask: Float[Tensor, "#b 1 gm s"] | None,
+    fold: bool = False,
+) -> Float[Tensor, "b m hd"]:
+    """Attention in which h / g heads share a key head. `fold` puts the heads of a group side by side, so that keys are
+    not repeated (inference: the mask is repeated instead, unless it comes repeated)."""
+    b, h, m, _ = q.shape
+    groups, sdpa = h // k.shape[1], functional.scaled_dot_product_attention
+    if mask is None and m > 1:
+        assert k.shape[2] == m, "without a mask, queries and keys are the same tokens"
+        out = sdpa(q, k, v, is_causal=True, enable_gqa=groups > 1)
+    elif fold and groups > 1:
+        wide = mask
+        if mask is not None and mask.shape[2] == m > 1:
+            wide = mask.repeat(1, 1, groups, 1)
+        out = sdpa(q.reshape(b, h // groups, groups * m, -1), k, v, attn_mask=wide).reshape(b, h, m, -1)
+    else:
+        out = sdpa(q, k, v, attn_mask=mask, enable_gqa=groups > 1)
+    return out.transpose(1, 2).flatten(2)
+
+
+class KVCache:
+    """Keys and values of one layer: those of committed pairs, then scratch slots for whatever is fed on trial.
+
+    Row b has `host[b]` committed slots, 0 .. host[b] - 1. Slots beyond hold finite leftovers that masks hide.
+    """
+
+    def __init__(self, shape: LayerShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str):
+        size = (rows, max(capacity, 1), shape.kv_heads, shape.head_dim)
+        with torch.inference_mode(False):
+            self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        self._set([0] * rows)
+
+    def _set(self, host: list[int]) -> None:
+        self.host, self.longest = host, max(host, default=0)
+        self.level = min(host, default=0) == self.longest  # have all rows as many slots?
+        self.lengths = torch.tensor(host, dtype=torch.long, device=self.keys.device)
+
+    def reserve(self, slots: int) -> None:
+        """Make room for so many slots a row, by doubling."""
+        have = self.keys.shape[1]
+        if slots > have:
+            more = max(slots, 2 * have) - have
+            with torch.inference_mode(False), torch.no_grad():
+                self.keys, self.values = (functional.pad(x, (0, 0, 0, 0, 0, more)) for x in (self.keys, self.values))
+
+    def place(self, m: int, first: int = 0) -> Store:
+        """Where the next m keys and values go: slots first .. first + m - 1 behind each row's text. They see the slots
+        before them, those of `mask`."""
+        self.reserve(self.longest + first + m)
+        view = self.longest + first + m
+
+        def store(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            for kept, new in ((self.keys, k), (self.values, v)):
+                if self.level:
+                    kept.narrow(1, self.longest + first, m).copy_(new.transpose(1, 2))
+                else:
+                    b, capacity = kept.shape[:2]
+                    slots = self.lengths[:, None] + torch.arange(first, first + m, device=kept.device)
+                    slots = slots + capacity * torch.arange(b, device=kept.device)[:, None]
+                    kept.flatten(0, 1).index_copy_(0, slots.flatten(), new.transpose(1, 2).flatten(0, 1))
+            return self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)
+
+        return store
+
+    def mask(self, own: Bool[Tensor, "#b m n"], dtype: torch.dtype, groups: int = 1) -> Float[Tensor, "#b 1 gm view"]:
+        """Who sees whom: `own[b, i, j]`, query i sees scratch slot j; and everyone sees the row's text. Repeated for
+        the heads of a group, see `attend`."""
+        if groups > 1 and own.shape[1] > 1:
+            own = own[:, None].expand(own.shape[0], groups, *own.shape[1:]).flatten(1, 2)
+        if self.level:
+            return functional.pad(additive(own, dtype), (self.longest, 0))[:, None]
+        b, (m, n) = len(self.host), own.shape[1:]
+        count = torch.arange(self.longest + n, device=own.device)
+        text = (count < self.lengths[:, None, None]).expand(b, m, -1)
+        here = (self.lengths[:, None] + count[:n])[:, None].expand(b, m, n)
+        return additive(text.scatter(2, here, own.expand(b, m, n)), dtype)[:, None]
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """The next counts[b] slots are text from now on."""
+        self._set([h + c for h, c in zip(self.host, counts, strict=True)])
+
+    def select(self, index: Sequence[int]) -> None:
+        """Row i := old row index[i]; repeats fork."""
+        if list(index) == list(range(len(self.host))):
+            return
+        wanted = torch.tensor(list(index), dtype=torch.long, device=self.keys.device)
+        with torch.inference_mode(False), torch.no_grad():
+            self.keys, self.values = self.keys.index_select(0, wanted), self.values.index_select(0, wanted)
+        self._set([self.host[i] for i in index])
+
+    def join(self, other: KVCache) -> None:
+        """Append another's rows."""
+        most = max(self.keys.shape[1], other.keys.shape[1])
+        self.reserve(most)
+        other.reserve(most)
+        short = min(self.keys.shape[1], other.keys.shape[1])  # each doubles on its own: cut to what both have
+        assert short >= max(self.longest, other.longest)
+        with torch.inference_mode(False), torch.no_grad():
+            self.keys = torch.cat([self.keys[:, :short], other.keys[:, :short]])
+            self.values = torch.cat([self.values[:, :short], other.values[:, :short]])
+        self._set(self.host + other.host)

@@ -1,0 +1,80 @@
+"""Parts that are asked for by name: files of this package, and modules of other packages.
+
+    kind         our files                    group of entry points      a module has
+    drafters     drafters/NAME.py             outrider.drafters          load, and NETWORK if it has weights
+    objectives   training/objectives/NAME.py  outrider.objectives        OPTIMISER, build
+    peers        bench/peers/NAME.py          outrider.bench.peers       load
+
+The file's name is the part's name (`draft_lm.py` is `draft-lm`); an entry point's name is that of its module. A file of
+ours goes before an entry point of the same name. Entry points are read from the metadata that is written when a package
+is installed, so an editable install must be installed again after its entry points were changed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from .params import InputError
+
+Kind = Literal["drafters", "objectives", "peers"]
+
+ROOMS: dict[Kind, str] = {"drafters": "drafters", "objectives": "training.objectives", "peers": "bench.peers"}
+GROUPS: dict[Kind, str] = {
+    "drafters": "outrider.drafters",
+    "objectives": "outrider.objectives",
+    "peers": "outrider.bench.peers",
+}
+NEEDS: dict[Kind, tuple[str, ...]] = {"drafters": ("load",), "objectives": ("OPTIMISER", "build"), "peers": ("load",)}
+
+
+def names(kind: Kind) -> list[str]:
+    """The parts there are, ours and those of installed packages, in order of the alphabet. Nothing is imported."""
+    return sorted({*_files(kind), *(entry.name for entry in entry_points(group=GROUPS[kind]))})
+
+
+def module(kind: Kind, name: str) -> Any:
+    """The module of a part.
+
+    Raises:
+        InputError: there is no such part, or another package's module cannot be imported or lacks what it must have.
+    """
+    if name in _files(kind):
+        return importlib.import_module(f"outrider.{ROOMS[kind]}.{name.replace('-', '_')}")
+    entry = _entry(kind, name)
+    try:
+        found: Any = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{name} of the entry points {GROUPS[kind]} cannot be imported ({error})") from None
+    if lacking := [need for need in NEEDS[kind] if not hasattr(found, need)]:
+        raise InputError(f"{entry.value}, an entry point of {GROUPS[kind]}, lacks {', '.join(lacking)}")
+    return found
+
+
+def summary(kind: Kind, name: str) -> str:
+    """The first sentence of a part's docstring, read from its source."""
+    file = _files(kind).get(name)
+    if file is None:
+        spec = importlib.util.find_spec(_entry(kind, name).module)
+        file = Path(spec.origin) if spec is not None and spec.origin else None
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
+    sentence = re.split(r"(?<!et al)\.\s", (text or "").split("\n\n")[0] + " ", maxsplit=1)[0]
+    return " ".join(sentence.split()).rstrip(".")
+
+
+def _files(kind: Kind) -> dict[str, Path]:
+    room = Path(__file__).parent.joinpath(*ROOMS[kind].split("."))
+    return {file.stem.replace("_", "-"): file for file in room.glob("[!_]*.py")}
+
+
+def _entry(kind: Kind, name: str) -> EntryPoint:
+    for entry in entry_points(group=GROUPS[kind]):
+        if entry.name == name:
+            return entry
+    one = {"drafters": "drafter", "objectives": "method", "peers": "peer"}[kind]
+    raise InputError(f"there is no {one} {name!r}; choose one of {', '.join(names(kind))}")

@@ -1,0 +1,260 @@
+"""The losslessness audit of a target, a drafter and a rule, on the code that serves them.
+
+    equality     seed for seed against a plain loop of its own: stock model, stock cache, transformers' warpers
+    exact        every branch of the rejection rules' own functions on tiny vocabularies, in float64
+    statistics   many samples of two tokens against the target's exact law: a G-test, with the power it had
+
+A statistical test cannot prove equality; it can say how large a deviation it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from ..budgets.adaptive import FixedBudget
+from ..core import noise
+from ..engine import Engine, Request, Row, generate
+from ..types import LOSSY, InputError, Sampling
+from .divergence import Divergence, first_difference
+from .laws import Exact, exact
+from .samples import (
+    LAWS,
+    TOGETHER,
+    Progress,
+    Statistic,
+    drafts,
+    pairs,
+    statistics,
+    warpers,
+)  # fmt: skip
+
+LEAST_SAMPLES = 100
+WORK = 4.0  # passes over one token that a token of a compared text costs: plain, rounding, drafted in two batch sizes
+EXACT = 1e-12
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an audit is going to do."""
+
+    seconds: float  # about
+    samples: int  # of each statistical test
+    tests: int
+
+
+@dataclass(frozen=True)
+class Equality:
+    law: Sampling
+    batch: int  # rows decoded together
+    texts: int
+    tokens: int  # equal ones
+    noise: float  # largest difference of logits between passes over one and over several tokens, in stock code
+    divergences: tuple[Divergence, ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    model: str
+    drafter: str
+    rule: str
+    seed: int
+    equality: tuple[Equality, ...]
+    exact: tuple[Exact, ...]
+    statistics: tuple[Statistic, ...]
+    lossless: bool
+    sentence: str
+
+
+def label(law: Sampling) -> str:
+    return f"T={law.temperature:g}" + (f" top-p {law.top_p:g}" if law.top_p < 1 else "")
+
+
+@torch.no_grad()
+def audit(
+    llm: Any,
+    rule: str = "coupled",
+    prompts: Sequence[Any] = (),
+    samples: int = 1000,
+    seed: int = 0,
+    tokens: int = 48,
+    progress: Progress = lambda part, done, of: None,
+    minutes: float | None = None,
+    say: Callable[[Plan], None] = lambda plan: None,
+) -> Audit:
+    """The whole audit.
+
+    Args:
+        llm: an `LLM` of a decoder-only model.
+        rule: the rule that is audited.
+        prompts: texts or messages; those of at least two tokens are used, the first two for samples.
+        samples: draws for each statistical test; `minutes` overrides it.
+        seed: of texts and samples.
+        tokens: length of the texts that are compared.
+        progress: told the part, how much of it is done, and of how much.
+        minutes: take as many samples as fit into this time, at least LEAST_SAMPLES.
+        say: told beforehand how long it will take.
+
+    Raises:
+        InputError: the model, the prompts or the number of samples do not allow an audit.
+    """
+    if not hasattr(llm.target, "model") or llm.target.model.config.is_encoder_decoder:
+        raise InputError("the audit knows decoder-only models; name one")
+    if samples < LEAST_SAMPLES:
+        raise InputError(f"samples must be at least {LEAST_SAMPLES}, not {samples}")
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"minutes must be above 0, not {minutes:g}")
+    engine = llm.engine(rule, FixedBudget(16, 4))
+    room = min(256, engine.target.context - tokens)
+    ids = [prompt for p in llm.prompts(list(prompts)) if len(prompt := list(p)[-room:]) > 1]
+    if room < 2 or not ids:
+        raise InputError("the audit needs prompts of at least two tokens, and a context with room for them")
+    found_plan = plan(engine, ids, samples, tokens, minutes)
+    say(found_plan)
+    samples = found_plan.samples
+    same = equality(engine, ids, seed, tokens, progress)
+    found = exact(seed)
+    stats = statistics(engine, [p[-64:] for p in ids[:2]], samples, seed, progress)
+    return judge(llm.name, llm.drafter_name, rule, seed, same, found, stats)
+
+
+@torch.no_grad()
+def plan(engine: Engine, prompts: Sequence[list[int]], samples: int, tokens: int, minutes: float | None) -> Plan:
+    """How long an audit will take, from a short trial of its parts; with `minutes`, how many samples fit into them."""
+    prompt, law = prompts[0][-64:], LAWS[-1]
+    pairs(engine, prompt, law, range(8))  # the first ones also load and record
+    began = perf_counter()
+    pairs(engine, prompt, law, range(TOGETHER))
+    batch = perf_counter() - began
+    began = perf_counter()
+    plain(engine.target.model, prompt, 0, law, 8)  # type: ignore[attr-defined]
+    one = (perf_counter() - began) / 8
+    laws = len(LAWS) if engine.rule == "coupled" else 1
+    texts = WORK * laws * len(prompts) * tokens * one
+    tests = len(drafts(engine)) * len(prompts[:2]) * sum(law.temperature > 0 for law in LAWS)
+    if minutes is not None:
+        samples = max(LEAST_SAMPLES, int((60 * minutes - texts) / batch / tests * TOGETHER))
+    return Plan(texts + tests * -(-samples // TOGETHER) * batch, samples, tests)
+
+
+def judge(
+    model: str,
+    drafter: str,
+    rule: str,
+    seed: int,
+    same: tuple[Equality, ...],
+    found: tuple[Exact, ...],
+    stats: tuple[Statistic, ...],
+) -> Audit:
+    """The verdict, in one sentence."""
+    differ = [e for e in same if not all(d.within for d in e.divergences)]
+    biased = [x for x in found if x.counts(rule) and x.tv >= EXACT]
+    deviant = [s for s in stats if s.rejected]
+    worst = max((s.detectable for s in stats if s.cells > 1), default=1.0)  # one cell tests nothing
+    lossless = rule not in LOSSY and not (differ or biased or deviant)
+    seen = (
+        [f"{sum(len(e.divergences) for e in differ)} texts differ from plain decoding beyond rounding"]
+        if differ
+        else []
+    )
+    seen += (
+        [f"its law is off by a total variation of {max(x.tv for x in biased):.2g} on a tiny model"] if biased else []
+    )
+    seen += [f"{len(deviant)} of {len(stats)} samples deviate (TV {max(s.tv for s in deviant):.2g})"] if deviant else []
+    who = f"{drafter} under {rule} on {model}"
+    near = sum(len(e.divergences) for e in same)
+    if rule in LOSSY:
+        sentence = f"{who}: LOSSY by design; {' and '.join(seen) or 'this audit was too small to see it'}."
+    elif not lossless:
+        sentence = f"{who}: NOT lossless; {' and '.join(seen)}."
+    else:
+        equal = f"{sum(e.tokens for e in same)} tokens equal plain decoding seed for seed"
+        equal += f", {near} texts part from it within rounding" if near else ""
+        sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was found at 99 % power."
+    return Audit(model, drafter, rule, seed, same, found, stats, lossless, sentence)
+
+
+# --- seed for seed
+
+
+def equality(
+    engine: Engine, prompts: Sequence[list[int]], seed: int, tokens: int, progress: Progress = lambda *_: None
+) -> tuple[Equality, ...]:
+    """The engine's texts beside plain decoding's. Rules other than `coupled` have the same text at T = 0 alone."""
+    laws, out = LAWS if engine.rule == "coupled" else LAWS[:1], []
+    model, batches = engine.target.model, sorted({1, min(len(prompts), max(2, len(prompts) - 1))})  # type: ignore[attr-defined]
+    for i, law in enumerate(laws):
+        texts = [plain(model, p, seed + j, law, tokens) for j, p in enumerate(prompts)]
+        rounding = max(_rounding(model, [*p, *t], len(p)) for p, t in zip(prompts, texts, strict=True))
+        for j, batch in enumerate(batches):
+            rows: dict[int, Row] = {}
+            requests = [Request(p, seed + k, tokens, law) for k, p in enumerate(prompts)]
+            for piece in generate(engine, requests, batch):
+                rows[piece.row.index] = piece.row
+            apart, equal = [], 0
+            for k, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+                ours = rows[k].output
+                at = first_difference(text, ours)
+                equal += at
+                if text != ours:
+                    pair = (text[at], ours[at]) if at < min(len(text), len(ours)) else (0, 0)
+                    gap = _margin(model, [*prompt, *text[:at]], seed + k, law, *pair)
+                    within = pair[0] != pair[1] and gap <= 4 * rounding
+                    apart.append(Divergence(str(k + 1), at, gap, within))
+            out.append(Equality(law, batch, len(prompts), equal, rounding, tuple(apart)))
+            progress("equality", i * len(batches) + j + 1, len(laws) * len(batches))
+    return tuple(out)
+
+
+def plain(model: Any, prompt: list[int], seed: int, law: Sampling, tokens: int) -> list[int]:
+    """Plain decoding, independent of the engine: stock cache, one token at a time."""
+    ids, cache = torch.tensor([prompt], device=model.device), DynamicCache(config=model.config)
+    fed, out = ids, list[int]()
+    while len(out) < tokens:
+        logits = model(fed, past_key_values=cache, use_cache=True).logits[:, -1]
+        out.append(int(_raced(ids, logits, seed, law).argmax(-1)))
+        fed = torch.tensor([[out[-1]]], device=model.device)
+        ids = torch.cat([ids, fed], 1)
+    return out
+
+
+def _raced(ids: Int[Tensor, "1 n"], logits: Float[Tensor, "1 v"], seed: int, law: Sampling) -> Float[Tensor, "1 v"]:
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if law.temperature == 0:
+        return scores
+    tokens = torch.arange(scores.shape[1], device=scores.device)
+    return warpers(law)(ids, scores) + noise.gumbels([seed], [ids.shape[1]], tokens)
+
+
+def _margin(model: Any, text: list[int], seed: int, law: Sampling, ours: int, theirs: int) -> float:
+    """By how many logits plain decoding preferred its token to the engine's; at the nucleus' edge, how near it was."""
+    ids = torch.tensor([text], device=model.device)
+    logits = model(ids).logits[:, -1]
+    scores, heat = _raced(ids, logits, seed, law)[0], law.temperature or 1.0
+    gap = float(scores[ours] - scores[theirs]) * heat
+    if law.top_p < 1:
+        # A mass near top_p moves by at most e / (2 T) when no logit moves by more than e.
+        p = (logits[0].double() / heat).softmax(-1)
+        edges = [abs(float(p[p <= p[x]].sum()) - (1 - law.top_p)) for x in (ours, theirs)]
+        gap = min(gap, 4 * heat * min(edges))
+    return gap
+
+
+def _rounding(model: Any, text: list[int], first: int) -> float:
+    """The largest difference of logits between passes over one and over several tokens; never below the precision."""
+    ids, found = torch.tensor([text], device=model.device), []
+    for width in (1, 4, len(text)):
+        cache, parts = DynamicCache(config=model.config), []
+        for i in [0, *range(first, len(text), width)]:
+            end = first if i == 0 else i + width
+            parts.append(model(ids[:, i:end], past_key_values=cache, use_cache=True).logits[0, -1 if i == 0 else 0 :])
+        found.append(torch.cat(parts)[: len(text) - first].double())
+    least = torch.finfo(torch.promote_types(model.dtype, torch.float32)).eps * float(found[0].abs().max()) * 4
+    return max(least, *(float((x - found[0]).abs().max()) for x in found[1:]))

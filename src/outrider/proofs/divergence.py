@@ -1,0 +1,28 @@
+"""Where two texts part, and by how much the target preferred its own token there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first token of a text that is not plain decoding's."""
+
+    prompt: str  # its id, or its number from 1 on
+    position: int  # tokens written before it
+    margin: float  # logits by which the target preferred plain decoding's token
+    within: bool = False  # explained by rounding
+    turn: int = 0
+    mine: int | None = None  # None: the text ended
+    plain: int | None = None
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    """The index of the first token in which two texts differ: the shorter one's length where it begins the other.
+
+    >>> first_difference([1, 2, 3], [1, 5]), first_difference([1, 2], [1, 2, 3])
+    (1, 2)
+    """
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,88 @@
+"""One output from what it is asked to be to what it has become: requests and their running rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .core.noise import digest
+from .types import InputError, Rule, Sampling, Target, Usage
+
+Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
+Process = Callable[[list[int], Tensor], Tensor]  # (output so far, logits [1, v]) -> scores [1, v]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one output is asked to be. Seed, law and end belong to the row: a text does not depend on its neighbours."""
+
+    prompt: Sequence[int]
+    seed: int
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    cut: Cut = lambda output, new: (len(new), None)  # how many of the new tokens are kept, and why the row ends
+    process: Process | None = None  # transformers' logits processors, where they came prepared
+
+
+@dataclass
+class Row:
+    """One request while it runs."""
+
+    request: Request
+    index: int  # which request it is
+    output: list[int] = field(default_factory=list)
+    length: int = 0  # committed tokens, = the root's position
+    serial: int = 0
+    finish: str | None = None
+    mixed: int | None = None  # a hash of seed and prompt
+    usage: Usage = field(default_factory=Usage)
+
+    def key(self, rule: Rule) -> int:
+        """What its randomness is keyed by. Rounds, unlike positions, are no property of the text: under the rejection
+        rules two prompts with one seed must not share their draws, which a budget may have seen."""
+        if rule == "coupled":
+            return self.request.seed
+        if self.mixed is None:
+            self.mixed = digest(self.request.seed, self.request.prompt)
+        return self.mixed
+
+    def room(self, context: int) -> int:
+        return min(self.request.max_new_tokens - len(self.output), context - 1 - self.length)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added to one row. The first `drafted` of its tokens came from the draft."""
+
+    row: Row
+    tokens: list[int]
+    drafted: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a round came to, on the host, per row."""
+
+    tokens: list[list[int]]  # accepted drafts and the target's own token
+    counts: list[int]  # committed nodes, the root included
+    tested: list[int]  # depths at which a draft was tested
+    sizes: list[int]  # nodes drafted, the root included
+    sound: list[bool]  # are the logits of the row's tokens finite?
+
+
+def check_prompt(request: Request, target: Target) -> None:
+    """Refuse what cannot be decoded, before anything is computed."""
+    if not request.prompt:
+        raise InputError("the prompt is empty; give at least one token (most models have a begin-of-text token)")
+    if len(request.prompt) >= target.context:
+        raise InputError(
+            f"the prompt has {len(request.prompt)} tokens and the model's context is {target.context}; "
+            "shorten the prompt or choose a model with a longer context"
+        )
+    if request.max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
+    for what, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
+        if any(not 0 <= token < target.vocab for token in ids):
+            raise InputError(f"the {what} has a token outside the model's vocabulary of {target.vocab}")

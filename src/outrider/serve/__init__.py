@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server: one thread decodes for all, asyncio speaks HTTP."""

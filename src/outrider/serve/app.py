@@ -1,0 +1,279 @@
+"""The endpoints: HTTP in, rows to the scheduler, answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from .. import __version__
+from . import answers
+from .gate import Gate
+from .openapi import document
+from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Refusal, TokenizeRequest, parse
+from .scheduler import Closed, Full
+from .service import Call, Channel, Service
+
+log = logging.getLogger("outrider.serve")
+
+STUCK = 120.0  # seconds without a turn of the engine's loop after which the server is not healthy
+PAGE = Path(str(files("outrider") / "serve" / "page"))
+
+
+class Events(StreamingResponse):
+    """Server-sent events of one call; whatever ends it, its rows end with it."""
+
+    def __init__(self, service: Service, call: Call):
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(answers.chunks(service, call), media_type="text/event-stream", headers=headers)
+        self.service, self.call = service, call
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            # A reader who takes nothing holds its connection no longer than its texts may take.
+            with anyio.move_on_after(self.service.limits.seconds + 30):
+                await super().__call__(scope, receive, send)
+        finally:
+            finish(self.service, self.call, 200)
+
+
+class Endpoints:
+    def __init__(self, service: Service):
+        self.service = service
+        self.encoding = anyio.CapacityLimiter(1)  # one thread reads prompts: tokenizers are not all safe in several
+
+    async def chat(self, request: Request) -> Response:
+        return await self.write(request, ChatRequest, self.service.chat)
+
+    async def completions(self, request: Request) -> Response:
+        return await self.write(request, CompletionRequest, self.service.completion)
+
+    async def write(self, request: Request, kind: Any, prepare: Callable[[Any, Channel], Call]) -> Response:
+        """Encode, submit, and answer, whole or as it comes."""
+        service, scheduler = self.service, self.service.scheduler
+        asked = parse(await request.body(), kind)
+        call = await self.apart(prepare, asked, Channel())
+        try:
+            scheduler.submit(call.jobs)
+        except Full as full:
+            scheduler.metrics.rejections("queue_full").inc()
+            busy = Refusal(str(full), status=429, kind="rate_limit_error", code="queue_full")
+            return refused(busy, {"retry-after": str(full.seconds)})
+        except Closed as closed:
+            scheduler.metrics.rejections("closed").inc()
+            return refused(Refusal(str(closed), status=503), {"retry-after": "5"})
+        if asked.stream:
+            return Events(service, call)
+        status = 500
+        try:
+            body = await unless_gone(request, answers.whole(service, call))
+            status = 200 if body is not None else 499
+        finally:
+            finish(service, call, status)
+        return JSONResponse(body) if body is not None else Response(status_code=499)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self.model()]})
+
+    async def one_model(self, request: Request) -> Response:
+        self.service.check_model(request.path_params["model"])
+        return JSONResponse(self.model())
+
+    def model(self) -> dict[str, Any]:
+        service, fleet = self.service, self.service.scheduler.fleet
+        return {
+            "id": service.name, "object": "model", "created": int(self.started), "owned_by": "outrider",
+            "max_model_len": service.llm.target.context,
+            "outrider": {
+                "chat": bool(getattr(service.llm.tokenizer, "chat_template", None)),
+                "drafters": [name for name in fleet.drafters if name not in fleet.failed],
+                "failed_drafters": fleet.failed,
+            },
+        }  # fmt: skip
+
+    started = time.time()
+
+    async def health(self, request: Request) -> Response:
+        """Alive: the engine's loop goes round."""
+        scheduler = self.service.scheduler
+        if scheduler.dead or scheduler.stuck(STUCK):
+            reason = scheduler.dead or "the engine has not come round for two minutes"
+            return JSONResponse({"status": "unhealthy", "reason": reason}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Taking requests."""
+        if self.service.scheduler.closing:
+            return JSONResponse({"status": "draining"}, 503)
+        return await self.health(request)
+
+    async def metrics(self, request: Request) -> Response:
+        page = self.service.scheduler.metrics.page()
+        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def load(self, request: Request) -> Response:
+        scheduler = self.service.scheduler
+        return JSONResponse({"running": scheduler.active, "waiting": len(scheduler.waiting), "rows": scheduler.rows})
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = parse(await request.body(), TokenizeRequest)
+        return JSONResponse(await self.apart(self.tokens, asked))
+
+    def tokens(self, asked: TokenizeRequest) -> dict[str, Any]:
+        service = self.service
+        service.check_model(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise Refusal("give either a prompt or messages", "prompt")
+        if asked.messages is not None:
+            tokens = service.template(asked.messages, asked.add_generation_prompt)
+        elif service.llm.tokenizer is None:
+            raise Refusal("this model has no tokenizer", "prompt")
+        else:
+            given = service.llm.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)
+            tokens = list(given["input_ids"])
+        return {"count": len(tokens), "max_model_len": service.llm.target.context, "tokens": tokens}
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = parse(await request.body(), DetokenizeRequest)
+        self.service.check_model(asked.model)
+        return JSONResponse({"prompt": await self.apart(self.text, asked.tokens)})
+
+    def text(self, tokens: list[int]) -> str:
+        llm = self.service.llm
+        if any(token >= llm.target.vocab for token in tokens):
+            raise Refusal(f"a token lies outside the vocabulary of {llm.target.vocab}", "tokens")
+        if llm.tokenizer is None:
+            raise Refusal("this model has no tokenizer", "tokens")
+        return str(llm.tokenizer.decode(tokens))
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(document())
+
+    async def page(self, request: Request) -> Response:
+        policy = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+        headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+        return Response((PAGE / "index.html").read_bytes(), media_type="text/html", headers=headers)
+
+    async def apart(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Work of a tokenizer or a grammar, away from the event loop."""
+        return await anyio.to_thread.run_sync(partial(function, *args), limiter=self.encoding)
+
+
+def finish(service: Service, call: Call, status: int) -> None:
+    """Whoever asked has been answered or has gone: what still runs is cancelled, and one line is logged."""
+    service.scheduler.cancel([voice.job for voice in call.voices if voice.end is None])
+    usage = answers.usage(call)
+    first = min((voice.job.first for voice in call.voices if voice.job.first), default=0.0)
+    log.info(
+        json.dumps(
+            {
+                "event": "request", "id": call.id, "status": status, "texts": len(call.voices),
+                "stream": call.request.stream, "finish": [voice.finish for voice in call.voices],
+                "prompt_tokens": usage["prompt_tokens"], "completion_tokens": usage["completion_tokens"],
+                "accepted": usage["completion_tokens_details"]["accepted_prediction_tokens"],
+                "rejected": usage["completion_tokens_details"]["rejected_prediction_tokens"],
+                "first_token_ms": round(1000 * (first - call.voices[0].job.arrived), 1) if first else None,
+                "total_ms": round(1000 * (time.monotonic() - call.voices[0].job.arrived), 1),
+            }
+        )
+    )  # fmt: skip
+
+
+async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+    """The result, or None if the client hangs up first."""
+    task = asyncio.ensure_future(work)
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watch = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (task, watch):
+            one.cancel()
+
+
+def refused(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse(refusal.body(), refusal.status, headers)
+
+
+async def on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return refused(error)
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return refused(Refusal(str(error.detail), status=error.status_code), headers)
+
+
+async def on_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
+    return refused(Refusal("the server failed to answer; its log says why", status=500))
+
+
+def application(service: Service, key: str = "", local: bool = True) -> Any:
+    """The ASGI application; `key` may be empty, `local` says whether only loopback names are answered."""
+    ends = Endpoints(service)
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        if not service.scheduler.thread.is_alive():
+            service.scheduler.thread.start()
+        yield
+        service.scheduler.abort()
+
+    def post(path: str, function: Any) -> Route:
+        return Route(path, function, methods=["POST"])
+
+    app = Starlette(
+        routes=[
+            post("/v1/chat/completions", ends.chat),
+            post("/v1/completions", ends.completions),
+            Route("/v1/models", ends.models),
+            Route("/v1/models/{model:path}", ends.one_model),
+            Route("/health", ends.health),
+            Route("/ready", ends.ready),
+            Route("/metrics", ends.metrics),
+            Route("/version", ends.version),
+            Route("/load", ends.load),
+            post("/tokenize", ends.tokenize),
+            post("/detokenize", ends.detokenize),
+            Route("/openapi.json", ends.openapi),
+            Route("/", ends.page),
+            Mount("/page", StaticFiles(directory=PAGE, check_dir=False)),
+        ],
+        exception_handlers={
+            Refusal: on_refusal, HTTPException: on_http, ClientDisconnect: on_gone, Exception: on_error,
+        },
+        lifespan=life,
+    )  # fmt: skip
+    return Gate(app, key, service.limits.body, local)

@@ -1,0 +1,198 @@
+"""Several drafters in one batch, one for each row, and a drafter's failure kept from the text.
+
+Requests choose their drafter, or none, and how much it may draft. Rows of one choice share a drafting; the trees of all
+choices are laid side by side, so that the target reads them in one pass. A drafter that raises is switched off for good
+and its rows go on plainly: under `coupled` their text is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..core.tree import root_only
+from ..types import Budget, Drafter, Drafting, DraftTree, Look, Round, Rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who drafts for a row ("": nobody), and how many nodes a round at most, the root included."""
+
+    name: str
+    nodes: int = 1 << 30
+
+    @property
+    def plain(self) -> bool:
+        return not self.name or self.nodes < 2
+
+
+@dataclass
+class Fleet:
+    """The drafters that are loaded, the first being the default, and those that have failed."""
+
+    drafters: dict[str, Drafter]
+    failed: dict[str, str] = field(default_factory=dict)  # name -> what it said
+    tell: Callable[[str, Exception], None] = lambda name, error: None
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What any of them reads: rows of different drafters share the target's pass."""
+        return tuple(sorted({tap for drafter in self.drafters.values() for tap in drafter.taps}))
+
+    @property
+    def default(self) -> str:
+        return next(iter(self.drafters), "")
+
+    @contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """Whatever is raised inside switches this drafter off."""
+        try:
+            yield
+        except Exception as error:
+            self.failed[name] = f"{type(error).__name__}: {error}"
+            self.tell(name, error)
+
+
+@dataclass(frozen=True)
+class FleetDrafter:
+    """The fleet as the drafter of a newcomer that made its choice."""
+
+    fleet: Fleet
+    choice: Choice
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.fleet.taps
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FleetDrafting:
+        made = FleetDrafting(self.fleet, [self.choice] * len(prompts))
+        name = self.choice.name
+        if not self.choice.plain and name not in self.fleet.failed:
+            with self.fleet.guard(name):
+                made.parts[self.choice] = self.fleet.drafters[name].open(prompts, capacity)
+        return made
+
+
+@dataclass
+class FleetDrafting:
+    fleet: Fleet
+    owners: list[Choice]  # of every row
+    parts: dict[Choice, Drafting] = field(default_factory=dict)  # of choices that draft; rows in the batch's order
+    trees: dict[Choice, DraftTree] = field(default_factory=dict)  # what they proposed in this round
+    last: Round | None = None  # the last round, for those who show it
+
+    def observe(self, round: Round) -> None:
+        prompt = round.tree.ancestors is None
+        self.last = None if prompt else round
+        for choice, part, rows in self._working():
+            with self.fleet.guard(choice.name):
+                seen = round if len(rows) == len(self.owners) else take(round, rows)
+                part.observe(seen if prompt else narrowed(seen, self.trees.get(choice)))
+        self.trees = {}
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        self.trees = {}
+        where: dict[Choice, list[int]] = {}
+        for choice, part, index in self._working():
+            view = rows if len(index) == len(self.owners) else rows_of(rows, index)
+            if max(view.room) < 2:
+                continue
+            with self.fleet.guard(choice.name):
+                tree = part.propose(view, replace(budget, nodes=min(budget.nodes, choice.nodes)))
+                self.trees[choice], where[choice] = tree, index
+        if len(self.trees) == 1 and len(next(iter(where.values()))) == len(self.owners):
+            return next(iter(self.trees.values()))
+        return side_by_side(rows.root, [(where[c], tree) for c, tree in self.trees.items()])
+
+    def select(self, index: Sequence[int]) -> None:
+        for choice, part, rows in self._working():
+            chosen = [rows.index(i) for i in index if self.owners[i] == choice]
+            if not chosen:
+                del self.parts[choice]
+            elif chosen != list(range(len(rows))):
+                with self.fleet.guard(choice.name):
+                    part.select(chosen)
+        self.owners = [self.owners[i] for i in index]
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, FleetDrafting)
+        for choice, part, _ in other._working():
+            with self.fleet.guard(choice.name):
+                if choice in self.parts:
+                    self.parts[choice].join(part)
+                else:
+                    self.parts[choice] = part
+        self.owners = self.owners + other.owners
+
+    def _working(self) -> list[tuple[Choice, Drafting, list[int]]]:
+        """The parts whose drafter has not failed, with their rows."""
+        self.parts = {choice: part for choice, part in self.parts.items() if choice.name not in self.fleet.failed}
+        return [
+            (choice, part, [i for i, owner in enumerate(self.owners) if owner == choice])
+            for choice, part in self.parts.items()
+        ]
+
+
+def rows_of(rows: Rows, index: Sequence[int]) -> Rows:
+    """Some of the rows."""
+    where = torch.tensor(list(index), device=rows.root.device)
+
+    def pick(values: tuple) -> tuple:
+        return tuple(values[i] for i in index)
+
+    return replace(
+        rows, root=rows.root[where], position=rows.position[where], start=pick(rows.start), seeds=pick(rows.seeds),
+        serial=pick(rows.serial), sampling=pick(rows.sampling), room=pick(rows.room),
+    )  # fmt: skip
+
+
+def take(round: Round, index: Sequence[int]) -> Round:
+    """A round as some of its rows lived it."""
+    where = torch.tensor(list(index), device=round.next.device)
+
+    def pick(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[where]
+
+    tree, look = round.tree, round.look
+    own = replace(
+        tree, tokens=tree.tokens[where], parents=tree.parents[where], depths=tree.depths[where], size=tree.size[where],
+        ancestors=pick(tree.ancestors), values=pick(tree.values), q=pick(tree.q),
+    )  # fmt: skip
+    return Round(
+        rows_of(round.rows, index), own,
+        Look(look.logits[where], {tap: seen[where] for tap, seen in look.features.items()}),
+        round.path[where], round.count[where], round.next[where], [round.tokens[i] for i in index],
+    )  # fmt: skip
+
+
+def narrowed(round: Round, tree: DraftTree | None) -> Round:
+    """The round without the nodes that stand beside a drafter's own; without any draft, the root alone is left."""
+    if tree is round.tree:
+        return round
+    tree = root_only(round.tree.tokens[:, 0]) if tree is None else tree
+    n, look = tree.nodes, round.look
+    seen = Look(look.logits[:, :n], {tap: features[:, :n] for tap, features in look.features.items()})
+    return replace(round, tree=tree, look=seen, path=round.path[:, : tree.deepest + 1])
+
+
+def side_by_side(root: Tensor, trees: Sequence[tuple[Sequence[int], DraftTree]]) -> DraftTree:
+    """Trees of some rows each, padded to the largest; rows without a tree are their roots."""
+    if not trees:
+        return root_only(root)
+    b, n = root.shape[0], max(tree.nodes for _, tree in trees)
+    tokens, parents, depths = (torch.zeros(b, n, dtype=torch.long, device=root.device) for _ in range(3))
+    tokens[:, 0] = root
+    size = torch.ones(b, dtype=torch.long, device=root.device)
+    seen = torch.eye(n, dtype=torch.bool, device=root.device).expand(b, n, n).clone()
+    seen[:, :, 0] = True
+    for index, tree in trees:
+        assert tree.ancestors is not None
+        where, m = torch.tensor(list(index), device=root.device), tree.nodes
+        tokens[where, :m], parents[where, :m], depths[where, :m] = tree.tokens, tree.parents, tree.depths
+        size[where] = tree.size
+        seen[where, :m, :m] = tree.ancestors
+    return DraftTree(tokens, parents, depths, size, seen, max(tree.deepest for _, tree in trees))

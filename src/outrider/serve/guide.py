@@ -1,0 +1,135 @@
+"""Structured output: which tokens a grammar allows next, computed at the nodes that the walk visits and nowhere else.
+
+The mask is a part of the row's law, as a temperature is: the walk draws from the masked law, so a text is the same with
+any draft. llguidance does the parsing (`pip install outrider[serve]`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .protocol import Refusal, ResponseFormat, StructuredOutputs
+
+
+@dataclass
+class Guide:
+    """A grammar's place in one row's text. It follows the walk: back where a branch was left, forward where it goes."""
+
+    matcher: Any  # llguidance.LLMatcher
+    end: int  # the token that ends a text
+    have: list[int] = field(default_factory=list)  # what the matcher has consumed
+
+    def __call__(self, output: Sequence[int], logits: Tensor) -> Tensor:
+        """Scores [1, v]: -inf for what the grammar forbids after `output`."""
+        if not self.follow(output):
+            return logits  # this row's walk has ended: nobody reads what is drawn here
+        scores = torch.full_like(logits, float("-inf"))
+        if self.matcher.is_stopped():  # the grammar is complete and nothing can follow
+            scores[:, self.end] = logits[:, self.end]
+            return scores
+        words = torch.frombuffer(bytearray(self.matcher.compute_bitmask()), dtype=torch.int32)
+        bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+        allowed = bits.flatten()[: logits.shape[1]].bool().to(logits.device)
+        n = len(allowed)
+        scores[:, :n] = logits[:, :n].masked_fill(~allowed, float("-inf"))
+        return scores
+
+    def follow(self, output: Sequence[int]) -> bool:
+        """Bring the matcher behind `output`; False if that is no beginning of a text of this grammar."""
+        same = 0
+        for mine, theirs in zip(self.have, output, strict=False):
+            if mine != theirs:
+                break
+            same += 1
+        if same < len(self.have):
+            self.matcher.rollback(len(self.have) - same)
+            del self.have[same:]
+        for token in output[same:]:
+            if self.matcher.is_stopped() or self.matcher.try_consume_tokens([token]) != 1:
+                return False
+            self.have.append(token)
+        return not (self.have and self.have[-1] == self.end)
+
+    def fork(self) -> Guide:
+        """The same place, for another row."""
+        return Guide(self.matcher.deep_copy(), self.end, list(self.have))
+
+
+@dataclass
+class Grammars:
+    """Grammars for one tokenizer, compiled as they are asked for."""
+
+    tokenizer: Any
+    vocab: int
+    eos: frozenset[int]
+
+    @cached_property
+    def words(self) -> Any:
+        """The tokenizer as llguidance reads it."""
+        try:
+            from llguidance.hf import from_tokenizer
+        except ImportError:
+            raise Refusal("structured output needs llguidance: pip install outrider[serve]", status=501) from None
+        if self.tokenizer is None or not self.eos:
+            raise Refusal("structured output needs a tokenizer and an end-of-text token, and this model lacks one")
+        return from_tokenizer(self.tokenizer, n_vocab=max(self.vocab, len(self.tokenizer)), eos_token=min(self.eos))
+
+    def guide(self, grammar: str) -> Guide:
+        """A grammar at its beginning, or a Refusal that says what is wrong with it."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self.words, grammar, log_level=0)
+        if matcher.is_error():
+            lines = matcher.get_error().strip().splitlines()
+            raise Refusal(f"the grammar or schema cannot be used: {lines[0]}", "response_format")
+        return Guide(matcher, min(self.eos))
+
+    @staticmethod
+    def of_format(given: ResponseFormat | None) -> str | None:
+        if given is None or given.type == "text":
+            return None
+        if given.type == "json_object":
+            return of_schema({"type": "object"})
+        if given.json_schema is None:
+            raise Refusal("response_format of type json_schema needs json_schema", "response_format.json_schema")
+        return of_schema(given.json_schema.json_schema)
+
+    @staticmethod
+    def of_structure(given: StructuredOutputs | None) -> str | None:
+        if given is None:
+            return None
+        asked = {name: value for name in ("json_", "regex", "choice", "grammar") if (value := getattr(given, name))}
+        if len(asked) != 1:
+            raise Refusal("structured_outputs takes one of json, regex, choice and grammar", "structured_outputs")
+        ((name, value),) = asked.items()
+        if name == "json_":
+            return of_schema(value)
+        if name == "choice":
+            return lark("start: " + " | ".join(json.dumps(word) for word in value))
+        if name == "regex":
+            from llguidance import LLMatcher
+
+            return str(LLMatcher.grammar_from_regex(value))
+        return lark(value)
+
+
+def lark(grammar: str) -> str:
+    from llguidance import grammar_from
+
+    return str(grammar_from("grammar", grammar))
+
+
+def of_schema(schema: dict[str, Any] | str) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema if isinstance(schema, str) else json.dumps(schema)))
+    except ValueError as error:
+        raise Refusal(f"the schema cannot be used: {error}", "response_format") from None

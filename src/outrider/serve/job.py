@@ -1,0 +1,116 @@
+"""One text on its way through the server: what it is asked to be, and what it tells those who wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from ..request import Request, Row
+from ..types import Round, Usage
+from .fleet import Choice
+from .guide import Guide
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The logarithm of a token's probability before any temperature or filter, and the likeliest tokens there."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One round's tree, for those who want to see it: node 0 is the root; `path` are the accepted nodes, root first."""
+
+    tokens: list[int]
+    parents: list[int]
+    path: list[int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one round added. The first `drafted` tokens were guessed by the drafter."""
+
+    tokens: list[int]
+    drafted: int
+    scores: list[Scored] | None = None
+    shown: Shown | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """The text is finished: eos, stop, length, abort (cancelled, late or shut down) or error."""
+
+    finish: str
+    usage: Usage
+    error: str = ""
+
+
+Event = Part | End
+
+
+@dataclass
+class Watch:
+    """What looks at, or restricts, the target's choices of one row (`Request.process`)."""
+
+    top: int | None = None  # alternatives that are wanted beside each token's own logprob; None: no logprobs
+    least: int = 0  # tokens before which no end is allowed
+    ends: tuple[int, ...] = ()
+    guide: Guide | None = None
+    seen: dict[int, Tensor] = field(default_factory=dict)  # place in the output -> logits [v] there
+
+    def __call__(self, output: list[int], logits: Tensor) -> Tensor:
+        if self.top is not None:
+            self.seen[len(output)] = logits[0]  # a place may be asked about again: the last look is the true one
+        if len(output) < self.least and self.ends:
+            logits = logits.index_fill(1, torch.tensor(self.ends, device=logits.device), float("-inf"))
+        return logits if self.guide is None else self.guide(output, logits)
+
+    def scores(self, first: int, tokens: Sequence[int]) -> list[Scored] | None:
+        """Of the tokens at places first, first + 1, ... of the output."""
+        if self.top is None:
+            return None
+        found = []
+        for place, token in enumerate(tokens, first):
+            logs = self.seen[place].float().log_softmax(-1)
+            best = logs.topk(self.top) if self.top else None
+            top = () if best is None else tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            found.append(Scored(token, float(logs[token]), top))
+        self.seen.clear()
+        return found
+
+
+@dataclass(eq=False)
+class Job:
+    """One row to be. `deliver` is called in the engine's thread."""
+
+    request: Request
+    choice: Choice
+    deliver: Callable[[Event], None]
+    deadline: float = float("inf")  # by time.monotonic
+    watch: Watch | None = None
+    show: bool = False  # are its trees wanted?
+    row: Row | None = None
+    cancelled: bool = False  # set by whoever waits; looked at between two rounds
+    arrived: float = field(default_factory=monotonic)
+    started: float = 0.0  # when its prompt began to be read
+    first: float = 0.0  # when its first token was there
+    last: float = 0.0  # when its latest one was
+
+    def __post_init__(self) -> None:
+        if self.watch is not None:
+            self.request = replace(self.request, process=self.watch)
+
+
+def shown(round: Round, i: int) -> Shown:
+    """Row i of a round."""
+    size, count = int(round.tree.size[i]), int(round.count[i])
+    return Shown(
+        round.tree.tokens[i, :size].tolist(), round.tree.parents[i, :size].tolist(), round.path[i, :count].tolist()
+    )

@@ -1,0 +1,116 @@
+"""Figures for Prometheus: vLLM's names where they mean the same, so that its dashboards work; ours beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..engine import Piece
+from ..types import Round, Usage
+from .job import Job
+
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
+SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
+FINISHED = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort", "error": "error"}
+
+
+class Metrics:
+    """One server's figures, in a registry of their own. The engine's thread writes them."""
+
+    def __init__(self, model: str):
+        self.registry = CollectorRegistry()
+        self.labels = {"model_name": model}
+        gauge, counter, histogram = (self._maker(kind) for kind in (Gauge, Counter, Histogram))
+        self.running = gauge("vllm:num_requests_running", "Rows that are being read or decoded.")
+        self.waiting = gauge("vllm:num_requests_waiting", "Rows that wait for a slot.")
+        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self.generated = counter("vllm:generation_tokens", "Tokens written.")
+        self.drafts = counter("vllm:spec_decode_num_drafts", "Rows times rounds that had a draft.")
+        self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
+        self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
+        self.at = self._labelled(
+            Counter, "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted, by depth from 0.", "position"
+        )
+        self.success = self._labelled(Counter, "vllm:request_success", "Finished, by why.", "finished_reason")
+        self.rejections = self._labelled(Counter, "vllm:admission_rejections", "Requests not taken, by why.", "reason")
+        self.ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
+        self.itl = histogram("vllm:inter_token_latency_seconds", "A round's time per token, per row.", SHORT)
+        self.tpot = histogram("vllm:request_time_per_output_token_seconds", "After the first token, per token.", SHORT)
+        self.e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", SECONDS)
+        self.queued = histogram("vllm:request_queue_time_seconds", "From arrival to being read.", SECONDS)
+        self.prefill = histogram("vllm:request_prefill_time_seconds", "From being read to the first token.", SECONDS)
+        self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the end.", SECONDS)
+        self.iteration = histogram("vllm:iteration_tokens_total", "Tokens that a round committed, all rows.", POWERS)
+        self.rounds = histogram("outrider:round_seconds", "A round, all of it.", SHORT)
+        self.chunks = histogram("outrider:prefill_chunk_seconds", "A chunk of a prompt.", SECONDS)
+        self.nodes = histogram(
+            "outrider:tree_nodes", "Nodes verified in a round, all rows.", (1, 2, 4, 8, 16, 32, 64, 128)
+        )
+        self.saved = counter("outrider:saved_rounds", "Rounds that accepted drafts made unnecessary, per row.")
+        self.failed_rounds = counter("outrider:failed_rounds", "Rounds that failed with all their rows.")
+        self.failed_drafters = counter("outrider:failed_drafters", "Drafters that failed and were switched off.")
+
+    def _maker(self, kind: Any) -> Any:
+        def make(name: str, what: str, buckets: tuple[float, ...] | None = None) -> Any:
+            more = {} if buckets is None else {"buckets": buckets}
+            made = kind(name, what, ["model_name"], registry=self.registry, **more)
+            return made.labels(**self.labels)
+
+        return make
+
+    def _labelled(self, kind: Any, name: str, what: str, label: str) -> Any:
+        made = kind(name, what, ["model_name", label], registry=self.registry)
+        return lambda value: made.labels(**self.labels, **{label: value})
+
+    def load(self, running: int, waiting: int) -> None:
+        self.running.set(running)
+        self.waiting.set(waiting)
+
+    def chunk(self, seconds: float) -> None:
+        self.chunks.observe(seconds)
+
+    def round(self, round: Round | None, pieces: Sequence[Piece], seconds: float) -> None:
+        tokens = sum(len(piece.tokens) for piece in pieces)
+        self.rounds.observe(seconds)
+        self.iteration.observe(tokens)
+        if round is None:
+            return
+        sizes = round.tree.size.tolist()
+        self.nodes.observe(sum(sizes))
+        for size, piece in zip(sizes, pieces, strict=True):
+            if size > 1:
+                self.drafts.inc()
+                self.drafted.inc(size - 1)
+            self.accepted.inc(piece.drafted)
+            self.saved.inc(max(0, len(piece.tokens) - 1))
+            for depth in range(piece.drafted):
+                self.at(str(depth)).inc()
+
+    def tokens(self, job: Job, count: int, now: float) -> None:
+        """`count` tokens of this job are there."""
+        if not count:
+            return
+        self.generated.inc(count)
+        if not job.first:
+            job.first = now
+            self.ttft.observe(now - job.arrived)
+            self.queued.observe(job.started - job.arrived)
+            self.prefill.observe(now - job.started)
+            self.prompt.inc(len(job.request.prompt))
+        else:
+            for _ in range(count):
+                self.itl.observe((now - job.last) / count)
+        job.last = now
+
+    def done(self, job: Job, finish: str, usage: Usage) -> None:
+        self.success(FINISHED[finish]).inc()
+        self.e2e.observe(max(0.0, job.last - job.arrived) if job.last else 0.0)
+        if job.first and usage.new_tokens > 1:
+            self.decode.observe(job.last - job.first)
+            self.tpot.observe((job.last - job.first) / (usage.new_tokens - 1))
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

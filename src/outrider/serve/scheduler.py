@@ -1,0 +1,301 @@
+"""The thread that owns the model: admission, prompts and rounds in turn, and every row's end.
+
+    while there is work:  sweep -> admit -> (one chunk of a prompt | one round)
+
+A newcomer's prompt is read alone, chunk by chunk, and joins the running rows when it has been read. Chunks and rounds
+take turns by the clock: where somebody decodes, reading gets the share `prefill_share` of the time. Nothing here says
+what a text will be: under the coupled rule that is a matter of prompt, seed and parameters alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Condition, Thread
+from time import monotonic
+from typing import Any
+
+import torch
+
+from ..engine import Batch, Engine, Piece
+from ..request import Row
+from ..types import InputError
+from .fleet import Fleet, FleetDrafter
+from .job import End, Job, Part, shown
+from .metrics import Metrics
+
+log = logging.getLogger("outrider.serve")
+
+
+@dataclass
+class Reading:
+    """A prompt that is being read; `steps` pauses after each chunk."""
+
+    job: Job
+    steps: Iterator[None]
+    newcomer: Batch | None = None
+    pieces: list[Piece] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, engine: Engine, job: Job, row: Row) -> Reading:
+        def steps() -> Iterator[None]:
+            made.newcomer, made.pieces = yield from Batch.read(engine, [row])
+
+        made = cls(job, iter(()))
+        made.steps = steps()
+        return made
+
+
+class Full(Exception):
+    """The waiting room is full; try again in `seconds`."""
+
+    def __init__(self, seconds: int):
+        super().__init__("too many requests are waiting; try again later")
+        self.seconds = seconds
+
+
+class Closed(Exception):
+    """The server takes no more requests."""
+
+
+@dataclass
+class Scheduler:
+    """Rows come by `submit` from any thread; all else happens in its own."""
+
+    engine: Engine
+    fleet: Fleet
+    metrics: Metrics
+    rows: int = 8  # that decode at a time
+    queue: int = 256  # that may wait
+    prefill_share: float = 0.5
+    waiting: deque[Job] = field(default_factory=deque)
+    jobs: dict[int, Job] = field(default_factory=dict)  # by the index of their rows: those being read or decoded
+    batch: Batch | None = None
+    reading: Reading | None = None
+    owed: float = 0.0  # seconds of rounds before the next chunk may be read
+    beat: float = field(default_factory=monotonic)  # when the loop last came round
+    closing: bool = False
+    dead: str = ""  # why the loop has ended, if it should not have
+    pace: float = 1.0  # seconds from a row's start to its end, a running mean
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.change = Condition()
+        self.thread = Thread(target=self._run, name="engine", daemon=True)
+
+    # What other threads call.
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Take all of these, or raise Full or Closed and take none."""
+        with self.change:
+            if self.closing or self.dead:
+                raise Closed(self.dead or "the server is shutting down")
+            if len(self.waiting) + len(jobs) > self.queue:
+                turns = (len(self.waiting) + self.active) / self.rows
+                raise Full(max(1, min(60, round(turns * self.pace))))
+            self.waiting.extend(jobs)
+            self.change.notify()
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        with self.change:
+            for job in jobs:
+                job.cancelled = True
+            self.change.notify()
+
+    def close(self) -> None:
+        """Take nothing more, finish what there is."""
+        with self.change:
+            self.closing = True
+            self.change.notify()
+
+    def abort(self) -> None:
+        """End all that is left, now."""
+        self.close()
+        self.cancel([*self.waiting, *self.jobs.values()])
+
+    @property
+    def active(self) -> int:
+        return len(self.jobs)
+
+    def stuck(self, seconds: float) -> bool:
+        """Is there work, and has the loop not come round for so long?"""
+        return bool(self.jobs) and monotonic() - self.beat > seconds
+
+    # The engine's thread.
+
+    def _run(self) -> None:
+        try:
+            with torch.no_grad():
+                while self._turn():
+                    pass
+        except BaseException as error:  # nobody else would hear of it
+            log.exception("the engine's loop has ended")
+            self.dead = f"the engine's loop has ended: {type(error).__name__}: {error}"
+        finally:
+            with self.change:
+                self.closing, left = True, [*self.waiting, *self.jobs.values()]
+                self.waiting.clear()
+            for job in left:
+                self._end(job, "error", self.dead or "the server has shut down")
+
+    def _turn(self) -> bool:
+        """One step; False when there will be no more."""
+        self.beat = monotonic()
+        self._sweep()
+        self._admit()
+        self.metrics.load(len(self.jobs), len(self.waiting))
+        if self.reading is not None and (self.batch is None or self.owed <= 0):
+            self._read()
+        elif self.batch is not None:
+            self._round()
+        else:
+            with self.change:
+                if self.closing and not self.waiting:
+                    return False
+                if not self.waiting:
+                    self.change.wait(1.0)
+        return True
+
+    def _sweep(self) -> None:
+        """Drop what nobody waits for any more, and what is late."""
+        now = monotonic()
+        with self.change:
+            gone = [job for job in self.waiting if job.cancelled or now > job.deadline]
+            for job in gone:
+                self.waiting.remove(job)
+        for job in gone:
+            self._end(job, "abort")
+        for job in list(self.jobs.values()):
+            if (job.cancelled or now > job.deadline) and job.row is not None and job.row.finish is None:
+                job.row.finish = "abort"
+                self._end(job, "abort")
+                if self.reading is not None and self.reading.job is job:
+                    self.reading = None
+        if self.batch is not None:
+            self._leave()
+
+    def _admit(self) -> None:
+        """The next in line begins to be read, if a slot is free."""
+        if self.reading is not None or len(self.jobs) >= self.rows:
+            return
+        with self.change:
+            if not self.waiting:
+                return
+            job = self.waiting.popleft()
+            self.count += 1
+            job.row, job.started = Row(job.request, self.count), monotonic()
+            self.jobs[self.count] = job
+        engine = replace(self.engine, drafter=FleetDrafter(self.fleet, job.choice))
+        self.reading = Reading.of(engine, job, job.row)
+
+    def _read(self) -> None:
+        """One chunk of the newcomer's prompt; after the last it joins the others."""
+        assert self.reading is not None
+        reading, began = self.reading, monotonic()
+        try:
+            done = next(reading.steps, reading) is reading
+        except Exception as error:
+            self.reading = None
+            self._blame(reading.job, error)
+            return
+        if done:
+            self.reading = None
+            self._join(reading.newcomer)
+            self._emit(reading.pieces)
+        spent = monotonic() - began
+        self.metrics.chunk(spent)
+        self.owed += spent * (1 - self.prefill_share) / self.prefill_share
+
+    def _join(self, newcomer: Batch | None) -> None:
+        if newcomer is None or self.batch is None:
+            self.batch = self.batch or newcomer
+            return
+        try:
+            self.batch.join(newcomer)
+        except Exception as error:
+            self._fail(error, newcomer.rows)  # which of the two is whole nobody knows
+
+    def _round(self) -> None:
+        assert self.batch is not None
+        began = monotonic()
+        try:
+            pieces = self.batch.round()
+        except Exception as error:
+            self._fail(error)
+            return
+        self.owed = max(0.0, self.owed - (monotonic() - began))
+        last = getattr(self.batch.drafting, "last", None)
+        self.metrics.round(last, pieces, monotonic() - began)
+        self._emit(pieces, last)
+        self._leave()
+
+    def _leave(self) -> None:
+        assert self.batch is not None
+        try:
+            self.batch = self.batch.leave()
+        except Exception as error:
+            self._fail(error)
+        if self.batch is None:
+            self.owed = 0.0
+
+    def _emit(self, pieces: Sequence[Piece], last: Any = None) -> None:
+        now = monotonic()
+        for i, piece in enumerate(pieces):
+            row, job = piece.row, self.jobs.get(piece.row.index)
+            if job is None:
+                continue  # it has ended by other means
+            scores = None
+            if job.watch is not None:
+                scores = job.watch.scores(len(row.output) - len(piece.tokens), piece.tokens)
+            self.metrics.tokens(job, len(piece.tokens), now)
+            tree = shown(last, i) if job.show and last is not None else None
+            if piece.tokens:
+                self._deliver(job, Part(piece.tokens, piece.drafted, scores, tree))
+            if row.finish is not None:
+                self._end(job, row.finish, "the model's logits are not numbers" if row.finish == "error" else "")
+
+    def _blame(self, job: Job, error: Exception) -> None:
+        """End one job by its own fault, or by what went wrong while it was read."""
+        if not isinstance(error, InputError):
+            log.error("a prompt could not be read", exc_info=error)
+        self._end(job, "error", str(error) or type(error).__name__)
+        self._recover()
+
+    def _fail(self, error: Exception, newcomers: Sequence[Row] = ()) -> None:
+        """A round has failed: its rows end, and nobody else."""
+        log.error("a round has failed", exc_info=error)
+        assert self.batch is not None
+        rows, self.batch, self.owed = [*self.batch.rows, *newcomers], None, 0.0
+        for row in rows:
+            if row.index in self.jobs:
+                self._end(self.jobs[row.index], "error", f"the round failed: {str(error) or type(error).__name__}")
+        self.metrics.failed_rounds.inc()
+        self._recover()
+
+    @staticmethod
+    def _recover() -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _end(self, job: Job, finish: str, error: str = "") -> None:
+        if job.row is not None:
+            self.jobs.pop(job.row.index, None)
+            if finish in ("eos", "stop", "length"):
+                self.pace += 0.1 * (monotonic() - job.started - self.pace)
+            usage = job.row.usage
+        else:
+            usage = Row(job.request, 0).usage
+            usage.prompt_tokens = len(job.request.prompt)
+        self.metrics.done(job, finish, usage)
+        self._deliver(job, End(finish, usage, error))
+
+    @staticmethod
+    def _deliver(job: Job, event: Part | End) -> None:
+        try:
+            job.deliver(event)
+        except RuntimeError:  # whoever waited is gone, and its event loop too
+            job.cancelled = True

@@ -1,0 +1,305 @@
+"""From a request to its rows: prompts encoded, laws and ends settled, what cannot be done refused."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from .. import __version__
+from ..core.stopping import Stop, TextStream
+from ..llm import LLM
+from ..request import Request, check_prompt
+from ..types import InputError, Sampling
+from .fleet import Choice
+from .guide import Grammars
+from .job import Event, Job, Watch
+from .protocol import ChatRequest, Common, CompletionRequest, Message, Ours, Refusal
+from .scheduler import Scheduler
+from .texts import Spelled, Voice
+from .tools import Caller, caller_of
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for."""
+
+    body: int = 8 << 20  # bytes
+    texts: int = 64  # prompts times samples
+    output: int = 4096  # tokens of a chat's answer where it does not say
+    seconds: float = 600.0  # from arrival to the end of its last text
+
+
+class Channel:
+    """Events of one request's rows, from the engine's thread to the event loop. It never makes the engine wait: what a
+    slow reader has not taken lies here, and is one piece when it comes for it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pending: dict[int, list[Event]] = {}
+        self.ready = asyncio.Event()
+
+    def deliver(self, index: int) -> Callable[[Event], None]:
+        def put(event: Event) -> None:
+            self.pending.setdefault(index, []).append(event)
+            self.ready.set()
+
+        def call(event: Event) -> None:
+            self.loop.call_soon_threadsafe(put, event)
+
+        return call
+
+    async def take(self) -> dict[int, list[Event]]:
+        await self.ready.wait()
+        self.ready.clear()
+        taken, self.pending = self.pending, {}
+        return taken
+
+
+@dataclass
+class Call:
+    """One HTTP request that writes text."""
+
+    id: str
+    request: ChatRequest | CompletionRequest
+    channel: Channel
+    voices: list[Voice]
+    prompts: int  # tokens of all prompts, each counted once
+    echoes: list[str] = field(default_factory=list)  # what stands before each text
+    caller: Caller | None = None  # how tool calls are told from text
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [voice.job for voice in self.voices]
+
+    @property
+    def ours(self) -> Ours | None:
+        return self.request.outrider
+
+
+@dataclass
+class Service:
+    llm: LLM
+    scheduler: Scheduler
+    name: str
+    limits: Limits = field(default_factory=Limits)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the model, the rule and this version: where it is the same, so is the text of a seed."""
+        target = self.llm.target
+        seen = hashlib.sha256(f"{__version__} {self.scheduler.engine.rule} {target.vocab}".encode())
+        for name, value in getattr(target, "model", torch.nn.Module()).state_dict().items():
+            seen.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            seen.update(value.flatten()[:64].float().cpu().numpy().tobytes())
+        return f"fp_{seen.hexdigest()[:12]}"
+
+    @cached_property
+    def spelled(self) -> Spelled:
+        tokenizer = self.llm.tokenizer
+        try:
+            from ..drafters._words import Spelling
+
+            spelling = Spelling.of(tokenizer, self.name)
+        except InputError:
+            spelling = None
+
+        @lru_cache(maxsize=1 << 16)
+        def names(token: int) -> tuple[str, list[int]]:
+            spelt = spelling.bytes_of(token) if spelling is not None else None
+            if spelt is None:
+                text = str(tokenizer.decode([token])) if tokenizer is not None else str(token)
+                return text, list(text.encode())
+            return spelt.decode(errors="replace"), list(spelt)
+
+        return Spelled(names)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.llm.tokenizer, self.llm.target.vocab, self.llm.eos)
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.name:
+            raise Refusal(
+                f"there is no model {model!r} here; this server has {self.name!r}", "model", 404, code="model_not_found"
+            )
+
+    def chat(self, request: ChatRequest, channel: Channel) -> Call:
+        caller = caller_of(request, getattr(self.llm.tokenizer, "chat_template", None))
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools] if caller and caller.shown else None
+        prompt = self.template(
+            request.messages, request.add_generation_prompt and not request.continue_final_message,
+            request.continue_final_message, tools, request.chat_template_kwargs,
+        )  # fmt: skip
+        if request.max_tokens is not None and request.max_completion_tokens is not None:
+            raise Refusal("max_tokens and max_completion_tokens are the same; give one of them", "max_tokens")
+        asked = request.max_completion_tokens or request.max_tokens
+        if request.top_logprobs and not request.logprobs:
+            raise Refusal("top_logprobs needs logprobs to be true", "top_logprobs")
+        limit = asked or max(1, min(self.limits.output, self.llm.target.context - len(prompt)))
+        top = request.top_logprobs if request.logprobs else None
+        grammar = caller.grammar if caller else None
+        return self.call(request, channel, [prompt], limit, top, "chatcmpl", [], grammar, caller)
+
+    def completion(self, request: CompletionRequest, channel: Channel) -> Call:
+        if request.echo and request.logprobs is not None:
+            raise Refusal("logprobs of the prompt are not supported; leave out echo or logprobs", "echo")
+        given: Any = request.prompt
+        several = isinstance(given, list) and not isinstance(given[0], int)
+        prompts = [self.encode(p) for p in (given if several else [given])]
+        echoes = []
+        if request.echo:
+            texts = [p if isinstance(p, str) else self.llm.decode(p) for p in (given if several else [given])]
+            echoes = [text for text in texts for _ in range(request.n)]
+        return self.call(request, channel, prompts, request.max_tokens, request.logprobs, "cmpl", echoes)
+
+    def call(
+        self,
+        request: ChatRequest | CompletionRequest,
+        channel: Channel,
+        prompts: Sequence[Sequence[int]],
+        limit: int,
+        top: int | None,
+        prefix: str,
+        echoes: list[str],
+        grammar: str | None = None,
+        caller: Caller | None = None,
+    ) -> Call:
+        self.check_model(request.model)
+        if len(prompts) * request.n > self.limits.texts:
+            raise Refusal(f"a request may ask for {self.limits.texts} texts, not {len(prompts) * request.n}", "n")
+        name = request.request_id or f"{prefix}-{uuid4().hex}"
+        seed = request.seed
+        if seed is None:
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+        law, stops, choice = self.law(request), self.stops(request, limit), self.choice(request.outrider)
+        if request.min_tokens > limit:
+            raise Refusal("min_tokens is more than the text may have", "min_tokens")
+        grammar = self.grammar(request, grammar)
+        first = self.grammars.guide(grammar) if grammar else None
+        voices: list[Voice] = []
+        for prompt in prompts:
+            self.check_room(prompt, limit)
+            for j in range(request.n):
+                guide = first.fork() if first else None
+                watch = Watch(top, request.min_tokens, tuple(sorted(stops.eos)), guide)
+                used = top is not None or request.min_tokens or guide
+                row = Request(prompt, seed + j, limit, law, stops.cut)
+                try:
+                    check_prompt(row, self.llm.target)
+                except InputError as error:
+                    raise Refusal(str(error)) from None
+                job = Job(
+                    row, choice, channel.deliver(len(voices)), time.monotonic() + self.limits.seconds,
+                    watch if used else None, bool(request.outrider and request.outrider.rounds),
+                )  # fmt: skip
+                voices.append(Voice(job, stops, TextStream(self.llm.decode, stops.strings)))
+        return Call(name, request, channel, voices, sum(map(len, prompts)), echoes, caller)
+
+    def check_room(self, prompt: Sequence[int], limit: int) -> None:
+        context = self.llm.target.context
+        if len(prompt) + limit > context:
+            raise Refusal(
+                f"the prompt has {len(prompt)} tokens and {limit} are asked for, but the model's context is {context}; "
+                "shorten the prompt or ask for fewer", "max_tokens" if len(prompt) < context else "messages",
+                code="context_length_exceeded",
+            )  # fmt: skip
+
+    def law(self, request: Common) -> Sampling:
+        try:
+            bias = {int(token): value for token, value in request.logit_bias.items()}
+        except ValueError:
+            raise Refusal("logit_bias: its keys are token ids", "logit_bias") from None
+        return Sampling(
+            request.temperature, max(0, request.top_k), request.top_p, request.min_p, request.repetition_penalty,
+            request.presence_penalty, request.frequency_penalty, bias,
+        )  # fmt: skip
+
+    def stops(self, request: Common, limit: int) -> Stop:
+        strings = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+        if strings and self.llm.tokenizer is None:
+            raise Refusal("stop strings need a tokenizer, and this model has none", "stop")
+        ends = frozenset() if request.ignore_eos else self.llm.eos
+        return Stop(ends | frozenset(request.stop_token_ids), strings, limit, self.llm.decode)
+
+    def choice(self, ours: Ours | None) -> Choice:
+        """Who drafts: the default drafter, the one that was named, or nobody."""
+        fleet = self.scheduler.fleet
+        if ours is None:
+            return Choice(fleet.default)
+        if ours.drafter is not None and ours.drafter not in fleet.drafters:
+            names = ", ".join(fleet.drafters) or "none"
+            raise Refusal(f"there is no drafter {ours.drafter!r} here; choose one of {names}", "outrider.drafter")
+        if not ours.speculate or ours.budget == 0:
+            return Choice("")
+        name = ours.drafter or fleet.default
+        return Choice(name) if ours.budget is None else Choice(name, ours.budget + 1)
+
+    def grammar(self, request: Common, of_tools: str | None) -> str | None:
+        """The one grammar that the text must follow, if any."""
+        asked = [of_tools, self.grammars.of_format(request.response_format), None]
+        asked[2] = self.grammars.of_structure(request.structured_outputs)
+        found = [grammar for grammar in asked if grammar is not None]
+        if len(found) > 1:
+            raise Refusal("response_format, structured_outputs and a forced tool exclude one another")
+        if found and request.ignore_eos:
+            raise Refusal("a text with a grammar has an end; leave out ignore_eos", "ignore_eos")
+        if found and request.min_tokens:
+            raise Refusal("a grammar says where its text may end; leave out min_tokens", "min_tokens")
+        return found[0] if found else None
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        try:
+            return self.llm.encode(prompt)
+        except InputError as error:
+            raise Refusal(str(error), "prompt") from None
+
+    def template(
+        self,
+        messages: Sequence[Message],
+        generate: bool = True,
+        going_on: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Messages through the model's own template."""
+        tokenizer = self.llm.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise Refusal(f"{self.name} has no chat template; use /v1/completions", "messages")
+        own = set(inspect.signature(tokenizer.apply_chat_template).parameters)
+        if taken := own & set(kwargs or {}):
+            raise Refusal(f"chat_template_kwargs: {min(taken)} is not for the template", "chat_template_kwargs")
+        try:
+            ids = tokenizer.apply_chat_template(
+                [plain(message) for message in messages], tools=tools, add_generation_prompt=generate,
+                continue_final_message=going_on, return_dict=True, **(kwargs or {}),
+            )  # fmt: skip
+        except Refusal:
+            raise
+        except Exception as error:  # a template may raise anything about what it is given
+            raise Refusal(f"the model's chat template refuses these messages: {error}", "messages") from None
+        return list(ids["input_ids"])
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as templates take it: its parts as one text."""
+    found = message.model_dump(exclude_none=True)
+    if found["role"] == "developer":
+        found["role"] = "system"
+    content = found.get("content")
+    if isinstance(content, list):
+        for part in content:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise Refusal(f"content of type {part.get('type')!r} is not supported; give text", "messages")
+        content = "".join(part["text"] for part in content)
+    found["content"] = content if content is not None else ""
+    return found

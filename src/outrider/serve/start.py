@@ -1,0 +1,61 @@
+"""A model loaded for serving: its drafters, its scheduler, its service."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from .. import drafters
+from ..llm import LLM, load
+from ..types import Drafter
+from .fleet import Fleet
+from .metrics import Metrics
+from .scheduler import Scheduler
+from .service import Limits, Service
+
+log = logging.getLogger("outrider.serve")
+
+
+def start(
+    model: Any = None,
+    specs: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    rows: int = 8,
+    queue: int = 256,
+    seconds: float = 600.0,
+    prefill_share: float = 0.5,
+    **options: Any,
+) -> Service:
+    """Load a model and its drafters. The first drafter is the default (without any: the model's own); `none` serves
+    plainly."""
+    chosen = list(dict.fromkeys(specs or []))
+    llm = load(model, chosen[0] if chosen else None, **options)
+    loaded: dict[str, Drafter] = {llm.drafter_name: llm.drafter}
+    for spec in chosen[1:]:
+        loaded[spec] = drafters.load(spec, llm.target, llm.tokenizer)
+    loaded.pop("none", None)
+    return service_of(llm, loaded, name or llm.name, rows, queue, seconds, prefill_share)
+
+
+def service_of(
+    llm: LLM,
+    loaded: dict[str, Drafter],
+    name: str = "",
+    rows: int = 8,
+    queue: int = 256,
+    seconds: float = 600.0,
+    prefill_share: float = 0.5,
+) -> Service:
+    """A service around a model that is loaded already."""
+    metrics = Metrics(name or llm.name)
+
+    def tell(drafter: str, error: Exception) -> None:
+        metrics.failed_drafters.inc()
+        log.error(json.dumps({"event": "drafter switched off", "drafter": drafter, "why": type(error).__name__}))
+
+    fleet = Fleet(loaded, tell=tell)
+    scheduler = Scheduler(llm.engine(), fleet, metrics, rows, queue, prefill_share)
+    return Service(llm, scheduler, name or llm.name, Limits(seconds=seconds))

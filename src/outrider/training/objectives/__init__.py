@@ -1,0 +1,52 @@
+"""What a trained drafter learns: one file is one method, and the file's name is how it is asked for.
+
+A file has `OPTIMISER`, the paper's rates, and `build(target, **options) -> Objective`, whose defaults are the method's
+options. Where `build` takes `documents`, it is given those that are learned. Another package adds an objective by an
+entry point of the group `outrider.objectives` that names such a module.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from ... import plugins
+from ...targets import HFTarget
+from ...types import InputError
+from ..data import Document
+from ._objective import NetworkObjective, Objective, Optimiser
+
+__all__ = ["NetworkObjective", "Objective", "Optimiser", "build", "names", "optimiser_of", "options_of"]
+
+
+def names() -> list[str]:
+    """The methods that can be trained."""
+    return plugins.names("objectives")
+
+
+def optimiser_of(name: str) -> Optimiser:
+    """The rates that a method's paper gives."""
+    found: Optimiser = plugins.module("objectives", name).OPTIMISER
+    return found
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """The options of a method and their defaults."""
+    given = inspect.signature(plugins.module("objectives", name).build).parameters.values()
+    return {p.name: p.default for p in given if p.default is not p.empty and p.name != "documents"}
+
+
+def build(name: str, target: HFTarget, documents: Sequence[Document], options: dict[str, Any]) -> Objective:
+    """The untrained objective of a method.
+
+    Raises:
+        InputError: there is no such method, or it has no such option.
+    """
+    known, function = options_of(name), plugins.module("objectives", name).build
+    for option in options:
+        if option not in known:
+            raise InputError(f"{name} has no option {option!r}; it has {', '.join(known)}")
+    extra = {"documents": documents} if "documents" in inspect.signature(function).parameters else {}
+    found: Objective = function(target, **extra, **options)
+    return found

@@ -1,0 +1,96 @@
+"""Small language models as drafters: a Mamba, and the Transformer of its size that it is compared with.
+
+Three stages (Choi et al. 2025 have the first two), each a training of its own that begins from the last one's folder
+(`init=DIR`):
+
+    pretrain   next token, every token of every document
+    sft        next token, the tokens that are to be learned: the assistant's answers
+    distil     the target's law at those tokens, by forward KL, reverse KL or total variation
+
+The folder is a stock model of transformers with the target's tokenizer; its config names the stages it went through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from ...nets import mamba as ssm
+from ...targets import HFTarget, load_tokenizer
+from ...targets.load import from_pretrained
+from ...types import InputError
+from ..data import Batch
+from ..features import TargetFeatures, hidden, learned
+from ._losses import DIVERGENCES
+from ._objective import NetworkObjective, Optimiser
+
+STAGES = ("pretrain", "sft", "distil")
+
+OPTIMISER = Optimiser(lr=2e-3, clip=1.0, warmup=100)
+
+
+class LanguageObjective(NetworkObjective):
+    """`net`: a causal language model of transformers, in the precision it learns in."""
+
+    def __init__(self, target: HFTarget, net: Any, stage: str, loss: str):
+        super().__init__(target, net)
+        self.drafter = "mamba" if net.config.model_type in ssm.KINDS else "model"
+        self.stage, self.loss = stage, loss
+        self.taps = (-1,) if stage == "distil" else ()
+        self.view = None if net.config.model_type in ssm.KINDS else HFTarget(net)
+        self.before = list(getattr(net.config, "outrider_stages", ()))
+
+    def features(self, batch: Batch) -> Float[Tensor, "b n h"]:
+        """After the last norm, each document by itself."""
+        if self.view is not None:
+            return hidden(self.view, batch)[-1]
+        fresh = (batch.positions == 0) & (batch.documents >= 0)
+        return ssm.run(self.net, batch.tokens, ssm.empty(self.net, len(batch.tokens)), None, fresh)[0]
+
+    def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss summed over the positions learned, how many they are, and the share of right guesses."""
+        places = batch.same(1) if self.stage == "pretrain" else batch.wanted(1)
+        student = self.net.lm_head(self.features(batch)[places]).float()[:, : self.target.vocab]
+        tokens = batch.ahead(1)[places]
+        if self.stage == "distil":
+            with torch.no_grad():
+                teacher = self.target.head(seen.features[-1][places]).float()
+            losses, right = DIVERGENCES[self.loss](student, teacher), teacher.argmax(-1)
+        else:
+            losses, right = functional.cross_entropy(student, tokens, reduction="none"), tokens
+        hit = (student.argmax(-1) == right).float().mean().detach()
+        return losses.sum(), losses.new_tensor(float(len(losses))), {"hit": hit}
+
+    def save(self, folder: str | Path) -> None:
+        self.net.config.outrider_stages = [*self.before, self.stage if self.stage != "distil" else self.loss]
+        self.net.save_pretrained(folder)
+        where = self.target.model.name_or_path
+        tokenizer = load_tokenizer(where) if where else None
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
+
+def special_tokens(target: HFTarget) -> dict[str, Any]:
+    ends = {name: getattr(target.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {"vocab_size": target.vocab, **ends}
+
+
+def objective(
+    target: HFTarget, fresh: Callable[[], Any], stage: str, loss: str, init: str, kinds: tuple[str, ...]
+) -> LanguageObjective:
+    if stage not in STAGES or loss not in DIVERGENCES:
+        raise InputError(f"a stage is {', '.join(STAGES)}, and the loss of distil {', '.join(DIVERGENCES)}")
+    net: Any = from_pretrained(init, "float32", str(target.device), False, {}) if init else fresh()
+    if net.config.model_type not in kinds:
+        raise InputError(f"{init} is a {net.config.model_type}, and this method trains {' or '.join(kinds)}")
+    if net.config.vocab_size < target.vocab:
+        raise InputError(
+            f"{init} has {net.config.vocab_size} tokens and the target {target.vocab}; use its own target's"
+        )
+    return LanguageObjective(target, net.to(learned(target.dtype)), stage, loss)

@@ -1,0 +1,52 @@
+"""A low-rank adapter inside the target's own layers (Hu et al. 2021), by peft: what Medusa-2 changes of a target."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...targets import HFTarget
+from ...types import InputError
+
+
+class Adapter:
+    """W + (alpha / rank) B A in every linear map but the LM head. It begins as nothing: B = 0."""
+
+    def __init__(self, target: HFTarget, rank: int = 32, alpha: int = 16):
+        if rank < 1 or alpha <= 0:
+            raise InputError("the adapter's rank and alpha must be positive")
+        try:
+            import peft
+        except ImportError:
+            raise InputError("training the target's adapter needs peft; install it with pip install peft") from None
+        target.model.requires_grad_(False)
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+        self.inside: Any = peft.LoraModel(target.model, config, "default")  # changes the target's modules in place
+        self.parameters: list[nn.Parameter] = [p for p in target.model.parameters() if p.requires_grad]
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The target as it was."""
+        self.inside.disable_adapter_layers()
+        try:
+            yield
+        finally:
+            self.inside.enable_adapter_layers()
+
+    def merge(self, folder: str | Path, label: str) -> None:
+        """Write the changed target as a plain model, whose config says by `label` what was done to it."""
+        source = self.inside.model.config.name_or_path
+        model = copy.deepcopy(self.inside).merge_and_unload()
+        model.config.outrider_changed = label
+        model.save_pretrained(folder)
+        if source:
+            from transformers import AutoTokenizer
+
+            with contextlib.suppress(OSError, ValueError, KeyError):  # a model made in memory has no tokenizer
+                AutoTokenizer.from_pretrained(source).save_pretrained(folder)

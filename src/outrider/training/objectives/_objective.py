@@ -1,0 +1,64 @@
+"""The protocol of an objective, and the common case: a drafter's network that learns for a frozen target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from ...checkpoints import native
+from ...targets import HFTarget
+from ..data import Batch
+from ..features import TargetFeatures
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """AdamW as a method's paper has it: peak learning rate, betas, gradient norm, warm-up steps, weight decay."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 0.5
+    warmup: int = 2000
+    decay: float = 0.0
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """A torch module whose forward is the whole loss, so that wrappers (DDP, FSDP) see one call."""
+
+    taps: tuple[int, ...]  # the target's hidden states that it reads, as in `Drafter.taps`
+    drafter: str  # the drafter that reads what `save` writes
+
+    def __call__(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss summed over what is learned, its weight (mostly how many positions those are), and parts to log."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameters {"params": [...], "scale": s}; s multiplies the learning rate."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write the drafter's folder, which must become complete or raise."""
+
+
+class NetworkObjective(nn.Module):
+    """An objective that trains one drafter's network, `net`, and reads the target's last features.
+
+    A subclass sets `drafter` and defines `forward`. `net.config` is the dataclass that the drafter's `NETWORK` names.
+    """
+
+    taps: tuple[int, ...] = (-1,)
+    drafter: str
+
+    def __init__(self, target: HFTarget, net: Any):
+        super().__init__()
+        self.target, self.net = target, net
+
+    def groups(self) -> list[dict[str, Any]]:
+        """All that learns, at the plain learning rate."""
+        return [{"params": [p for p in self.net.parameters() if p.requires_grad], "scale": 1.0}]
+
+    def save(self, folder: str | Path) -> None:
+        """Write the native folder of the drafter."""
+        native.save(folder, self.drafter, self.net)

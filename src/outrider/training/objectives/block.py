@@ -1,0 +1,175 @@
+"""Objective of block drafters (DFlash, Chen et al. 2026; JetSpec; DSpark): blocks at sampled anchors, learned at once.
+
+    L = sum over anchors a and slots k of  w_k * loss(p, q_k),   w_k = exp(-k / decay), or 1
+
+An anchor is a learned position whose next token is learned too. Its block sees the features before it, never its own,
+as in decoding. p is the target's law of the token that slot k drafts, q_k the law of the slot's logits plus the pair
+head's scores below the true token before it (teacher forcing). Both are restricted to the draft vocabulary.
+
+    kl  forward KL, as the cross entropy with p     ce  cross entropy with the target's likeliest token
+    tv  1 - sum min(p, q), the rejection rate       lk  -log sum min(p, q)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ...core.padding import additive
+from ...nets import vocabulary
+from ...nets.block import BlockConfig, BlockNet
+from ...targets import HFTarget
+from ...types import InputError
+from ..data import Batch, Document, frequent
+from ..features import TargetFeatures
+from ._layer import layer_like
+from ._losses import cross_entropy
+from ._objective import NetworkObjective, Optimiser
+
+OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
+LOSSES = ("kl", "ce", "tv", "lk")
+
+
+class BlockObjective(NetworkObjective):
+    drafter = "block"
+
+    def __init__(self, target: HFTarget, net: BlockNet, anchors: int = 64, loss: str = "kl", decay: float = 0.0):
+        super().__init__(target, net)
+        if loss not in LOSSES:
+            raise InputError(f"the loss of a block drafter is one of {', '.join(LOSSES)}, not {loss!r}")
+        if anchors < 1:
+            raise InputError(f"anchors must be at least 1, not {anchors}")
+        self.anchors, self.loss, self.decay = anchors, loss, decay
+        self.taps = tuple(dict.fromkeys((*net.config.taps, -1)))
+
+    def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The weighted loss summed over the slots learned, the weights' sum, and the share of right guesses by slot."""
+        config, ids = self.net.config, self.net.ids()
+        anchor, real = self._anchors(batch, step)
+        hidden = self._hidden(batch, seen, anchor)
+        slot = torch.arange(config.block, device=anchor.device)
+        before = (anchor[..., None] + slot - (0 if config.sample_from_anchor else 1)).flatten(1)  # token above
+        n, documents = batch.tokens.shape[1], batch.documents
+        inside = before.clamp(0, n - 1)
+        learned = batch.wanted(1).gather(1, inside) & (before < n)
+        learned &= documents.gather(1, inside) == documents.gather(1, anchor.repeat_interleave(config.block, 1))
+        learned &= real.repeat_interleave(config.block, 1)
+        if not config.sample_from_anchor:
+            learned &= (slot > 0).repeat(anchor.shape[1])
+        rows, places = learned.nonzero().unbind(1)
+        at, slots = inside[rows, places], places % config.block
+        with torch.no_grad():
+            teacher = self.target.head(seen.features[-1][rows, at]).float()
+            if ids is not None:  # count the places whose likeliest token can be drafted, as EAGLE-3 does
+                known = torch.isin(teacher.argmax(-1), ids)
+                rows, places, at, slots, teacher = rows[known], places[known], at[known], slots[known], teacher[known]
+                teacher = teacher[:, ids]
+        made = hidden[rows, places]
+        student = self.target.head(made) if ids is None else self.net.lm_head(made)
+        extra = self.net.pairs(batch.tokens[rows, at])
+        student = (student if extra is None else student + extra).float()
+        drafted = slots - (0 if config.sample_from_anchor else 1)
+        weight = torch.exp(-drafted / self.decay) if self.decay else torch.ones_like(drafted, dtype=torch.float32)
+        right = (student.argmax(-1) == teacher.argmax(-1)).float().detach()
+        hits = {f"hit{k + 1}": right[drafted == k].mean() for k in range(config.drafts) if bool((drafted == k).any())}
+        return (weight * self._loss(student, teacher)).sum(), weight.sum(), hits
+
+    def _anchors(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a"]]:
+        """Places drawn without replacement, ascending, and which of them are real; a function of step and row alone."""
+        open_ = batch.learn & batch.wanted(1)
+        scores = []
+        for key in batch.keys:
+            seed = (0x9E3779B1 * (step + 1) + 0xC2B2AE35 * key) % 2**32  # a CPU generator reads 32 bits of a seed
+            scores.append(torch.rand(open_.shape[1], generator=torch.Generator().manual_seed(seed)))
+        score = torch.stack(scores).to(open_.device).masked_fill(~open_, -1.0)
+        top = score.topk(min(self.anchors, score.shape[1]), -1)
+        real = top.values >= 0
+        order = torch.where(real, top.indices, score.shape[1]).sort(-1).values
+        return order.clamp(max=score.shape[1] - 1), order < score.shape[1]
+
+    def _hidden(self, batch: Batch, seen: TargetFeatures, anchor: Int[Tensor, "b a"]) -> Float[Tensor, "b m h"]:
+        """Normed hidden states of every anchor's slots."""
+        net, config = self.net, self.net.config
+        context = net.context(torch.cat([seen.features[tap] for tap in config.taps], -1))
+        keys, values = net.keys_values(context, net.rope.at(batch.positions, context.dtype))
+        with torch.no_grad():
+            embeds = self.target.embed(batch.tokens.gather(1, anchor)).to(context.dtype)
+            mask = None if config.mask_token < 0 else self.target.embed(anchor.new_tensor([config.mask_token]))[0]
+        x = net.slots(embeds, net.mask_embedding if mask is None else mask)
+        slot = torch.arange(config.block, device=anchor.device)
+        positions = (batch.positions.gather(1, anchor)[..., None] + slot).flatten(1)
+        return net(x, net.rope.at(positions, x.dtype), keys, values, self._mask(batch, anchor, x.dtype))
+
+    def _mask(self, batch: Batch, anchor: Int[Tensor, "b a"], dtype: torch.dtype) -> Float[Tensor, "b 1 m s"]:
+        """A slot sees its document's context before its anchor, and its own block."""
+        size, causal, documents = self.net.config.block, self.net.config.causal, batch.documents
+        place = torch.arange(batch.tokens.shape[1], device=anchor.device)
+        context = (place < anchor[..., None]) & (documents[:, None] == documents.gather(1, anchor)[..., None])
+        own = torch.ones(size, size, dtype=torch.bool, device=anchor.device)
+        blocks = torch.block_diag(*[own.tril() if causal else own] * anchor.shape[1])
+        blocks = blocks.expand(len(anchor), *blocks.shape)
+        return additive(torch.cat([context.repeat_interleave(size, 1), blocks], -1), dtype)[:, None]
+
+    def _loss(self, student: Float[Tensor, "k v"], teacher: Float[Tensor, "k v"]) -> Float[Tensor, " k"]:
+        if self.loss == "kl":
+            return cross_entropy(student, teacher.softmax(-1))
+        if self.loss == "ce":
+            return nn.functional.cross_entropy(student, teacher.argmax(-1), reduction="none")
+        overlap = torch.minimum(student.softmax(-1), teacher.softmax(-1)).sum(-1)
+        return 1 - overlap if self.loss == "tv" else -overlap.clamp(min=1e-6).log()
+
+
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """`count` hidden states spread from the second layer's to the fourth last's (DFlash), distinct or refused."""
+    if count == 1:
+        return (layers // 2 + 1,)
+    taps = tuple(round(1 + j * (layers - 4) / (count - 1)) + 1 for j in range(count))
+    if len(set(taps)) < count or min(taps) < 1:
+        raise InputError(f"{count} distinct layers cannot be spread over a target of {layers}; name them as taps")
+    return taps
+
+
+def build(
+    target: HFTarget,
+    documents: Iterable[Document] = (),
+    layers: int = 1,
+    block: int = 8,
+    causal: bool = True,
+    sample_from_anchor: bool = True,
+    pair_head: str = "markov",
+    pair_rank: int = 64,
+    draft_vocab: int = 0,
+    taps: tuple[int, ...] = (),
+    mask_token: int = -1,
+    anchors: int = 64,
+    loss: str = "kl",
+    decay: float = 0.0,
+) -> BlockObjective:
+    """A block drafter for a target. `draft_vocab` 0: the whole vocabulary through the target's own head, else the
+    tokens most frequent in the documents through a head of its own, which begins as the target's rows."""
+    size = draft_vocab or target.vocab
+    depth = int(target.config.num_hidden_layers)
+    config = BlockConfig(
+        layer=layer_like(target),
+        layers=layers,
+        vocab=target.vocab,
+        draft_vocab=size,
+        target_hidden=int(target.config.hidden_size),
+        taps=tuple(taps) or default_taps(depth, min(5, max(1, depth - 3))),
+        block=block,
+        causal=causal,
+        sample_from_anchor=sample_from_anchor,
+        pair_head=pair_head,
+        pair_rank=pair_rank,
+        mask_token=mask_token,
+    )
+    net = BlockNet(config)
+    if size < target.vocab:
+        kept = frequent(documents, target.vocab, size)
+        vocabulary.keep(net.d2t, kept)
+        with torch.no_grad():
+            net.lm_head.weight.copy_(target.model.get_output_embeddings().weight[kept])
+    return BlockObjective(target, net, anchors, loss, decay)

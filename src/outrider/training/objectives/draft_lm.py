@@ -1,0 +1,30 @@
+"""A small Llama as draft model, trained in stages (`_language.py`)."""
+
+from __future__ import annotations
+
+from ...targets import HFTarget
+from ...types import InputError
+from ._language import OPTIMISER as OPTIMISER
+from ._language import LanguageObjective, objective, special_tokens
+
+
+def build(
+    target: HFTarget,
+    hidden: int = 192,
+    layers: int = 2,
+    heads: int = 3,
+    stage: str = "pretrain",
+    loss: str = "forward-kl",
+    init: str = "",
+) -> LanguageObjective:
+    """A Llama of this size."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if hidden % heads or hidden // heads % 2:
+        raise InputError(f"{heads} heads do not divide a width of {hidden} into even parts; give another number")
+    config = LlamaConfig(
+        **special_tokens(target), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, intermediate_size=8 * hidden // 3 // 8 * 8, max_position_embeddings=target.context,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return objective(target, lambda: LlamaForCausalLM(config), stage, loss, init, ("llama",))

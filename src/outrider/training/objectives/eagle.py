@@ -1,0 +1,126 @@
+"""EAGLE's objective (Li et al. 2024a, section 4.2) and HASS's (Zhang et al. 2024, section 3): one network, one file.
+
+    L = sum over passes j of  beta^(j-1) * [ SmoothL1(f', f) + w_cls * CE(head(f), head(f')) + w_topk * L_topk ]
+
+EAGLE is one pass without the top-K term, with noise on the features it reads. Pair i, (feature_i, token_{i+1}),
+predicts feature_{i+1}, whose law is that of token_{i+2}: it counts where token_{i+2} is of the same document and to
+be learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ...drafters import _heads, eagle
+from ...nets import vocabulary
+from ...targets import HFTarget
+from ...types import InputError
+from ..data import Batch, Document, trimmed
+from ..features import TargetFeatures, visible
+from ._layer import layer_like
+from ._losses import LOSSES, smooth_l1, soft_cross_entropy
+from ._objective import NetworkObjective, Optimiser
+from ._passes import Passes, moved
+
+OPTIMISER = Optimiser(lr=3e-5)
+
+
+class EagleObjective(NetworkObjective):
+    drafter = "eagle"
+
+    def __init__(
+        self,
+        target: HFTarget,
+        net: eagle.EagleNet,
+        noise: float = 0.1,
+        cls: float = 0.1,
+        passes: int = 1,
+        beta: float = 1.0,
+        topk: float = 0.0,
+        k: int = 10,
+        loss: str = "top-k",
+        published: bool = False,
+    ):
+        super().__init__(target, net)
+        if loss not in LOSSES:
+            raise InputError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
+        if passes < 1 or k < 1:
+            raise InputError("passes and k must be at least 1")
+        self.noise, self.cls, self.passes, self.beta, self.published = noise, cls, passes, beta, published
+        self.topk, self.k, self.ranking = topk, min(k, net.config.draft_vocab or target.vocab), LOSSES[loss]
+        ids = net.ids()
+        self.head = _heads.rows(target, ids)
+        self.places = None if ids is None else vocabulary.places_of(ids, target.vocab)
+
+    def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by pass."""
+        true = seen.features[-1]
+        tokens = batch.tokens if self.net.config.inputs == "feature+unshifted" else batch.ahead(1)
+        with torch.no_grad():
+            embeds = self.target.embed(tokens).to(true.dtype)
+        read = true + self._noise(batch, true, step) if self.noise and self.training else true
+        passes, weight, total, hits = Passes(visible(batch), self.published), true.new_zeros(()), true.new_zeros(()), {}
+        wanted = batch.wanted(2)
+        for j in range(1, self.passes + 1):
+            made = self.net(read, embeds, batch.positions, look=passes.look)
+            counted = wanted & (batch.positions >= j - 1)  # no draft has had j steps before
+            loss, hit = self._loss(made[counted], true.roll(-1, 1)[counted], batch.ahead(2)[counted])
+            total = total + self.beta ** (j - 1) * loss.sum()
+            weight = weight + counted.sum()
+            hits[f"hit{j}"] = hit
+            read = moved(made, true, batch.positions)
+        return total, weight / self.passes, hits
+
+    def _loss(self, predicted: Tensor, true: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses of every position, and the share of right guesses. Laws are learned where the text's own token can be
+        drafted, and a position whose token cannot counts as a wrong guess."""
+        near, count = smooth_l1(predicted.float(), true.float()), max(1, len(tokens))
+        if self.places is not None:
+            known = self.places[tokens] >= 0
+            predicted, true = predicted[known], true[known]
+        with torch.no_grad():
+            teacher = self.head(true).float()
+        student = self.head(predicted.to(true.dtype)).float()
+        law = self.cls * soft_cross_entropy(student, teacher)
+        if self.topk:
+            law = law + self.topk * self.ranking(student, teacher, self.k)
+        loss = near + law if self.places is None else near.index_add(0, known.nonzero()[:, 0], law)
+        return loss, (student.argmax(-1) == teacher.argmax(-1)).float().sum().detach() / count
+
+    def _noise(self, batch: Batch, like: Tensor, step: int) -> Tensor:
+        """U(-noise, noise), a function of step and row, whatever process holds the row."""
+        rows = []
+        for key in batch.keys:
+            seed = (0x9E3779B1 * (step + 1) + 0x85EBCA77 * key) % 2**32  # a CPU generator reads 32 bits of a seed
+            generator = torch.Generator().manual_seed(seed)
+            rows.append(torch.rand(like.shape[1:], generator=generator))
+        return ((torch.stack(rows) * 2 - 1) * self.noise).to(like)
+
+
+def fresh(
+    target: HFTarget, documents: Iterable[Document], inputs: str, trained: str, draft_vocab: int
+) -> eagle.EagleNet:
+    """An untrained network. `draft_vocab`: so many tokens, those most frequent in the documents; 0: all."""
+    hidden = int(target.config.hidden_size)
+    tokens = trimmed(documents, target.vocab, draft_vocab)
+    few = 0 if tokens is None else len(tokens)
+    config = eagle.EagleConfig(layer_like(target), target.vocab, hidden, inputs, trained=trained, draft_vocab=few)
+    net = eagle.EagleNet(config)
+    if tokens is not None:
+        vocabulary.keep(net.d2t, tokens)
+    return net
+
+
+def build(
+    target: HFTarget,
+    documents: Iterable[Document] = (),
+    inputs: str = eagle.INPUTS[0],
+    noise: float = 0.1,
+    cls: float = 0.1,
+    draft_vocab: int = 0,
+) -> EagleObjective:
+    """EAGLE: noise on the features, one pass. `draft_vocab`: tokens that can be drafted, by frequency; 0: all."""
+    return EagleObjective(target, fresh(target, documents, inputs, "eagle", draft_vocab), noise, cls)

@@ -1,0 +1,98 @@
+"""EAGLE-3's objective (Li et al. 2025, section 3): the training-time test. No feature is regressed.
+
+    L = sum over steps j = 1 .. 7 of  0.8^(j-1) * CE(p, q_j)
+
+Step j reads at position i its own vector of step j - 1 at i - 1, nothing detached, and sees what the j-th step of a
+draft sees (`_passes.py`). p is the target's law of token_{i+2} restricted to the draft vocabulary and made to sum to
+one; a position counts where the target's likeliest token is in that vocabulary, as in the published code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ...drafters import eagle3
+from ...targets import HFTarget
+from ...types import InputError
+from ..data import Batch, Document, frequent
+from ..features import TargetFeatures, visible
+from ._layer import layer_like
+from ._losses import cross_entropy
+from ._objective import NetworkObjective, Optimiser
+from ._passes import Passes, moved
+
+OPTIMISER = Optimiser(lr=5e-5)
+
+
+class Eagle3Objective(NetworkObjective):
+    drafter = "eagle3"
+
+    def __init__(self, target: HFTarget, net: eagle3.Eagle3Net, passes: int = 7, decay: float = 0.8):
+        super().__init__(target, net)
+        if passes < 1:
+            raise InputError("passes must be at least 1")
+        self.passes, self.decay = passes, decay
+        self.taps = (*net.config.taps, -1)
+
+    def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by step."""
+        net, ids = self.net, self.net.ids()
+        true = net.fuse(torch.cat([seen.features[tap] for tap in net.config.taps], -1))
+        ahead = batch.ahead(1)
+        embeds = net.embed_tokens(ahead) if net.config.own_embedding else self.target.embed(ahead).to(true.dtype)
+        with torch.no_grad():
+            wanted = batch.wanted(2)
+            places = wanted.nonzero()
+            teacher = self.target.head(seen.features[-1][places[:, 0], places[:, 1] + 1]).float()
+            known = net.t2d[teacher.argmax(-1)]
+            places, law = places[known], teacher[known][:, ids].softmax(-1)
+        rows, columns = places.unbind(1)
+        at = batch.positions[rows, columns]
+        passes, read, hits = Passes(visible(batch)), true, {}
+        weight, total = true.new_zeros((), dtype=torch.float32), true.new_zeros((), dtype=torch.float32)
+        for j in range(1, self.passes + 1):
+            made = net(read, embeds, batch.positions, look=passes.look)
+            counted = at >= j - 1
+            student = net.logits(made[rows[counted], columns[counted]]).float()
+            right = law if j == 1 else law[counted]
+            total = total + self.decay ** (j - 1) * cross_entropy(student, right).sum()
+            weight = weight + counted.sum()
+            hits[f"hit{j}"] = (student.argmax(-1) == right.argmax(-1)).float().mean().detach()
+            read = moved(made, true, batch.positions)
+        return total, weight / self.passes, hits
+
+
+def build(
+    target: HFTarget,
+    documents: Iterable[Document] = (),
+    passes: int = 7,
+    decay: float = 0.8,
+    draft_vocab: int = 0,
+    hidden: int = 0,
+    taps: tuple[int, ...] = (),
+) -> Eagle3Objective:
+    """EAGLE-3 for a target. `draft_vocab` 0: the whole vocabulary, else the tokens most frequent in the documents."""
+    wide = int(target.config.hidden_size)
+    chosen = tuple(taps) or eagle3.default_taps(int(target.config.num_hidden_layers))
+    eagle3.check_taps(chosen)
+    size = draft_vocab or target.vocab
+    config = eagle3.Eagle3Config(
+        layer=layer_like(target, 2, hidden or wide),
+        vocab=target.vocab,
+        draft_vocab=size,
+        target_hidden=wide,
+        taps=(chosen[0], chosen[1], chosen[2]),
+        own_embedding=bool(hidden) and hidden != wide,
+    )
+    net = eagle3.Eagle3Net(config)
+    kept = frequent(documents, target.vocab, size)
+    net.d2t.copy_(kept - torch.arange(size))
+    net.t2d.zero_()[kept] = True
+    head = target.model.get_output_embeddings().weight
+    if head.shape == (target.vocab, config.layer.hidden):
+        with torch.no_grad():
+            net.lm_head.weight.copy_(head[kept])
+    return Eagle3Objective(target, net, passes, decay)

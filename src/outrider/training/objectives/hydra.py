@@ -1,0 +1,82 @@
+"""Hydra's objective (Ankner et al. 2024, sections 3 and 4): heads that also read the tokens drafted before theirs.
+
+    L = sum over heads k = 1 .. K of  CE(p, q_k(f_i, e(token_{i+1}), .., e(token_{i+k})))
+
+p is the target's own law of token_{i+1+k} (the teacher), or the text's token itself. Hydra++ reads features through one
+decoder layer of its own first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...drafters import _heads, hydra
+from ...nets import vocabulary
+from ...targets import HFTarget
+from ..data import Batch, Document, trimmed
+from ..features import TargetFeatures, mask_of
+from ._layer import layer_like
+from ._losses import soft_cross_entropy
+from ._objective import NetworkObjective, Optimiser
+
+OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
+
+
+class HydraObjective(NetworkObjective):
+    drafter = "hydra"
+
+    def __init__(self, target: HFTarget, net: hydra.HydraNet, decay: float, teacher: bool):
+        super().__init__(target, net)
+        self.decay, self.teacher = decay, teacher
+        ids = net.ids()
+        self.head = _heads.rows(target, ids)
+        self.places = None if ids is None else vocabulary.places_of(ids, target.vocab)
+
+    def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""
+        true, k = seen.features[-1], self.net.config.heads
+        read = true
+        if self.net.prefix is not None:
+            read = self.net.prefix(true, batch.positions, mask_of(batch, true.dtype))
+        rows, columns = batch.wanted(2).nonzero().unbind(1)
+        with torch.no_grad():
+            spelled = torch.stack([batch.ahead(i) for i in range(1, k + 1)], -1)[rows, columns]
+            embeds = self.target.embed(spelled).to(true.dtype)
+        total, hits = true.new_zeros((), dtype=torch.float32), {}
+        for head in range(1, k + 1):
+            counted = batch.wanted(1 + head)[rows, columns]
+            tokens, asked = batch.ahead(1 + head)[rows, columns], counted.sum()
+            if self.places is not None:  # what cannot be drafted cannot be learned
+                tokens = self.places[tokens]
+                counted = counted & (tokens >= 0)
+            r, c, tokens = rows[counted], columns[counted], tokens[counted]
+            student = self.net(head - 1, read[r, c], embeds[counted][:, :head]).float()
+            with torch.no_grad():
+                law = self.head(true[r, c + head]).float()
+            if self.teacher:
+                loss = soft_cross_entropy(student, law)
+            else:
+                loss = functional.cross_entropy(student, tokens, reduction="none")
+            total = total + self.decay**head * loss.sum()
+            hits[f"hit{head}"] = (student.argmax(-1) == law.argmax(-1)).float().sum().detach() / asked
+        return total, total.new_tensor(float(len(rows))), hits
+
+
+def build(
+    target: HFTarget,
+    documents: Iterable[Document] = (),
+    heads: int = 4,
+    layers: int = 1,
+    prefix: bool = False,
+    decay: float = 1.0,
+    teacher: bool = True,
+    draft_vocab: int = 0,
+) -> HydraObjective:
+    """Hydra; `prefix`: Hydra++. `draft_vocab`: tokens that can be drafted, by frequency; 0: all."""
+    tokens = trimmed(documents, target.vocab, draft_vocab)
+    net = hydra.fresh(target, heads, layers, layer_like(target) if prefix else None, tokens)
+    return HydraObjective(target, net, decay, teacher)

@@ -1,0 +1,43 @@
+"""A Mamba as drafter (Choi et al. 2025), trained in stages (`_language.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...nets import mamba as ssm
+from ...targets import HFTarget
+from ...types import InputError
+from ._language import OPTIMISER as OPTIMISER
+from ._language import LanguageObjective, objective, special_tokens
+
+
+def build(
+    target: HFTarget,
+    kind: str = "mamba2",
+    hidden: int = 192,
+    layers: int = 4,
+    state: int = 0,
+    head: int = 32,
+    stage: str = "pretrain",
+    loss: str = "forward-kl",
+    init: str = "",
+) -> LanguageObjective:
+    """A Mamba or Mamba-2 (`kind`). `state` 0: 16 and 64 numbers a channel; `head`: channels that share a decay."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+    if kind not in ssm.KINDS:
+        raise InputError(f"the kind of a state-space drafter is {' or '.join(ssm.KINDS)}, not {kind!r}")
+    shared = {**special_tokens(target), "hidden_size": hidden, "num_hidden_layers": layers, "residual_in_fp32": True}
+
+    def fresh() -> Any:
+        if kind == "mamba":
+            return MambaForCausalLM(MambaConfig(**shared, state_size=state or 16, initializer_range=0.02))
+        if 2 * hidden % head:
+            raise InputError(f"heads of {head} channels do not divide {2 * hidden} channels; give another head")
+        config = Mamba2Config(
+            **shared, state_size=state or 64, head_dim=head, num_heads=2 * hidden // head, n_groups=1,
+            initializer_range=0.02, tie_word_embeddings=True,
+        )  # fmt: skip
+        return Mamba2ForCausalLM(config)
+
+    return objective(target, fresh, stage, loss, init, ssm.KINDS)

@@ -1,0 +1,75 @@
+"""Medusa-1's objective (Cai et al. 2024, section 2.2.1): the heads learn, the backbone is frozen.
+
+    L = sum over heads k = 1 .. K of  0.8^k * CE(token_{i+1+k}, p_k(f_i))
+
+Head k reads the feature of position i and predicts the token k places after the target's own next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...drafters import _heads, medusa
+from ...nets import vocabulary
+from ...targets import HFTarget
+from ..data import Batch, Document, trimmed
+from ..features import TargetFeatures
+from ._losses import soft_cross_entropy
+from ._objective import NetworkObjective, Optimiser
+
+OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
+
+
+class MedusaObjective(NetworkObjective):
+    drafter = "medusa"
+
+    def __init__(self, target: HFTarget, net: medusa.MedusaNet, decay: float, teacher: bool):
+        super().__init__(target, net)
+        self.decay, self.teacher = decay, teacher
+        ids = net.ids()
+        self.head = _heads.rows(target, ids)
+        self.places = None if ids is None else vocabulary.places_of(ids, target.vocab)
+
+    def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""
+        features, k = seen.features[-1], self.net.config.heads
+        places = batch.wanted(2).nonzero()
+        rows, columns = places.unbind(1)
+        made = self.net(features[rows, columns], self.head)
+        total, hits = features.new_zeros((), dtype=torch.float32), {}
+        for head in range(1, k + 1):
+            counted = batch.wanted(1 + head)[rows, columns]
+            tokens, asked = batch.ahead(1 + head)[rows, columns], counted.sum()
+            if self.places is not None:  # what cannot be drafted cannot be learned
+                tokens = self.places[tokens]
+                counted = counted & (tokens >= 0)
+            student, tokens = made[head - 1][counted].float(), tokens[counted]
+            if self.teacher:
+                with torch.no_grad():
+                    law = self.head(features[rows, (columns + head).clamp(max=features.shape[1] - 1)][counted])
+                loss = soft_cross_entropy(student, law.float())
+            else:
+                loss = functional.cross_entropy(student, tokens, reduction="none")
+            total = total + self.decay**head * loss.sum()
+            hits[f"hit{head}"] = (student.argmax(-1) == tokens).float().sum().detach() / asked
+        return total, total.new_tensor(float(len(places))), hits
+
+
+def build(
+    target: HFTarget,
+    documents: Iterable[Document] = (),
+    heads: int = 4,
+    layers: int = 1,
+    share_head: bool = False,
+    decay: float = 0.8,
+    teacher: bool = False,
+    draft_vocab: int = 0,
+) -> MedusaObjective:
+    """Medusa-1. `teacher`: heads learn the target's law instead of the text's tokens. `draft_vocab`: tokens that can be
+    drafted, by frequency; 0: all."""
+    tokens = trimmed(documents, target.vocab, draft_vocab)
+    return MedusaObjective(target, medusa.fresh(target, heads, layers, share_head, tokens=tokens), decay, teacher)

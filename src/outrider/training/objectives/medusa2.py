@@ -1,0 +1,122 @@
+"""Medusa-2's objective (Cai et al. 2024, section 2.2.2): heads and backbone learn together. The target is another model
+afterwards, so its texts are no longer the original's: LOSSY, and labelled so.
+
+    L = L_LM + lambda_0 * sum over heads k = 1 .. K of  0.8^k * CE(token_{i+1+k}, p_k(f_i))
+
+L_LM is the cross-entropy of the next token, or with `distil` (self-distillation, section 2.3.2) KL(p_0 || p), p_0 the
+law of the target as it was: no second model is held, and the target's own text takes the place of its tuning data. The
+backbone changes by a LoRA adapter; the heads' learning rate is four times its own. Two stages: for `heads_only` steps
+the backbone rests, then the scale of the heads' gradients into it grows from 0 to 1 over `ramp` steps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...drafters import medusa
+from ...targets import HFTarget
+from ...types import InputError
+from ..data import Batch
+from ..features import TargetFeatures, hidden, learned
+from ._lora import Adapter
+from ._losses import forward_kl
+from ._objective import Optimiser
+from .medusa import MedusaObjective
+
+LABEL = "medusa2: trained together with Medusa heads; its texts are not the original model's"
+
+OPTIMISER = Optimiser(lr=5e-4, betas=(0.9, 0.999), clip=1.0, warmup=40)
+
+
+class Medusa2Objective(nn.Module):
+    drafter = "medusa"
+    taps = ()  # its own pass over the target is part of the loss
+
+    def __init__(
+        self,
+        target: HFTarget,
+        heads: MedusaObjective,
+        adapter: Adapter,
+        weight: float,
+        heads_only: int,
+        ramp: int,
+        distil: bool,
+    ):
+        super().__init__()
+        self.target, self.heads, self.adapter = target, heads, adapter
+        self.low_rank = nn.ParameterList(adapter.parameters)
+        self.weight, self.heads_only, self.ramp, self.distil = weight, heads_only, ramp, distil
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [
+            {"params": list(self.heads.parameters()), "scale": 4.0},
+            {"params": list(self.low_rank), "scale": 1.0},
+        ]
+
+    def backbone_scale(self, step: int) -> float:
+        """Scale of the heads' gradients into the backbone, 0 to 1."""
+        if step < self.heads_only:
+            return 0.0
+        return min(1.0, (step - self.heads_only + 1) / self.ramp) if self.ramp else 1.0
+
+    def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss summed over the positions learned, how many tokens those are, and parts."""
+        del seen
+        together = step >= self.heads_only
+        with torch.set_grad_enabled(together and torch.is_grad_enabled()):
+            features = hidden(self.target, batch)[-1]
+            features = features.to(learned(features.dtype))
+            places = batch.wanted(1)
+            logits = self.target.head(features[places]).float()
+            if self.distil:
+                language = forward_kl(logits, self._teacher(batch, places)).sum()
+            else:
+                language = functional.cross_entropy(logits, batch.ahead(1)[places], reduction="sum")
+        calm = features.detach()
+        read = TargetFeatures({-1: calm + self.backbone_scale(step) * (features - calm)})
+        total, _, parts = self.heads(batch, read, step)
+        weight = places.sum().to(total.dtype)
+        parts["language"] = language.detach() / weight.clamp(min=1)
+        if not together:  # DDP asks for a gradient of every parameter
+            total = total + 0.0 * torch.stack([p.sum() for p in self.low_rank]).sum()
+        return language + self.weight * total, weight, parts
+
+    def _teacher(self, batch: Batch, places: Bool[Tensor, "b n"]) -> Float[Tensor, "k v"]:
+        """Logits of the target as it was, with the adapter switched off, at the `k` marked places."""
+        with torch.no_grad(), self.adapter.off():
+            return self.target.head(hidden(self.target, batch)[-1][places]).float()
+
+    def save(self, folder: str | Path) -> None:
+        """The heads, and in `target/` the changed target that they belong to."""
+        self.heads.save(folder)
+        self.adapter.merge(Path(folder) / "target", LABEL)
+
+
+def build(
+    target: HFTarget,
+    heads: int = 4,
+    layers: int = 1,
+    share_head: bool = False,
+    decay: float = 0.8,
+    teacher: bool = False,
+    weight: float = -1.0,
+    heads_only: int = 0,
+    ramp: int = 0,
+    distil: bool = False,
+    rank: int = 32,
+    alpha: int = 16,
+) -> Medusa2Objective:
+    """Medusa-2. `weight`: lambda_0, by default 0.2, and 0.01 with `distil`."""
+    if heads_only < 0 or ramp < 0:
+        raise InputError("heads_only and ramp are numbers of steps, so they must not be negative")
+    net = medusa.fresh(target, heads, layers, share_head, lossy=True)
+    adapter = Adapter(target, rank, alpha)
+    chosen = weight if weight >= 0 else 0.01 if distil else 0.2
+    own = MedusaObjective(target, net, decay, teacher)
+    return Medusa2Objective(target, own, adapter, chosen, heads_only, ramp, distil)

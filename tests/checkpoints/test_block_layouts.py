@@ -1,0 +1,199 @@
+"""Folders of DFlash, JetSpec and DSpark from their published key tables: read strictly, run like a plain reference."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import layouts_foreign as foreign
+import pytest
+import torch
+from layouts_foreign import HEADS, KV, LAYERS, LLAMA, D, H, V
+from torch import Tensor
+
+from outrider.checkpoints import Facts, Found, method_of, native, read
+from outrider.checkpoints.check import check
+from outrider.checkpoints.write import write
+from outrider.types import InputError
+
+BLOCK, RANK, TAPS = 4, 6, (2, 5)
+CONFIG = {**LLAMA, "num_hidden_layers": 2, "head_dim": D, "block_size": BLOCK}
+DFLASH = {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 60, "target_layer_ids": [1, 4]}}
+DSPARK = {
+    "architectures": ["Qwen3DSparkModel"], "mask_token_id": 60, "target_layer_ids": [1, 4], "markov_rank": RANK,
+    "is_causal": True,
+}  # fmt: skip
+
+
+def tensors(markov: bool = False) -> dict[str, Tensor]:
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (H, 2 * H), "hidden_norm.weight": (H,), "norm.weight": (H,)}
+    for i in range(2):
+        at = f"layers.{i}."
+        shapes |= foreign.layer(at, H)
+        shapes |= {f"{at}input_layernorm.weight": (H,)}
+        shapes |= {f"{at}self_attn.{n}_norm.weight": (D,) for n in "qk"}
+    if markov:
+        shapes |= {"markov_head.markov_w1.weight": (V, RANK), "markov_head.markov_w2.weight": (V, RANK)}
+        shapes |= {"confidence_head.proj.weight": (1, H + RANK), "confidence_head.proj.bias": (1,)}
+    return foreign.fill(shapes)
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+def rotated(x: Tensor, position: int) -> Tensor:
+    half = D // 2
+    angle = position * 10000.0 ** (-torch.arange(half, dtype=torch.float64) * 2 / D)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+
+def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: bool) -> Tensor:
+    """Normed slot states, one slot and one head after the other."""
+    context, x = rms(features @ w["fc.weight"].T, w["hidden_norm.weight"]), slots
+    first = len(features)
+    for i in range(2):
+        p = {name.removeprefix(f"layers.{i}."): t for name, t in w.items()}
+        normed, made = rms(x, p["input_layernorm.weight"]), []
+
+        def keys(y: Tensor, position: int, p: dict[str, Tensor] = p) -> tuple[Tensor, Tensor]:
+            k, v = ((p[f"self_attn.{n}_proj.weight"] @ y).view(KV, D) for n in "kv")
+            return rotated(rms(k, p["self_attn.k_norm.weight"]), position), v
+
+        seen = [keys(y, t) for t, y in enumerate(context)] + [keys(y, first + j) for j, y in enumerate(normed)]
+        for j, y in enumerate(normed):
+            q = (p["self_attn.q_proj.weight"] @ y).view(HEADS, D)
+            q = rotated(rms(q, p["self_attn.q_norm.weight"]), first + j)
+            visible = seen[: first + j + 1] if causal else seen
+            heads = []
+            for h in range(HEADS):
+                g = h // (HEADS // KV)
+                scores = torch.stack([q[h] @ k[g] / math.sqrt(D) for k, _ in visible]).softmax(0)
+                heads.append(sum(s * v[g] for s, (_, v) in zip(scores, visible, strict=True)))
+            h1 = x[j] + p["self_attn.o_proj.weight"] @ torch.cat(heads)  # type: ignore[arg-type]
+            n = rms(h1, p["post_attention_layernorm.weight"])
+            gate = torch.nn.functional.silu(p["mlp.gate_proj.weight"] @ n) * (p["mlp.up_proj.weight"] @ n)
+            made.append(h1 + p["mlp.down_proj.weight"] @ gate)
+        x = torch.stack(made)
+    return rms(x, w["norm.weight"])
+
+
+def run(found: Found, features: Tensor, slots: Tensor) -> Tensor:
+    of = native.network("block")
+    net: Any = of.module(of.read(found.config, "the file")).double().eval()
+    net.load_state_dict(found.tensors, strict=True)
+    n, size = len(features), net.config.block
+    turn = net.rope.at(torch.arange(n + size)[None], features.dtype)
+    keys, values = net.keys_values(net.context(features[None]), turn[:, :n])
+    seen = torch.ones(size, size, dtype=torch.bool)
+    seen = seen.tril() if net.config.causal else seen
+    own = torch.zeros(size, size, dtype=features.dtype).masked_fill_(~seen, -math.inf)
+    mask = torch.cat([torch.zeros(size, n, dtype=features.dtype), own], 1)[None, None]
+    return net(slots[None], turn[:, n:], keys, values, mask)[0].detach()
+
+
+@pytest.mark.parametrize(
+    ("config", "causal", "from_anchor", "layout"),
+    [
+        (DFLASH, False, False, "DFlash"),
+        ({**DFLASH, "dflash_config": {**DFLASH["dflash_config"], "causal_head": True}}, True, False, "DFlash"),
+        ({**DFLASH, "is_causal": True}, True, False, "DFlash"),
+        (DSPARK, True, True, "DSpark"),
+    ],
+)
+def test_read(tmp_path: Path, config: dict[str, Any], causal: bool, from_anchor: bool, layout: str) -> None:
+    raw = tensors(markov=layout == "DSpark")
+    found = read(foreign.folder(tmp_path, {**CONFIG, **config}, raw))
+    assert (found.method, found.layout, method_of(tmp_path)) == ("block", layout, "block")
+    assert (found.config["causal"], found.config["sample_from_anchor"]) == (causal, from_anchor)
+    assert found.config["taps"] == list(TAPS)
+    assert found.config["mask_token"] == 60
+    features, slots = foreign.some(6, 2 * H, seed=3), foreign.some(BLOCK, H, seed=4)
+    torch.testing.assert_close(run(found, features, slots), reference(raw, features, slots, causal), rtol=0, atol=1e-6)
+    if layout == "DSpark":
+        assert torch.equal(found.tensors["markov_w1.weight"], raw["markov_head.markov_w1.weight"])
+        assert any("confidence_head" in note for note in found.notes)
+
+
+def test_read_speculators(tmp_path: Path) -> None:
+    """Its layers are counted as hidden states, and a draft vocabulary has a head of its own."""
+    config = {
+        "speculators_model_type": "dspark", "transformer_layer_config": CONFIG, "block_size": BLOCK,
+        "aux_hidden_state_layer_ids": list(TAPS), "mask_token_id": 60, "is_causal": True, "sample_from_anchor": True,
+    }  # fmt: skip
+    raw = {**tensors(), **foreign.mapping(), "lm_head.weight": foreign.some(foreign.VD, H, seed=5)}
+    found = read(foreign.folder(tmp_path, config, raw))
+    assert method_of(tmp_path) == "block"
+    assert found.config["taps"] == list(TAPS)
+    assert found.config["draft_vocab"] == foreign.VD
+    assert torch.equal(found.tensors["d2t"], raw["d2t"])
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"is_causal": False, "dflash_config": {**DFLASH["dflash_config"], "causal_head": True}}, "give causal="),
+        ({"dflash_config": {"mask_token_id": 61, "target_layer_ids": [1, 4]}}, "outside the vocabulary"),
+        ({"dflash_config": {"mask_token_id": 60, "target_layer_ids": [1, 1]}}, "distinct layers"),
+        ({"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 60}}, "target_layer_ids"),
+        ({"block_size": 1}, "at least 2 slots"),
+    ],
+)
+def test_bad_configs(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    foreign.folder(tmp_path, {**CONFIG, **DFLASH, **config}, tensors())
+
+    def judged() -> None:
+        native.check(read(tmp_path), tmp_path)
+
+    with pytest.raises(InputError, match=says):
+        judged()
+
+
+def test_parts_of_dflash_2_are_refused_by_name(tmp_path: Path) -> None:
+    raw = {**tensors(), "layers.0.attention_conv.base_kernel": foreign.some(2, 2, H)}
+    with pytest.raises(InputError, match="DFlash 2"):
+        read(foreign.folder(tmp_path, {**CONFIG, **DFLASH}, raw))
+
+
+def facts() -> Facts:
+    return Facts("the target", V, H, LAYERS, 128, {}, foreign.embedding, foreign.head)
+
+
+@pytest.mark.parametrize("to", ["vllm", "sglang"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_export_and_back(tmp_path: Path, to: str, causal: bool) -> None:
+    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **DFLASH, "is_causal": causal}, tensors()))
+    write(found, to, facts(), tmp_path / "out")
+    assert check(tmp_path / "out", to, facts()) == []
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["is_causal"] == config["dflash_config"]["causal"] == config["dflash_config"]["causal_head"] == causal
+    again = read(tmp_path / "out")
+    assert again.config == found.config
+    assert all(torch.equal(again.tensors[name], t) for name, t in found.tensors.items())
+
+
+def test_verify_finds_what_loaders_let_through(tmp_path: Path) -> None:
+    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **DFLASH}, tensors()))
+    write(found, "vllm", facts(), tmp_path / "out")
+    place = tmp_path / "out" / "config.json"
+    config = json.loads(place.read_text())
+    inner = config["dflash_config"]
+    for change, says in (
+        ({"is_causal": True}, "say the same"),
+        ({"dflash_config": {**inner, "target_layer_ids": [1, 40]}}, "lie outside"),
+        ({"dflash_config": {**inner, "mask_token_id": 99}}, "no token"),
+        ({"num_hidden_layers": 3}, "missing"),
+    ):
+        place.write_text(json.dumps({**config, **change}))
+        assert any(says in fault for fault in check(tmp_path / "out", "vllm", facts())), says
+
+
+def test_export_refuses_what_dflash_has_no_place_for(tmp_path: Path) -> None:
+    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **DSPARK}, tensors(markov=True)))
+    with pytest.raises(InputError, match="pair_head=none, sample_from_anchor=false"):
+        write(found, "vllm", facts(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,176 @@
+"""`outrider chat`: turns, its commands, models without a chat template, Ctrl-C, and a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli_world import PROMPT, Run, refused
+
+import outrider
+from outrider import cli
+from outrider.commands import chat
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] + ' . ' }}{% endfor %}"
+SHORT = ("--max-new-tokens", "6", "--temperature", "0")
+
+
+@pytest.fixture
+def talk(folder: str) -> chat.Talk:
+    """A conversation of at most six tokens an answer, in the tiny model's template."""
+    llm = outrider.load(folder)
+    llm.tokenizer.chat_template = TEMPLATE
+    return chat.Talk(llm, outrider.Sampling(), {"max_new_tokens": 6, "rule": "coupled", "stop": []})
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
+
+
+def test_every_turn_reads_the_whole_conversation(talk: chat.Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    talk.system = "the hill"
+    talk.reset()
+    talk.ask(PROMPT)
+    assert talk.last is not None
+    answer = talk.last[1]
+    assert capsys.readouterr().out == answer.text + "\n"
+    talk.ask("then again")
+    said = ["the hill", PROMPT, answer.text, "then again"]
+    assert talk.last[0] == talk.llm.encode(" . ".join(said) + " . ")
+    assert [m["role"] for m in talk.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert talk.command("/reset") == "a new conversation"
+    assert [m["content"] for m in talk.messages] == ["the hill"]
+
+
+def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk.command("/seed 7") == "seed 7"
+    assert talk.command("/temperature 1.5") == "temperature 1.5"
+    talk.ask(PROMPT)
+    assert "seed 7]" in capsys.readouterr().err
+    first = talk.last
+    assert talk.command("/drafter lookup suffix") == "drafting with lookup + suffix"
+    talk.command("/reset")
+    talk.ask(PROMPT)
+    assert first is not None
+    assert talk.last is not None
+    assert talk.last[1].tokens == first[1].tokens, "the drafter changes nothing about the text"
+    assert "of lookup + suffix" in capsys.readouterr().err
+    assert talk.command("/compare").startswith("the same text; lookup + suffix wrote it ")
+    assert all(name.split()[0] in talk.command("/help") for name in chat.HELP)
+    assert talk.command("/seed") == "a fresh seed for every answer"
+    assert chat.completions("/re", 0) == "/reset"
+    assert chat.completions("/re", 1) is None
+
+
+def test_what_is_wrong_is_said_and_the_conversation_goes_on(
+    talk: chat.Talk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["/compare", "/what", "/seed x", "/drafter nonsense", "cat " * 200, "/temperature -1", PROMPT, "/quit", "x"]
+    chat.converse(talk, iter(lines))
+    err = capsys.readouterr().err.splitlines()
+    wrong = [line for line in err if line.startswith("outrider: ")]
+    for line, words in zip(
+        wrong, ("no answer yet", "no command /what", "takes a number", "nonsense", "/reset starts", "temperature"),
+        strict=True,
+    ):  # fmt: skip
+        assert words in line
+    assert [m["content"] for m in talk.messages[::2]] == [PROMPT], "refused turns are forgotten, and /quit quits"
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(
+    talk: chat.Talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    echo, rounds = typer.secho, []
+
+    def interrupted(message: Any = None, **how: Any) -> None:
+        echo(message, **how)
+        rounds.append(message)
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(typer, "secho", interrupted)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    chat.converse(talk, iter([PROMPT, "then"]))
+    assert "interrupted]" in capsys.readouterr().err
+    assert [m["role"] for m in talk.messages] == ["user", "assistant"] * 2
+    assert 0 < len(talk.messages[1]["content"].split()) < 6
+
+
+def test_without_a_template_the_model_goes_on_from_the_text(
+    run: Run, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal every line is a turn."""
+    typed(monkeypatch, PROMPT, "", "the dog")
+    code, out, err = run("chat", folder, *SHORT, "--json")
+    assert code == 0
+    assert "has no chat template: text mode" in err
+    first, second = map(json.loads, out.splitlines())
+    alone = json.loads(run("generate", folder, PROMPT, *SHORT, "--json")[1])["outputs"][0]
+    assert first["tokens"] == alone["tokens"]
+    assert second["usage"]["prompt_tokens"] > len(PROMPT.split()) + len(alone["text"].split())
+    assert "no place for --system" in refused(run("chat", folder, "--system", "the"))
+
+
+def test_bad_options_are_refused(run: Run, folder: str) -> None:
+    for options, says in (
+        (["--max-new-tokens", "0"], "--max-new-tokens"), (["--rule", "typical"], "--lossy"),
+        (["--temperature", "-1"], "temperature"), (["--budget", "x"], "a budget is"), (["--stop", ""], "stop string"),
+    ):  # fmt: skip
+        assert says in refused(run("chat", folder, *options))
+
+
+@pytest.mark.process
+def test_on_a_terminal(folder: str, tmp_path: Path) -> None:
+    """Typed lines, a history that is kept, Ctrl-C and Ctrl-D at the prompt."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["XDG_STATE_HOME"] = str(tmp_path)
+        os.execv(sys.executable, [sys.executable, "-m", "outrider", "chat", folder, *SHORT])
+    shown = ""
+
+    def until(words: str) -> None:
+        nonlocal shown
+        while words not in shown:
+            assert select.select([terminal], [], [], 300)[0], shown
+            shown += os.read(terminal, 4096).decode(errors="replace")
+        shown = shown.partition(words)[2]
+
+    until("/quit leaves")
+    until("> ")
+    os.write(terminal, PROMPT.encode() + b"\n")
+    until("rounds of lookup")
+    until("> ")
+    os.write(terminal, b"\x03")
+    until("(/quit or Ctrl-D leaves)")
+    until("> ")
+    os.write(terminal, b"\x04")
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    assert code == 0
+    assert PROMPT in (tmp_path / "outrider" / "chat_history").read_text(encoding="utf-8")
+
+
+def test_ctrl_c_that_a_library_has_swallowed_is_still_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import signal
+
+    def command() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("worker died") from None
+
+    app = typer.Typer(**cli.PLAIN)
+    app.command()(command)
+    monkeypatch.setattr(cli, "load", lambda name: typer.main.get_command(app))
+    assert cli.main(["info"]) == cli.INTERRUPTED
+    assert capsys.readouterr().err == "outrider: interrupted\n"

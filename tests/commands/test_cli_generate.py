@@ -1,0 +1,339 @@
+"""`outrider generate` and `validate` on a tiny model of random weights: JSON, exit codes, sentences."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli_world import PROMPT, Run, refused
+
+from outrider import cli
+from outrider.budgets.adaptive import Report
+from outrider.budgets.bandit import BanditBudget
+from outrider.commands.generate import unescape
+from outrider.commands.loading import reachable
+from outrider.types import Budget, Rows
+
+
+def test_the_json_has_the_documented_keys(run: Run, folder: str) -> None:
+    options = ("--max-new-tokens", "12", "--seed", "5", "--temperature", "1")
+    code, out, err = run("generate", folder, PROMPT, *options, "--json")
+    assert (code, err) == (0, ""), err
+    found = json.loads(out)
+    assert found.keys() == {"outputs", "target", "drafter", "rule", "lossless", "exact", "seed", "versions"}
+    assert found["target"] == folder
+    assert (found["drafter"], found["rule"], found["lossless"], found["seed"]) == ("lookup", "coupled", True, 5)
+    assert {"outrider", "torch", "transformers", "python"} <= found["versions"].keys()
+    (output,) = found["outputs"]
+    assert {"text", "tokens", "finish_reason", "usage", "prompt", "seed"} == output.keys()
+    assert output["finish_reason"] in ("length", "eos")
+    usage = output["usage"]
+    assert {
+        "prompt_tokens", "new_tokens", "rounds", "tau", "alpha", "drafted", "accepted",
+        "prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds",
+    } <= usage.keys()  # fmt: skip
+    assert usage["prompt_tokens"] == len(PROMPT.split())
+    assert usage["new_tokens"] == len(output["tokens"])
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_every_drafter_writes_the_same_text(run: Run, folder: str, temperature: str) -> None:
+    texts = []
+    for drafter in (["none"], ["lookup"], ["suffix"], ["lookup", "suffix"], [f"model:{folder}"]):
+        specs = [x for d in drafter for x in ("--drafter", d)]
+        code, out, _ = run(
+            "generate", folder, PROMPT, *specs, "--seed", "1", "--temperature", temperature, "--max-new-tokens", "20",
+            "--json",
+        )  # fmt: skip
+        assert code == 0
+        texts.append(json.loads(out)["outputs"][0]["tokens"])
+    assert all(t == texts[0] for t in texts)
+
+
+def test_text_comes_on_stdout_and_usage_on_stderr(run: Run, folder: str) -> None:
+    args = ("generate", folder, PROMPT, "--seed", "1", "--max-new-tokens", "9")
+    document = json.loads(run(*args, "--json")[1])
+    code, out, err = run(*args)
+    assert code == 0
+    assert out == document["outputs"][0]["text"] + "\n"
+    assert err.startswith("[")
+    assert "of lookup" in err
+    assert "seed" not in err, "a greedy text depends on none"
+    assert "seed 1]" in run(*args, "--temperature", "1")[2]
+    assert err.count("\n") == 1
+
+
+def test_many_prompts_and_samples(run: Run, folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"the cat"\n\n{"prompt": "the dog"}\n', encoding="utf-8")
+    args = ("--max-new-tokens", "4", "--seed", "7", "--temperature", "1", "-n", "2")
+    code, out, _ = run("generate", folder, "--prompts", str(file), *args, "--json")
+    assert code == 0
+    outputs = json.loads(out)["outputs"]
+    assert [(o["prompt"], o["seed"]) for o in outputs] == [(0, 7), (0, 8), (1, 7), (1, 8)]
+    code, out, err = run("generate", folder, "--prompts", str(file), *args)
+    assert code == 0
+    assert len(out.splitlines()) == len(err.splitlines()) == 4
+
+
+def test_a_bandit_writes_the_same_text(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And learns from the drafted runs alone: in a plain round no shape is drafted."""
+    shapes, learn = [], BanditBudget.learn
+
+    def watched(bandit: BanditBudget, report: Report) -> None:
+        shapes.append((len(bandit.last or ()), report.depth, report.nodes))
+        learn(bandit, report)
+
+    monkeypatch.setattr(BanditBudget, "learn", watched)
+    args = ("generate", folder, PROMPT, "--max-new-tokens", "20", "--compare", "--json", "--budget", "2,1 1,1 none")
+    args = (*args, "--drafter", f"model:{folder}")
+    code, out, _ = run(*args)
+    assert code == 0
+    assert json.loads(out)["comparison"]["equal"] is True
+    assert any(shape for shape, _, _ in shapes)
+    assert all(nodes > 1 for shape, _, nodes in shapes if shape)
+
+
+def test_a_bandit_chooses_among_drafters(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of drafter and shape are no mix: each is played, and the text is the same."""
+    played, choose = set(), BanditBudget.choose
+
+    def watched(bandit: BanditBudget, rows: Rows) -> Budget:
+        budget = choose(bandit, rows)
+        played.add((budget.part, budget.shape))
+        return budget
+
+    monkeypatch.setattr(BanditBudget, "choose", watched)
+    args = ("generate", folder, PROMPT, "--max-new-tokens", "24", "--compare", "--json", "--drafter", f"model:{folder}")
+    code, out, _ = run(*args, "--drafter", "lookup", "--budget", "1:2,1 2:1,1 none")
+    assert code == 0
+    assert json.loads(out)["comparison"]["equal"] is True
+    assert {(0, (2, 1)), (1, (1, 1))} <= played
+
+
+def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp_path: Path) -> None:
+    args = ("generate", folder, PROMPT, "--compare", "--max-new-tokens", "12", "--budget", "4x3")
+    code, out, _ = run(*args, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["seed"] == 1
+    assert found["comparison"]["equal"] is True
+    assert found["comparison"]["speedup"] > 0
+    assert run(*args)[0] == 0
+    file = tmp_path / "run.json"
+    file.write_text(out, encoding="utf-8")
+    code, out, _ = run("theory", "--measured", str(file), "--json")
+    assert code == 0
+    assert json.loads(out)["measured"]["measured_speedup"] == found["comparison"]["speedup"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rule", "typical"], "--lossy"),
+        (["--rule", "nonsense"], "coupled, rejection, block, typical"),
+        (["--drafter", "nonsense"], "lookup"),
+        (["--drafter", "lookup?nonsense=1"], "nonsense"),
+        (["--drafter", "none", "--drafter", "lookup"], "none"),
+        (["--temperature", "-1"], "temperature"),
+        (["--temperature", "warm"], "temperature"),
+        (["--top-p", "0"], "top_p"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must"),
+        (["--budget", "1x3"], "drafts nothing"),
+        (["--budget", "3,b"], "3,b"),
+        (["--budget", "2,1 2,1"], "twice"),
+        (["--budget", "0:2,1"], "counted from 1"),
+        (["--budget", "1:2,1 2:1,1"], "name each of them"),
+        (["--drafter", "lookup", "--drafter", "ngram", "--budget", "1:2,1"], "name each of them"),
+        (["-n", "0"], "--samples must"),
+        (["--batch-size", "0"], "--batch-size must"),
+        (["--batch-size", "0", "--compare"], "--batch-size must"),
+        (["--chat"], "chat template"),
+        (["--stop", ""], "stop string"),
+        (["--device", "moon"], "moon"),
+        (["--dtype", "float99"], "float99"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(run: Run, folder: str, options: list[str], says: str) -> None:
+    assert says in refused(run("generate", folder, PROMPT, *options, "--json"))
+
+
+def test_bad_prompts_are_refused(run: Run, folder: str, tmp_path: Path) -> None:
+    assert "empty" in refused(run("generate", folder, ""))
+    assert "empty" in refused(run("generate", ""))
+    assert "give a prompt" in refused(run("generate"))
+    assert "context" in refused(run("generate", folder, "cat " * 200))
+    assert "no prompts file" in refused(run("generate", folder, "--prompts", str(tmp_path / "none.jsonl")))
+    file = tmp_path / "bad.jsonl"
+    file.write_text('"the cat"\n{"prompt": \n', encoding="utf-8")
+    assert "line 2" in refused(run("generate", folder, "--prompts", str(file)))
+    assert "not both" in refused(run("generate", folder, PROMPT, "--prompts", str(file)))
+
+
+def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def typed(text: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    args = ("--max-new-tokens", "5", "--json")
+    whole = json.loads(run("generate", folder, PROMPT, *args)[1])["outputs"][0]["tokens"]
+    typed(PROMPT.encode() + b"\n")
+    assert json.loads(run("generate", folder, "-", *args)[1])["outputs"][0]["tokens"] == whole
+    typed(json.dumps(PROMPT).encode() + b'\n"the dog"\n"the hill"\n')
+    outputs = json.loads(run("generate", folder, "--prompts", "-", "--limit", "2", *args)[1])["outputs"]
+    assert [o["prompt"] for o in outputs] == [0, 1]
+    assert outputs[0]["tokens"] == whole
+    typed(b"caf\xe9")
+    assert "not UTF-8" in refused(run("generate", folder, "-"))
+    typed(b"")
+    assert "empty" in refused(run("generate", folder, "-"))
+
+
+def test_a_stop_string_may_be_written_with_escapes() -> None:
+    assert unescape(r"a\n\t\\n\x") == "a\n\t\\n\\x"
+
+
+@pytest.mark.process
+def test_what_can_be_checked_is_checked_before_torch() -> None:
+    wrong = (
+        ["--budget", "3,b"], ["--rule", "x"], ["--dtype", "x"], ["--device", "moon"], ["--temperature", "-1"],
+        ["--batch-size", "0"], ["--prompts", "none.jsonl"], ["--budget", "1:2,1 2:1,1"],
+    )  # fmt: skip
+    lines = [["generate", "demo", "x", *w] if "--prompts" not in w else ["generate", *w] for w in wrong]
+    lines += [["generate", "./modle", "x"], ["generate", "a/b/c", "x"], ["generate", "Once upon", "a time"]]
+    lines += [["chat", "--system", "x", "--text"], ["audit", "--prompts", "none.jsonl"], ["tune-tree"]]
+    check = (
+        f"import sys; from outrider import cli; codes = [cli.main(a) for a in {lines!r}]; "
+        "sys.exit(set(codes) != {2} or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "there is no folder ./modle" in done.stderr
+
+
+def test_an_unreachable_hub_is_one_sentence(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens on the port: no retries, and what is in the cache would be used."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+    for name in ("HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    said = refused(run("generate", "nobody/nothing-of-that-name", "x"))
+    assert "nobody/nothing-of-that-name is neither a folder nor in the cache, and the hub is out of reach" in said
+    assert os.environ.pop("HF_HUB_OFFLINE") == "1"
+    assert not reachable(endpoint)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        assert reachable(f"http://127.0.0.1:{there.getsockname()[1]}")
+
+
+def test_ctrl_c_says_what_was_written(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of usage is interrupted: one text is finished then, and it is there."""
+    echo = typer.secho
+
+    def interrupted(message: Any = None, **how: Any) -> None:
+        echo(message, **how)
+        if how.get("err"):
+            raise KeyboardInterrupt
+
+    args = ("--max-new-tokens", "5", "--batch-size", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(typer, "secho", interrupted)
+        code, out, err = run("generate", folder, PROMPT, "the dog", *args)
+    assert code == cli.INTERRUPTED
+    assert len(out.splitlines()) == 1
+    assert err.splitlines()[-1] == "outrider: interrupted; 1 of 2 texts were written"
+
+
+def test_errors_of_disks_and_folders_are_bad_input(tmp_path: Path) -> None:
+    """As they come from deep within a library."""
+    for number in (errno.EACCES, errno.ENOSPC, errno.EROFS, errno.ENOTDIR):
+        code, sentence = cli.explain(OSError(number, os.strerror(number), str(tmp_path)))
+        assert code == 2
+        assert sentence.startswith(f"{tmp_path} cannot be used: ")
+    assert cli.explain(RuntimeError("write failed: No space left on device (os error 28)"))[0] == 2
+    assert cli.explain(OSError("no number"))[0] == 1
+
+
+def test_damaged_folders_name_the_file(run: Run, folder: str, tmp_path: Path) -> None:
+    """What is wrong with a model, or with a drafter's tree, is said with the file's name."""
+    place = tmp_path / "model"
+    shutil.copytree(folder, place)
+    config, weights, words = (place / name for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    whole = {file: file.read_bytes() for file in (config, weights, words)}
+    damages = (
+        (config, b"{", "config.json is not valid JSON"),
+        (config, whole[config].replace(b'"hidden_size": 16', b'"hidden_size": "x"'), "config.json is damaged: "),
+        (config, whole[config].replace(b'"hidden_size": 16', b'"hidden_size": 32'), "lm_head.weight is [17, 16], not"),
+        (weights, whole[weights][:4000], "model.safetensors is damaged"),
+        (weights, b"", "model.safetensors is damaged"),
+        (words, whole[words][:50], "tokenizer.json is not valid JSON"),
+    )
+    for file, content, says in damages:
+        file.write_bytes(content)
+        code, out, err = run("generate", str(place), PROMPT)
+        assert (code, out) == (2, "")
+        assert says in err.splitlines()[-1]
+        file.write_bytes(whole[file])
+    says = refused(run("generate", "demo", PROMPT, "--drafter", "medusa:demo?tree=missing.json"))
+    assert "tree=missing.json: there is no such file" in says
+
+
+def test_bad_models_are_refused(run: Run, tmp_path: Path) -> None:
+    assert "config.json" in refused(run("generate", str(tmp_path), PROMPT))
+    assert "config.json" in refused(run("validate", str(tmp_path)))
+
+
+def test_typical_is_called_lossy(run: Run, folder: str) -> None:
+    options = ("--rule", "typical", "--lossy", "--temperature", "1", "--max-new-tokens", "4")
+    code, out, _ = run("generate", folder, PROMPT, *options, "--json")
+    assert code == 0
+    assert json.loads(out)["lossless"] is False
+
+
+def test_validate_proves_the_model(run: Run, folder: str) -> None:
+    code, out, err = run("validate", folder, "--dtype", "float64", "--json")
+    assert (code, err) == (0, ""), err
+    report = json.loads(out)
+    assert report["exact"] is True
+    assert report["worst"] < 1e-9 < report["control"]
+    code, out, err = run("validate", folder, "--dtype", "float64")
+    assert (code, out.strip(), err) == (0, report["sentence"], "")
+
+
+def test_validate_exits_1_where_a_tree_is_not_exact(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.targets import validate
+
+    prove = validate.validate
+
+    def fail(target: Any, seed: int) -> validate.Report:
+        return replace(prove(target, seed), exact=False, sentence="it is not exact")
+
+    monkeypatch.setattr(validate, "validate", fail)
+    code, out, err = run("validate", folder)
+    assert (code, out) == (1, "it is not exact\n"), err
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("option", "code"), [("0", 0), ("warm", 2)])
+def test_the_process_exits_with_the_code(folder: str, option: str, code: int) -> None:
+    args = ["generate", folder, PROMPT, "--max-new-tokens", "4", "--seed", "1", "--temperature", option, "--json"]
+    done = subprocess.run([sys.executable, "-m", "outrider.cli", *args], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1
+    else:
+        assert len(json.loads(done.stdout)["outputs"][0]["tokens"]) == 4
+        assert done.stderr == ""

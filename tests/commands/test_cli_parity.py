@@ -1,0 +1,48 @@
+"""`outrider parity` as a user calls it, on an engine that the tests write themselves in vLLM's place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from parity_world import PROMPTS, drafter_at, engine, target_at
+
+from outrider import cli
+from outrider.proofs import parity
+
+
+def test_texts_and_acceptance_are_held_against_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parity, "vllm", lambda python: engine)
+    monkeypatch.setattr(parity, "check_vllm", lambda python: None)
+    model, drafter = target_at(tmp_path / "target"), drafter_at(tmp_path / "drafter")
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS))
+    asked = ["parity", str(model), "--drafter", str(drafter), "--python", "none", "--tokens", "3"]
+    asked += ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
+    assert cli.main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "Parity with vLLM 0: all 16 texts are identical" in " ".join(shown.split())
+    assert cli.main([*asked, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["passed"]
+    assert found["acceptance"][0]["outrider"] == found["acceptance"][0]["vllm"]
+    assert "torch" in found["versions"]
+    for extra, sentence in ((["--to", "medusa"], "vllm and speculators"), (["--tokens", "0"], "must be at least 1")):
+        assert cli.main([*asked, *extra]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("python", "says"), [("no/python", "is no Python that runs"), ("", "is no Python that runs"), ("-", "has no vLLM")]
+)
+def test_a_python_without_vllm_is_refused_before_a_model_is_loaded(
+    python: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The tests' own Python has no vLLM."""
+    given = sys.executable if python == "-" else python or str(tmp_path)
+    assert cli.main(["parity", "demo", "--drafter", "none", "--python", given]) == 2
+    assert capsys.readouterr().err == f"outrider: {given} {says}; `make parity` makes an environment with vLLM\n"

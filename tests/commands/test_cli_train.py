@@ -1,0 +1,147 @@
+"""`outrider train` and `outrider data generate` as a user calls them, on the demo target."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli import main
+from outrider.commands.info import PACKAGE
+from outrider.engine import Batch
+from outrider.training.log import Log
+
+QUESTIONS = Path(__file__).resolve().parents[2] / "recipes" / "demo" / "questions.jsonl"
+
+
+def test_train_says_where_the_drafter_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(__file__).resolve().parents[2] / "docs" / "structure.md"
+    small = ["--steps", "2", "--rows", "1", "--length", "64", "--limit", "1", "--option", "noise=0"]
+    call = ["train", "eagle", "demo", "--data", str(data), "--out", str(tmp_path / "run"), *small, "--json"]
+    assert main(call) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["method"] == "eagle"
+    assert Path(told["folder"], "model.safetensors").is_file()
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["options"] == {"noise": 0.0}
+    assert main(["generate", "demo", "Hello", "--drafter", told["folder"], "--max-new-tokens", "4", "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train", "eagle", "demo", "--data", "none.jsonl", "--out", "x"], "there is no file none.jsonl"),
+        (["train", "oracle", "demo", "--data", "x", "--out", "x"], "no method 'oracle'"),
+        (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "colour=1"], "no option 'colour=1'"),
+        (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "passes"], "no option 'passes'"),
+        (["train", "hass", "demo", "--data", "x", "--out", "x", "--option", "passes=two"], "passes must be int"),
+        (["data", "generate", "demo", "--data", "none.jsonl", "--out", "x"], "there is no file none.jsonl"),
+        (["data", "generate", "demo", "--data", "x", "--out", "x", "--max-new-tokens", "0"], "must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    args: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_answers_are_the_targets_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cut off in the middle of a line, the same command writes what is missing, and the same answers."""
+    out = tmp_path / "answers.jsonl"
+    call = ["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out), "--limit", "4"]
+    call += ["--max-new-tokens", "12"]
+    assert main([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["questions"] == 4
+    whole = {json.loads(line)["id"]: line for line in out.read_text(encoding="utf-8").splitlines()}
+    lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
+    out.write_text(lines[0] + lines[1][:20], encoding="utf-8")
+    assert main([*call, "--json"]) == 0
+    again = {json.loads(line)["id"]: line for line in out.read_text(encoding="utf-8").splitlines()}
+    assert again == whole
+    assert all("messages" in json.loads(line) for line in whole.values())
+    assert main([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["written"] == 0
+
+
+def test_a_strange_file_is_not_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.jsonl"
+    out.write_text('{"text": "mine"}\n', encoding="utf-8")
+    assert main(["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out)]) == 2
+    assert "was not written by this command" in capsys.readouterr().err
+    assert out.read_text(encoding="utf-8") == '{"text": "mine"}\n'
+
+
+def test_answered_questions_are_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "answers.jsonl"
+    out.write_text('{"id": 0}\n{"id": 1}\n', encoding="utf-8")
+    assert main(["data", "generate", "--data", str(QUESTIONS), "--out", str(out), "--limit", "2"]) == 0
+    assert capsys.readouterr().out == f"all 2 questions are answered in {out} already; nothing was written\n"
+
+
+@pytest.mark.parametrize("out", ["/dev/full", "/dev/null", "."])
+def test_answers_go_to_regular_files(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "generate", "--data", str(QUESTIONS), "--out", out, "--limit", "2"]) == 2
+    assert "is not a regular file, which the output must be" in capsys.readouterr().err
+
+
+def interrupts(monkeypatch: pytest.MonkeyPatch, where: object, name: str, at: int) -> None:
+    """Ctrl-C during the call number `at` of a function."""
+    calls, real = [0], getattr(where, name)
+
+    def called(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(where, name, called)
+
+
+def test_ctrl_c_keeps_a_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 130, one line with what is kept, and the same command goes on."""
+    data, out = Path(__file__).resolve().parents[2] / "docs" / "structure.md", tmp_path / "run"
+    small = ["--steps", "4", "--rows", "1", "--length", "32", "--limit", "1", "--evaluate", "4", "--json"]
+    call = ["train", "medusa", "demo", "--data", str(data), "--out", str(out), *small]
+    with monkeypatch.context() as patch:
+        interrupts(patch, Log, "step", 2)
+        assert main(call) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"outrider: interrupted; {out} keeps step 2 of 4, the same command goes on from there"
+    assert main(call) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 4
+
+
+def test_ctrl_c_keeps_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    call = ["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out), "--limit", "3"]
+    with monkeypatch.context() as patch:
+        interrupts(patch, Batch, "round", 6)
+        assert main([*call, "--drafter", "none", "--batch-size", "1", "--max-new-tokens", "4", "--json"]) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    kept = len(out.read_text().splitlines())
+    assert 1 <= kept < 3
+    more = f"{kept} answer{'s' * (kept > 1)} more"
+    assert said == f"outrider: interrupted; {out} has {more}, the same command goes on from there"
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_damaged_target_is_named_by_its_file(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(PACKAGE / "demo" / "target", folder)
+    (folder / file).write_bytes((folder / file).read_bytes()[:400])
+    data = Path(__file__).resolve().parents[2] / "docs" / "structure.md"
+    assert main(["train", "eagle", str(folder), "--data", str(data), "--out", str(tmp_path / "run")]) == 2
+    assert f"{folder / file} is " in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,82 @@
+"""`outrider tune-tree` on heads of a tiny model: the file, the stored default, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small import VOCAB, build
+
+from outrider import cli, drafters
+from outrider.checkpoints import native
+from outrider.drafters import medusa
+from outrider.targets import load_target
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[str, str, str]:
+    """A target, its heads, prompts."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    model = build("llama", torch.float32)
+    model.save_pretrained(tmp_path / "target")
+    tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "target")
+    net = medusa.fresh(load_target(model))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    native.save(tmp_path / "heads", "medusa", net)
+    (tmp_path / "prompts.jsonl").write_text('"w3 w14 w15"\n{"prompt": "w9 w26"}\n')
+    return str(tmp_path / "target"), f"medusa:{tmp_path / 'heads'}", str(tmp_path / "prompts.jsonl")
+
+
+def test_a_tree_is_written_and_stored(
+    folders: tuple[str, str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target, spec, prompts = folders
+    out = str(tmp_path / "tree.json")
+    command = ["tune-tree", target, "--drafter", spec, "--prompts", prompts, "--budget", "9x8"]
+    command += ["--max-new-tokens", "60"]
+    assert cli.main([*command, "--out", out, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found == json.loads(Path(out).read_text())
+    assert found["nodes"] == 9
+    assert len(found["paths"]) == len(found["values"]) == 8
+    assert found["expected_tau"] == pytest.approx(1 + sum(found["values"]))
+    assert cli.main([*command, "--store"]) == 0
+    shown = capfd.readouterr().out
+    assert "9 nodes with the root" in shown
+    assert "stored as the drafter's default" in shown
+    loaded = load_target(target)
+    ranks = [drafters.load(s, loaded).options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
+    assert ranks[0] == ranks[1] == tuple(map(tuple, found["paths"]))
+
+
+def test_bad_options_are_refused_in_a_sentence(
+    folders: tuple[str, str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target, spec, prompts = folders
+    command = ["tune-tree", target, "--prompts", prompts]
+    for more, sentence in (
+        (["--drafter", spec], "say where the tree goes"),
+        (["--drafter", spec, "--out", "x", "--budget", "1x8"], "drafts nothing"),
+        (["--drafter", spec, "--out", "x", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--drafter", "lookup", "--out", "x"], "does not rank candidates"),
+        (["--drafter", spec, "--out", str(tmp_path / "no" / "x")], "cannot be written"),
+        (["--drafter", spec, "--out", "x", "--temperature", "-1"], "temperature must be"),
+        (["--drafter", spec, "--out", "x", "--ranks", "0"], "must be at least 1"),
+        (["--drafter", spec, "--out", "x", "--max-new-tokens", "1"], "too short"),
+    ):
+        assert cli.main([*command, *more]) == 2
+        heard = capfd.readouterr()
+        assert heard.out == ""
+        assert sentence in heard.err
+        assert heard.err.strip().splitlines()[-1].startswith("outrider: ")

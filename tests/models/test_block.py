@@ -1,0 +1,184 @@
+"""The block drafter's network against plain loops: who sees whom, the lattice's best tree, a planted language."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
+from outrider.core.tree import check
+from outrider.drafters import block
+from outrider.drafters._growth import Growth
+from outrider.drafters._lattice import conditional, lattice
+from outrider.engine import Engine, Request, generate
+from outrider.nets.block import BlockConfig, BlockNet
+from outrider.nets.layer import LayerShape
+from outrider.types import InputError
+
+SHAPE = LayerShape(16, heads=2, kv_heads=1, head_dim=8, intermediate=24, inputs=16)
+CONFIG = BlockConfig(SHAPE, layers=2, vocab=19, draft_vocab=19, target_hidden=16, taps=(0, 2), block=4, pair_rank=5)
+
+
+def network(config: BlockConfig = CONFIG, seed: int = 0) -> BlockNet:
+    torch.manual_seed(seed)
+    net = BlockNet(config).double().eval()
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.4)
+    return net.requires_grad_(False)
+
+
+def run(net: BlockNet, features: Tensor, x: Tensor, at: int) -> Tensor:
+    """One block behind `at` positions of context, computed in one go."""
+    size = net.config.block
+    turn = net.rope.at(torch.arange(at + size)[None], features.dtype)
+    keys, values = net.keys_values(net.context(features[:, :at]), turn[:, :at])
+    seen = torch.ones(size, size, dtype=torch.bool)
+    own = torch.zeros(size, size, dtype=features.dtype).masked_fill_(
+        ~(seen.tril() if net.config.causal else seen), -math.inf
+    )
+    mask = torch.cat([torch.zeros(size, at, dtype=features.dtype), own], 1)[None, None]
+    return net(x, turn[:, at:], keys, values, mask)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_slot_sees_the_slots_it_may_and_nothing_at_the_anchor(causal: bool) -> None:
+    net = network(replace(CONFIG, causal=causal))
+    features, x = torch.randn(1, 9, 32).double(), torch.randn(1, 4, 16).double()
+    plain = run(net, features, x, 6)
+    for j in range(4):
+        moved = x.clone()
+        moved[:, j] += 1
+        same = (run(net, features, moved, 6) == plain).all(-1)[0].tolist()
+        assert same == ([i < j for i in range(4)] if causal else [False] * 4)
+    later = features.clone()
+    later[:, 6:] += 1  # the anchor's feature and later ones do not exist yet
+    assert torch.equal(run(net, later, x, 6), plain)
+    earlier = features.clone()
+    earlier[:, 2] += 1
+    assert not torch.isclose(run(net, earlier, x, 6), plain).any(-1).any(), "every slot reads the context"
+
+
+def test_context_in_pieces_is_context_at_once() -> None:
+    net, features = network(), torch.randn(1, 11, 32).double()
+    turn = net.rope.at(torch.arange(11)[None], features.dtype)
+    whole = net.keys_values(net.context(features), turn)
+    cuts = [0, 1, 4, 5, 11]
+    parts = [net.keys_values(net.context(features[:, a:b]), turn[:, a:b]) for a, b in itertools.pairwise(cuts)]
+    for i in range(2):
+        torch.testing.assert_close(torch.cat([p[i] for p in parts], 2), whole[i], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_lattice_gives_the_best_tree(pairs: bool, seed: int) -> None:
+    """Against all paths: D <= 4 depths, K = 3 candidates; the n best prefixes by value, as sets."""
+    g = torch.Generator().manual_seed(seed)
+    d, k, nodes = 4, 3, 9
+    tokens = torch.stack([torch.randperm(50, generator=g)[:k] for _ in range(d)])[None]
+    confidence = (torch.randn(1, d, k + 2, generator=g).double() * 2).log_softmax(-1)[..., :k]
+    scores = torch.randn(1, d, k, k, generator=g).double() if pairs else None
+    logs = conditional(confidence, scores)
+    tree = lattice(torch.tensor([7]), tokens, logs, nodes, [d])
+    check(tree)
+
+    def value(path: tuple[int, ...]) -> float:
+        total, above = 0.0, 0
+        for depth, rank in enumerate(path):
+            total += float(logs[0, depth, above if pairs else 0, rank])
+            above = rank
+        return total
+
+    paths = [p for length in range(1, d + 1) for p in itertools.product(range(k), repeat=length)]
+    best = sorted(paths, key=value, reverse=True)[: nodes - 1]
+    wanted = {tuple(int(tokens[0, i, r]) for i, r in enumerate(p)): value(p) for p in best}
+    found, spelled = {}, [()]
+    assert tree.values is not None
+    for i in range(1, tree.nodes):
+        spelled.append((*spelled[int(tree.parents[0, i])], int(tree.tokens[0, i])))
+        found[spelled[i]] = float(tree.values[0, i])
+    assert found.keys() == wanted.keys()
+    assert found == pytest.approx(wanted)
+
+
+def test_conditional_confidences_keep_the_mass_outside() -> None:
+    """Against the softmax over the whole vocabulary, where pairs of tokens outside the candidates score nothing."""
+    logits, scores = torch.randn(12).double(), torch.randn(3, 3).double()
+    confidence = logits.log_softmax(-1)
+    got = conditional(confidence[None, None, :3], scores[None, None])[0, 0]
+    for parent in range(3):
+        raised = logits.clone()
+        raised[:3] += scores[parent]
+        torch.testing.assert_close(got[parent], raised.log_softmax(-1)[:3])
+
+
+def test_floor_and_room_end_a_tree() -> None:
+    tokens = torch.arange(6).view(1, 3, 2)
+    logs = torch.tensor([0.6, 0.3]).log().expand(1, 3, 1, 2)
+    assert lattice(torch.tensor([9]), tokens, logs, 30, [3]).nodes == 1 + 2 + 4 + 8
+    assert lattice(torch.tensor([9]), tokens, logs, 30, [1]).nodes == 3
+    assert lattice(torch.tensor([9]), tokens, logs, 30, [3], floor=0.2).tokens.tolist() == [[9, 0, 2, 1, 4]]
+    assert lattice(torch.tensor([9]), tokens, logs, 30, [0]).nodes == 1
+
+
+@pytest.mark.parametrize(("from_anchor", "tau"), [(True, 5), (False, 4)])
+def test_a_planted_language_is_accepted_to_the_last_slot(from_anchor: bool, tau: int) -> None:
+    """The pair head alone knows x + 1 below x: B slots draft B tokens, or B - 1, and all are right. A wrong shift of
+    labels shows here as another tau."""
+    vocab = 19
+    config = replace(CONFIG, sample_from_anchor=from_anchor, pair_rank=vocab, taps=(0,), target_hidden=16)
+    net = network(config)
+    with torch.no_grad():
+        net.norm.weight.zero_()  # the slots' own logits say nothing
+        net.markov_w1.weight.copy_(torch.eye(vocab))
+        net.markov_w2.weight.copy_(8 * torch.eye(vocab).roll(1, 0))
+    target = planted(vocab)
+    engine = Engine(target, block.drafter(net, target, Growth(kids=vocab)), FixedBudget(12, 8), RaceNoise(vocab))
+    rows: dict[int, Any] = {}
+    for piece in generate(engine, [Request([3], 1, 41), Request([5, 6], 2, 41)]):
+        rows[piece.row.index] = piece.row
+    assert rows[0].output == [(4 + i) % vocab for i in range(41)]
+    assert rows[0].usage.tau == rows[1].usage.tau == tau
+
+
+def planted(vocab: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from outrider.targets import HFTarget
+
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=96, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).double()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        codes = torch.nn.functional.normalize(torch.randn(vocab, 16).double(), dim=-1)
+        model.model.embed_tokens.weight.copy_(codes)
+        model.lm_head.weight.copy_(20 * codes.roll(1, 0))
+    return HFTarget(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"block": 1}, "at least 2 slots"),
+        ({"taps": (2, 2)}, "distinct layers"),
+        ({"mask_token": 19}, "outside the vocabulary"),
+        ({"target_hidden": 24}, "must be 24 wide"),
+        ({"pair_head": "gru"}, "none, markov"),
+        ({"draft_vocab": 20}, "1 to 19 tokens"),
+    ],
+)
+def test_bad_configurations_are_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        replace(CONFIG, **change)

@@ -1,0 +1,343 @@
+"""The same bits with and without drafts, in 16 bits: what the probe finds, and what passes do with it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from small import ZOO, build
+from torch import Tensor
+
+import outrider
+from outrider.core.tree import chain, from_lists
+from outrider.targets import HFTarget, aligned, exact, kernels, load_target, probe
+from outrider.targets.families import TABLE
+from outrider.targets.session import Pass
+from outrider.targets.validate import validate
+from outrider.types import DraftTree, InputError
+
+CAN = [name for name in ZOO if TABLE[build(name).config.model_type].bits]
+CONTEXT = {"max_position_embeddings": 2048}
+DRAFTED: dict[float, list[tuple[Any, int]]] = {
+    0.0: [("lookup", 8), (["lookup", "suffix", "ngram"], 4)],
+    0.7: [("lookahead", 4)],
+    1.0: [("none", 8), ("suffix", 1)],
+}
+
+
+def exactly(name: str = "llama", **more: Any) -> HFTarget:
+    """A tiny random model in bfloat16 whose passes keep their bits."""
+    target = load_target(build(name, torch.bfloat16, **{**CONTEXT, **more}), exact="bits")
+    assert isinstance(target, HFTarget)
+    assert target.exact == "bits"
+    return target
+
+
+def opened(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> tuple[Any, Tensor]:
+    """A session that has read the prompts, and the logits [b, v] after them."""
+    session, after = target.open(1024), {}
+    for chunk in session.prefill(prompts, taps):
+        after |= {b: chunk.look.logits[b, 0] for b, last in enumerate(chunk.last) if last}
+    return session, torch.stack([after[b] for b in range(len(prompts))])
+
+
+def plain(target: HFTarget, text: list[int], length: int, taps: tuple[int, ...] = ()) -> list[tuple[Tensor, ...]]:
+    """Logits and features after `length` tokens and after each one more: read one at a time, alone."""
+    session, after = opened(target, [text[:length]], taps)
+    found: list[tuple[Tensor, ...]] = [(after[0],)]
+    for token in text[length:]:
+        look = session.forward(chain([[token]]), taps)
+        found.append((look.logits[0, 0], *(look.features[t][0, 0] for t in taps)))
+        session.keep(torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
+    return found
+
+
+def scattered(
+    dice: random.Random, text: list[int], at: int, deep: int, vocab: int = 97
+) -> tuple[list[int], list[int], list[int]]:
+    """A random tree that holds text[at : at + deep + 1] somewhere: its tokens, parents, and the nodes of that path."""
+    tokens, parents, path = [text[at]], [0], [0]
+    for token in text[at + 1 : at + deep + 1]:
+        here = path[-1]
+        for parent in [here] * dice.randint(0, 2) + [dice.choice(path)] * dice.randint(0, 1):
+            tokens.append((token + len(tokens)) % vocab)  # another one
+            parents.append(parent)
+        path.append(len(tokens))
+        tokens.append(token)
+        parents.append(here)
+    return tokens, parents, path
+
+
+def trees_differ(
+    target: HFTarget, texts: list[list[int]], lengths: list[int], deep: int, taps: tuple[int, ...] = ()
+) -> int:
+    """Nodes on the texts' paths whose logits or features are not, bit for bit, those of plain decoding."""
+    right = [plain(target, text, length, taps) for text, length in zip(texts, lengths, strict=True)]
+    session, after = opened(target, [text[:length] for text, length in zip(texts, lengths, strict=True)], taps)
+    wrong, at, dice = (
+        sum(not torch.equal(a, r[0][0]) for a, r in zip(after, right, strict=True)),
+        list(lengths),
+        random.Random(0),
+    )
+    while all(len(text) - a > deep for text, a in zip(texts, at, strict=True)):
+        drawn = [scattered(dice, text, a, dice.randint(1, deep)) for text, a in zip(texts, at, strict=True)]
+        look = session.forward(from_lists([d[0] for d in drawn], [d[1] for d in drawn]), taps)
+        for b, (_, _, path) in enumerate(drawn):
+            for i, node in enumerate(path):
+                found = look.logits[b, node], *(look.features[t][b, node] for t in taps)
+                expected = right[b][at[b] - lengths[b] + 1 + i]
+                wrong += not all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+        longest = max(len(d[2]) for d in drawn)
+        session.keep(
+            torch.tensor([d[2] + [0] * (longest - len(d[2])) for d in drawn]), torch.tensor([len(d[2]) for d in drawn])
+        )
+        at = [a + len(d[2]) for a, d in zip(at, drawn, strict=True)]
+    return wrong
+
+
+def text_of(seed: int, n: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(97) for _ in range(n)]
+
+
+@pytest.mark.parametrize("name", CAN)
+@torch.no_grad()
+def test_trees_in_a_ragged_batch_have_the_bits_of_plain_decoding(name: str) -> None:
+    """Across the borders of blocks and windows, for three rows of unequal lengths; logits and features."""
+    texts = [text_of(1, 108), text_of(2, 46), text_of(3, 70)]
+    assert trees_differ(exactly(name), texts, [76, 14, 38], deep=6, taps=(1, -1)) == 0
+
+
+@torch.no_grad()
+def test_one_row_and_deep_trees() -> None:
+    """A tree deeper than a block reads its head along each node's own path."""
+    target = exactly()
+    assert trees_differ(target, [text_of(4, 150)], [50], deep=9) == 0
+    assert trees_differ(target, [text_of(5, 190), text_of(6, 150)], [60, 20], deep=60) == 0
+
+
+@torch.no_grad()
+def test_recorded_passes_keep_the_bits() -> None:
+    target = exactly("qwen2-sliding")
+    right = plain(target, text_of(1, 108), 76)
+    target.compile()
+    assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6, taps=(1,)) == 0
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(plain(target, text_of(1, 108), 76), right, strict=True))
+    assert target.graphs is not None
+    assert target.graphs.made
+    assert None not in target.graphs.made.values(), "every kind of pass was recorded and none was dropped"
+
+
+@torch.no_grad()
+def test_prompts_are_read_alike_alone_and_beside_others() -> None:
+    """Prompts of over 1,024 tokens, in chunks, beside shorter ones; and reading is decoding."""
+    target = exactly()
+    prompts = [text_of(7, 1100), text_of(8, 30), text_of(9, 600)]
+    together = opened(target, prompts)[1]
+    for prompt, after in zip(prompts, together, strict=True):
+        assert torch.equal(opened(target, [prompt])[1][0], after)
+    decoded = plain(target, prompts[1], 3)
+    assert torch.equal(decoded[-1][0], together[1])
+    assert trees_differ(target, [prompts[0] + text_of(1, 30)], [1100], deep=8) == 0
+
+
+@torch.no_grad()
+def test_layers_read_in_blocks_where_their_class_ends() -> None:
+    """As on processors whose kernels change beyond 32 rows: larger passes are cut, and recorded ones too."""
+    target = exactly()
+    assert target.exactness is not None
+    rows = target.exactness.rows
+    blocks = dict.fromkeys(target.exactness.blocks, max(16, 2 * rows))
+    target.use(exact.Exactness(rows, target.exactness.step, target.exactness.queries, blocks=blocks))
+    target.blocks = kernels.layers_of(target, blocks)
+    texts, lengths = [text_of(1, 108), text_of(2, 76), text_of(3, 90)], [76, 44, 58]
+    assert trees_differ(target, texts, lengths, deep=8) == 0
+    target.compile()
+    assert trees_differ(target, texts, lengths, deep=8) == 0
+    assert all("forward" not in vars(m) for m in target.model.modules()), "the model's layers are its own again"
+
+
+@pytest.mark.parametrize("temperature", DRAFTED)
+def test_texts_with_drafts_are_those_without(temperature: float) -> None:
+    """Batches of 1, 4 and 8 whose rows end at their own time and are followed by others; every cheap drafter."""
+    model = build("llama", torch.bfloat16, **CONTEXT)
+    prompts = [[5, 6, 7, 8] * (1 + i % 3) + text_of(i, 3 + 7 * i) for i in range(10)]
+    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 32}
+    right = [o.tokens for o in outrider.load(model, "none", exact="bits").generate(prompts, batch_size=1, **law)]
+    for drafter, batch in DRAFTED[temperature]:
+        llm = outrider.load(model, drafter, exact="bits", budget="16x6")
+        found = llm.generate(prompts, batch_size=batch, **law)
+        assert [o.tokens for o in found] == right, (drafter, batch)
+        assert {o.exact for o in found} == {"bits"}
+
+
+@torch.no_grad()
+def test_summing_by_slot_is_caught() -> None:
+    """The mutant: a tail in the order of slots, other branches hidden. It gives every key its weight, and other bits.
+
+    Values cancel out, so that an order of summation shows at once; in a model it takes thousands of tokens.
+    """
+    torch.manual_seed(0)
+    length, dice, wrong = 70, random.Random(2), 0
+    for _ in range(60):
+        text = text_of(dice.randrange(1000), length + 7)
+        tokens, parents, path = scattered(dice, text, length, 6)
+        tree = from_lists([tokens], [parents])
+        states = torch.randn(2, length + 7, 2, 8)
+        states[1, : exact.start(length + 6) + 1] = 0
+        order = exact.start(length + 6) + 1 + torch.randperm(44).view(2, -1)
+        states[0, order[1]], states[1, order[1]] = states[0, order[0]], -states[1, order[0]]
+        cache = torch.zeros(2, 128, 2, 8)
+        cache[:, :length] = states[:, :length]
+        cache[:, [length + node for node in path]] = states[:, length:]
+        line = torch.zeros(2, 128, 2, 8)
+        line[:, : length + 7] = states
+        query = torch.randn(1, 4, 1, 8, dtype=torch.bfloat16)
+        right = attended(query, line, chain([[0]]), length + 6)
+        found = attended(query.expand(-1, -1, tree.nodes, -1), cache, tree, length)[:, path[-1]]
+        assert torch.equal(found, right[:, 0])
+        mutant = attended(query.expand(-1, -1, tree.nodes, -1), cache, tree, length, by_slot)[:, path[-1]]
+        assert torch.allclose(mutant, right[:, 0], atol=0.05)
+        wrong += not torch.equal(mutant, right[:, 0])
+    assert wrong > 3
+
+
+def attended(query: Tensor, cache: Tensor, tree: DraftTree, length: int, change: Any = None) -> Tensor:
+    """What each node of a tree on a text of this length attends to, in keys and values [2, slots, g, d]."""
+    lengths = torch.tensor([length])
+    given = Pass(
+        None,
+        None,
+        lengths[:, None] + tree.depths,
+        0,
+        lengths,
+        length,
+        True,
+        length,
+        length + tree.deepest,
+        tree.ancestors,
+    )
+    made = exact.plan(given, cache.shape[1], torch.bfloat16, exact.Exactness(queries=8))
+    if change is not None:
+        change(made, given)
+    keys, values = cache.to(torch.bfloat16).transpose(1, 2)[:, None]
+    return aligned.attend(query.contiguous(), keys, values, made, 0.3)
+
+
+def by_slot(made: aligned.Plan, given: Pass) -> None:
+    """Committed slots, then all nodes in the tree's order."""
+    assert given.ancestors is not None
+    first, length, n = exact.starts(given.places[0]), int(given.lengths[0]), given.n
+    slots = first[:, None] + torch.arange(exact.WINDOW)
+    node = (slots - length).clamp(0, n - 1)
+    seen = (slots < length) | (given.ancestors[0].gather(1, node) & (slots < length + n))
+    made.tail = slots
+    made.seen = torch.zeros(n, 1, 1, exact.WINDOW, dtype=torch.bfloat16).masked_fill_(~seen[:, None, None], -torch.inf)
+
+
+class Uneven(torch.nn.Linear):
+    """A layer whose sums are cut in two where the number of rows says so, as no honest kernel would be."""
+
+    odd = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, half = x[..., 0].numel(), self.in_features // 2
+        if rows % self.odd:
+            return super().forward(x)
+        linear = torch.nn.functional.linear
+        return linear(x[..., :half], self.weight[:, :half], self.bias) + linear(x[..., half:], self.weight[:, half:])
+
+
+def with_uneven(odd: int) -> Any:
+    model = build("llama", torch.bfloat16, **CONTEXT)
+    model.model.layers[1].mlp.down_proj.__class__ = type("Uneven", (Uneven,), {"odd": odd})
+    return model
+
+
+def test_a_kernel_that_is_not_row_invariant_is_found_out() -> None:
+    assert load_target(with_uneven(3), exact="auto").exact == "rounding"
+    with pytest.raises(InputError, match="Uneven 32x48 bfloat16 depend on how many rows"):
+        load_target(with_uneven(3), exact="bits")
+
+
+def test_a_kernel_that_changes_at_some_size_is_read_in_blocks() -> None:
+    found = probe.find(HFTarget(with_uneven(47)))
+    assert found.exactness is not None
+    assert found.exactness.blocks["Uneven 32x48 bfloat16"] == 33
+
+
+def test_attention_that_is_not_row_invariant_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = probe.kernels.aligned.kernel
+
+    def uneven(rows: Tensor, key: Tensor, value: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+        out, total = stock(rows, key, value, *more)
+        return (out * (1 + 2**-7), total) if rows.shape[2] % 3 == 0 else (out, total)
+
+    monkeypatch.setattr(probe.kernels.aligned, "kernel", uneven)
+    found = probe.find(HFTarget(build("llama", torch.bfloat16, **CONTEXT)))
+    assert found.exactness is None
+    assert "fused attention" in found.reason
+
+
+def test_validate_gives_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = exactly()
+    found = validate(target)
+    assert (found.verdict, found.bits) == ("PASS bits", True)
+    assert validate(load_target(build("llama", torch.bfloat16))).verdict == "PASS rounding"
+    stock = aligned.kernel
+
+    def uneven(rows: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+        out, total = stock(rows, *more)
+        return (out * (1 + 2**-7), total) if rows.shape[0] > 16 else (out, total)
+
+    monkeypatch.setattr(aligned, "kernel", uneven)
+    assert validate(target).verdict == "FAIL"
+
+
+def test_the_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama", torch.bfloat16, **CONTEXT)
+    first = probe.find(HFTarget(model))
+    monkeypatch.setattr(probe, "probe", None)
+    assert probe.find(HFTarget(model)) == first
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon-alibi", "gemma2"])
+def test_families_that_cannot_say_so(name: str) -> None:
+    model = build(name, torch.bfloat16)
+    assert load_target(model, exact="auto").exact == "rounding"
+    with pytest.raises(InputError, match="attention in code of its own"):
+        load_target(model, exact="bits")
+
+
+def test_float32_keeps_to_rounding_unless_asked() -> None:
+    assert load_target(build("llama", torch.float32), exact="auto").exact == "rounding"
+    with pytest.raises(InputError, match="exact is auto, bits or rounding"):
+        load_target(build("llama"), exact="precise")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@torch.no_grad()
+def test_no_further_from_the_truth_than_the_stock_forward(name: str) -> None:
+    """Logits of single tokens, against the same weights in float64."""
+    text = text_of(1, 300)
+    stock, true = HFTarget(build(name, torch.bfloat16, **CONTEXT)), HFTarget(build(name, torch.bfloat16, **CONTEXT))
+    true.model.double()
+    true = HFTarget(true.model)
+    errors = []
+    for target in (exactly(name), stock):
+        pairs = zip(plain(target, text, 180), plain(true, text, 180), strict=True)
+        errors.append(torch.stack([(a[0].double() - b[0]).abs() for a, b in pairs]))
+    assert errors[0].median() <= 1.1 * errors[1].median()
+    assert errors[0].max() <= 1.5 * errors[1].max()
+
+
+def test_trees_are_checked() -> None:
+    """The helper's trees are trees: what it compares is what drafters propose."""
+    tokens, parents, path = scattered(random.Random(1), text_of(1, 20), 3, 5)
+    tree: DraftTree = from_lists([tokens], [parents])
+    assert [tokens[i] for i in path] == text_of(1, 20)[3:9]
+    assert all(parents[b] == a for a, b in itertools.pairwise(path))
+    assert tree.deepest >= 5

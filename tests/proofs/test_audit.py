@@ -1,0 +1,303 @@
+"""The audit passes what is lossless, and catches what is not, on a tiny real model."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.commands.audit import document, show
+from outrider.core import sampling, verify
+from outrider.core.tree import best, from_template, prune, template
+from outrider.engine import Batch
+from outrider.llm import LLM
+from outrider.proofs import audit
+from outrider.proofs import laws as branches
+from outrider.proofs.gtest import detectable, g_test, holm
+from outrider.targets import load_target
+from outrider.targets.session import TreeSession
+from outrider.types import Budget, Drafting, DraftTree, InputError, Round, Rows, Sampling, Target
+
+VOCAB = 11
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8], [5, 6, 7, 5, 6, 7, 5]]
+HOT = Sampling(1.0)
+
+
+@dataclass
+class Tiny:
+    target: Target
+    noisy: str
+
+    def llm(self, drafter: Any = "lookup") -> LLM:
+        spec = f"model:{self.noisy}" if drafter == "model" else drafter
+        made = drafters.load(spec, self.target) if isinstance(spec, str) else spec
+        return LLM(self.target, None, made, "tiny", str(drafter) if isinstance(drafter, str) else "a drafter")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=96, initializer_range=0.35, eos_token_id=None,
+        bos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double().eval()
+    noisy = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in noisy.parameters():
+            p.add_(torch.randn_like(p) * 0.5 * p.std())
+    folder = tmp_path_factory.mktemp("noisy")
+    noisy.save_pretrained(folder)
+    return Tiny(load_target(model), str(folder))
+
+
+@pytest.fixture(scope="module")
+def laws() -> tuple[branches.Exact, ...]:
+    return branches.exact()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, laws: tuple[branches.Exact, ...]) -> None:
+    """The exact laws are computed once for all tests."""
+    monkeypatch.setattr(audit, "exact", lambda seed: laws)
+
+
+def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int = 1000, shape: Any = None) -> float:
+    """The p-value of one prompt's pairs under one law."""
+    engine = tiny.llm(drafter).engine(rule, FixedBudget(16, 3, shape))
+    with torch.no_grad():
+        cells = draws.exact_cells(engine.target.model, PROMPTS[0], law, samples)  # type: ignore[attr-defined]
+        counts = torch.zeros(len(cells.law), dtype=torch.float64)
+        for first in range(0, samples, 1000):
+            for pair in draws.pairs(engine, PROMPTS[0], law, range(first, first + 1000)):
+                counts[cells.of(*pair)] += 1
+    return g_test(counts, cells.law)[1]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("drafter", "rule"), [("lookup", "coupled"), ("suffix", "rejection"), ("model", "block")])
+def test_lossless_passes(tiny: Tiny, drafter: str, rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[str, int, int]] = []
+    found = audit.audit(tiny.llm(drafter), rule, PROMPTS, 200, 1, 10, lambda *step: seen.append(step))
+    assert found.lossless, found
+    assert "lossless" in found.sentence
+    assert "99 % power" in found.sentence
+    assert "identical" not in found.sentence
+    assert not any(e.divergences for e in found.equality)
+    assert {e.batch for e in found.equality} == {1, 2}
+    assert all(s.cells > 3 and not s.rejected for s in found.statistics)
+    assert {part for part, done, of in seen if done == of} == {"equality", "samples"}
+    assert json.loads(json.dumps(document(found)))["rule"] == rule
+    show(found)
+    assert "plain decoding" in capsys.readouterr().out
+
+
+def test_model_drafter_under_coupled(tiny: Tiny) -> None:
+    engine = tiny.llm("model").engine("coupled", FixedBudget(16, 4))
+    with torch.no_grad():
+        same = audit.equality(engine, PROMPTS, 0, 10)
+    assert [e.tokens for e in same] == [10 * len(PROMPTS)] * 8
+    assert not any(e.divergences for e in same)
+
+
+def test_exact_laws(laws: tuple[branches.Exact, ...]) -> None:
+    found = {(x.rule, x.draft): x.tv for x in laws}
+    assert len(found) == 7
+    assert all(tv < audit.EXACT for (rule, _), tv in found.items() if rule != "typical")
+    assert found["typical", "deterministic tree"] > 0.1
+
+
+@pytest.mark.usefixtures("quick")
+def test_typical_is_lossy(tiny: Tiny) -> None:
+    found = audit.audit(tiny.llm("model"), "typical", PROMPTS, 400, 0, 6)
+    assert not found.lossless
+    assert "LOSSY by design" in found.sentence
+    assert any(s.rejected for s in found.statistics)
+
+
+# --- broken rules
+
+
+def raw_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token drawn without temperature and top-p, as in EAGLE-1's code."""
+    right = Batch.law
+
+    def law(self: Batch, view: Rows, logits: Any, path: Any) -> Any:
+        view = replace(view, sampling=tuple(replace(s, temperature=1.0, top_p=1.0) for s in view.sampling))
+        return right(self, view, logits, path)
+
+    monkeypatch.setattr(Batch, "law", law)
+
+
+def no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rejection the token is drawn from p itself."""
+    monkeypatch.setattr(verify, "_residual", lambda p, q: p)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "law", "rule"),
+    [(raw_logits, Sampling(0.5), "rejection"), (no_residual, HOT, "rejection"), (None, HOT, "rejection")],
+)
+def test_statistics_catch_a_wrong_rule(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, break_it: Callable[..., None] | None, law: Sampling, rule: str
+) -> None:
+    if break_it is not None:
+        break_it(monkeypatch)
+    p = deviations(tiny, "model", rule, law, shape=(1, 1, 1))
+    assert (p < 1e-6) if break_it else (p > 1e-3)
+
+
+def test_exact_catches_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_residual(monkeypatch)
+    found = {(x.rule, x.draft): x.tv for x in audit.exact()}
+    assert found["rejection", "sampled chain"] > 1e-3
+    assert found["rejection", "deterministic tree"] > 1e-3
+    assert found["block", "sampled chain"] < audit.EXACT
+
+
+# --- drafts that claim what is not so
+
+
+@dataclass(frozen=True)
+class Bigram:
+    """A drafter with a law of its own, of the last token alone: sampled, or spoilt."""
+
+    how: str  # honest | pruned | top-k
+    taps: tuple[int, ...] = ()
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting:
+        return BigramDrafting(self.how)
+
+
+@dataclass
+class BigramDrafting:
+    how: str
+
+    def observe(self, round: Round) -> None:
+        pass
+
+    def select(self, index: Sequence[int]) -> None:
+        pass
+
+    def join(self, other: Drafting) -> None:
+        pass
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        table = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        q = table.softmax(-1)
+        first = q[rows.root][:, None]
+        if self.how == "top-k":
+            return from_template(rows.root, first[:, 0].topk(3).indices, template((3,)), q=first)
+        one = sampling.sample(first, 2, rows)[:, 0]
+        second = q[one]
+        two = sampling.sample(second, 2, rows, 1).flatten(1)
+        tree = from_template(rows.root, torch.cat([one, two], 1), template((2, 2)), q=torch.cat([first, second], 1))
+        if self.how == "honest":
+            return tree
+        assert tree.q is not None
+        values = [torch.zeros(len(rows), dtype=torch.float64)]
+        for i in range(1, tree.nodes):
+            parent = int(tree.parents[0, i])
+            values.append(values[parent] + tree.q[:, parent].gather(1, tree.tokens[:, i : i + 1])[:, 0].log())
+        ids, count = best(torch.stack(values, 1), 4)
+        laws = tree.q.gather(1, ids.clamp(max=2)[..., None].expand(-1, -1, VOCAB))
+        return replace(prune(tree, ids, count), q=laws)
+
+
+@pytest.mark.parametrize("how", ["honest", "pruned", "top-k"])
+def test_statistics_catch_a_wrong_draft(tiny: Tiny, how: str) -> None:
+    p = deviations(tiny, Bigram(how), "rejection", HOT, 4000)
+    assert (p > 1e-3) if how == "honest" else (p < 1e-6)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_audit_says_so(tiny: Tiny) -> None:
+    found = audit.audit(tiny.llm(Bigram("top-k")), "rejection", PROMPTS, 400, 0, 6)
+    assert not found.lossless
+    assert "NOT lossless" in found.sentence
+    assert any(s.rejected for s in found.statistics)
+
+
+def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = TreeSession.forward
+
+    def forward(self: TreeSession, tree: DraftTree, *more: Any, **named: Any) -> Any:
+        """Every node sees its elders, whether they are its ancestors or not."""
+        n = tree.nodes
+        seen = torch.ones(n, n, dtype=torch.bool).tril().expand(len(tree.size), n, n)
+        return right(self, replace(tree, ancestors=seen), *more, **named)
+
+    monkeypatch.setattr(TreeSession, "forward", forward)
+    engine = tiny.llm("model").engine("coupled", FixedBudget(16, 4))
+    with torch.no_grad():
+        same = audit.equality(engine, PROMPTS, 0, 12)
+    wrong = [d for e in same for d in e.divergences]
+    assert wrong
+    assert any(not d.within and d.margin > 1e-6 for d in wrong)
+    judged = audit.judge("tiny", "model", "coupled", 0, same, (), ())
+    assert not judged.lossless
+    assert "NOT lossless" in judged.sentence
+
+
+# --- the power
+
+
+def test_power_of_a_known_deviation() -> None:
+    """At the TV that is said to be found with 99 % power, the worst-shaped deviation is found about that often."""
+    k, n, alpha = 16, 4000, 1e-3
+    tv = detectable(n, k, alpha, 0.99)
+    law = torch.full((k,), 1 / k, dtype=torch.float64)
+    off = law + torch.tensor([1.0, -1.0] * (k // 2)) * 2 * tv / k
+    g = torch.Generator().manual_seed(0)
+
+    def found(p: torch.Tensor, runs: int = 400) -> float:
+        drawn = torch.multinomial(p.expand(runs, k), n, replacement=True, generator=g)
+        counts = torch.zeros(runs, k, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(runs, n).double())
+        return sum(g_test(c, law)[1] < alpha for c in counts) / runs
+
+    assert 0.97 <= found(off) <= 1.0
+    assert found(law) <= 0.01
+    assert detectable(220_000, 64, 1e-3, 0.99) == pytest.approx(0.01, rel=0.05)
+    assert detectable(100, 1, alpha, 0.99) == 1.0
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03], 0.05) == [True, False, False]
+    assert holm([0.01, 0.02, 0.03], 0.05) == [True, True, True]
+    assert holm([], 0.05) == []
+
+
+@pytest.mark.parametrize(
+    ("law", "samples"), [(HOT, 300), (HOT, 10_000), (Sampling(0.3), 500), (Sampling(1.0, top_p=0.5), 1000)]
+)
+def test_cells_hold_their_law(tiny: Tiny, law: Sampling, samples: int) -> None:
+    """Every pair goes to one cell, and a cell's law is the sum of its pairs'."""
+    model: Any = tiny.target
+    sums: dict[int, float] = {}
+    with torch.no_grad():
+        cells = draws.exact_cells(model.model, PROMPTS[0], law, samples)
+        first = sampling.law(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], law)
+        for x in range(VOCAB):
+            second = sampling.law(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], law)
+            for y in range(VOCAB):
+                cell = cells.of(x, y)
+                sums[cell] = sums.get(cell, 0.0) + float(first[x] * second[y])
+    assert 1 < len(cells.law) <= draws.CELLS
+    assert bool((cells.law * samples >= draws.LEAST - 1e-9).all())
+    assert [sums[i] for i in range(len(cells.law))] == pytest.approx(cells.law.tolist())
+
+
+def test_refusals(tiny: Tiny) -> None:
+    with pytest.raises(InputError, match="at least 100"):
+        audit.audit(tiny.llm(), "coupled", PROMPTS, 10)
+    with pytest.raises(InputError, match="at least two tokens"):
+        audit.audit(tiny.llm(), "coupled", [[1]], 200)

@@ -1,0 +1,154 @@
+"""The parity certificate, held against an engine that the tests write themselves (support/parity_world.py)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity_world import HIDDEN, NEW, PROMPTS, TOKENS, VOCAB, drafter_at, engine, target_at
+from safetensors.torch import load_file, save_file
+from scipy.stats import binomtest
+
+from outrider import load
+from outrider.proofs import parity, vllm_decode
+from outrider.types import InputError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return target_at(tmp_path_factory.mktemp("parity") / "target")
+
+
+@pytest.fixture(scope="module")
+def drafter(model: Path) -> Path:
+    return drafter_at(model.parent / "drafter")
+
+
+def certify(model: Path, drafter: Path, decode: parity.Decode = engine) -> parity.Certificate:
+    def loaded(spec: str) -> Any:
+        return load(str(model), spec, dtype="float32")
+
+    return parity.certify(loaded, str(drafter), model, PROMPTS, decode, TOKENS, NEW)
+
+
+def test_an_equal_engine_agrees_round_for_round(model: Path, drafter: Path) -> None:
+    found = certify(model, drafter)
+    assert found.passed
+    assert not found.splits
+    assert found.same_rounds == len(PROMPTS), "every count is equal, not merely within an interval"
+    assert [p.ours for p in found.places] == [p.theirs for p in found.places]
+    assert found.places[0].ours.hits > 5, "something is accepted, or nothing is tested"
+    assert found.places[0].ours.trials > found.places[0].ours.hits
+    assert found.tau_ours == found.tau_theirs > 1
+    assert found.written == NEW * len(PROMPTS)
+    assert "all 16 texts are identical" in found.sentence
+
+
+def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
+    def shifted(job: dict[str, Any]) -> dict[str, Any]:
+        """vLLM would read a damaged folder without a word: here, fc's halves are swapped."""
+        file = Path(job["drafter"]) / "model.safetensors"
+        tensors = load_file(file)
+        tensors["fc.weight"] = tensors["fc.weight"].roll(HIDDEN, 1)
+        save_file({k: t.contiguous() for k, t in tensors.items()}, file)
+        return engine(job)
+
+    found = certify(model, drafter, shifted)
+    assert not found.splits, "the text does not depend on the drafter"
+    assert not found.same_acceptance
+    assert not found.passed
+    assert "acceptance DIFFERS" in found.sentence
+
+    def silent(job: dict[str, Any]) -> dict[str, Any]:
+        """A vLLM that drafted nothing, or whose counters have other names, is no evidence."""
+        made = engine(job)
+        return {**made, "drafts": [0] * len(PROMPTS), "accepted_at": [[0] * TOKENS] * len(PROMPTS)}
+
+    found = certify(model, drafter, silent)
+    assert found.same_acceptance
+    assert not found.passed
+    assert "NO parity" in found.sentence
+
+    def wrong(job: dict[str, Any]) -> dict[str, Any]:
+        made = engine(job)
+        made["texts"][1][5] = (made["texts"][1][5] + 1) % VOCAB
+        return made
+
+    found = certify(model, drafter, wrong)
+    assert [(s.prompt, s.position, s.rounding) for s in found.splits] == [(1, 5, False)]
+    assert found.splits[0].margin > 0.01
+    assert "1 of 16 texts differ" in found.sentence
+    assert parity.Split(0, 0, 1e-6).rounding
+
+
+def test_intervals() -> None:
+    for hits, trials in ((0, 7), (3, 10), (50, 50), (412, 1000)):
+        stock = binomtest(hits, trials).proportion_ci(0.95, method="wilson")
+        assert parity.wilson(hits, trials) == pytest.approx((stock.low, stock.high), abs=1e-12)
+    assert parity.wilson(0, 0) == (0.0, 1.0)
+    # Newcombe (1998), table II: 56/70 against 48/80, method 10
+    low, high = parity.difference(parity.Rate(56, 70), parity.Rate(48, 80))
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    assert parity.Place(parity.Rate(50, 100), parity.Rate(52, 100)).agrees
+    assert not parity.Place(parity.Rate(50, 100), parity.Rate(80, 100)).agrees
+    assert parity.Place(parity.Rate(0, 0), parity.Rate(0, 0)).agrees
+
+
+def test_refusals(model: Path, drafter: Path, tmp_path: Path) -> None:
+    job: dict[str, Any] = {}
+    with pytest.raises(InputError, match="make parity"):
+        parity.vllm(tmp_path / "python")(job)
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho 'Traceback' >&2\necho 'ValueError: no such model' >&2\necho 'bye' >&2\nexit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(RuntimeError, match="failed: ValueError: no such model"):
+        parity.vllm(script)(job)
+    script.write_text('#!/bin/sh\necho \'{"texts": [[1]]}\' > "$4"\n')
+    assert parity.vllm(script)(job) == {"texts": [[1]]}
+    with pytest.raises(InputError, match="the context has 64"):
+        parity.certify(lambda spec: load(str(model), spec), str(drafter), model, [[1] * 60], engine, TOKENS, NEW)
+
+
+def test_the_script_under_vllms_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a vLLM of our own making: what it is asked, and how its counters are read."""
+    asked: dict[str, Any] = {}
+    counts = iter([None, (4, [3, 1]), (9, [6, 3])])
+
+    class LLM:
+        def __init__(self, target: str, **options: Any):
+            asked.update(options, target=target)
+
+        def get_metrics(self) -> list[Any]:
+            now = next(counts)
+            if now is None:
+                return []
+            make = types.SimpleNamespace
+            return [make(name=vllm_decode.COUNTERS[0], value=now[0]), make(name=vllm_decode.COUNTERS[1], values=now[1])]
+
+        def generate(self, prompts: list[Any], law: Any, use_tqdm: bool) -> list[Any]:
+            ids = [*prompts[0]["prompt_token_ids"], law["max_tokens"]]
+            return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=ids)])]
+
+    fake = types.SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: options, __version__="0.0")
+    monkeypatch.setitem(sys.modules, "vllm", fake)  # type: ignore[arg-type]
+    job = {
+        "target": "t",
+        "drafter": "d",
+        "method": "eagle",
+        "tokens": 2,
+        "prompts": [[1], [2]],
+        "max_new_tokens": 7,
+        "context": 9,
+    }
+    (tmp_path / "job").write_text(json.dumps(job))
+    vllm_decode.main(str(tmp_path / "job"), str(tmp_path / "result"))
+    found = json.loads((tmp_path / "result").read_text())
+    assert found["texts"] == [[1, 7], [2, 7]]
+    assert found["drafts"] == [4, 5]
+    assert found["accepted_at"] == [[3, 1], [3, 2]]
+    assert asked["speculative_config"] == {"method": "eagle", "model": "d", "num_speculative_tokens": 2}
+    assert asked["dtype"] == "float32"

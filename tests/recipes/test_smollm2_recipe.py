@@ -1,0 +1,98 @@
+"""SmolLM2's data: questions that keep clear of the evaluation sets, and the packed answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from recipes.smollm2 import answers, questions
+from recipes.smollm2.openings import TURN, openings
+
+LONG = "how many apples does the old farmer keep in his cellar over the winter"
+
+
+def lines(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_what_shares_eight_words_with_an_evaluation_prompt_is_known(tmp_path: Path) -> None:
+    lines(tmp_path / "some.jsonl", [{"turns": ["Tell me: " + LONG + "?", "And why?"]}])
+    barred = questions.evaluation(tmp_path)
+    assert questions.runs("Please say HOW many apples does the old farmer keep, roughly", questions.RUN) & barred
+    assert not questions.runs("how many apples does the old man keep in his house", questions.RUN) & barred
+    assert questions.runs("And why?", questions.RUN) & barred, "short ones as a whole"
+
+
+def test_near_repetitions_are_dropped() -> None:
+    given = [
+        LONG,
+        LONG.upper() + "?",
+        LONG + " and the spring",
+        "Why?",
+        "why",
+        "Something else altogether is asked here.",
+    ]
+    assert list(questions.unlike(iter(given))) == [LONG, "Why?", given[-1]]
+
+
+def test_openings_go_on_where_they_were() -> None:
+    assert openings(9) == openings(30)[:9]
+    assert all(opening.startswith(TURN) for opening in openings(9))
+    assert len({opening.removeprefix(TURN) for opening in openings(60)}) > 5
+
+
+def test_the_models_own_questions_are_whole(tmp_path: Path) -> None:
+    """Those without an end are left out; the words that were given come back."""
+    rows = [
+        {"id": 2, "completion": " that there are five apples, and count them.", "ends": True},
+        {"id": 0, "completion": "What is a good name for a cat?", "ends": True},
+        {"id": 1, "completion": "I was wondering whether the", "ends": False},
+    ]
+    found = list(questions.own(lines(tmp_path / "o.jsonl", rows)))
+    first = openings(3)[2].removeprefix(TURN)
+    assert found == ["What is a good name for a cat?", first + " that there are five apples, and count them."]
+    assert list(questions.own(tmp_path / "none.jsonl")) == []
+
+
+def test_functions_are_cut_where_they_are_whole() -> None:
+    code = 'def f(x):\n    """Say hello to x, and to no one else."""\n    return "hello " + x\n'
+    text = "import os\n\n\n" + code + "\n\ny = 3\n"
+    (match,) = questions.FUNCTION.finditer(text)
+    assert match.group().rstrip() == code.rstrip()
+    parts = questions.DOC.match(code)
+    assert parts is not None
+    assert parts.group(3).startswith("Say hello")
+
+
+def test_packed_answers_come_back(tmp_path: Path) -> None:
+    work, file = tmp_path / "work", tmp_path / "answers.jsonl.xz"
+    asked = [{"kind": "own", "messages": [{"role": "user", "content": f"Question {i}?"}]} for i in range(3)]
+    told = [
+        {"id": i, "messages": [*asked[i]["messages"], {"role": "assistant", "content": f"Answer {i}."}], "ends": i > 0}
+        for i in (2, 0)
+    ]
+    lines(work / "questions-0.jsonl", asked)
+    lines(work / "answers-0.jsonl", told)
+    lines(
+        work / "openings-answered.jsonl",
+        [{"id": 0, "prompt": TURN, "completion": "What is it good for?", "ends": True}],
+    )
+    assert answers.pack(work, file) == file.stat().st_size
+    there = tmp_path / "there"
+    assert answers.unpack(there, file) == {"openings-answered": 1, "questions-0": 3, "answers-0": 2}
+    for name in ("questions-0.jsonl", "answers-0.jsonl"):
+        assert (there / name).read_text(encoding="utf-8") == (work / name).read_text(encoding="utf-8")
+    assert list(questions.own(there / "openings-answered.jsonl")) == ["What is it good for?"]
+    more = lines(there / "answers-0.jsonl", [*told, {**told[0], "id": 1}]).read_text(encoding="utf-8")
+    answers.unpack(there, file)
+    assert (there / "answers-0.jsonl").read_text(encoding="utf-8") == more, "what is further along stays"
+
+
+def test_what_ships_is_what_the_recipe_reads(tmp_path: Path) -> None:
+    found = answers.unpack(tmp_path)
+    assert found["answers-0"] > 300
+    row = json.loads((tmp_path / "answers-0.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert [m["role"] for m in row["messages"]] == ["user", "assistant"]

@@ -1,0 +1,62 @@
+"""A real server on a real port: the demo model with two drafters, in a thread of the tests' process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="the server's packages are not installed: pip install 'outrider[serve]'")
+
+import uvicorn
+from serve_world import Serve, Served
+
+from outrider import drafters
+from outrider.llm import LLM, load
+from outrider.serve.app import application
+from outrider.serve.server import listen
+from outrider.serve.service import Service
+from outrider.serve.start import service_of
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    return load("demo", "eagle:demo/hass")
+
+
+@pytest.fixture(scope="session")
+def loaded(llm: LLM) -> dict[str, Any]:
+    """Drafters by the names that requests use."""
+    return {"eagle": llm.drafter, "lookup": drafters.load("lookup", llm.target, llm.tokenizer)}
+
+
+@pytest.fixture(scope="session")
+def start() -> Iterator[Serve]:
+    """Start servers; they end with the session."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def begin(service: Service, key: str = "") -> Served:
+        sock = listen("127.0.0.1", 0)
+        app = application(service, key)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        served = Served(service, sock.getsockname()[1], key)
+        end = time.monotonic() + 30
+        while not server.started and time.monotonic() < end:
+            time.sleep(0.01)
+        return served
+
+    yield begin
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def served(llm: LLM, loaded: dict[str, Any], start: Serve) -> Served:
+    return start(service_of(llm, loaded, "demo", rows=4, queue=32))

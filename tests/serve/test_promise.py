@@ -1,0 +1,114 @@
+"""The promise: an answer is a function of prompt, seed and parameters, whatever else the server does meanwhile."""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from dataclasses import replace
+from importlib.resources import files
+from json import loads
+from typing import Any
+
+import pytest
+
+from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.core.stopping import Stop
+from outrider.engine import Engine, Request, generate
+from outrider.llm import LLM
+from outrider.serve.fleet import Choice
+from outrider.serve.job import End, Event, Job, Part, Watch
+from outrider.serve.start import service_of
+from outrider.types import Sampling
+
+pytestmark = pytest.mark.trained
+PLANS: dict[str, list[Choice]] = {
+    "none": [Choice("")],
+    "lookup": [Choice("lookup")],
+    "eagle": [Choice("eagle")],
+    "mixed": [Choice("eagle"), Choice("lookup"), Choice(""), Choice("eagle", 4), Choice("lookup", 3)],
+}
+
+
+def requests(llm: LLM, count: int) -> list[Request]:
+    """Random prompts, seeds, laws, lengths and ends."""
+    chance = random.Random(11)
+    lines = (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [line["text"] for line in map(loads, lines) if "text" in line]
+    found = []
+    for _ in range(count):
+        ids = llm.encode(chance.choice(texts))
+        first = chance.randrange(max(1, len(ids) - 24))
+        law = Sampling(
+            chance.choice([0.0, 0.7, 1.0]), top_k=chance.choice([0, 0, 20]), top_p=chance.choice([1.0, 0.9]),
+            repetition_penalty=chance.choice([1.0, 1.0, 1.2]), frequency_penalty=chance.choice([0.0, 0.0, 0.4]),
+            logit_bias=chance.choice([{}, {}, {100: 3.0}]),
+        )  # fmt: skip
+        limit = chance.randint(1, 9)
+        ends = Stop(llm.eos | {chance.randrange(llm.target.vocab)}, (), limit)
+        found.append(
+            Request(ids[first : first + chance.randint(1, 24)], chance.randrange(1 << 63), limit, law, ends.cut)
+        )
+    return found
+
+
+def offline(llm: LLM, asked: list[Request]) -> list[list[int]]:
+    """Plain decoding by the engine that everybody uses, in batches of another size."""
+    from outrider import drafters
+
+    engine = Engine(llm.target, drafters.load("none"), AdaptiveBudget(), llm.engine().race)
+    rows = {piece.row.index: piece.row for piece in generate(engine, asked, 5)}
+    return [rows[i].output for i in range(len(asked))]
+
+
+def served(llm: LLM, loaded: Any, asked: list[Request], plan: list[Choice], gap: float) -> list[list[int]]:
+    """The same through the scheduler, arriving at random; now and then someone leaves in the middle."""
+    scheduler = service_of(llm, loaded, "demo", rows=4, queue=10_000).scheduler
+    scheduler.thread.start()
+    chance, done = random.Random(3), queue.Queue[tuple[int, End]]()
+    outputs: list[list[int]] = [[] for _ in asked]
+
+    def deliver(i: int, event: Event) -> None:
+        if isinstance(event, Part):
+            outputs[i] += event.tokens
+        else:
+            done.put((i, event))
+
+    for i, request in enumerate(asked):
+        watch = Watch(top=1) if chance.random() < 0.2 else None
+        job = Job(request, chance.choice(plan), lambda event, i=i: deliver(i, event), watch=watch)  # type: ignore[misc]
+        scheduler.submit([job])
+        if chance.random() < 0.1:  # a passer-by
+            other = Job(
+                replace(request, max_new_tokens=40, cut=lambda o, n: (len(n), None)), job.choice, lambda e: None
+            )
+            scheduler.submit([other])
+            time.sleep(chance.random() * 0.02)
+            scheduler.cancel([other])
+        if gap:
+            time.sleep(chance.expovariate(1 / gap))
+    for _ in asked:
+        i, end = done.get(timeout=120)
+        assert end.finish in ("eos", "length"), end
+        assert end.usage.new_tokens == len(outputs[i])
+    scheduler.close()
+    scheduler.thread.join(30)
+    assert not scheduler.thread.is_alive()
+    assert not scheduler.jobs
+    assert not scheduler.dead
+    assert not scheduler.fleet.failed
+    return outputs
+
+
+@pytest.mark.parametrize(("plan", "gap"), [("eagle", 0.02), ("mixed", 0.0)])
+def test_served_is_offline(llm: LLM, loaded: Any, plan: str, gap: float) -> None:
+    asked = requests(llm, 20)
+    assert served(llm, loaded, asked, PLANS[plan], gap) == offline(llm, asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("gap", [0.0, 0.02], ids=["at once", "one by one"])
+def test_served_is_offline_200_times(llm: LLM, loaded: Any, plan: str, gap: float) -> None:
+    asked = requests(llm, 200)
+    assert served(llm, loaded, asked, PLANS[plan], gap) == offline(llm, asked)

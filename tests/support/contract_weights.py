@@ -1,0 +1,80 @@
+"""Random networks for drafters that need weights: losslessness and the life of a cache do not ask for good ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+from outrider.checkpoints import native
+from outrider.drafters import eagle, eagle3, hydra, medusa
+from outrider.nets.block import BlockConfig, BlockNet
+from outrider.nets.layer import LayerShape
+
+OPTIONS = {"eagle": "?width=3&kids=3", "eagle3": "?width=3&kids=3", "mamba": "?kids=3"}
+
+
+def shape(hidden: int, inputs: int) -> LayerShape:
+    return LayerShape(hidden, heads=4, kv_heads=2, head_dim=8, intermediate=48, inputs=inputs)
+
+
+def make_eagle(folder: Path, vocab: int, hidden: int) -> None:
+    torch.manual_seed(3)
+    native.save(folder, "eagle", eagle.EagleNet(eagle.EagleConfig(shape(hidden, hidden), vocab, hidden)).double())
+
+
+def make_eagle3(folder: Path, vocab: int, hidden: int) -> None:
+    """Narrower than its target, with a draft vocabulary of every token that no seventh is."""
+    torch.manual_seed(4)
+    kept = [t for t in range(vocab) if t % 7]
+    config = eagle3.Eagle3Config(
+        shape(24, 48), vocab, len(kept), hidden, (0, 1, 2), own_embedding=True, norm_before_residual=True
+    )
+    net = eagle3.Eagle3Net(config).double()
+    net.d2t = torch.tensor(kept) - torch.arange(len(kept))
+    net.t2d = torch.tensor([t % 7 > 0 for t in range(vocab)])
+    native.save(folder, "eagle3", net)
+
+
+def make_medusa(folder: Path, vocab: int, hidden: int) -> None:
+    torch.manual_seed(5)
+    native.save(folder, "medusa", medusa.MedusaNet(medusa.MedusaConfig(vocab, hidden, heads=4)).double())
+
+
+def make_hydra(folder: Path, vocab: int, hidden: int) -> None:
+    """Hydra++: the one with a cache."""
+    torch.manual_seed(6)
+    config = hydra.HydraConfig(vocab, hidden, heads=4, layers=2, prefix=True, layer=shape(hidden, hidden))
+    native.save(folder, "hydra", hydra.HydraNet(config).double())
+
+
+def make_block(folder: Path, vocab: int, hidden: int) -> None:
+    """Two layers, a draft vocabulary of every token that no seventh is, a Markov head that says something."""
+    torch.manual_seed(7)
+    kept = [t for t in range(vocab) if t % 7]
+    net = BlockNet(BlockConfig(shape(hidden, hidden), 2, vocab, len(kept), hidden, (0, 2), block=5, pair_rank=6))
+    torch.nn.init.normal_(net.markov_w2.weight)
+    net.d2t = torch.tensor(kept) - torch.arange(len(kept))
+    native.save(folder, "block", net.double())
+
+
+def make_mamba(folder: Path, vocab: int, hidden: int) -> None:
+    """A random Mamba-2, its vocabulary padded by three rows."""
+    torch.manual_seed(8)
+    config = Mamba2Config(
+        vocab_size=vocab + 3, hidden_size=16, num_hidden_layers=2, expand=2, num_heads=8, head_dim=4, n_groups=2,
+        state_size=6, initializer_range=0.3,
+    )  # fmt: skip
+    Mamba2ForCausalLM(config).double().save_pretrained(folder)
+
+
+MAKERS: dict[str, Callable[[Path, int, int], None]] = {
+    "block": make_block,
+    "eagle": make_eagle,
+    "eagle3": make_eagle3,
+    "hydra": make_hydra,
+    "mamba": make_mamba,
+    "medusa": make_medusa,
+}

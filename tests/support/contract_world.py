@@ -1,0 +1,140 @@
+"""Tiny real models for the contract: a target, and a draft model that is the target with noise on its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import contract_weights
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core import noise
+from outrider.core.noise import RaceNoise
+from outrider.engine import Engine, Request, Row, generate
+from outrider.targets import load_target
+from outrider.types import Sampling, Target
+
+VOCAB, CONTEXT, WIDE = 61, 160, 32
+PROMPTS = [[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 7, 18, 28], [1], [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]]
+
+
+def needs(name: str, folder: str) -> str:
+    """The SPEC by which the contract asks for a drafter. The model is the noisy copy; nets are random ones."""
+    if name == "model":
+        return f"model:{folder}?kids=3"
+    if name in contract_weights.MAKERS:
+        where = Path(folder).with_name(f"{Path(folder).name}-{name}")
+        if not where.exists():
+            contract_weights.MAKERS[name](where, VOCAB, WIDE)
+        return f"{name}:{where}{contract_weights.OPTIONS.get(name, '')}"
+    return name
+
+
+@dataclass
+class World:
+    target: Target
+    model: Any
+    folder: str
+
+    def drafter(self, name: str) -> Any:
+        return drafters.load(needs(name, self.folder) if name in drafters.names() else name, self.target)
+
+    def engine(self, drafter: Any, rule: str = "coupled", nodes: int = 12, depth: int = 4, **more: Any) -> Engine:
+        budget = more.pop("budget", None) or FixedBudget(nodes, depth)
+        return Engine(self.target, drafter, budget, RaceNoise(VOCAB), rule, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.25, eos_token_id=None,
+        bos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double().eval()
+    noisy = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in noisy.parameters():
+            p.add_(torch.randn_like(p) * 0.15 * p.std())
+    folder = tmp_path_factory.mktemp("noisy")
+    noisy.save_pretrained(folder)
+    return World(load_target(model), model, str(folder))
+
+
+def outputs(engine: Engine, requests: list[Request], batch_size: int = 8) -> list[Row]:
+    rows: dict[int, Row] = {}
+    for piece in generate(engine, requests, batch_size):
+        rows[piece.row.index] = piece.row
+    return [rows[i] for i in range(len(requests))]
+
+
+def stop_at(eos: set[int]) -> Callable[..., tuple[int, str | None]]:
+    def cut(output: Any, new: Any) -> tuple[int, str | None]:
+        for i, token in enumerate(new, 1):
+            if token in eos:
+                return i, "eos"
+        return len(new), None
+
+    return cut
+
+
+known: dict[Any, list[int]] = {}  # plain texts: every drafter is held against the same ones
+
+
+def plain(
+    model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int] = frozenset()
+) -> list[int]:  # type: ignore[assignment]
+    """Plain decoding, independent of the engine: stock cache, one token at a time, transformers' own processors."""
+    key = (id(model), tuple(prompt), seed, repr(law), limit, frozenset(eos))
+    if key not in known:
+        known[key] = _plain(model, prompt, seed, law, limit, eos)
+    return list(known[key])
+
+
+def _plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int]) -> list[int]:
+    warps, repeats = LogitsProcessorList(), RepetitionPenaltyLogitsProcessor(law.repetition_penalty)
+    if law.temperature > 0:
+        warps.append(TemperatureLogitsWarper(law.temperature))
+        if law.top_k:
+            warps.append(TopKLogitsWarper(law.top_k))
+        if law.top_p < 1:
+            warps.append(TopPLogitsWarper(law.top_p))
+        if law.min_p > 0:
+            warps.append(MinPLogitsWarper(law.min_p))
+    ids, past, out = torch.tensor([prompt]), None, []
+    with torch.no_grad():
+        while len(out) < limit and len(prompt) + len(out) < CONTEXT:
+            made = model(ids[:, -1:] if past else ids, past_key_values=past, use_cache=True)
+            past = made.past_key_values
+            scores = made.logits[:, -1]
+            for token, bias in law.logit_bias.items():
+                scores[0, token] += bias
+            scores = repeats(ids, scores)
+            for token in out:
+                scores[0, token] -= law.frequency_penalty
+            for token in set(out):
+                scores[0, token] -= law.presence_penalty
+            scores = warps(ids, scores)
+            if law.temperature > 0:
+                scores = scores + noise.gumbels([seed], [len(prompt) + len(out)], torch.arange(VOCAB))
+            out.append(int(scores.argmax(-1)))
+            if out[-1] in eos:
+                break
+            ids = torch.cat([ids, torch.tensor([[out[-1]]])], 1)
+    return out

@@ -1,0 +1,93 @@
+"""Tiny .gguf files, written with the `gguf` package as llama.cpp's converter would write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import quantize
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+
+
+def tokens(count: int) -> list[str]:
+    made = [
+        "<|endoftext|>",
+        "<end>",
+        "<user>",
+        "<assistant>",
+        "<system>",
+        "th",
+        "\u0120",
+        "\u010a",
+        *(chr(b) for b in range(33, 127)),
+    ]
+    return [*made, *(f"<unused{i}>" for i in range(count - len(made)))]
+
+
+def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama") -> Path:
+    """A tiny Llama as a file of this kind; the queries' and keys' rows in llama.cpp's order."""
+    config, out = model.config, gguf.GGUFWriter(str(file), arch)
+    out.add_context_length(config.max_position_embeddings)
+    out.add_embedding_length(config.hidden_size)
+    out.add_block_count(config.num_hidden_layers)
+    out.add_feed_forward_length(config.intermediate_size)
+    out.add_head_count(config.num_attention_heads)
+    out.add_head_count_kv(config.num_key_value_heads)
+    out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    out.add_vocab_size(config.vocab_size)
+    words = tokens(config.vocab_size)
+    out.add_tokenizer_model("gpt2")
+    out.add_token_list(words)
+    out.add_token_merges(["t h"])
+    out.add_token_types([3 if word.startswith("<") and len(word) > 1 else 1 for word in words])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(1)
+    out.add_chat_template(TEMPLATE)
+    for name, tensor in model.state_dict().items():
+        array = permuted(name, tensor, config).float().numpy()
+        wide = array.ndim > 1 and kind not in ("F32", "F16")
+        if wide:
+            of = gguf.GGMLQuantizationType[kind]
+            out.add_tensor(renamed(name), quantize(array, of), raw_dtype=of)
+        else:
+            out.add_tensor(renamed(name), array.astype(np.float16) if kind == "F16" and array.ndim > 1 else array)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return file
+
+
+def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for part, count in heads.items():
+        if part in name:
+            rows, columns = tensor.shape
+            return tensor.view(count, 2, rows // count // 2, columns).transpose(1, 2).reshape(rows, columns)
+    return tensor
+
+
+def renamed(name: str) -> str:
+    """transformers' names to llama.cpp's."""
+    whole = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    parts = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    if name in whole:
+        return whole[name]
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{parts[part.removesuffix('.weight')]}.weight"

@@ -1,0 +1,156 @@
+"""`Play`: an engine in thirty lines with a table for a target, to play a drafter's rounds by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.core.noise import RaceNoise
+from outrider.core.tree import check, root_only
+from outrider.types import Budget, Drafter, Drafting, DraftTree, Look, Round, Rows, Rule, Sampling
+
+VOCAB = 12
+PROMPTS = [[1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 5], [7]]
+BUDGET = Budget(24, 8)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A target: a fixed random law given the last two tokens."""
+
+    vocab: int = VOCAB
+    context: int = 4096
+    peak: float = 3.0
+    device = torch.device("cpu")
+    dtype = torch.float32
+    hidden: int = 1
+    layers: int = 0
+    exact: str = "rounding"
+    recorded: bool = False
+
+    @property
+    def config_dict(self) -> dict[str, object]:
+        return {}
+
+    def logits(self, text: list[int]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(71 * text[-1] + (text[-2] if len(text) > 1 else 0))
+        return torch.randn(self.vocab, generator=generator) * self.peak
+
+    def embed(self, tokens): ...
+    def head(self, features): ...
+    def open(self, capacity): ...
+
+
+class Play:
+    """Rounds by hand: prompts read in two chunks, then propose, accept along the tree, observe."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        prompts: list[list[int]],
+        temperature: float = 0.0,
+        rule: Rule = "coupled",
+        target: Table | None = None,
+        length: int = 1 << 20,
+        whole: list[list[int]] | None = None,
+    ) -> None:
+        self.target, self.rule, self.length = target or Table(), rule, length
+        self.race = RaceNoise(self.target.vocab)
+        self.texts = [list(p) for p in prompts]
+        self.seeds = [100 + b for b in range(len(prompts))]
+        self.sampling = [Sampling(temperature)] * len(prompts)
+        self.drafting: Drafting = drafter.open([list(p) for p in prompts], 1024)
+        self.proposals: list[DraftTree] = []
+        self.prefill(whole)
+
+    def prefill(self, whole: list[list[int]] | None) -> None:
+        empty = [[] for _ in self.texts]
+        firsts = [[self.draw(b, [])] for b in range(len(self.texts))] if whole is None else whole
+        root = root_only(torch.tensor([t[-1] for t in self.texts]))
+        look = Look(torch.zeros(len(self.texts), 1, self.target.vocab))
+        zero = torch.zeros(len(self.texts), dtype=torch.long)
+        for tokens in (empty, firsts):
+            self.drafting.observe(Round(self.rows(), root, look, zero[:, None], zero, zero, tokens))
+        for text, first in zip(self.texts, firsts, strict=True):
+            text += first
+
+    def rows(self) -> Rows:
+        start = tuple(len(t) - 1 for t in self.texts)
+        root, room = torch.tensor([t[-1] for t in self.texts]), tuple(self.length - len(t) for t in self.texts)
+        serial = (0,) * len(start)
+        law = tuple(self.sampling)
+        return Rows(root, torch.tensor(start), start, tuple(self.seeds), serial, law, self.rule, room, self.race)
+
+    def draw(self, b: int, path: list[int]) -> int:
+        text = [*self.texts[b], *path]
+        logits, t = self.target.logits(text), self.sampling[b].temperature
+        noise = self.race.at([self.seeds[b]], [len(text)])[0] if t else 0.0
+        return int((logits + t * noise).argmax())
+
+    def propose(self, budget: Budget) -> DraftTree:
+        tree = self.drafting.propose(self.rows(), budget)
+        check(tree)
+        assert int(tree.size.max()) <= max(1, budget.nodes)
+        assert tree.tokens[:, 0].tolist() == [t[-1] for t in self.texts]
+        for depths, room in zip(tree.depths.tolist(), self.rows().room, strict=True):
+            assert max(depths) <= max(0, min(budget.depth, room - 1))
+        self.proposals.append(tree)
+        return tree
+
+    def round(self, budget: Budget) -> list[list[int]]:
+        rows, tree = self.rows(), self.propose(budget)
+        new, logits, ids = [], torch.zeros(*tree.tokens.shape, self.target.vocab), []
+        for b, paths in enumerate(paths_of(tree)):
+            for i, path in enumerate(paths):
+                logits[b, i] = self.target.logits([*self.texts[b], *path])
+            node, path = 0, []
+            while True:
+                token = self.draw(b, path)
+                path = [*path, token]
+                if path not in paths:
+                    break
+                node = paths.index(path)
+            new.append(path)
+            ids.append(node)
+        count = torch.tensor([len(path) for path in new])
+        nodes = torch.zeros(len(new), int(count.max()), dtype=torch.long)
+        for b, node in enumerate(ids):
+            for depth in range(int(count[b]) - 1, -1, -1):
+                nodes[b, depth], node = node, int(tree.parents[b, node])
+        root = torch.tensor([path[-1] for path in new])
+        self.drafting.observe(Round(rows, tree, Look(logits), nodes, count, root, new))
+        for text, path in zip(self.texts, new, strict=True):
+            text += path
+        return new
+
+    def select(self, index: list[int]) -> None:
+        self.drafting.select(index)
+        self.texts = [list(self.texts[i]) for i in index]
+        self.seeds = [self.seeds[i] for i in index]
+        self.sampling = [self.sampling[i] for i in index]
+
+    def join(self, other: Play) -> None:
+        self.drafting.join(other.drafting)
+        self.texts += other.texts
+        self.seeds += other.seeds
+        self.sampling += other.sampling
+
+
+def paths_of(tree: DraftTree) -> list[list[list[int]]]:
+    """Per row and node the tokens from the root, exclusive: the miniature of tree.py -> [[] [5] [5 6] [5 7] [8]]."""
+    out = []
+    for tokens, parents, size in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.size.tolist(), strict=True):
+        paths: list[list[int]] = [[]]
+        for i in range(1, size):
+            paths.append([*paths[parents[i]], tokens[i]])
+        out.append(paths)
+    return out
+
+
+class Words:
+    """A tokenizer: one token per word, a number."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [int(word) for word in text.split()]

@@ -1,0 +1,195 @@
+"""The block drafter's objective: against loops, against what the drafter does when it decodes, and learnt by heart."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from objective_world import (
+    VOCAB,
+    continued,
+    cross_entropy,
+    decoded,
+    overfit,
+    packed,
+    sharp,
+    states,
+    target,
+    texts,
+    value,
+)
+from torch import Tensor
+
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import RaceNoise
+from outrider.drafters import block as network
+from outrider.engine import Batch as Rows
+from outrider.engine import Engine, Request, Row
+from outrider.targets import HFTarget
+from outrider.training import objectives
+from outrider.training.data import Document
+from outrider.training.features import see
+from outrider.types import InputError, Sampling
+
+TAPS = (1, 3)
+
+
+def build(of: HFTarget, words: list[int] = (), **options: Any) -> Any:
+    torch.manual_seed(1)
+    documents = [Document(tuple(words), (True,) * len(words), "x")]
+    given = {"taps": TAPS, "block": 4, "layers": 2, "pair_rank": 5, "anchors": 99, **options}
+    objective = objectives.build("block", of, documents, given).to(of.dtype)
+    if objective.net.config.pair_head == "markov":
+        torch.nn.init.normal_(objective.net.markov_w2.weight)
+    return objective
+
+
+def alone(of: HFTarget, objective: Any, words: list[int], anchor: int) -> Tensor:
+    """Normed states [block, h] of one anchor's slots, its context and block computed by themselves."""
+    net, layers, size = objective.net, states(of, words), objective.net.config.block
+    features = torch.cat([layers[tap] for tap in TAPS], -1)[None, :anchor]
+    turn = net.rope.at(torch.arange(anchor + size)[None], features.dtype)
+    keys, values = net.keys_values(net.context(features), turn[:, :anchor])
+    x = net.slots(of.embed(torch.tensor([[words[anchor]]])), net.mask_embedding)
+    seen = torch.ones(size, size, dtype=torch.bool)
+    seen = seen.tril() if net.config.causal else seen
+    own = torch.zeros(size, size, dtype=features.dtype).masked_fill_(~seen, -math.inf)
+    mask = torch.cat([torch.zeros(size, anchor, dtype=features.dtype), own], 1)[None, None]
+    return net(x, turn[:, anchor:], keys, values, mask)[0]
+
+
+def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> tuple[float, float]:
+    """The loss of one text and its weight, anchor by anchor and slot by slot."""
+    net, config, last = objective.net, objective.net.config, states(of, words)[-1]
+    ids = net.ids().tolist() if net.ids() is not None else list(range(VOCAB))
+    total = weight = 0.0
+    for anchor in range(len(words) - 1):
+        if not (learn[anchor] and learn[anchor + 1]):
+            continue
+        made = alone(of, objective, words, anchor)
+        for k in range(config.drafts):
+            label = anchor + k + 1
+            if label >= len(words) or not learn[label]:
+                continue
+            teacher = of.head(last[label - 1])
+            if int(teacher.argmax()) not in ids:
+                continue
+            state = made[k if config.sample_from_anchor else k + 1]
+            student = of.head(state) if net.ids() is None else net.lm_head(state)
+            if config.pair_head == "markov":
+                student = student + net.markov_w2.weight @ net.markov_w1.weight[words[label - 1]]
+            w = math.exp(-k / objective.decay) if objective.decay else 1.0
+            total += w * float(cross_entropy(student, torch.stack([teacher[i] for i in ids]).softmax(-1)))
+            weight += w
+    return total, weight
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"draft_vocab": 40, "decay": 2.0},
+        {"causal": False, "sample_from_anchor": False, "pair_head": "none", "layers": 1},
+    ],
+)
+def test_loss_equals_loops_over_anchors_and_slots(options: dict[str, Any]) -> None:
+    """Several texts in a row, blocks that run over a text's end, turns that are not learned."""
+    of = target()
+    rows = [texts(i, sizes) for i, sizes in enumerate([[9, 5], [11], [3, 6]])]
+    objective = build(of, [w for row in rows for words, _ in row for w in words], **options)
+    with torch.no_grad():
+        loss, weight, _ = value(objective, of, packed(rows, 16))
+        found = [slow(of, objective, *text) for row in rows for text in row]
+    assert float(weight) == pytest.approx(sum(w for _, w in found))
+    assert float(loss) == pytest.approx(sum(total for total, _ in found), rel=2e-5)
+
+
+@pytest.mark.parametrize("from_anchor", [True, False])
+def test_training_sees_what_decoding_sees(from_anchor: bool) -> None:
+    """Slot states of an anchor equal those of the drafter when that anchor is the root of a round."""
+    of, prompt = target(), [3, 1, 4, 1, 5, 9, 2]
+    objective = build(of, sample_from_anchor=from_anchor)
+    drafter = network.drafter(objective.net, of)
+    engine = Engine(of, drafter, FixedBudget(8, 4), RaceNoise(of.vocab))
+    with torch.no_grad():
+        batch, _ = Rows.start(engine, [Row(Request(prompt, 0, 30, Sampling()), 0)])
+        assert batch is not None
+        found = batch.drafting._logits(batch.view())[0]  # type: ignore[attr-defined]
+        words = [*prompt, int(batch.root[0])]
+        expected = of.head(alone(of, objective, words, len(prompt)))
+    torch.testing.assert_close(found, expected if from_anchor else expected[1:], rtol=1e-8, atol=1e-8)
+
+
+def test_anchors_are_a_function_of_step_and_row() -> None:
+    of, batch = target(), packed([texts(3, [40]), texts(4, [30])])
+    objective = build(of, anchors=5)
+    first, again = objective._anchors(batch, 7), objective._anchors(batch, 7)
+    assert torch.equal(first[0], again[0])
+    swapped = objective._anchors(batch.rows([1, 0]), 7)
+    assert sorted(first[0][1][first[1][1]].tolist()) == sorted(swapped[0][0][swapped[1][0]].tolist())
+    assert not torch.equal(first[0], objective._anchors(batch, 8)[0])
+
+
+def test_a_text_without_anchors_costs_nothing() -> None:
+    of = target()
+    loss, weight, _ = value(build(of), of, packed([[([5, 6, 7], [False] * 3)]]))
+    assert float(loss) == float(weight) == 0
+
+
+@pytest.mark.parametrize("loss", ["kl", "ce", "tv", "lk"])
+def test_losses_at_a_perfect_guess(loss: str) -> None:
+    """tv and lk vanish where q = p; ce and kl are then the cross entropies that no q beats."""
+    objective = build(target(), loss=loss)
+    teacher = torch.randn(6, VOCAB).double()
+    value, p = objective._loss(teacher, teacher), teacher.softmax(-1)
+    expected = {
+        "kl": -(p * p.log()).sum(-1),
+        "ce": -p.max(-1).values.log(),
+        "tv": torch.zeros(6).double(),
+        "lk": torch.zeros(6).double(),
+    }
+    torch.testing.assert_close(value, expected[loss])
+    student = torch.randn(6, VOCAB).double()
+    q = student.softmax(-1)
+    overlap = torch.minimum(p, q).sum(-1)
+    apart = {"tv": 1 - overlap, "lk": -overlap.log(), "kl": -(p * q.log()).sum(-1)}
+    if loss in apart:
+        torch.testing.assert_close(objective._loss(student, teacher), apart[loss])
+
+
+def test_one_sample_is_learned_by_heart(tmp_path: Path) -> None:
+    of = sharp()
+    words = continued(of, [3, 1, 4, 1, 5], 14)
+    objective = build(of, words, draft_vocab=30)
+    hits = overfit(objective, of, packed([[(words, [False] * 5 + [True] * 14)]]))
+    assert min(hits.values()) == 1.0, hits
+    objective.save(tmp_path / "d")
+    output, usage = decoded(of, drafters.load(f"block:{tmp_path / 'd'}", of), words[:5], 12, 4)
+    assert output == words[5:17]
+    assert usage.accepted == usage.drafted > 0
+
+
+def test_half_precision() -> None:
+    of, batch = target(torch.float32), packed([texts(2, [12, 9])])
+    objective = build(of)
+    plain = value(objective, of, batch)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _, _ = objective(batch, see(of, batch, objective.taps))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(plain), rel=0.03)
+    assert all(bool(p.grad.isfinite().all()) for p in objective.parameters() if p.grad is not None)
+
+
+def test_bad_options() -> None:
+    of = target()
+    for options, says in (
+        ({"loss": "l2"}, "kl, ce, tv, lk"),
+        ({"anchors": 0}, "anchors"),
+        ({"taps": (1, 1)}, "distinct"),
+    ):
+        with pytest.raises(InputError, match=says):
+            build(of, **options)

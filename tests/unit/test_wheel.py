@@ -1,0 +1,40 @@
+"""The wheel: at most 40 MB, with the models that users need and without what the tests alone need."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that no build folder is left in the repository."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "src" / "outrider", copy / "src" / "outrider", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, copy)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(out), "."]
+    subprocess.run(pip, cwd=copy, check=True, timeout=500)
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_wheel_holds_what_users_need_and_no_more(wheel: Path) -> None:
+    assert wheel.stat().st_size < 40e6
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"outrider"}
+    models = {name.split("/")[2] for name in names if name.startswith("outrider/demo/") and name.count("/") > 2}
+    assert models >= {"target", "draft", "eagle", "hass", "eagle3", "mamba"}
+    assert not models & {"medusa", "hydra", "llama"}, "which the tests and the benchmarks alone need"
+    assert {"outrider/py.typed", "outrider/bench/data/tasks.json", "outrider/demo/heldout.jsonl"} <= set(names)
+    code = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "outrider").rglob("*.py")}
+    assert code <= set(names)

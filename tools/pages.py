@@ -1,0 +1,131 @@
+"""Writes the parts of pages that are made from the code: `python -m tools.pages`.
+
+A part stands between `<!-- NAME -->` and `<!-- /NAME -->`. The tests ask that every page holds what the code gives
+(`tests/unit/test_architecture.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.rooms import ROOMS
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "outrider"
+WIDTH = 120
+
+
+def rooms() -> str:
+    """What each room holds and what it may import."""
+    lines = ["| room | holds | may import |", "|---|---|---|"]
+    for room, (wanted, holds) in ROOMS.items():
+        named = "all above" if wanted == "*" else ", ".join(f"`{r}`" for r in wanted.split())
+        lines.append(f"| `{room}` | {holds} | {named or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def house() -> str:
+    """Every file of the package, room by room, with the first sentence of its docstring."""
+    lines = ["```", "src/outrider/"]
+    for room in ["__init__", *ROOMS]:
+        folder = SOURCE / room
+        if not folder.is_dir():
+            lines += wrapped(f"  {room}.py", first_sentence(folder.with_suffix(".py")))
+            continue
+        lines += wrapped(f"  {room}/", ROOMS[room][1].replace("`", ""))
+        for file in sorted(folder.rglob("*.py")):
+            if file.name != "__init__.py" or file.parent != folder:
+                lines += wrapped(f"    {file.relative_to(folder)}", first_sentence(file))
+    return "\n".join([*lines, "```"])
+
+
+def first_sentence(file: Path) -> str:
+    """The first sentence of a module's docstring, without a full stop."""
+    doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(doc.split("\n\n")[0].split()).replace("`", "")
+    return re.split(r"\.(?=\s+[A-Z]|$)", paragraph)[0].rstrip(".:")
+
+
+def wrapped(name: str, words: str) -> list[str]:
+    """`name`, then `words` in a column of their own, cut to lines of the page's width."""
+    indent, lines, line = 27, [], ""
+    for word in words.split():
+        if len(line) + len(word) + 1 > WIDTH - indent and line:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}".strip()
+    lines.append(line)
+    head = name.ljust(indent) if len(name) < indent else f"{name}  "
+    return [head + lines[0], *(" " * indent + more for more in lines[1:])]
+
+
+def families() -> str:
+    """The model families that the tests prove, by `model_type`; read from the source, since torch takes seconds."""
+    targets = SOURCE / "targets"
+    table, others = constant(targets / "families.py", "TABLE"), constant(targets / "seq2seq.py", "FAMILIES")
+    assert isinstance(table, ast.Dict)
+    names = {ast.literal_eval(key) for key in table.keys if key is not None} | set(ast.literal_eval(others))
+    return textwrap.fill(", ".join(f"`{name}`" for name in sorted(names)), WIDTH)
+
+
+def constant(file: Path, name: str) -> ast.expr:
+    """What a module assigns to a name."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(t, ast.Name) and t.id == name for t in targets) and node.value is not None:
+            return node.value
+    raise ValueError(f"{file} has no {name}")
+
+
+def commands() -> str:
+    """Every command with its line of `outrider --help`."""
+    from outrider.cli import COMMANDS, file_of
+
+    there = {name: does for name, does in COMMANDS.items() if (SOURCE / "commands" / f"{file_of(name)}.py").is_file()}
+    lines = ["| command | does |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `outrider {name}` | {does} |" for name, does in there.items())])
+
+
+# page -> the parts made for it
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"families": families},
+    "docs/commands.md": {"commands": commands},
+    "docs/structure.md": {"rooms": rooms, "house": house},
+}
+
+
+def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
+    """A page with its parts made anew.
+
+    Raises:
+        ValueError: The page has no place for a part.
+    """
+    for name, make in parts.items():
+        pattern = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
+        if not pattern.search(text):
+            raise ValueError(f"no place for {name}: a page says where by <!-- {name} --> and <!-- /{name} -->")
+        made = make()
+        text = pattern.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+    return text
+
+
+def main() -> None:
+    """Write every page whose parts are old, and name it."""
+    for page, parts in PARTS.items():
+        path = ROOT / page
+        old = path.read_text(encoding="utf-8")
+        new = filled(old, parts)
+        if new != old:
+            path.write_text(new, encoding="utf-8")
+            print(page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

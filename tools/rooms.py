@@ -1,0 +1,47 @@
+"""The rooms of `src/outrider` (a room is a file or a folder of it) and what each may import from the others.
+
+This table is the one place of the rule. `tests/unit/test_architecture.py` holds the code to it, and `tools/pages.py`
+writes the tables of docs/structure.md from it. Each room stands below all that it may import.
+"""
+
+from __future__ import annotations
+
+# room: (what it may import, what it holds)
+ROOMS: dict[str, tuple[str, str]] = {
+    "params": ("", "what a caller asks for, checked without torch; `InputError`"),
+    "types": ("params", "plain values and the protocols of target and drafter"),
+    "files": ("params", "atomic writes"),
+    "plugins": ("params", "drafters, objectives and peers by name: our files, and other packages' entry points"),
+    "encoding": ("params", "a caller's prompts as token ids"),
+    "prompts": ("params", "JSON lines as rows and as prompts"),
+    "core": ("types", "trees, noise, sampling, verification, ends of text: pure functions of tensors"),
+    "nets": ("params types core", "the small networks that drafters are made of"),
+    "budgets": ("params types", "how much to draft in each round"),
+    "testing": ("types core", "an exact table target, for tests of a drafter"),
+    "targets": ("params types core", "stock models as targets: tree cache, masks, positions, recorded passes"),
+    "checkpoints": ("types files plugins nets", "drafters' weights on disk: the native layout and those of others"),
+    "drafters": ("types plugins core nets budgets targets checkpoints", "one file = one way to draft"),
+    "request": ("types core", "what an output is asked to be, and the row that it becomes"),
+    "engine": ("params types core budgets request", "the loop: draft, verify, commit, for rows that come and go"),
+    "llm": ("params types encoding core budgets request engine targets drafters", "the public face: `load`, `LLM`"),
+    "integrations": ("params types core budgets request engine targets drafters", "Outrider inside other libraries"),
+    "training": (
+        "params types files plugins prompts core nets budgets engine targets checkpoints drafters",
+        "objectives, data, and the one training loop",
+    ),
+    "proofs": ("types core budgets engine drafters checkpoints llm", "evidence of losslessness; parity with vLLM"),
+    "bench": (
+        "params types files plugins encoding prompts core budgets engine request targets drafters llm proofs",
+        "the measuring instrument",
+    ),
+    "serve": ("types core request engine drafters llm", "an OpenAI-compatible server, and its page"),
+    "commands": ("*", "one file = one command"),
+    "cli": ("*", "parses, calls a command, turns errors into a sentence and an exit code"),
+}
+
+
+def may(room: str) -> set[str]:
+    """The rooms that `room` may import; those with `*` may import every room above them."""
+    wanted = ROOMS[room][0]
+    above = list(ROOMS)[: list(ROOMS).index(room)]
+    return set(above) if wanted == "*" else set(wanted.split())
