@@ -136,11 +136,17 @@ def test_on_a_terminal(folder: str, tmp_path: Path) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "outrider", "chat", folder, *SHORT])
     shown = ""
 
-    def until(words: str) -> None:
+    def until(words: str, typed: bytes = b"") -> None:
+        """Read on to these words, typing a key before each wait: a Ctrl-C just before readline waits can be lost."""
         nonlocal shown
+        patience = 120
         while words not in shown:
-            assert select.select([terminal], [], [], 300)[0], shown
-            shown += os.read(terminal, 4096).decode(errors="replace")
+            if typed:
+                os.write(terminal, typed)
+            while words not in shown and select.select([terminal], [], [], 5)[0]:
+                shown += os.read(terminal, 4096).decode(errors="replace")
+            patience -= 5
+            assert patience > 0, shown
         shown = shown.partition(words)[2]
 
     until("/quit leaves")
@@ -148,8 +154,7 @@ def test_on_a_terminal(folder: str, tmp_path: Path) -> None:
     os.write(terminal, PROMPT.encode() + b"\n")
     until("rounds of lookup")
     until("> ")
-    os.write(terminal, b"\x03")
-    until("(/quit or Ctrl-D leaves)")
+    until("(/quit or Ctrl-D leaves)", b"\x03")
     until("> ")
     os.write(terminal, b"\x04")
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -21,6 +21,7 @@ from outrider.engine import Batch
 from outrider.llm import LLM
 from outrider.proofs import audit
 from outrider.proofs import laws as branches
+from outrider.proofs import samples as draws
 from outrider.proofs.gtest import detectable, g_test, holm
 from outrider.targets import load_target
 from outrider.targets.session import TreeSession

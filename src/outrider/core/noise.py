@@ -118,7 +118,7 @@ def _keys(seeds: Sequence[int], counters: Sequence[int], stream: int, device: to
 
 def gumbels(
     seeds: Sequence[int], counters: Sequence[int], ids: Tensor, stream: int = RACE
-) -> Float32[Tensor, b * rest]:
+) -> Float32[Tensor, b * rest]:  # noqa: F821
     """G for explicit ids: `ids` [b, ...], or [v] for the same ids in every row."""
     k = _keys(seeds, counters, stream, ids.device)
     ids = ids.to(torch.int32)
@@ -151,7 +151,7 @@ class RaceNoise:
         self.limit = max(8, STORE // (vocab * self.block))
         self.store: dict[tuple[int, int], Tensor] = {}
 
-    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Float[Tensor, b * rest]:
+    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Float[Tensor, b * rest]:  # noqa: F821
         """G [b, v], or for `ids` [b, ...] the same shape."""
         if ids is not None:
             return gumbels(seeds, positions, ids)
