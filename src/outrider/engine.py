@@ -29,6 +29,8 @@ from .types import (
     Drafting,
     DraftTree,
     InputError,
+    Keeper,
+    Kept,
     Look,
     Prefill,
     Round,
@@ -126,8 +128,11 @@ class Batch:
                 return end.value
 
     @classmethod
-    def read(cls, engine: Engine, rows: list[Row]) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
-        """The same in steps: it pauses after each chunk of the prompts, so that others may decode in between."""
+    def read(
+        cls, engine: Engine, rows: list[Row], known: tuple[Kept, int] | None = None
+    ) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
+        """The same in steps: it pauses after each chunk of the prompts, so that others may decode in between.
+        `known`: a kept text, and how many of its tokens are the beginning of the one row's prompt."""
         clock, prompts = Clock(), [row.request.prompt for row in rows]
         for row in rows:
             check_prompt(row.request, engine.target)
@@ -136,13 +141,14 @@ class Batch:
         capacity = min(longest, engine.target.context) + engine.nodes
         session = engine.target.open(capacity)
         batch = cls(engine, rows, session, engine.drafter.open(prompts, capacity), torch.zeros(len(rows)).long())
-        chunks = session.prefill(prompts, engine.drafter.taps)
+        taps = engine.drafter.taps
+        assert known is None or isinstance(session, Keeper)
+        chunks = session.resume(prompts[0], taps, *known) if known else session.prefill(prompts, taps)
         while True:
             with clock("prefill"):
-                if (chunk := next(chunks, None)) is not None:
-                    batch.take(chunk)
-            if chunk is None:
-                break
+                if (chunk := next(chunks, None)) is None:
+                    break
+                batch.take(chunk)
             yield
         batch.root = torch.tensor([row.output[-1] for row in rows], device=batch.root.device)
         pieces = []

@@ -184,6 +184,20 @@ class Prefill:
     next: Int[Tensor, " b"]  # the prompt's next token; -1 where the prompt ends here or before
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A text that a target has read, kept for prompts that begin like it."""
+
+    tokens: tuple[int, ...]
+    layers: Sequence[tuple[Tensor, ...]]  # every layer's keys and values [1, heads, n, d]; () where it has none
+    features: Mapping[int, Float[Tensor, "n h"]] = field(default_factory=dict)  # by tap
+
+    @property
+    def bytes(self) -> int:
+        tensors = [part for layer in self.layers for part in layer] + list(self.features.values())
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
 @runtime_checkable
 class Session(Protocol):
     """The state of one batch inside a target: the tree cache."""
@@ -206,6 +220,17 @@ class Session(Protocol):
 
     def select(self, index: Sequence[int]) -> None: ...
     def join(self, other: Session) -> None: ...
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A session whose texts can be kept, and that can go on from one."""
+
+    def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Tensor]) -> Kept | None:
+        """A copy of what this row has read: `tokens`, its first ones. None where rows hold more than that."""
+
+    def resume(self, prompt: Sequence[int], taps: tuple[int, ...], kept: Kept, same: int) -> Iterator[Prefill]:
+        """As `prefill` of one prompt, whose first `same` tokens are copied from `kept`."""
 
 
 @runtime_checkable

@@ -24,7 +24,8 @@ from outrider.serve.start import service_of
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    return load("demo", "eagle:demo/hass")
+    """It drafts in every round: how much pays on a busy machine is no matter of these tests."""
+    return load("demo", "eagle:demo/hass", budget="16x6")
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,14 @@ import random
 import time
 from dataclasses import replace
 from importlib.resources import files
-from json import loads
+from json import dumps, loads
 from typing import Any
 
 import pytest
 
+from outrider import drafters
 from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.cli import main
 from outrider.core.stopping import Stop
 from outrider.engine import Engine, Request, generate
 from outrider.llm import LLM
@@ -26,16 +28,32 @@ PLANS: dict[str, list[Choice]] = {
     "none": [Choice("")],
     "lookup": [Choice("lookup")],
     "eagle": [Choice("eagle")],
+    "block": [Choice("block")],
     "mixed": [Choice("eagle"), Choice("lookup"), Choice(""), Choice("eagle", 4), Choice("lookup", 3)],
 }
+
+
+@pytest.fixture(scope="module")
+def block(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A block drafter of one layer, trained for a minute: it is right now and then, and wrong more often."""
+    folder = tmp_path_factory.mktemp("block")
+    data = folder / "data.jsonl"
+    data.write_text("\n".join(dumps({"text": text[:600]}) for text in held_out()), encoding="utf-8")
+    settings = ["--steps", "60", "--rows", "2", "--length", "128", "--limit", "1", "--evaluate", "1000"]
+    out = ["--out", str(folder / "run"), "--option", "layers=1", "--json"]
+    assert main(["train", "block", "demo", "--data", str(data), *settings, *out]) == 0
+    return drafters.load(f"block:{folder / 'run' / 'best'}", llm.target, llm.tokenizer)
+
+
+def held_out() -> list[str]:
+    lines = (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line["text"] for line in map(loads, lines) if "text" in line]
 
 
 def requests(llm: LLM, count: int) -> list[Request]:
     """Random prompts, seeds, laws, lengths and ends."""
     chance = random.Random(11)
-    lines = (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [line["text"] for line in map(loads, lines) if "text" in line]
-    found = []
+    texts, found = held_out(), []
     for _ in range(count):
         ids = llm.encode(chance.choice(texts))
         first = chance.randrange(max(1, len(ids) - 24))
@@ -54,19 +72,22 @@ def requests(llm: LLM, count: int) -> list[Request]:
 
 def offline(llm: LLM, asked: list[Request]) -> list[list[int]]:
     """Plain decoding by the engine that everybody uses, in batches of another size."""
-    from outrider import drafters
-
     engine = Engine(llm.target, drafters.load("none"), AdaptiveBudget(), llm.engine().race)
     rows = {piece.row.index: piece.row for piece in generate(engine, asked, 5)}
     return [rows[i].output for i in range(len(asked))]
 
 
-def served(llm: LLM, loaded: Any, asked: list[Request], plan: list[Choice], gap: float) -> list[list[int]]:
+def served(
+    llm: LLM, loaded: Any, asked: list[Request], plan: list[Choice], gap: float, auto: bool = False
+) -> list[list[int]]:
     """The same through the scheduler, arriving at random; now and then someone leaves in the middle."""
     scheduler = service_of(llm, loaded, "demo", rows=4, queue=10_000).scheduler
+    if auto:
+        scheduler.engine = replace(scheduler.engine, budget=AdaptiveBudget())
     scheduler.thread.start()
     chance, done = random.Random(3), queue.Queue[tuple[int, End]]()
     outputs: list[list[int]] = [[] for _ in asked]
+    accepted = 0
 
     def deliver(i: int, event: Event) -> None:
         if isinstance(event, Part):
@@ -91,12 +112,14 @@ def served(llm: LLM, loaded: Any, asked: list[Request], plan: list[Choice], gap:
         i, end = done.get(timeout=120)
         assert end.finish in ("eos", "length"), end
         assert end.usage.new_tokens == len(outputs[i])
+        accepted += end.usage.accepted
     scheduler.close()
     scheduler.thread.join(30)
     assert not scheduler.thread.is_alive()
     assert not scheduler.jobs
     assert not scheduler.dead
     assert not scheduler.fleet.failed
+    assert accepted or auto or all(choice.plain for choice in plan)
     return outputs
 
 
@@ -109,6 +132,10 @@ def test_served_is_offline(llm: LLM, loaded: Any, plan: str, gap: float) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("gap", [0.0, 0.02], ids=["at once", "one by one"])
-def test_served_is_offline_200_times(llm: LLM, loaded: Any, plan: str, gap: float) -> None:
+def test_served_is_offline_200_times(
+    llm: LLM, loaded: Any, request: pytest.FixtureRequest, plan: str, gap: float
+) -> None:
+    """At once under the adaptive budget, whose trees depend on the clock; one by one with a draft in every round."""
+    more = {"block": request.getfixturevalue("block")} if plan == "block" else {}
     asked = requests(llm, 200)
-    assert served(llm, loaded, asked, PLANS[plan], gap) == offline(llm, asked)
+    assert served(llm, {**loaded, **more}, asked, PLANS[plan], gap, auto=not gap) == offline(llm, asked)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from . import options as opt
+
 KEY = "OUTRIDER_API_KEY"
 
 
@@ -26,10 +28,13 @@ def serve(
     prefill_share: Annotated[
         float, typer.Option(help="Share of the time that prompts may take while texts are written.", min=0.05, max=1)
     ] = 0.5,
+    prefix_cache: Annotated[
+        int, typer.Option(help="MiB for what texts have read, so that prompts which begin alike are read once.", min=0)
+    ] = 512,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs.", min=0)] = 30.0,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Record the models' passes first: sooner.")] = False,
+    no_compile: opt.NoCompile = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
 ) -> None:
     """Serve a model to OpenAI's clients, speculating: the same answers as without, sooner.
@@ -52,8 +57,8 @@ def serve(
     with listen(host, port) as sock:
         service = start(
             model, drafter or None, name=name, rows=rows, queue=queue, seconds=timeout, prefill_share=prefill_share,
-            budget=budget,
-            dtype=dtype, device=device, compile=compile,
+            prefix_cache=prefix_cache, budget=budget,
+            dtype=dtype, device=device, **({"compile": False} if no_compile else {}),
         )  # fmt: skip
         where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         drafters = ", ".join(service.scheduler.fleet.drafters) or "none"

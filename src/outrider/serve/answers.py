@@ -95,7 +95,8 @@ def head(service: Service, call: Call, kind: str) -> dict[str, Any]:
 
 
 def usage(call: Call) -> dict[str, Any]:
-    return usage_of([voice.end.usage for voice in call.voices if voice.end is not None], call.prompts)
+    cached = sum(voice.job.cached for voice in call.voices[:: call.request.n])  # each prompt once, as its tokens
+    return usage_of([voice.end.usage for voice in call.voices if voice.end is not None], call.prompts, cached)
 
 
 def extras(call: Call) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.tree import root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, Look, Round, Rows
+from .prefixes import Seen
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Fleet:
     drafters: dict[str, Drafter]
     failed: dict[str, str] = field(default_factory=dict)  # name -> what it said
     tell: Callable[[str, Exception], None] = lambda name, error: None
+    keeps: bool = True  # are texts kept, for which the hidden states of all tokens are needed?
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -69,7 +71,8 @@ class FleetDrafter:
         return self.fleet.taps
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FleetDrafting:
-        made = FleetDrafting(self.fleet, [self.choice] * len(prompts))
+        seen = Seen(self.taps if self.fleet.keeps else (), [[] for _ in prompts])
+        made = FleetDrafting(self.fleet, [self.choice] * len(prompts), seen)
         name = self.choice.name
         if not self.choice.plain and name not in self.fleet.failed:
             with self.fleet.guard(name):
@@ -81,6 +84,7 @@ class FleetDrafter:
 class FleetDrafting:
     fleet: Fleet
     owners: list[Choice]  # of every row
+    seen: Seen
     parts: dict[Choice, Drafting] = field(default_factory=dict)  # of choices that draft; rows in the batch's order
     trees: dict[Choice, DraftTree] = field(default_factory=dict)  # what they proposed in this round
     last: Round | None = None  # the last round, for those who show it
@@ -88,6 +92,7 @@ class FleetDrafting:
     def observe(self, round: Round) -> None:
         prompt = round.tree.ancestors is None
         self.last = None if prompt else round
+        self.seen.add(round)
         for choice, part, rows in self._working():
             with self.fleet.guard(choice.name):
                 seen = round if len(rows) == len(self.owners) else take(round, rows)
@@ -117,6 +122,7 @@ class FleetDrafting:
                 with self.fleet.guard(choice.name):
                     part.select(chosen)
         self.owners = [self.owners[i] for i in index]
+        self.seen.select(index)
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, FleetDrafting)
@@ -127,6 +133,7 @@ class FleetDrafting:
                 else:
                     self.parts[choice] = part
         self.owners = self.owners + other.owners
+        self.seen.join(other.seen)
 
     def _working(self) -> list[tuple[Choice, Drafting, list[int]]]:
         """The parts whose drafter has not failed, with their rows."""

@@ -96,6 +96,8 @@ class Job:
     deadline: float = float("inf")  # by time.monotonic
     watch: Watch | None = None
     show: bool = False  # are its trees wanted?
+    salt: str = ""  # only prompts of one salt share what was read
+    cached: int = 0  # tokens of its prompt that were copied, not read
     row: Row | None = None
     cancelled: bool = False  # set by whoever waits; looked at between two rounds
     arrived: float = field(default_factory=monotonic)

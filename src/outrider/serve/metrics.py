@@ -44,6 +44,8 @@ class Metrics:
         self.prefill = histogram("vllm:request_prefill_time_seconds", "From being read to the first token.", SECONDS)
         self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the end.", SECONDS)
         self.iteration = histogram("vllm:iteration_tokens_total", "Tokens that a round committed, all rows.", POWERS)
+        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for among texts read before.")
+        self.hits = counter("vllm:prefix_cache_hits", "Of those, copied and not read.")
         self.rounds = histogram("outrider:round_seconds", "A round, all of it.", SHORT)
         self.chunks = histogram("outrider:prefill_chunk_seconds", "A chunk of a prompt.", SECONDS)
         self.nodes = histogram(
@@ -68,6 +70,10 @@ class Metrics:
     def load(self, running: int, waiting: int) -> None:
         self.running.set(running)
         self.waiting.set(waiting)
+
+    def prefix(self, tokens: int, copied: int) -> None:
+        self.queries.inc(tokens)
+        self.hits.inc(copied)
 
     def chunk(self, seconds: float) -> None:
         self.chunks.observe(seconds)

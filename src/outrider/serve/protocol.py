@@ -23,7 +23,7 @@ REFUSED: dict[str, Any] = {
     "function_call": None, "store": False, "reasoning_effort": None, "suffix": None, "prompt_logprobs": None,
     "bad_words": [], "allowed_token_ids": None, "truncate_prompt_tokens": None, "include_stop_str_in_output": False,
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "length_penalty": 1.0, "use_beam_search": False,
-    "documents": None, "chat_template": None, "thinking_token_budget": None, "priority": 0, "cache_salt": None,
+    "documents": None, "chat_template": None, "thinking_token_budget": None, "priority": 0,
     "add_special_tokens": None, "best_of": 1, "logprob_token_ids": None, "return_tokens_as_token_ids": False,
     "guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None, "regex": None,
     "ebnf": None, "echo_logprobs": None, "repetition_detection": None,
@@ -106,6 +106,7 @@ class Common(Strict):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    cache_salt: str | None = Field(None, min_length=1, max_length=128)
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
     outrider: Ours | None = None

@@ -22,10 +22,11 @@ import torch
 
 from ..engine import Batch, Engine, Piece
 from ..request import Row
-from ..types import InputError
-from .fleet import Fleet, FleetDrafter
+from ..types import InputError, Keeper, Kept
+from .fleet import Fleet, FleetDrafter, FleetDrafting
 from .job import End, Job, Part, shown
 from .metrics import Metrics
+from .prefixes import Prefixes
 
 log = logging.getLogger("outrider.serve")
 
@@ -40,9 +41,9 @@ class Reading:
     pieces: list[Piece] = field(default_factory=list)
 
     @classmethod
-    def of(cls, engine: Engine, job: Job, row: Row) -> Reading:
+    def of(cls, engine: Engine, job: Job, row: Row, known: tuple[Kept, int] | None) -> Reading:
         def steps() -> Iterator[None]:
-            made.newcomer, made.pieces = yield from Batch.read(engine, [row])
+            made.newcomer, made.pieces = yield from Batch.read(engine, [row], known)
 
         made = cls(job, iter(()))
         made.steps = steps()
@@ -71,6 +72,7 @@ class Scheduler:
     rows: int = 8  # that decode at a time
     queue: int = 256  # that may wait
     prefill_share: float = 0.5
+    prefixes: Prefixes = field(default_factory=Prefixes)
     waiting: deque[Job] = field(default_factory=deque)
     jobs: dict[int, Job] = field(default_factory=dict)  # by the index of their rows: those being read or decoded
     batch: Batch | None = None
@@ -189,7 +191,10 @@ class Scheduler:
             job.row, job.started = Row(job.request, self.count), monotonic()
             self.jobs[self.count] = job
         engine = replace(self.engine, drafter=FleetDrafter(self.fleet, job.choice))
-        self.reading = Reading.of(engine, job, job.row)
+        known = self.prefixes.find(job.request.prompt, job.salt)
+        job.cached = 0 if known is None else known[1]
+        self.metrics.prefix(len(job.request.prompt), job.cached)
+        self.reading = Reading.of(engine, job, job.row, known)
 
     def _read(self) -> None:
         """One chunk of the newcomer's prompt; after the last it joins the others."""
@@ -203,6 +208,8 @@ class Scheduler:
             return
         if done:
             self.reading = None
+            if reading.newcomer is not None:
+                self._keep(reading.newcomer, 0)  # samples of one prompt come one after the other
             self._join(reading.newcomer)
             self._emit(reading.pieces)
         spent = monotonic() - began
@@ -227,10 +234,27 @@ class Scheduler:
             self._fail(error)
             return
         self.owed = max(0.0, self.owed - (monotonic() - began))
+        for i, row in enumerate(self.batch.rows):
+            if row.finish in ("eos", "stop", "length"):
+                self._keep(self.batch, i)
         last = getattr(self.batch.drafting, "last", None)
         self.metrics.round(last, pieces, monotonic() - began)
         self._emit(pieces, last)
         self._leave()
+
+    def _keep(self, batch: Batch, i: int) -> None:
+        """What row i has read stays, for prompts that begin like it."""
+        row, session, drafting = batch.rows[i], batch.session, batch.drafting
+        if not isinstance(session, Keeper) or row.index not in self.jobs:
+            return
+        assert isinstance(drafting, FleetDrafting)
+        tokens = [*row.request.prompt, *row.output][: row.length]
+        try:
+            self.prefixes.add(
+                tokens, lambda: session.taken(i, tokens, drafting.seen.of(i, len(tokens))), self.jobs[row.index].salt
+            )
+        except (RuntimeError, MemoryError):  # no memory for copies
+            self.prefixes.clear()
 
     def _leave(self) -> None:
         assert self.batch is not None
@@ -275,8 +299,8 @@ class Scheduler:
         self.metrics.failed_rounds.inc()
         self._recover()
 
-    @staticmethod
-    def _recover() -> None:
+    def _recover(self) -> None:
+        self.prefixes.clear()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

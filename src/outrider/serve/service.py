@@ -201,6 +201,7 @@ class Service:
                 job = Job(
                     row, choice, channel.deliver(len(voices)), time.monotonic() + self.limits.seconds,
                     watch if used else None, bool(request.outrider and request.outrider.rounds),
+                    request.cache_salt or "",
                 )  # fmt: skip
                 voices.append(Voice(job, stops, TextStream(self.llm.decode, stops.strings)))
         return Call(name, request, channel, voices, sum(map(len, prompts)), echoes, caller)

@@ -12,6 +12,7 @@ from ..llm import LLM, load
 from ..types import Drafter
 from .fleet import Fleet
 from .metrics import Metrics
+from .prefixes import Prefixes
 from .scheduler import Scheduler
 from .service import Limits, Service
 
@@ -27,6 +28,7 @@ def start(
     queue: int = 256,
     seconds: float = 600.0,
     prefill_share: float = 0.5,
+    prefix_cache: int = 512,
     **options: Any,
 ) -> Service:
     """Load a model and its drafters. The first drafter is the default (without any: the model's own); `none` serves
@@ -37,7 +39,7 @@ def start(
     for spec in chosen[1:]:
         loaded[spec] = drafters.load(spec, llm.target, llm.tokenizer)
     loaded.pop("none", None)
-    return service_of(llm, loaded, name or llm.name, rows, queue, seconds, prefill_share)
+    return service_of(llm, loaded, name or llm.name, rows, queue, seconds, prefill_share, prefix_cache)
 
 
 def service_of(
@@ -48,14 +50,16 @@ def service_of(
     queue: int = 256,
     seconds: float = 600.0,
     prefill_share: float = 0.5,
+    prefix_cache: int = 512,
 ) -> Service:
-    """A service around a model that is loaded already."""
+    """A service around a model that is loaded already. `prefix_cache`: MiB for what finished rows have read."""
     metrics = Metrics(name or llm.name)
 
     def tell(drafter: str, error: Exception) -> None:
         metrics.failed_drafters.inc()
         log.error(json.dumps({"event": "drafter switched off", "drafter": drafter, "why": type(error).__name__}))
 
-    fleet = Fleet(loaded, tell=tell)
-    scheduler = Scheduler(llm.engine(), fleet, metrics, rows, queue, prefill_share)
+    fleet = Fleet(loaded, tell=tell, keeps=prefix_cache > 0)
+    prefixes = Prefixes(rows, prefix_cache << 20)
+    scheduler = Scheduler(llm.engine(), fleet, metrics, rows, queue, prefill_share, prefixes)
     return Service(llm, scheduler, name or llm.name, Limits(seconds=seconds))

@@ -112,6 +112,17 @@ class TreeCache(Cache):
         self.fresh = False
         self._hold(slabs, self.rows)
 
+    def taken(self, row: int, n: int) -> list[tuple[Tensor, ...]]:
+        """A copy of the first `n` slots of a row: every layer's keys and values [1, h, n, d]."""
+        return [tuple(part[row : row + 1, :, :n].clone() for part in layer.wide) for layer in self.tree_layers]
+
+    def fill(self, layers: Sequence[tuple[Tensor, ...]], n: int) -> None:
+        """The first `n` slots of such a copy as the one row of this cache, as if a first pass had written them."""
+        for layer, parts in zip(self.tree_layers, layers, strict=True):
+            if parts:
+                layer.lazy_initialization(*(part[:, :, :n] for part in parts))
+        self.pack()
+
     def _hold(self, slabs: list[Tensor], rows: int) -> None:
         """Take these slabs, of which the first `rows` rows are in use."""
         self.slabs, self.rows = slabs, rows

@@ -22,9 +22,8 @@ from ..types import InputError, Look, Prefill
 from . import aligned, attention, exact, families
 from .cache import TreeCache
 from .graphs import PROOFS, Graphs
-from .session import Pass, TreeSession
+from .session import CHUNK, Pass, TreeSession
 
-CHUNK = 512  # tokens of a prompt read per pass
 SLACK = 256  # slots beyond the context that a tree may use
 
 
@@ -95,7 +94,8 @@ class HFTarget:
         return TreeSession(self, TreeCache(int(self.config.num_hidden_layers), capacity, limit))
 
     def read(self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]) -> Iterator[Prefill]:
-        """Prompts, right-padded, CHUNK tokens at a time. Pads lie beyond a row's length and are overwritten.
+        """Prompts, right-padded, CHUNK tokens at a time, from where a lone row already is. Pads lie beyond a row's
+        length and are overwritten.
 
         A chunk's logits are computed at the rows' last tokens alone.
         """
@@ -104,7 +104,7 @@ class HFTarget:
         if n > session.cache.limit:
             raise InputError(f"a prompt has {n} tokens and the cache is limited to {session.cache.limit}; shorten it")
         tokens = padded(prompts, device)
-        for first in range(0, n, CHUNK):
+        for first in range(session.longest, n, CHUNK):
             end = min(first + CHUNK, n)
             counts = [min(max(size - first, 0), end - first) for size in sizes]
             count = torch.tensor(counts, dtype=torch.long, device=device)

@@ -6,7 +6,7 @@ stand, and who sees whom. Targets (`hf.py`, `seq2seq.py`) turn it into their own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -16,12 +16,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core.padding import additive
-from ..types import DraftTree, InputError, Look, Prefill, Session
+from ..core.tree import chain_of
+from ..types import DraftTree, InputError, Kept, Look, Prefill, Session
 from .attention import OPEN
 from .cache import TreeCache
 
 if TYPE_CHECKING:
     from .exact import Exactness
+
+
+CHUNK = 512  # tokens of a prompt read per pass
 
 
 @dataclass
@@ -156,6 +160,7 @@ class Runner(Protocol):
     """A target as its sessions see it."""
 
     device: torch.device
+    vocab: int
     exactness: Exactness | None  # what its passes need so that drafts change no bit; None: equal up to rounding
 
     def read(
@@ -185,6 +190,34 @@ class TreeSession:
         self.lengths = torch.zeros(len(prompts), dtype=torch.long, device=self.target.device)
         self.host = [0] * len(prompts)
         yield from self.target.read(self, prompts, taps)
+
+    @torch.no_grad()
+    def resume(self, prompt: Sequence[int], taps: tuple[int, ...], kept: Kept, same: int) -> Iterator[Prefill]:
+        """As `prefill` of one prompt, whose first `same` tokens are copied from `kept`, chunk by chunk too.
+
+        Nobody reads logits inside a prompt: those of copied chunks are zeros.
+        """
+        assert 0 < same < len(prompt), "the last token of a prompt is read, for what follows it"
+        device = self.target.device
+        self.lengths, self.host = torch.zeros(1, dtype=torch.long, device=device), [0]
+        self.cache.fill(kept.layers, same)
+        for first in range(0, same, CHUNK):
+            end = min(first + CHUNK, same)
+            count = torch.tensor([end - first], device=device)
+            tree = chain_of(torch.tensor([list(prompt[first:end])], device=device), count, matrix=False)
+            features = {tap: kept.features[tap][None, first:end] for tap in taps}
+            self.advance(count, [end - first])
+            logits = torch.zeros(1, 1, 1, device=device).expand(1, 1, self.target.vocab)
+            upcoming = torch.tensor([prompt[end]], device=device)
+            yield Prefill(tree, Look(logits, features), count, (False,), upcoming)
+        yield from self.target.read(self, [prompt], taps)
+
+    def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Tensor]) -> Kept | None:
+        """A copy of what this row has read: `tokens`, its first ones. None for an encoder's rows."""
+        if self.companion is not None:
+            return None
+        assert len(tokens) <= self.host[row]
+        return Kept(tuple(tokens), self.cache.taken(row, len(tokens)), features)
 
     @torch.no_grad()
     def forward(

@@ -1,0 +1,137 @@
+"""What finished rows have read is used again: the same texts, the same drafts, and nobody else's."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from serve_world import Serve
+
+from outrider import drafters
+from outrider.core.stopping import Stop
+from outrider.engine import Engine, generate
+from outrider.llm import LLM
+from outrider.request import Request
+from outrider.serve.fleet import Choice
+from outrider.serve.job import End, Event, Job, Part
+from outrider.serve.prefixes import LEAST, Prefixes, common
+from outrider.serve.scheduler import Scheduler
+from outrider.serve.start import service_of
+from outrider.types import Kept, Sampling
+
+STORY = (
+    "Once upon a time there was a little girl who lived in a house by the sea. Every day she went down to the shore "
+    "and looked for shells. One day she found a big one."
+)
+
+
+def write(scheduler: Scheduler, choice: str, asked: Sequence[Request], salt: str = "") -> list[tuple[list[int], Job]]:
+    """One after the other, so that each may go on from the one before."""
+    made = []
+    for request in asked:
+        events: queue.Queue[Event] = queue.Queue()
+        job = Job(request, Choice(choice), events.put, salt=salt)
+        scheduler.submit([job])
+        tokens: list[int] = []
+        while isinstance(event := events.get(timeout=120), Part):
+            tokens += event.tokens
+        assert isinstance(event, End)
+        assert event.finish in ("eos", "length"), event
+        made.append((tokens, job))
+    return made
+
+
+def request(llm: LLM, prompt: Sequence[int], seed: int, limit: int = 12) -> Request:
+    return Request(list(prompt), seed, limit, Sampling(0.7), Stop(llm.eos, (), limit).cut)
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize("choice", ["", "lookup", "eagle"])
+def test_a_chat_that_goes_on(llm: LLM, loaded: Any, choice: str) -> None:
+    """Each turn copies the turns before it. Texts and drafts are those of a server that reads all of it again."""
+    scheduler = service_of(llm, loaded, "demo", rows=2).scheduler
+    afresh = service_of(llm, loaded, "demo", rows=2, prefix_cache=0).scheduler
+    for one in (scheduler, afresh):
+        one.thread.start()
+    plain = Engine(llm.target, drafters.load("none"), llm.engine().budget, llm.engine().race)
+    prompt, copied = llm.encode(STORY), []
+    for turn in range(4):
+        asked = request(llm, prompt, turn)
+        ((tokens, job),) = write(scheduler, choice, [asked])
+        ((again, other),) = write(afresh, choice, [asked])
+        (row,) = {piece.row.index: piece.row for piece in generate(plain, [asked])}.values()
+        assert tokens == again == row.output
+        assert job.row is not None
+        assert other.row is not None
+        counts = [(u.rounds, u.drafted, u.accepted_at) for u in (job.row.usage, other.row.usage)]
+        assert counts[0] == counts[1], "a drafter that went on from a copy drafts as one that has read everything"
+        assert other.cached == 0
+        copied.append(job.cached)
+        prompt = [*prompt, *tokens, *llm.encode(" And then")]
+    assert copied[0] == 0
+    assert all(a < b for a, b in itertools.pairwise(copied)), copied
+    assert copied[1] > len(llm.encode(STORY)), "the answer is reused, not the prompt alone"
+    for one in (scheduler, afresh):
+        one.close()
+        one.thread.join(30)
+        assert not one.dead
+        assert not one.fleet.failed
+
+
+@pytest.mark.trained
+def test_samples_of_one_prompt_share_its_reading(llm: LLM, loaded: Any, start: Serve) -> None:
+    served = start(service_of(llm, loaded, "demo", rows=4))
+    body = {"prompt": STORY, "max_tokens": 8, "n": 3, "seed": 5, "temperature": 0.9}
+    made = served.post("/v1/completions", body)
+    words = [choice["text"] for choice in made["choices"]]
+    alone = [served.post("/v1/completions", {**body, "n": 1, "seed": 5 + j}) for j in range(3)]
+    assert words == [one["choices"][0]["text"] for one in alone]
+    told = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (made, *alone)]
+    assert told == [0, *[len(llm.encode(STORY)) - 1] * 3]
+    page = served.send("GET", "/metrics")[2].decode()
+    hits = next(line for line in page.splitlines() if line.startswith("vllm:prefix_cache_hits_total{"))
+    assert float(hits.split()[1]) == 5 * (len(llm.encode(STORY)) - 1)
+
+
+@pytest.mark.trained
+def test_a_salt_keeps_texts_apart(llm: LLM, loaded: Any, start: Serve) -> None:
+    served = start(service_of(llm, loaded, "demo", rows=2))
+
+    def cached(**more: Any) -> int:
+        made = served.post("/v1/completions", {"prompt": STORY, "max_tokens": 2, **more})
+        return int(made["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached(cache_salt=s) > 0 for s in ("mine", "yours", "mine")] == [False, False, True]
+    assert [cached() > 0 for _ in range(2)] == [False, True]
+
+
+def kept(tokens: Sequence[int]) -> Kept:
+    return Kept(tuple(tokens), [(torch.zeros(1, 1, len(tokens), 4),) * 2], {-1: torch.zeros(len(tokens), 3)})
+
+
+def test_the_longest_beginning_is_found_and_the_oldest_text_goes() -> None:
+    room = Prefixes(rows=2)
+    a, b, c = (list(range(first, first + 40)) for first in (0, 100, 200))
+    for text in (a, b):
+        room.add(text, lambda text=text: kept(text))  # type: ignore[misc]
+    assert room.find([*a[:30], 7, 8]) is not None
+    assert room.find([*a[:30], 7, 8])[1] == 30  # type: ignore[index]
+    assert room.find(a)[1] == 39, "the last token of a prompt is read"  # type: ignore[index]
+    assert room.find([*a[: LEAST - 1], 7]) is None
+    assert room.find(a, "salt") is None
+    room.add(c, lambda: kept(c))  # b was not asked for since
+    assert [text.tokens[0] for _, text in room.texts] == [0, 200]
+    room.add([*c, 1, 2], lambda: kept([*c, 1, 2]))  # goes on from c, and replaces it
+    assert [len(text.tokens) for _, text in room.texts] == [40, 42]
+    room.add(c, lambda: pytest.fail("it is there already"))
+    small = Prefixes(rows=9, limit=kept(a).bytes)
+    small.add(a, lambda: kept(a))
+    small.add(b, lambda: kept(b))
+    assert [text.tokens[0] for _, text in small.texts] == [100]
+    assert common([1, 2, 3], [1, 2, 4]) == 2
+    assert replace(room, limit=0).add(b, lambda: pytest.fail("switched off")) is None
