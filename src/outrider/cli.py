@@ -71,7 +71,8 @@ INTERRUPTED = 130
 
 # What a folder or a disk may refuse: bad input, not a failure of ours.
 UNUSABLE = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR,
+    errno.ENAMETOOLONG,
 )  # fmt: skip
 
 

@@ -40,6 +40,30 @@ def write(path: str | Path, content: str | Callable[[Path], object]) -> Path:
     return path
 
 
+def append(path: str | Path, line: str) -> None:
+    """Append a line to a file, whole or not at all; a file without a line is not left behind.
+
+    Args:
+        path: the file, which may be there or not; its folder must exist.
+        line: UTF-8 text without the line's end.
+
+    Raises:
+        InputError: the disk is full or the file cannot be written.
+    """
+    path = Path(path)
+    with writing(path), path.open("ab", buffering=0) as file:
+        end = file.tell()
+        rest = line.encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(end)
+            if not end:
+                path.unlink()
+            raise
+
+
 @contextmanager
 def folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     """An empty folder to fill, which gets its name at the end of the block; after an error there is nothing.
@@ -77,15 +101,59 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def regular(path: str | Path) -> Path:
-    """An output file that may be there or not, but is no device, pipe or folder.
+    """An output file, checked before work begins: it may be there or not, but is no device, pipe or folder.
 
     Raises:
-        InputError: it is one.
+        InputError: it is one, or a folder above it is none.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file, which the output must be; name a file")
+    _check_above(path)
     return path
+
+
+def fillable(path: str | Path) -> Path:
+    """An output folder, checked before work begins: it may be there or not, but it is no file.
+
+    Raises:
+        InputError: it is one, or a folder above it is none.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; --out names a folder")
+    _check_above(path)
+    return path
+
+
+def _check_above(path: Path) -> None:
+    above = next((p for p in path.absolute().parents if p.exists()), path.absolute().parent)
+    if not above.is_dir():
+        raise InputError(f"{path} cannot be written, since {above} is a file; name another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written, since you may not write to {above}; name another place")
+
+
+@contextmanager
+def clearing(folder: str | Path, *results: str) -> Iterator[None]:
+    """A block that fills a folder. If it is refused before it has a result, what it wrote is removed.
+
+    Args:
+        folder: made by the block, or there before; what was in it then stays.
+        results: patterns of the files that are worth keeping, such as "*.safetensors".
+    """
+    folder = Path(folder)
+    before = {p for p in (folder, *folder.parents) if p.exists()} | set(folder.glob("*"))
+    try:
+        yield
+    except InputError:
+        if not any(file for pattern in results for file in folder.rglob(pattern)):
+            for made in set(folder.glob("*")) - before:
+                shutil.rmtree(made) if made.is_dir() else made.unlink()
+            for made in (folder, *folder.parents):
+                if made.exists() and made not in before:
+                    made.rmdir()
+        raise
 
 
 def _refused(path: str | Path, error: Exception) -> InputError:

@@ -145,6 +145,6 @@ def progress(steps: int) -> Iterator[Advance]:
     """A bar with the time left on stderr; what it yields is told what comes next, once for each step."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading", total=steps)
         yield lambda what: bar.update(task, advance=1, description=what)

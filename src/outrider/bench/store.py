@@ -30,8 +30,7 @@ class Store:
     @classmethod
     def open(cls, folder: Path, header: dict[str, Any]) -> Store:
         """A folder that is new, or holds a run of the same settings. Nothing is written before `begin`."""
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file; --out names a folder")
+        files.fillable(folder)
         if (folder / "run.json").exists():
             old = read_header(folder)
             for name in FIXED:
@@ -50,11 +49,9 @@ class Store:
 
     def begin(self) -> None:
         """Write the header, once nothing more can be refused. Raises InputError where the folder cannot be written."""
-        try:
+        with files.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.write(self.folder / "run.json", json.dumps(self.header, indent=1) + "\n")
-        except OSError as error:
-            raise InputError(f"{self.folder} cannot be written: {error.strerror}; give another --out") from None
+        files.write(self.folder / "run.json", json.dumps(self.header, indent=1) + "\n")
 
     def said(self) -> str:
         """What is kept, in a few words."""
@@ -62,14 +59,12 @@ class Store:
         return f"{count} answers are kept in {self.folder}" if count != 1 else f"1 answer is kept in {self.folder}"
 
     def add(self, sample: Sample) -> None:
+        files.append(self.folder / "samples.jsonl", json.dumps(sample.document(), separators=(",", ":")))
         self.samples.append(sample)
-        with (self.folder / "samples.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(sample.document(), separators=(",", ":")) + "\n")
 
     def fail(self, failure: Failure) -> None:
+        files.append(self.folder / "failures.jsonl", json.dumps(asdict(failure)))
         self.failures.append(failure)
-        with (self.folder / "failures.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(failure)) + "\n")
 
 
 def read_header(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import hub
 from ..types import InputError
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, listed by NAME.index.json
@@ -23,8 +24,9 @@ def folder_of(path: str | Path) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return folder
-    if folder.exists() or str(path).count("/") != 1 or str(path).startswith(("/", ".", "~")):
-        raise InputError(f"{path} is no folder of a drafter: it is not there")
+    if folder.exists() or "/" not in str(path):
+        raise InputError(f"there is no folder {path}; name the folder or the hub id of a drafter")
+    hub.ensure(str(path))
     from huggingface_hub import snapshot_download
 
     try:

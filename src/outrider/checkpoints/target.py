@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .. import hub
 from ..types import InputError, Target
 from .files import Weights, json_of
 
@@ -114,8 +115,9 @@ def _json(model: str | Path, name: str) -> dict[str, Any]:
 def _file(model: str | Path, name: str) -> Path:
     if Path(model).is_dir():
         return Path(model) / name
-    if Path(model).exists() or str(model).count("/") != 1 or str(model).startswith(("/", ".", "~")):
-        raise InputError(f"there is no model {model}; name a folder or a hub id")
+    if Path(model).exists():
+        raise InputError(f"{model} is a file; name the folder of a model or a hub id")
+    hub.ensure(str(model))
     from huggingface_hub import hf_hub_download
 
     try:

@@ -89,7 +89,8 @@ def bars() -> Iterator[Progress]:
 
     tasks: dict[str, Any] = {}
     columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
 
         def progress(part: str, done: int, of: int) -> None:
             if part not in tasks:

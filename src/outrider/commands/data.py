@@ -73,7 +73,8 @@ def generate(
     if llm.tokenizer is None:
         raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=as_json) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as bar:
         task = bar.add_task("", total=len(asked))
         written = answers.write(
             llm.target, llm.drafter, llm.tokenizer, asked, out, max_new_tokens, temperature, seed, batch_size, opening,

@@ -27,17 +27,22 @@ def export(
     --verify finds that: each key and shape, NaN, the draft vocabulary, the layers, the fields of the config, and
     whether it is this target's drafter.
     """
+    from .. import hub
+    from .import_ import facts_of
+    from .loading import located
+
+    hub.ensure(folder)
+    place = located(model)  # before torch is imported
     from ..checkpoints import read
     from ..checkpoints.check import check
     from ..checkpoints.write import FORMATS, write
     from ..types import InputError
-    from .import_ import facts_of
 
     if to not in FORMATS:
         raise InputError(f"--to names no format {to!r}; choose one of {', '.join(FORMATS)}")
     if out is None and not verify:
         raise InputError("say where the folder goes (--out DIR), or check one that is there (--verify)")
-    facts = facts_of(model)
+    facts = facts_of(place)
     faults: list[str] = []
 
     def inspect(made: Path) -> None:

@@ -10,6 +10,7 @@ from . import options as opt
 
 if TYPE_CHECKING:
     from ..checkpoints import Facts, Found
+    from ..targets import Place
 
 
 def import_(
@@ -29,11 +30,15 @@ def import_(
     Reads EAGLE, EAGLE-2, HASS and EAGLE-3 of SafeAILab, speculators, Medusa (three layouts, and vLLM's) and Hydra. What
     is missing, unknown, of another shape or not a number is refused by name.
     """
+    from .. import hub
+
+    hub.ensure(folder)
+    facts = facts_of(model) if model else None
     from ..checkpoints import read
     from ..checkpoints.native import check
     from ..checkpoints.write import keep
 
-    found = read(folder, facts_of(model) if model else None)
+    found = read(folder, facts)
     check(found, folder)
     if out is not None:
         keep(found, out)
@@ -45,12 +50,14 @@ def import_(
         show(found, folder, out)
 
 
-def facts_of(model: str | None) -> Facts:
+def facts_of(model: str | Place | None) -> Facts:
     """A target's facts by its name."""
-    from ..checkpoints import Facts
-    from ..targets.names import find
+    from .loading import located
 
-    return Facts.at(find(model).where)
+    where = located(model).where  # before torch is imported
+    from ..checkpoints import Facts
+
+    return Facts.at(where)
 
 
 def summary(found: Found) -> dict[str, Any]:

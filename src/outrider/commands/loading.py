@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from .. import hub
 from ..params import InputError
-from ..targets.names import Place, find
+from ..targets.names import DEMO, SMOLLM2, Place, find
 from . import check_place
 
 if TYPE_CHECKING:
     from ..llm import LLM
-
-PATIENCE = 3.0  # seconds until the hub counts as out of reach
 
 
 def load(
@@ -36,6 +32,8 @@ def load(
     """The model of a command line with its drafters and its budget."""
     check_budget(budget, len(drafter or [""]))
     place = located(model)
+    for spec in drafter or ():
+        check_drafter(spec)
     here = Path(place.where).exists()
     if here:  # the spinner says it; a download shows its own progress
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -56,37 +54,16 @@ def located(model: str | Place | None) -> Place:
     What is in the hub's cache is then used as it is.
     """
     place = find(model)
-    if Path(place.where).exists() or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        return place
-    if not reachable(os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
+    if not hub.ensure(place.where, place.hint):
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
-        from huggingface_hub import try_to_load_from_cache
-
-        if not isinstance(try_to_load_from_cache(place.where, "config.json"), str):
-            hint = place.hint or "check the name and the network"
-            raise InputError(f"{place.where} is neither a folder nor in the cache, and the hub is out of reach; {hint}")
     return place
 
 
-def reachable(url: str) -> bool:
-    """Does the host of `url`, or the proxy before it, take a connection within `PATIENCE`?"""
-    parts = urlsplit(url)
-    proxies = [os.environ.get(n) for n in (f"{parts.scheme}_proxy", f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")]
-    parts = urlsplit(next(filter(None, proxies), url))
-    port = parts.port or (80 if parts.scheme == "http" else 443)
-    found: list[bool] = []
-
-    def connect() -> None:
-        try:
-            socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
-            found.append(True)
-        except OSError:
-            pass
-
-    trial = Thread(target=connect, daemon=True)  # looking up a name has no time limit of its own
-    trial.start()
-    trial.join(PATIENCE)
-    return bool(found)
+def check_drafter(spec: str) -> None:
+    """Refuse the SPEC of a drafter that is on the hub, such as eagle:ORG/NAME, if the hub cannot be reached."""
+    where = spec.partition("?")[0].partition(":")[2]
+    if where.count("/") == 1 and hub.is_id(where) and where.split("/")[0] not in (DEMO, SMOLLM2):
+        hub.ensure(where)
 
 
 def check_budget(budget: str, drafters: int) -> None:

@@ -42,9 +42,14 @@ def serve(
     An answer is a function of prompt, seed and parameters; load, neighbours and drafters do not change it. Open the
     address in a browser for a page to chat on.
     """
-    from ..types import InputError
-    from . import check_place
+    from ..params import InputError
+    from . import check_names, check_place
+    from .loading import check_drafter, located
 
+    check_names(dtype, device)
+    place = located(model)  # before torch is imported
+    for spec in drafter or ():
+        check_drafter(spec)
     check_place(dtype, device)
     try:
         from ..serve.server import listen, run
@@ -56,7 +61,7 @@ def serve(
     logging.getLogger("outrider.serve").setLevel(logging.WARNING if quiet else logging.INFO)
     with listen(host, port) as sock:
         service = start(
-            model, drafter or None, name=name, rows=rows, queue=queue, seconds=timeout, prefill_share=prefill_share,
+            place, drafter or None, name=name, rows=rows, queue=queue, seconds=timeout, prefill_share=prefill_share,
             prefix_cache=prefix_cache, budget=budget,
             dtype=dtype, device=device, **({"compile": False} if no_compile else {}),
         )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import plugins
+from .. import files, plugins
 from . import options as opt
 
 
@@ -60,17 +60,21 @@ def train(
     """
     import json
 
-    from ..targets import find, load_target, load_tokenizer
+    from . import check_names, check_place
+    from .loading import located
+
+    check_names(dtype, device)
+    files.fillable(out)
+    place = located(model)  # before torch is imported
+    from ..targets import load_target, load_tokenizer
     from ..training import data as text
     from ..training import loop
     from ..training.objectives import options_of
     from ..training.recipe import Recipe
     from ..types import InputError
-    from . import check_place
 
     check_place(dtype, device)
     options = read_options(method, choice or [], options_of(method))
-    place = find(model)
     recipe = Recipe(
         method, steps, rows, length, accumulate, lr, warmup=warmup, clip=clip, decay=decay, seed=seed, bf16=bf16,
         half_features=half_features, cache=cache, cache_dtype=cache_dtype, evaluate=evaluate, prompts=limit,

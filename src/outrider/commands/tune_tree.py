@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import files
 from . import check_names
 from . import options as opt
 
@@ -59,6 +61,8 @@ def tune_tree(
     for name, value in (("--max-new-tokens", max_new_tokens), ("--ranks", ranks), ("--batch-size", batch_size)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
+    if out is not None:
+        files.regular(out)
     law = Sampling(temperature)
     check_names(dtype, device)
     prompts = read(prompts_file, limit)
@@ -74,10 +78,8 @@ def tune_tree(
     about = {"target": llm.name, "drafter": drafter, "temperature": temperature, "prompts": len(prompts), "seed": seed}
     found = tuning.document(tuned, measured, about)
     if out is not None:
-        write(out, found)
+        files.write(out, json.dumps(found, indent=1) + "\n")
     if as_json:
-        import json
-
         typer.echo(json.dumps(found))
     else:
         show(tuned, measured, out, store)
@@ -90,18 +92,6 @@ def folder_of(spec: str) -> str:
     body = spec.partition("?")[0]
     name, _, path = body.partition(":")
     return path if name in drafters.names() else body
-
-
-def write(file: str, found: dict[str, Any]) -> None:
-    import json
-    from pathlib import Path
-
-    from ..types import InputError
-
-    try:
-        Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"the tree cannot be written to {file}: {error.strerror or error}") from None
 
 
 def show(tuned: Tuned, measured: Measured, out: str | None, store: bool) -> None:

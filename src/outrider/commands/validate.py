@@ -24,12 +24,17 @@ def validate(
     It is read in the precision that generate runs. A control with a wrong mask must be far off, or the proof proves
     nothing. Ends in PASS bits, PASS rounding or FAIL, and exits 1 on FAIL.
     """
+    from . import check_names, check_place
+    from .loading import located, spinner
+
+    check_names(dtype, device)
+    place = located(model)
+    check_place(dtype, device)
     from ..targets import load_target
     from ..targets.validate import validate as prove
-    from . import check_place
 
-    check_place(dtype, device)
-    target = load_target(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact)
+    with spinner(f"loading {place}"):
+        target = load_target(place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact)
     report = prove(target, seed)
     if as_json:
         import json

@@ -11,6 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
+from .. import hub
 from ..types import InputError
 from . import gguf, names
 from .hf import HFTarget
@@ -62,6 +63,7 @@ def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = F
     place = names.find(model)
     if place.gguf:
         return gguf.read_tokenizer(Path(place.where) / place.gguf)
+    hub.ensure(place.where, place.hint)
     try:
         return AutoTokenizer.from_pretrained(place.where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -103,6 +105,7 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any]) -> Any
     where, name = place.where, place.name
     if Path(where).exists():
         _check_folder(Path(where))
+    hub.ensure(where, place.hint)
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust)
     except (OSError, ValueError, KeyError, TypeError) as error:

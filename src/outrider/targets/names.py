@@ -6,7 +6,6 @@ beside a model (its drafters) is named below it: `demo/hass`, `smollm2/eagle`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..hub import is_id
 from ..params import InputError
 
 DEMO, SMOLLM2 = "demo", "smollm2"
@@ -84,9 +84,9 @@ def find(model: Any = None) -> Place:
 
 def _check_id(name: str) -> None:
     """Refuse what is no folder here and cannot be a hub id, such as a mistyped path."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/"):
+    if name.startswith(".") or ("/" in name and not is_id(name)):
         raise InputError(f"there is no folder {name}")
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if not is_id(name):
         raise InputError(f"a model is {DEMO}, {SMOLLM2}, a .gguf file, a folder or a hub id, not {name!r}")
 
 

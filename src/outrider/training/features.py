@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from .. import files
 from ..core.padding import additive
 from ..targets import HFTarget, attention
 from ..types import InputError
@@ -107,7 +108,8 @@ class FeatureCache:
             raise InputError(f"the feature cache keeps {', '.join(KINDS)}, not {kind!r}")
         self.taps, (self.bits, self.dtype) = taps, KINDS[kind]
         self.shape = (*rows.tokens.shape, width)
-        folder.mkdir(parents=True, exist_ok=True)
+        with files.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         size = int(np.prod(self.shape)) * np.dtype(self.bits).itemsize
         lacking = [t for t in taps if not (folder / f"{t}.bin").exists()]
         free = shutil.disk_usage(folder).free
@@ -125,7 +127,7 @@ class FeatureCache:
                 f"{folder} holds the features of other rows, or of another target or precision; "
                 "give another folder, or remove it"
             )
-        mark.write_text(json.dumps(told), encoding="utf-8")
+        files.write(mark, json.dumps(told))
         self.data = {t: self._map(folder / f"{t}.bin", self.bits, self.shape) for t in taps}
         self.known = {t: self._map(folder / f"{t}.rows", np.uint8, self.shape[:1]) for t in taps}
 

@@ -76,22 +76,20 @@ def write(
     try:
         with files.writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            with out.open("a", encoding="utf-8") as file:
-                for piece in generate(engine, requests, batch_size):
-                    if piece.row.finish is None:
-                        continue
-                    i, _, what = waiting[piece.row.index]
-                    answer = text_of(piece.row.output)
-                    if isinstance(what, str):
-                        line = {"id": i, "prompt": text_of(prompts[piece.row.index]), "completion": answer}
-                    else:
-                        line = {"id": i, "messages": [*what, {"role": "assistant", "content": answer}]}
-                    line["ends"] = piece.row.finish == "eos"  # an answer that was cut off has no end to learn
-                    if answer.strip():
-                        file.write(json.dumps(line) + "\n")
-                        file.flush()
-                        written += 1
-                    done(1)
+        for piece in generate(engine, requests, batch_size):
+            if piece.row.finish is None:
+                continue
+            i, _, what = waiting[piece.row.index]
+            answer = text_of(piece.row.output)
+            if isinstance(what, str):
+                line = {"id": i, "prompt": text_of(prompts[piece.row.index]), "completion": answer}
+            else:
+                line = {"id": i, "messages": [*what, {"role": "assistant", "content": answer}]}
+            line["ends"] = piece.row.finish == "eos"  # an answer that was cut off has no end to learn
+            if answer.strip():
+                files.append(out, json.dumps(line))
+                written += 1
+            done(1)
     except KeyboardInterrupt:
         more = f"{written} answer{'' if written == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}, the same command goes on from there") from None

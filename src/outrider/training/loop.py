@@ -87,9 +87,6 @@ def train(
     start, loss, best, tau = state.resume(out)
     log = Log(out, start, recipe.steps, main, quiet)
     look = _looker(target, objective.taps, recipe, rows, log.say, print_)
-    if main:  # nothing is left behind by what was refused so far
-        recipe.keep(out)
-        log.open()
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
 
     def see_test(batch: Batch) -> TargetFeatures:
@@ -97,7 +94,11 @@ def train(
 
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
-    with _interruptible() as asked, files.writing(out), log:
+    keeping = files.clearing(out, "checkpoint.pt", "*.safetensors") if main else nullcontext()
+    with _interruptible() as asked, keeping, files.writing(out), log:
+        if main:
+            recipe.keep(out)
+            log.open()
         for step in range(start, last):
             began = time.perf_counter()
             loss, tokens, parts = state.step(step, rows, look)

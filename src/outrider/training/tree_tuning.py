@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from .. import files
 from ..budgets.adaptive import FixedBudget
 from ..core.padding import padded
 from ..core.tree import chain
@@ -211,4 +212,4 @@ def store(folder: str, tuned: Tuned) -> None:
             f"{folder or 'this drafter'} has no config that could hold a tree; write it to a file by --out"
         )
     config["tree"] = [list(p) for p in tuned.paths]
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    files.write(file, json.dumps(config, indent=2) + "\n")

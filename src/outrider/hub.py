@@ -1,0 +1,78 @@
+"""Is the model hub within reach? Found out in seconds, before its client retries for half a minute."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+
+from .params import InputError
+
+PATIENCE = 3.0  # seconds until the hub counts as out of reach
+
+
+def ensure(name: str, hint: str = "") -> bool:
+    """Can the model or drafter of this name be read: from its folder, from the hub, or from the hub's cache?
+
+    Args:
+        name: a folder, or a hub id such as "org/model".
+        hint: what else the user can do, for the error.
+
+    Returns:
+        False where only the hub's cache is left, because the hub is out of reach; else True.
+
+    Raises:
+        InputError: there is no such folder, and the name cannot be a hub id; or the hub is out of reach, and its
+            cache does not hold the name.
+    """
+    if Path(name).exists():
+        return True
+    if not is_id(name):
+        raise InputError(f"there is no folder {name}")
+    if offline() or reachable(os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
+        return True
+    if not cached(name):
+        hint = hint or "check the name and the network"
+        raise InputError(f"{name} is neither a folder nor in the cache, and the hub is out of reach; {hint}")
+    return False
+
+
+def is_id(name: str) -> bool:
+    """Can this be a hub id, such as "gpt2" or "org/model"? A path of more parts cannot."""
+    return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name))
+
+
+def offline() -> bool:
+    """Has the user said that the hub is not to be asked (HF_HUB_OFFLINE=1)?"""
+    return os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no", "off")
+
+
+def cached(name: str) -> bool:
+    """Does the hub's cache hold the config of this hub id?"""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def reachable(url: str) -> bool:
+    """Does the host of `url`, or the proxy before it, take a connection within `PATIENCE` seconds?"""
+    parts = urlsplit(url)
+    proxies = [os.environ.get(n) for n in (f"{parts.scheme}_proxy", f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")]
+    parts = urlsplit(next(filter(None, proxies), url))
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    found: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
+            found.append(True)
+        except OSError:
+            pass
+
+    trial = Thread(target=connect, daemon=True)  # looking up a name has no time limit of its own
+    trial.start()
+    trial.join(PATIENCE)
+    return bool(found)
