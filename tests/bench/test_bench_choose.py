@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from instrument import Lab
 
 from outrider import InputError
-from outrider.bench.choose import behind, conclude, parted, race, recommend
+from outrider.bench.choose import FINALISTS, Candidate, behind, conclude, measure, narrow, parted, recommend
 from outrider.bench.document import Cell, Estimate
 from outrider.bench.types import Method
+from outrider.cli import main
 from outrider.drafters import load
 
 
@@ -30,28 +32,28 @@ PLAIN = cell("none", 1.0, 1.0, 1.0)
 
 def test_the_best_is_the_one_whose_interval_is_clear_of_all_others() -> None:
     slow, fast = cell("lookup", 1.1, 1.05, 1.15), cell("eagle:DIR?tree=chain", 1.6, 1.4, 1.8, budget="8x3")
-    found = conclude("org/model", (by_name(PLAIN, slow, fast), 12.3), [])
+    found = conclude("org/model", by_name(PLAIN, slow, fast), [], 12.3)
     assert found.best is not None
     assert (found.best.drafter, found.sure) == ("eagle:DIR?tree=chain", True)
     assert found.command == "outrider generate org/model \"...\" --drafter 'eagle:DIR?tree=chain' --budget 8x3"
     assert found.python == "outrider.load(\"org/model\", 'eagle:DIR?tree=chain', budget='8x3')"
     assert [c.drafter for c in found.candidates] == ["eagle:DIR?tree=chain", "lookup"]
     near = cell("suffix", 1.5, 1.3, 1.7)
-    found = conclude("demo", (by_name(PLAIN, near, fast), 1.0), [])
+    found = conclude("demo", by_name(PLAIN, near, fast), [], 1.0)
     assert not found.sure
     assert "others are as good within the intervals" in found.sentence
 
 
 @pytest.mark.parametrize("speedup", [(0.9, 0.8, 0.95), (1.3, 0.9, 1.7), (2.0,)])
 def test_plain_decoding_wins_unless_a_drafter_is_faster_beyond_chance(speedup: tuple[float, ...]) -> None:
-    found = conclude("demo", (by_name(PLAIN, cell("lookup", *speedup)), 1.0), [])
+    found = conclude("demo", by_name(PLAIN, cell("lookup", *speedup)), [], 1.0)
     assert found.best is None
     assert found.sentence.startswith("Plain decoding (100 tokens/s) serves demo best")
     assert "--drafter none" in found.command
 
 
 def test_a_mix_is_spelled_out() -> None:
-    found = conclude("demo", (by_name(PLAIN, cell("suffix + lookup", 2.0, 1.9, 2.1)), 1.0), [])
+    found = conclude("demo", by_name(PLAIN, cell("suffix + lookup", 2.0, 1.9, 2.1)), [], 1.0)
     assert found.command == 'outrider generate demo "..." --drafter suffix --drafter lookup'
     assert found.python == "outrider.load(\"demo\", ['suffix', 'lookup'])"
 
@@ -67,15 +69,61 @@ def test_who_is_left_behind() -> None:
     assert parted([PLAIN])
 
 
-def test_the_race_goes_through_all_prompts_where_nobody_is_left_behind(tmp_path: Path) -> None:
+def silent(what: str, left: float | None) -> None:
+    pass
+
+
+def test_all_prompts_are_used_where_nobody_is_left_behind(tmp_path: Path) -> None:
     lab = Lab(tmp_path, turns=(1,) * 3, tokens=6)
     for name in ("lookup", "suffix"):
         lab.drafter(name, load(name))
     runner, rows = lab.runner(), [Method("none"), Method("lookup"), Method("suffix")]
     runner.open(rows)
-    found, _ = race(runner, lab.task, rows, 5.0, lambda what: None)
+    found = narrow(runner, lab.task, rows, silent)
     assert set(found) == {"none", "lookup", "suffix"}
     assert found["none"].prompts in (2, 3)
+
+
+def test_the_fastest_go_on_and_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    """Every candidate answers one or two prompts; three of them, at most, and plain decoding answer the others."""
+    lab, told = Lab(tmp_path, turns=(1,) * 6, tokens=8), list[tuple[str, float | None]]()
+    names = ("lookup", "suffix", "lookahead", "ngram?n=1")
+    for name in names:
+        lab.drafter(name, load(name, lab.target))
+    runner = lab.runner()
+    rows = [Method(name) for name in ("none", *names, "no-such-drafter")]
+    found, lost = measure(runner, lab.task, rows, 5.0, lambda what, left: told.append((what, left)))
+    assert set(found) == {"none", *names}
+    assert [(c.drafter, c.note.partition(";")[0]) for c in lost] == [
+        ("no-such-drafter", "there is no drafter 'no-such-drafter'")
+    ]
+    answered = {name: {s.chunk for s in runner.store.samples if s.method == name} for name in ("none", *names)}
+    assert all(chunks >= {0} for chunks in answered.values())
+    assert sum(len(answered[name]) > 2 for name in names) <= FINALISTS
+    assert all(left is not None and left <= 300 for _, left in told)
+
+
+def test_candidates_that_the_time_does_not_allow_are_named(tmp_path: Path) -> None:
+    """The time is up at once: plain decoding and what was promising come first, and nothing is measured late."""
+    lab = Lab(tmp_path, turns=(1,) * 3, tokens=6)
+    lab.drafter("lookup", load("lookup"))
+    found, lost = measure(lab.runner(), lab.task, [Method("none"), Method("lookup")], 1e-9, silent)
+    assert [c.drafter for c in lost] == ["lookup"]
+    assert "there was no time to try it" in lost[0].note
+    made = conclude("demo", found, lost, 0.0)
+    assert isinstance(made.plain, Candidate)
+    assert made.sentence == "The time was too short to measure demo; give more --minutes."
+
+
+@pytest.mark.process
+def test_a_recommendation_comes_within_its_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A quarter of a minute is enough for plain decoding and some drafters of the demo."""
+    assert main(["recommend", "demo", "--minutes", "0.25", "--no-compile", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds"] < 30, "the time, and what was begun within it, on a machine that does other things too"
+    assert found["plain"]["tokens_per_second"][0] > 0
+    assert any(c["speedup"] for c in found["candidates"])
+    assert "demo" in found["sentence"]
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

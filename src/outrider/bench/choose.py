@@ -1,8 +1,9 @@
 """`recommend`: which drafter serves a model best on this machine, by measuring those that fit it.
 
-The candidates take turns with plain decoding on a few prompts, then on twice as many, and so on. After each step
-those go whose interval lies below the best one's. It ends when the best has parted from all others and from plain
-decoding, when there are no more prompts, or when the time is up.
+First every candidate answers two prompts, the most promising first, in at most half of the time. Then the three fastest
+take turns with plain decoding on the same prompts, then on twice as many, and so on; those whose interval lies below the
+best one's are left out. It ends when the best has parted from all others and from plain decoding, when there are no more
+prompts, or when the time is up. Answers are made shorter where the model is too slow for the time.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ from .cells import Analysis, document
 from .config import Config
 from .document import Cell, Estimate
 from .machine import here
+from .metrics import seconds
+from .metrics import tokens as tokens_of
 from .models import Models
-from .runner import Group, Runner, fitting
+from .runner import WARM, Group, Runner, fitting
 from .store import Store
 from .tasks import load
 from .types import PLAIN, Method, Prompt, Task
 
-FIRST = 2  # prompts of the first step
+FIRST = 2  # prompts that every candidate answers
+FAR = 0.6  # of the fastest one's speed: a candidate below it answers one prompt only
+FINALISTS = 3  # that go on to more prompts
+SURVEY = 0.5  # share of the time in which all candidates are tried
+USED = 0.9  # share of the time in which answers may begin; the rest is for the last answer and the figures
 TASK = "prompts"
 UNTRAINED = ("lookup", "suffix", "lookahead", "suffix + lookup")
-BUDGETS = ("auto", "8x3", "16x5")  # of trained drafters; the others have `auto`, which finds its own depth
-Say = Callable[[str], None]
+BUDGETS = ("8x3", "16x5")  # also tried for the fastest drafter, if it is a trained one
+Say = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
@@ -73,16 +80,16 @@ def recommend(
     device: str = "auto",
     compile: bool = True,
     trust_remote_code: bool = False,
-    say: Say = lambda what: None,
+    say: Say = lambda what, left: None,
 ) -> Recommendation:
     """Measure the drafters that fit a model against plain decoding, on this machine.
 
     model: a name, folder or hub id, as `outrider.load` takes it.
     prompts: texts, or lists of messages; none: the demo's held-out prompts for the demo, else a small set of our own.
-    minutes: how long to measure at most, loading left out.
+    minutes: how long to measure at most, once the model is loaded.
     drafters: further SPECs to try, such as eagle:DIR.
-    tokens: new ones for each answer.
-    say: told what is done next.
+    tokens: new ones for each answer; fewer where the model is slow.
+    say: told what is done next, and how many seconds are left at most (None while the model is loaded).
 
     Raises InputError for a model or a drafter that cannot be loaded, and where no prompt fits.
     """
@@ -92,16 +99,18 @@ def recommend(
         raise InputError(f"a speed takes at least 2 new tokens, not {tokens}")
     config = Config(model, dtype=dtype, device=device, compile=compile, trust_remote_code=trust_remote_code).named()
     models = Models.of(config)
-    say(f"loading {config.model}")
+    say(f"loading {config.model}", None)
     llm = models.llm()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         store = Store.open(Path(folder), {"target": str(config.model), "arguments": {}, **here()})
         store.begin()
         runner = Runner(models, store, tokens)
         task = fitting(_task(llm, config, prompts), runner)
-        rows, lost = opened(runner, candidates(llm, config, drafters), set(drafters), say)
-        found = race(runner, task, rows, minutes, say)
-    return conclude(str(config.model), found, lost)
+        say("loading the drafters that were named", None)
+        runner.open([Method(spec) for spec in drafters])  # what the user names must load
+        began = monotonic()
+        found, lost = measure(runner, task, [Method(PLAIN), *candidates(llm, config, drafters)], minutes, say)
+    return conclude(str(config.model), found, lost, monotonic() - began)
 
 
 def _task(llm: LLM, config: Config, prompts: Sequence[object]) -> Task:
@@ -119,47 +128,118 @@ def _task(llm: LLM, config: Config, prompts: Sequence[object]) -> Task:
 
 
 def candidates(llm: LLM, config: Config, more: Sequence[str]) -> list[Method]:
-    """The rows to try: untrained drafters, those that ship for this model, and what the user names."""
-    trained = [*BEST.get(str(config.model), ()), *more]
-    best = find(config.model).drafter
-    trained = list(dict.fromkeys([best, *trained])) if best != "lookup" else list(dict.fromkeys(trained))
+    """The rows to try with the adaptive budget, the most promising first.
+
+    What the user names and what ships for this model, the best of it and prompt lookup in front; then the others.
+    """
+    shipped = [*BEST.get(str(config.model), ())]
     if config.model == "demo":
-        trained += ["eagle:demo/hass?tree=chain", "model:demo"]
-    rows = [Method(spec) for spec in UNTRAINED]
-    return rows + [Method(spec, budget=budget) for spec in dict.fromkeys(trained) for budget in BUDGETS]
+        shipped += ["eagle:demo/hass?tree=chain", "model:demo"]
+    best = find(config.model).drafter
+    first, *untrained = UNTRAINED
+    return [Method(spec) for spec in dict.fromkeys((*more, best, first, *shipped, *untrained))]
 
 
-def opened(runner: Runner, rows: Sequence[Method], asked: set[str], say: Say) -> tuple[list[Method], list[Candidate]]:
-    """Rows that could be loaded, plain decoding first, and the others with the reason; what was asked for must load."""
-    kept, lost = [Method(PLAIN)], list[Candidate]()
-    runner.open(kept)
-    for row in rows:
-        say(f"loading {row.spec}")
-        try:
-            runner.open([row])
-            kept.append(row)
-        except InputError as error:
-            if row.spec in asked:
-                raise
-            lost.append(Candidate(row.spec, row.budget, 0, note=str(error)))
-    return kept, lost
+def survey(
+    runner: Runner, task: Task, rows: Sequence[Method], end: float, say: Say
+) -> tuple[list[Method], list[Candidate]]:
+    """Measure the rows one by one on the first prompts, until `end` (of time.monotonic).
+
+    Returns the rows that have figures, and the others with the reason. A row that is far behind the fastest after the
+    first prompt gets no second one.
+    """
+    tried, lost = list[Method](), list[Candidate]()
+    for number, row in enumerate(rows, 1):
+        say(f"{row.name} ({number} of {len(rows)})", runner.deadline - monotonic())
+        reason = "there was no time to try it; give more --minutes" if monotonic() > end else ""
+        if not reason:
+            try:
+                runner.open([row])
+            except InputError as error:
+                reason = str(error)
+        if not reason:
+            runner.run(first_prompts(task, 1, [row]))
+            fastest = max((rate(runner, m) for m in tried), default=0.0)
+            if rate(runner, row) >= FAR * fastest:
+                runner.run(first_prompts(task, FIRST, [row]))
+            failed = [f.reason for f in runner.store.failures if f.method == row.name]
+            reason = "" if rate(runner, row) else [*failed, "the time was up before its first answer"][0]
+        if reason:
+            lost.append(Candidate(row.spec, row.budget, 0, note=reason))
+        else:
+            tried.append(row)
+    return tried, lost
 
 
-def race(runner: Runner, task: Task, rows: list[Method], minutes: float, say: Say) -> tuple[dict[str, Cell], float]:
-    """The last figures of every row, by its name, and the seconds it took."""
-    began, found, count, alive = monotonic(), dict[str, Cell](), FIRST, list(rows)
-    runner.deadline = began + 60 * minutes
+def rate(runner: Runner, row: Method) -> float:
+    """Decoded tokens per second on the first prompts; 0 where it has no answer."""
+    mine = [s for s in runner.store.samples if s.method == row.name and s.chunk < FIRST]
+    spent = sum(map(seconds, mine))
+    return sum(map(tokens_of, mine)) / spent if spent else 0.0
+
+
+def first_prompts(task: Task, count: int, rows: Sequence[Method]) -> Group:
+    """The group of these rows on the first prompts of a task, at temperature 0."""
+    return Group(replace(task, prompts=task.prompts[:count]), 0.0, 1, tuple(rows), 1)
+
+
+def shorten(runner: Runner, task: Task, plain: Method, rows: int) -> None:
+    """Make the answers as short as the time asks for, by the speed of plain decoding: 16 tokens at least."""
+    group = first_prompts(task, 1, [plain])
+    runner.warm(group, plain)
+    began = monotonic()
+    runner.warm(group, plain)
+    speed = min(WARM, runner.tokens) / max(monotonic() - began, 1e-9)
+    fitting = SURVEY * (runner.deadline - monotonic()) * speed / (FIRST * (rows + 2))
+    runner.tokens = min(runner.tokens, max(WARM, int(fitting)))
+
+
+def narrow(runner: Runner, task: Task, rows: Sequence[Method], say: Say) -> dict[str, Cell]:
+    """Measure rows in turn on more and more prompts, until one has parted from the others or the time is up.
+
+    Returns the last figures of every row by its name.
+    """
+    found, count, alive = dict[str, Cell](), min(FIRST, len(task.prompts)), list(rows)
     while True:
-        group = Group(replace(task, prompts=task.prompts[:count]), 0.0, 1, tuple(alive), 1)
-        whole = runner.run(group, lambda what, n=count: say(f"{what.partition(', ')[2]} ({n} prompts)"))  # type: ignore[misc]
-        for cell in document(Analysis(runner, keep_loops=True), [group], 0.0).cells:
-            if cell.speedup or cell.method not in found:
-                found[cell.method] = cell
+        group = first_prompts(task, count, alive)
+
+        def advance(what: str, prompts: int = count) -> None:
+            say(f"{what.partition(', ')[2]} ({prompts} prompts)", runner.deadline - monotonic())
+
+        whole = runner.run(group, advance)
+        found |= figures(runner, group)
         alive = [m for m in alive if m.plain or not behind(found[m.name], found.values())]
-        last = count >= len(task.prompts)
-        if not whole or last or monotonic() > runner.deadline or parted([found[m.name] for m in alive]):
-            return found, monotonic() - began
+        if not whole or count >= len(task.prompts) or parted([found[m.name] for m in alive]):
+            return found
         count = min(2 * count, len(task.prompts))
+
+
+def figures(runner: Runner, group: Group) -> dict[str, Cell]:
+    """The cells of a group by their rows' names, from the samples that there are."""
+    return {cell.method: cell for cell in document(Analysis(runner, keep_loops=True), [group], 0.0).cells}
+
+
+def measure(
+    runner: Runner, task: Task, rows: Sequence[Method], minutes: float, say: Say
+) -> tuple[dict[str, Cell], list[Candidate]]:
+    """Figures of all rows by name, and what could not be tried, within `minutes`; plain decoding is the first row."""
+    began = monotonic()
+    runner.deadline = began + USED * 60 * minutes
+    plain, *others = rows
+    runner.open([plain])
+    say("plain decoding", runner.deadline - monotonic())
+    shorten(runner, task, plain, len(others))
+    tried, _ = survey(runner, task, [plain], runner.deadline, say)
+    fit, lost = survey(runner, task, others, began + SURVEY * 60 * minutes, say)
+    last = sorted(fit, key=lambda m: -rate(runner, m))[:FINALISTS]
+    if last and last[0].spec not in UNTRAINED:  # what drafts at all may draft better with a fixed budget
+        more, _ = survey(runner, task, [replace(last[0], budget=b) for b in BUDGETS], runner.deadline, say)
+        fit += more
+        last = sorted([*last, *more], key=lambda m: -rate(runner, m))[:FINALISTS]
+    found = figures(runner, first_prompts(task, FIRST, [plain, *fit]))
+    if tried and last:
+        found |= narrow(runner, task, [plain, *last], say)
+    return found, lost
 
 
 def behind(cell: Cell, others: object) -> bool:
@@ -176,9 +256,11 @@ def parted(alive: Sequence[Cell]) -> bool:
     return not others or (len(others) == 1 and bool(others[0].speedup and others[0].speedup.clear_of(1.0)))
 
 
-def conclude(model: str, raced: tuple[dict[str, Cell], float], lost: Sequence[Candidate]) -> Recommendation:
-    """What is said of the figures: plain decoding wins unless a drafter's whole interval lies above it."""
-    cells, seconds = raced
+def conclude(model: str, cells: dict[str, Cell], lost: Sequence[Candidate], spent: float) -> Recommendation:
+    """What is said of the figures: plain decoding wins unless a drafter's whole interval lies above it.
+
+    cells: by the rows' names. spent: seconds of measuring.
+    """
     every = [_candidate(c) for c in cells.values() if not c.plain]
     plain = next(_candidate(c) for c in cells.values() if c.plain)
     ranked = sorted(every, key=lambda c: -(c.speedup.value if c.speedup else 0.0))
@@ -192,7 +274,7 @@ def conclude(model: str, raced: tuple[dict[str, Cell], float], lost: Sequence[Ca
     python = f'outrider.load("{model}", {spec[0]!r}' if len(spec) == 1 else f'outrider.load("{model}", {spec!r}'
     python += f", budget={best.budget!r})" if best and best.budget != "auto" else ")"
     return Recommendation(
-        model, best, sure, (*ranked, *lost), plain, round(seconds, 1),
+        model, best, sure, (*ranked, *lost), plain, round(spent, 1),
         f'outrider generate {model} "..." {flags}{budget}', python, sentence(model, best, first, sure, plain),
     )  # fmt: skip
 

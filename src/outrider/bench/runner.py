@@ -103,7 +103,7 @@ class Runner:
             if monotonic() > self.deadline:
                 return False
             advance(f"{group.task.name}, {method.name}: warm-up")
-            if not self._warm(group, method):
+            if not self.warm(group, method):
                 out.add(method.name)
         for repeat, chunk, wanted in left:
             for method in wanted if (repeat + chunk) % 2 == 0 else wanted[::-1]:
@@ -114,7 +114,8 @@ class Runner:
                     out.add(method.name)
         return True
 
-    def _warm(self, group: Group, method: Method) -> bool:
+    def warm(self, group: Group, method: Method) -> bool:
+        """Let a method answer once, not counted: it loads, records its passes, fills caches. False if it fails."""
         try:
             if method.name not in self.peers:
                 self.peers[method.name] = peers.load(method, self.models)

@@ -24,9 +24,7 @@ def recommend(
         opt.drafting("--drafter", metavar="SPEC", help="Try this one too, such as eagle:DIR. Repeatable."),
     ] = None,
     max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", help="Of each answer.")] = 64,
-    minutes: Annotated[
-        float, opt.measuring("--minutes", help="Measure so long at most; loading is not counted.")
-    ] = 3.0,
+    minutes: Annotated[float, opt.measuring("--minutes", help="Measure so long at most, once MODEL is loaded.")] = 3.0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     no_compile: opt.NoCompile = False,
@@ -35,8 +33,9 @@ def recommend(
 ) -> None:
     """Measure the drafters that fit MODEL against plain decoding, and say which to use.
 
-    They take turns on the same prompts at temperature 0; those that fall behind are left out, and it ends when one has
-    parted from all others. Give prompts like those that you will serve: what pays depends on the text.
+    All of them answer two prompts at temperature 0, the most promising first; the fastest three then take turns on more
+    prompts, until one has parted from the others. Give prompts like those that you will serve: what pays depends on the
+    text.
     """
     from ..params import InputError
     from ..prompts import read
@@ -68,14 +67,30 @@ def recommend(
 
 @contextmanager
 def saying() -> Iterator[Say]:
-    """What is being done, on one line of stderr, with the time that has passed."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """What is being done, on one line of stderr, with the time that is left at most."""
+    from time import monotonic
 
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+    from rich.text import Text
+
+    end: list[float] = []
+
+    class Left(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            left = max(0, round(end[-1] - monotonic())) if end else None
+            return Text("" if left is None else f"at most {left // 60}:{left % 60:02} left", "cyan")
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), Left())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
-        yield lambda what: bar.update(task, description=what)
+
+        def say(what: str, left: float | None) -> None:
+            end[:] = [] if left is None else [monotonic() + left]
+            bar.update(task, description=what)
+
+        yield say
 
 
 def show(found: Recommendation) -> None:
@@ -87,14 +102,14 @@ def show(found: Recommendation) -> None:
     table = Table(title=Text(found.model), title_justify="left")
     for name in ("drafter", "budget", "times plain", "tokens/s", "tau", "prompts"):
         table.add_column(name, justify="left" if name in ("drafter", "budget") else "right")
-    for c in (found.plain, *found.candidates):
-        mark = "bold green" if c is found.best else "" if c.speedup else "bright_black"
-        table.add_row(*map(Text, _row(c)), style=mark)
+    for c in (found.plain, *(c for c in found.candidates if c.speedup)):
+        table.add_row(*map(Text, _row(c)), style="bold green" if c is found.best else "")
     console = Console()
     console.print(table)
-    for c in found.candidates:
-        if c.note and not c.speedup:
-            console.print(Text(f"left out: {c.drafter} ({c.note})", "bright_black"))
+    notes = dict.fromkeys(c.note for c in found.candidates if c.note and not c.speedup)
+    for note in notes:
+        names = ", ".join(c.drafter for c in found.candidates if c.note == note and not c.speedup)
+        console.print(Text(f"left out: {names} ({note})", "bright_black"))
     console.print(Text(found.sentence, "bold"))
     console.print(Text(f"\n  {found.command}\n  {found.python}"))
 
