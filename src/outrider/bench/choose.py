@@ -1,9 +1,9 @@
 """`recommend`: which drafter serves a model best on this machine, by measuring those that fit it.
 
-First every candidate answers two prompts, the most promising first, in at most half of the time. Then the three fastest
-take turns with plain decoding on the same prompts, then on twice as many, and so on; those whose interval lies below the
-best one's are left out. It ends when the best has parted from all others and from plain decoding, when there are no more
-prompts, or when the time is up. Answers are made shorter where the model is too slow for the time.
+First every candidate answers two prompts, the most promising first, in at most half of the time. Then the three
+fastest take turns with plain decoding on the same prompts, then on twice as many, and so on; those whose interval lies
+below the best one's are left out. It ends when the best has parted from all others and from plain decoding, when there
+are no more prompts, or when the time is up. Answers are made shorter where the model is too slow for the time.
 """
 
 from __future__ import annotations
