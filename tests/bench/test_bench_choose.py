@@ -117,12 +117,12 @@ def test_candidates_that_the_time_does_not_allow_are_named(tmp_path: Path) -> No
 
 @pytest.mark.process
 def test_a_recommendation_comes_within_its_minutes(capsys: pytest.CaptureFixture[str]) -> None:
-    """A quarter of a minute is enough for plain decoding and some drafters of the demo."""
-    assert main(["recommend", "demo", "--minutes", "0.25", "--no-compile", "--json"]) == 0
+    """However few they are: plain decoding is measured, and every candidate has figures or a reason."""
+    assert main(["recommend", "demo", "--minutes", "0.25", "--no-compile", "--max-new-tokens", "16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["seconds"] < 30, "the time, and what was begun within it, on a machine that does other things too"
+    assert found["seconds"] < 60, "15 s, and what was begun in them on a machine that does other things too"
     assert found["plain"]["tokens_per_second"][0] > 0
-    assert any(c["speedup"] for c in found["candidates"])
+    assert all(bool(c["speedup"]) != bool(c["note"] and not c["prompts"]) for c in found["candidates"])
     assert "demo" in found["sentence"]
 
 

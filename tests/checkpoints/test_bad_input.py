@@ -61,7 +61,7 @@ def text(at: Path, content: str) -> Path:
 NAN = torch.full((H, 2 * H), float("nan"))
 BAD: list[tuple[Callable[[Path], Any], str]] = [
     # files
-    (lambda p: p / "nowhere", "is no folder of a drafter"),
+    (lambda p: p / "nowhere", "there is no folder"),
     (lambda p: p.mkdir() or p, "it lacks config.json"),
     (lambda p: text(p, "{"), "not valid JSON"),
     (lambda p: text(p, "[1]"), "not a JSON object"),
@@ -154,7 +154,7 @@ def test_another_target(tmp_path: Path, make: Callable[[Path], Any], change: dic
 
 def test_a_target_without_the_parts(tmp_path: Path) -> None:
     for name, make, sentence in (
-        ("a", lambda p: p, "there is no model"),
+        ("a", lambda p: p, "there is no folder"),
         ("b", lambda p: folder(p, dict(LLAMA), {"x": torch.zeros(1)}), "hold none of"),
         ("c", lambda p: folder(p, dict(LLAMA), {"x": torch.zeros(1)}, "pytorch_model.bin"), "no safetensors weights"),
     ):
