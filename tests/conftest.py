@@ -1,4 +1,4 @@
-"""Every test runs offline, on one thread, with the shapes of outrider's tensors checked."""
+"""Every test runs offline and on one thread; with CHECK_SHAPES=1 the shapes of all tensors are checked as well."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from transformers import PreTrainedModel  # noqa: F401
 with contextlib.suppress(ImportError):
     import torchao  # noqa: F401
 
-# transformers and torchao come before the hook: while jaxtyping loads a module of outrider, whatever that module
-# imports is compiled anew (jaxtyping changes where bytecode is cached). That takes half a minute, and others' syntax
-# warnings become errors.
-install_import_hook("outrider", "checking.check")
+# Checking the shapes and types of every call makes a test two to three times as long, so `make test` does it only where
+# every rule and every drafter is met once. transformers and torchao come before the hook: while jaxtyping loads a module
+# of outrider, whatever that module imports is compiled anew (jaxtyping changes where bytecode is cached). That takes
+# half a minute, and others' syntax warnings become errors.
+if os.environ.get("CHECK_SHAPES"):
+    install_import_hook("outrider", "checking.check")
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts in the background

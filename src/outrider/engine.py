@@ -217,7 +217,9 @@ class Batch:
         asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.room) - 1))
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
         rest = total - draft - verify
-        report = Report(len(counts), asked, tree.nodes, draft, verify, rest, hits, min(asked, tree.deepest))
+        sure = tree.values is not None and tree.values.device.type == "cpu"
+        promised = float(tree.values[:, 1:].exp().sum()) if sure else 0.0  # type: ignore[index]
+        report = Report(len(counts), asked, tree.nodes, draft, verify, rest, hits, min(asked, tree.deepest), promised)
         self.engine.budget.learn(report)
 
     def view(self, back: int = 0) -> Rows:
@@ -240,7 +242,7 @@ class Batch:
         if budget.nodes < 2 or budget.depth < 1 or max(view.room) < 2:
             return root_only(view.root)
         if self.engine.rule != "coupled":  # only the coupled rule stays lossless where nodes are dropped by value
-            budget = replace(budget, floor=0.0, reach=0.0)
+            budget = replace(budget, floor=0.0, reach=0.0, price=None)
         return self.drafting.propose(view, budget)
 
     def judge(self, view: Rows, tree: DraftTree, look: Look) -> Verdict:

@@ -105,6 +105,29 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Price:
+    """What a round costs by the size of its widest row, so that a tree can be cut where it pays best."""
+
+    seconds: tuple[float, ...]  # [n - 1]: a round whose widest row has n nodes, the root included
+    trust: float = 1.0  # accepted tokens for each that the values promise
+
+    def most(self, values: Float[Tensor, "b n"]) -> int:
+        """How many nodes a row may keep: the size with the most tokens per second over all rows.
+
+        values  logs of probabilities, each row's in falling order, the root's first; -inf: no node
+        """
+        gain = values[:, 1 : len(self.seconds)].exp().sum(0).cumsum(0).tolist()
+        tokens = [len(values), *(len(values) + self.trust * g for g in gain)]
+        rates = [t / s for t, s in zip(tokens, self.seconds, strict=False)]
+        return max(range(len(rates)), key=rates.__getitem__) + 1
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one more node costs, over all sizes."""
+        return (self.seconds[-1] - self.seconds[0]) / max(1, len(self.seconds) - 1)
+
+
+@dataclass(frozen=True)
 class Budget:
     """How much to draft this round. `nodes` counts the root, so 1 means: do not draft."""
 
@@ -112,6 +135,7 @@ class Budget:
     depth: int
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
     reach: float = 0.0  # coupled only: draft no deeper once no node's value lies above
+    price: Price | None = None  # coupled only: keep the nodes that pay
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
     scale: float | None = None  # s of the confidences softmax(r / s), where it is fitted; None: the drafter's own
     part: int = 0  # of several drafters to choose from, which one

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.calibration import inside
 from outrider.core.noise import RaceNoise
 from outrider.drafters import _hybrid as hybrid
 from outrider.drafters._hybrid import HybridDrafter
@@ -103,7 +104,7 @@ def target() -> Target:
 
 def load(kind: str, target: Target, place: Path, options: str = "") -> HybridDrafter:
     net(kind, KINDS[kind]).save_pretrained(place / kind)
-    drafter = drafters.load(f"mamba:{place / kind}{options}", target)
+    drafter = inside(drafters.load(f"mamba:{place / kind}{options}", target))
     assert isinstance(drafter, HybridDrafter)
     return drafter
 

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.calibration import inside
 from outrider.core.noise import RaceNoise
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, Slab
@@ -58,7 +59,7 @@ def small_target() -> Target:
 
 
 def load(spec: str, target: Target) -> MambaDrafter:
-    drafter = drafters.load(spec, target)
+    drafter = inside(drafters.load(spec, target))
     assert isinstance(drafter, MambaDrafter)
     return drafter
 
@@ -210,7 +211,7 @@ def test_the_authors_layout(kind: str, pickled: bool, target: Target, tmp_path: 
 def test_a_folder_says_what_it_is(target: Target, tmp_path: Path) -> None:
     made = net("mamba2").double()
     for where in (authors(made, tmp_path / "authors", ngroups=1), Path(folder(made, tmp_path / "stock"))):
-        assert isinstance(drafters.load(str(where), target), MambaDrafter)
+        assert isinstance(inside(drafters.load(str(where), target)), MambaDrafter)
 
 
 def test_a_hub_id(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +400,8 @@ def test_the_target_that_is_compiled_has_a_drafter_that_is(target: Target) -> No
     texts = ["Once upon a time", "def add(a, b):"]
     for way in ("", "?vocab=text"):
         llm = outrider.load("demo", f"mamba:demo{way}", compile=True)
-        drafter: Any = llm.drafter if not way else llm.drafter.inner  # type: ignore[attr-defined]
+        drafter: Any = inside(llm.drafter)
+        drafter = drafter.inner if way else drafter
         asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "temperature": 1.0}
         found = llm.generate(texts, budget=FixedBudget(8, 4), **asked)
         assert [o.tokens for o in found] == [o.tokens for o in plain.generate(texts, **asked)]

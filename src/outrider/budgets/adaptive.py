@@ -5,9 +5,11 @@ rounds, of those asked for depth d or more, that accepted depth d; it costs t(D)
 engine takes the D with the highest E(D) / t(D); D = 0 is plain decoding. (Products of hit rates would not do: a tree
 that drops unlikely nodes tests deep nodes only where they are likely.)
 
-Inside a tree a node is worth its place only if its probability is at least `rate * slope`: tokens per second now, times
-the seconds one more node costs (`Budget.floor`). The drafter goes one depth further only while its best node is worth a
-step of the drafter's (`Budget.reach`).
+A tree is cut where it pays best: of the nodes in the order of their values, over all rows, it keeps the first n that
+make (rows + trust * sum of values) / seconds(n) highest (`Budget.price`). Values never rise and every further node
+costs time, so no other set of nodes is better. Confidences are fitted to what was accepted (`calibration.py`); `trust`
+is what remains: tokens accepted for each that the values promised. The drafter goes one depth further only while its
+best node is worth a step of its time (`Budget.reach`), and feeds no node that is sure to be cut (`Budget.floor`).
 
 All of it looks at past rounds only, so it may be used under every rule. (Under `coupled` the text does not depend on
 it; under `rejection` the law does not, but the text does, and hence depends on the clock.)
@@ -18,9 +20,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
-from ..types import Budget, Rows
+from ..types import Budget, Price, Rows
 
 DECAY = 0.98  # forgetting of hit rates, per round
 PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
@@ -43,6 +46,7 @@ class Report:
     rest_seconds: float
     accepted: Sequence[int]  # [d]: rows that accepted depth d + 1, up to the depth asked for
     drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
+    promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
 
 
 @runtime_checkable
@@ -131,6 +135,8 @@ class AdaptiveBudget:
     rest: float = 0.0
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
     asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
+    promised: float = 0.0  # tokens, decayed
+    kept: float = 0.0  # of those, accepted
     idle: int = 0  # rounds since the last draft
     patience: int = PROBE
     rounds: int = 0
@@ -153,9 +159,11 @@ class AdaptiveBudget:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
                 return Budget(1, 0)
-        floor = min(0.5, rate * self.verify[b].slope(max(2, round(self.size(best)))))
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
-        return Budget(self.nodes, min(best, useful), floor=floor, reach=min(0.5, rate * self.step.slope(1)))
+        reach = min(0.5, rate * self.step.slope(1) / self.trust)
+        price = self.price(b, best)
+        floor = min(0.25, 0.5 * rate * price.slope / self.trust)
+        return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price)
 
     def _try(self, useful: int) -> Budget:
         return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful))
@@ -180,6 +188,9 @@ class AdaptiveBudget:
                 self.asked.append(PRIOR)
             self.asked[d] = DECAY * self.asked[d] + b
             self.hits[d] = DECAY * self.hits[d] + accepted
+        if report.promised:
+            self.promised = DECAY * self.promised + report.promised
+            self.kept = DECAY * self.kept + sum(report.accepted)
         if self._best(b)[0] > 0:
             self.patience = PROBE
 
@@ -192,6 +203,17 @@ class AdaptiveBudget:
             self.size.learn(report.depth, float(report.nodes))
         if report.drafted:
             self.step.learn(report.drafted, report.draft_seconds)
+
+    @property
+    def trust(self) -> float:
+        """Accepted tokens for each that the values of the drafted nodes promised."""
+        return min(4.0, max(0.25, (PRIOR + self.kept) / (PRIOR + self.promised)))
+
+    def price(self, rows: int, depth: int) -> Price:
+        """Seconds of a round of this depth by the nodes of its widest row."""
+        curve, fixed = self.verify.get(rows, Curve()), self.draft.get(rows, Curve())(depth) + self.rest
+        seconds = accumulate((curve(n) + fixed for n in range(1, self.nodes + 1)), max)
+        return Price(tuple(seconds), self.trust)
 
     def reach(self, d: int) -> float:
         """The share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""

@@ -5,7 +5,8 @@ r = log q + T * G under `coupled` and log q elsewhere (`sampling.rank`). A round
 accepted. A `Family` is such a test: the drafted children of one accepted node, and which of them the target chose.
 
     Observed(drafter, note)      a drafter whose tested families are handed to `note`: measures, changes nothing
-    Calibrated(drafter, fit)     a drafter whose s is fitted to its past rounds, asked for by `?scale=auto`
+    Calibrated(drafter, fit)     a drafter whose s is fitted to its past rounds: every one that ranks, unless its SPEC
+                                 names an s, as in `?scale=1`
 
 The fit. For c = softmax(r / s) and the target's choice y, the log-likelihood log c_y has the slope, along log s,
 
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 
-from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+from ..types import Budget, Drafter, Drafting, DraftTree, Round, Rows
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
 PRIOR = 16.0  # information that the first s is worth
@@ -183,8 +184,8 @@ class ObservedDrafting:
 class Calibrated:
     """A drafter whose confidences are scaled by what its past rounds taught, in all generations that share it.
 
-    Only past rounds move s, so it is lossless under every rule. Under `coupled` the text does not depend on it; under
-    `rejection` a dynamic tree does, and so does the text, on the requests before and beside it: its law does not.
+    Only past rounds move s. Under `coupled` the text does not depend on it; under the other rules, where a dynamic tree
+    and with it the text would depend on the requests before and beside it, drafts keep the drafter's own s.
     """
 
     inner: Drafter
@@ -202,14 +203,26 @@ class Calibrated:
 class CalibratedDrafting(ObservedDrafting):
     fit: Fit
 
+    def observe(self, round: Round) -> None:
+        if round.rows.rule == "coupled":
+            super().observe(round)
+        else:
+            self.inner.observe(round)
+
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        return super().propose(rows, replace(budget, scale=self.fit.scale))
+        # Under the other rules a text may depend on s, and hence would on the requests before and beside it.
+        return super().propose(rows, replace(budget, scale=self.fit.scale) if rows.rule == "coupled" else budget)
 
 
-def calibrated(drafter: Drafter) -> Calibrated:
-    """The drafter with a fit that starts at its own s; raises InputError if it has none."""
+def calibrated(drafter: Drafter) -> Drafter:
+    """The drafter with a fit that starts at its own s; itself if it has none."""
     for name in ("growth", "options"):
         scale = getattr(getattr(drafter, name, None), "scale", None)
         if scale is not None:
             return Calibrated(drafter, Fit(scale))
-    raise InputError("scale=auto is for drafters that grow trees of their own tokens; leave it out")
+    return drafter
+
+
+def inside(drafter: Drafter) -> Drafter:
+    """The drafter itself, without its fit."""
+    return drafter.inner if isinstance(drafter, Calibrated) else drafter

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..types import DraftTree
+from ..types import DraftTree, Price
 from .tree import append, best, root_only
 
 Expand = Callable[[DraftTree, int], tuple[Tensor, Tensor]]
@@ -39,6 +39,7 @@ def grow(
     nodes: int,
     floor: float = 0.0,
     reach: float = 0.0,
+    price: Price | None = None,
     frontier: Literal["layer", "any"] = "layer",
     steps: int | None = None,
     value: bool = True,
@@ -52,7 +53,7 @@ def grow(
     `frontier="layer"` feeds the `width` best nodes of the last layer, `depth` times; `frontier="any"` (best-first)
     feeds the `width` best nodes not fed yet, whatever their depth, `steps` times. Then all nodes are ranked again and
     the best are kept. `reach` ends the growth once no row has a node to feed whose value lies above it (on the CPU,
-    where looking costs no wait).
+    where looking costs no wait). `price` cuts the tree to the size that pays best.
 
     EAGLE-2's ablations: `value=False` feeds the nodes of highest own confidence (still ranking again by value);
     `rerank=False` keeps only the nodes that were chosen to be fed, those chosen from the last layer included.
@@ -65,7 +66,7 @@ def grow(
     else:
         found = _best_first(root, expand, depth, steps, width, floor, reach, value, rerank)
     values = found.values if rerank else found.values.masked_fill(found.fed_as < 0, -math.inf)
-    ids, kept = best(values, nodes, floor)
+    ids, kept = best(values, nodes, floor, price)
     return _rewired(found, ids, kept)
 
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..types import DraftTree
+from ..types import DraftTree, Price
 from .padding import padded
 
 
@@ -221,15 +221,20 @@ def prune(tree: DraftTree, keep: Int[Tensor, "b m"], count: Int[Tensor, " b"]) -
     return DraftTree(pick(tree.tokens), parents, pick(tree.depths), count, anc, tree.deepest, values)
 
 
-def best(values: Float[Tensor, "b n"], nodes: int, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+def best(
+    values: Float[Tensor, "b n"], nodes: int, floor: float = 0.0, price: Price | None = None
+) -> tuple[Tensor, Tensor]:
     """Ids of the `nodes` highest-valued nodes, ascending, and how many each row keeps.
 
     The sort is stable and values never rise along a path, so ties go to the shallower node and the result is connected.
     `floor` drops nodes whose value, a probability, lies below it (the root always stays). On the CPU, where looking is
-    free, the places that no row needs go with them, so that nobody computes them.
+    free, the places that no row needs go with them, so that nobody computes them; and `price` cuts all rows to the size
+    that pays best.
     """
     m = min(nodes, values.shape[1])
     top = values.sort(dim=-1, stable=True, descending=True)
+    if price is not None and values.device.type == "cpu":
+        m = min(m, price.most(top.values[:, :m]))
     good = top.values[:, :m] > (math.log(floor) if floor > 0 else float("-inf"))
     good[:, 0] = True
     count = good.sum(-1)
@@ -238,6 +243,13 @@ def best(values: Float[Tensor, "b n"], nodes: int, floor: float = 0.0) -> tuple[
         good = good[:, :m]
     ids = torch.where(good, top.indices[:, :m], values.shape[1]).sort(-1).values
     return torch.where(ids < values.shape[1], ids, 0), count
+
+
+def trim(tree: DraftTree, price: Price | None) -> DraftTree:
+    """The tree cut to the size that pays best; itself without a price."""
+    if price is None or tree.values is None or tree.nodes < 2:
+        return tree
+    return prune(tree, *best(tree.values, tree.nodes, price=price))
 
 
 def check(tree: DraftTree) -> None:

@@ -2,7 +2,8 @@
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options: `lookup?ngram=3&tokens=10`,
 `model:DIR?depth=6&width=4`. Each file has `load(target, tokenizer, path, **options) -> Drafter`, and `NETWORK` if what
-it loads was trained here. Where `load` has a `scale`, `scale=auto` fits it as the drafter is used (`calibration.py`).
+it loads was trained here. Where `load` has a `scale`, it is fitted as the drafter is used (`calibration.py`), unless
+the SPEC gives a number.
 Another package adds a drafter by an entry point of the group `outrider.drafters` that names such a module.
 """
 
@@ -51,7 +52,8 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
     if name not in names():
         name, path = _method_of(body), body
     module = plugins.module("drafters", name)
-    auto = ("scale", "auto") in parse_qsl(query) and "scale" in inspect.signature(module.load).parameters
+    given = dict(parse_qsl(query)).get("scale", "auto")
+    auto = given == "auto" and "scale" in inspect.signature(module.load).parameters
     if auto:
         query = "&".join(part for part in query.split("&") if part != "scale=auto")
     loaded = module.load(target, tokenizer, path or None, **options_of(spec, query, module.load))

@@ -137,6 +137,7 @@ def dynamic(
         nodes=nodes,
         floor=budget.floor,
         reach=budget.reach,
+        price=budget.price,
         frontier=frontier,
         value=growth.value,
         rerank=growth.rerank,

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.tree import from_lists
-from ..types import DraftTree
+from ..core.tree import from_lists, trim
+from ..types import DraftTree, Price
 
 Table = Sequence[Sequence[Sequence[float]]]  # [depth][parent's rank][child's order]
 
@@ -42,6 +42,7 @@ def lattice(
     nodes: int,
     depths: Sequence[int],
     floor: float = 0.0,
+    price: Price | None = None,
 ) -> DraftTree:
     """The tree of each row's most valuable nodes, at most `nodes` with the root.
 
@@ -49,6 +50,7 @@ def lattice(
     logs    log-confidences by (depth, parent's rank among the candidates above, candidate); p = 1: no pair head
     depths  how deep each row may go
     floor   nodes whose value (a probability) lies below are left out
+    price   cuts the tree to the size that pays best
     """
     order = logs.sort(dim=-1, descending=True, stable=True)
     rows = zip(tokens.tolist(), order.values.tolist(), order.indices.tolist(), root.tolist(), depths, strict=True)
@@ -59,7 +61,7 @@ def lattice(
         all_tokens.append([first, *(names[d - 1][rank] for d, rank in chosen)])
         all_parents.append([0, *parents])
         all_values.append([0.0, *values])
-    return from_lists(all_tokens, all_parents, all_values, root.device)
+    return trim(from_lists(all_tokens, all_parents, all_values, root.device), price)
 
 
 def _best(

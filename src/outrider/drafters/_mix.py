@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..budgets.calibration import Calibrated
+from ..budgets.calibration import inside
 from ..core.tree import from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
 
@@ -110,6 +110,6 @@ def _translate(round: Round, tree: DraftTree, where: Tensor) -> Round:
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
-    if len({type(p.inner if isinstance(p, Calibrated) else p) for p in parts}) < len(parts):
+    if len({type(inside(p)) for p in parts}) < len(parts):
         raise InputError("two drafters of the same method cannot be mixed; choose one")
     return MixDrafter(tuple(parts))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..core import sampling
 from ..core.tree import append, best, from_template, prune, root_only
-from ..types import DraftTree, InputError, Rows
+from ..types import DraftTree, InputError, Price, Rows
 
 Path = tuple[int, ...]
 Paths = tuple[Path, ...]
@@ -145,6 +145,7 @@ def plant(
     ranks: Ranks,
     nodes: int,
     floor: float = 0.0,
+    price: Price | None = None,
 ) -> DraftTree:
     """The best `nodes` nodes (root included) of a tree of ranks whose depths have candidates independent of the path.
 
@@ -160,9 +161,9 @@ def plant(
         values[:, 1:] += flat.index_select(1, place + 1)
     chosen = tokens.flatten(1).index_select(1, own)
     whole = from_template(root, chosen, ranks.parents, values=values)
-    if whole.nodes <= nodes and floor <= 0:
+    if whole.nodes <= nodes and floor <= 0 and price is None:
         return whole
-    return prune(whole, *best(values, nodes, floor))
+    return prune(whole, *best(values, nodes, floor, price))
 
 
 def below(

@@ -170,7 +170,7 @@ class BlockDrafting:
             pairs = pairs.float() / growth.scale
         logs = conditional(confidence.clamp(max=0), pairs)
         useful = [min(d, room - 1) for room in rows.room]
-        return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor)
+        return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor, budget.price)
 
 
 def drafter(net: BlockNet, target: Target, growth: Growth | None = None) -> BlockDrafter:

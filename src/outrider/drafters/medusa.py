@@ -220,7 +220,7 @@ class MedusaDrafting:
         if not paths.paths:
             return root_only(rows.root)
         tokens, confidence = self._rank(rows, paths.depth, paths.kids, budget.scale)
-        return _ranks.plant(rows.root, tokens, confidence, paths, budget.nodes, budget.floor)
+        return _ranks.plant(rows.root, tokens, confidence, paths, budget.nodes, budget.floor, budget.price)
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""

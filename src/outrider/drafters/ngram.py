@@ -146,7 +146,9 @@ class NgramDrafting:
             logits = self.law(fed.tokens[:, since:]).log().float()
             return sampling.rank(logits, rows, fed.deepest + 1, width, 1.0)
 
-        return grow(rows.root, expand, depth=depth, width=width, nodes=budget.nodes, floor=budget.floor)[0]
+        return grow(
+            rows.root, expand, depth=depth, width=width, nodes=budget.nodes, floor=budget.floor, price=budget.price
+        )[0]
 
     def _static(self, rows: Rows, shape: tuple[int, ...], sampled: bool) -> DraftTree:
         fed, since, laws = root_only(rows.root), 0, []

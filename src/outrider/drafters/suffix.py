@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from threading import Lock
 from typing import Any
 
-from ..core.tree import from_lists
+from ..core.tree import from_lists, trim
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from ._common import corpus, flag, refuse, selected, useful, whole
 
@@ -245,7 +245,7 @@ class SuffixDrafting:
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
         tokens, parents, values = (list(part) for part in zip(*grown, strict=True))
-        return from_lists(tokens, parents, values, rows.root.device)
+        return trim(from_lists(tokens, parents, values, rows.root.device), budget.price)
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)

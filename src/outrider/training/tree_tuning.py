@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .. import files
 from ..budgets.adaptive import FixedBudget
+from ..budgets.calibration import inside
 from ..core.padding import padded
 from ..core.tree import chain
 from ..drafters import _ranks
@@ -102,6 +103,7 @@ def measure(
     """How often each rank at each depth is right, on the texts that the target writes to these requests."""
     if min(ranks, depth, batch_size) < 1 or not requests:
         raise InputError("there must be at least one prompt, and ranks, depth and batch_size must be at least 1")
+    engine = replace(engine, drafter=inside(engine.drafter))
     if not isinstance(engine.drafter.open([[0]], 1), Ranks):
         raise InputError("this drafter does not rank candidates, so there is no tree to tune; name a model or heads")
     engine = replace(engine, rule="coupled")
