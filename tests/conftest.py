@@ -19,7 +19,7 @@ with contextlib.suppress(ImportError):
     import torchao  # noqa: F401
 
 # Checking the shapes and types of every call makes a test two to three times as long, so `make test` does it only where
-# every rule and every drafter is met once. transformers and torchao come before the hook: while jaxtyping loads a module
+# every rule and every drafter is met once. transformers and torchao come before the hook: when jaxtyping loads a module
 # of outrider, whatever that module imports is compiled anew (jaxtyping changes where bytecode is cached). That takes
 # half a minute, and others' syntax warnings become errors.
 if os.environ.get("CHECK_SHAPES"):
