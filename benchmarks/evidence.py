@@ -6,18 +6,17 @@ An *entry* answers for one row of the inventory. Nothing here knows a paper: `fi
 from __future__ import annotations
 
 import csv
-import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from figures import ONE, Check, Figure, ahead, higher, inverse, open_
-from outrider.bench.document import Cell
+import page
+from figures import ONE, Check, Figure, ahead, higher, inverse, open_, true
+from outrider.bench import Document
+from outrider.bench.document import Cell, Mean
 from outrider.bench.plots import pooled
-from outrider.bench.results import from_json
 from outrider.budgets.calibration import Bin
 
 FIELDS = ("where", "target", "method", "task", "metric")  # of a published fact
@@ -36,13 +35,12 @@ class Evidence:
     results: Mapping[str, Any]
 
     @classmethod
-    def read(cls, data: Path, results: Path) -> Evidence:
+    def read(cls, data: Path) -> Evidence:
         with (data / "inventory.csv").open(encoding="utf-8", newline="") as lines:
             inventory = {row["ids"]: row for row in csv.DictReader(lines)}
         with (data / "paper_facts.csv").open(encoding="utf-8", newline="") as lines:
             facts = list(csv.DictReader(lines))
-        documents = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted(results.glob("*.json"))}
-        return cls(inventory, facts, documents)
+        return cls(inventory, facts, {p.stem: page.read(p.stem) for p in sorted(page.RESULTS.glob("*.json"))})
 
     # what was published
 
@@ -70,80 +68,67 @@ class Evidence:
 
     # what was measured
 
-    def at(self, file: str, *keys: str) -> Any:
-        found: Any = self.results
-        for i, key in enumerate((file, *keys)):
-            if key not in found:
-                what = f"has no {key!r}" if i else "is not there"
-                raise Missing(f"`benchmarks/results/{file}.json` {what}")
-            found = found[key]
-        return found
+    def at(self, file: str) -> Any:
+        """The report of a study: a `Document` of `outrider bench`, but for the ablations."""
+        if file not in self.results:
+            raise Missing(f"`benchmarks/results/{file}.json` is not there")
+        return self.results[file]
 
-    def method(self, file: str, t: str, name: str, metric: str = "tau") -> Figure:
-        """Of the prompts that do not loop, with the figures of the domains."""
-        row = self.at(file, "temperatures", t, "methods", name)
-        parts = {domain: found[metric][0] for domain, found in row["domains"].items() if found}
-        return Figure.of(row["not_looping"][metric], parts)
+    def mean(self, file: str, name: str, t: float, batch: int = 1) -> Mean:
+        """A method's figures over all prompts of a study; where a report has only those, over its tasks."""
+        report: Document = self.at(file)
+        for row in (*report.pooled, *report.macro):
+            if (row.method, row.temperature, row.batch) == (name, t, batch):
+                return row
+        what = f"has no mean of {name!r} at T = {t:g} and batch size {batch}"
+        raise Missing(f"`benchmarks/results/{file}.json` {what}")
 
-    def domain(self, t: str, name: str, domain: str, metric: str = "speedup") -> Figure:
-        return Figure.of(self.at("drafters", "temperatures", t, "methods", name, "domains", domain)[metric])
+    def method(self, file: str, t: float, name: str, of: str = "tau", batch: int = 1) -> Figure:
+        """A figure of such a mean, with those of the tasks."""
+        parts = {c.task: f.value for c in self.cells(file, name, t, batch) if (f := getattr(c, of))}
+        return Figure.of(getattr(self.mean(file, name, t, batch), of), parts)
 
-    def rates(self, t: str, name: str) -> list[Figure]:
-        """Acceptance by depth, of the first five. The file has no counts: the intervals are those of as many rounds as
-        the texts can have taken."""
-        document, found = self.at("drafters", "temperatures", t), []
-        tested = (
-            document["not_looping"] * (document["arguments"]["tokens"] - 1) / self.method("drafters", t, name).value
-        )
-        for rate in self.at("drafters", "temperatures", t, "methods", name, "alpha")[:5]:
-            half = 1.96 * math.sqrt(rate * (1 - rate) / tested)
-            found.append(Figure(rate, rate - half, rate + half))
-            tested *= rate
-        return found
+    def cells(self, file: str, name: str, t: float, batch: int = 1) -> list[Cell]:
+        """The cells of a method, one for each task."""
+        return [c for c in self.at(file).cells if (c.method, c.temperature, c.batch) == (name, t, batch)]
 
-    def row(self, file: str, table: str, name: str) -> Mapping[str, Any]:
-        """A named row of a list: a run of the ablations, a rung of the ladder."""
-        for row in self.at(file, table):
+    def rates(self, t: float, name: str) -> list[Figure]:
+        """Acceptance by depth, of the first five."""
+        return [Figure.of(depth.rate) for depth in self.mean("drafters", name, t).depths[:5]]
+
+    def same_text(self, file: str, t: float, rule: str) -> Check:
+        """The statement that every text of a lossless method is plain decoding's, where the rule promises that."""
+        found = [m for m in self.at(file).pooled if m.temperature == t and m.compared]
+        least = min(found, key=lambda m: m.same_text / m.compared)
+        words = f"texts equal to plain decoding's{rule} at T = {t:g}, the least of {len(found)} methods"
+        return true(f"{words}: {least.same_text} of {least.compared}", least.same_text == least.compared)
+
+    def bins(self, file: str, name: str, t: float) -> list[Bin]:
+        """The reliability diagram of a method, all tasks together."""
+        cells = [c for c in self.cells(file, name, t) if c.reliability]
+        if not cells:
+            raise Missing(f"`benchmarks/results/{file}.json` has no confidences of {name!r} at T = {t:g}")
+        return pooled(cells)
+
+    def ablation(self, name: str) -> Mapping[str, Any]:
+        for row in self.at("ablations")["runs"]:
             if row["name"] == name:
                 return row
-        raise Missing(f"`benchmarks/results/{file}.json` has no {name!r} in {table!r}")
+        raise Missing(f"`benchmarks/results/ablations.json` has no {name!r}")
 
     def run(self, name: str, t: str) -> Figure:
         """tau of an ablation."""
-        return Figure.of(self.row("ablations", "runs", name)["tau"][t])
+        return Figure.of(self.ablation(name)["tau"][t])
 
     def runs(self, words: str, a: str, b: str, t: str) -> Check:
         """The statement that one ablation's tau lies above another's: by their ratio on the same prompts, if it was
         measured (it is to "eagle"), else by the two figures."""
         x, y = self.run(a, t), self.run(b, t)
-        ratio = self.row("ablations", "runs", b if a == "eagle" else a).get("ratio", {}).get(t)
+        ratio = self.ablation(b if a == "eagle" else a).get("ratio", {}).get(t)
         if ratio and "eagle" in (a, b):
             of = inverse(Figure.of(ratio)) if a == "eagle" else Figure.of(ratio)
             return Check(f"{words}: {x.value:.2f} against {y.value:.2f}, ratio {of}", ahead(of, ONE)[0])
         return higher(words, x, y)
-
-    def rung(self, table: str, name: str, metric: str = "tau") -> Figure:
-        return Figure.of(self.row("lossy", table, name)[metric])
-
-    def mean(self, run: str, method: str, t: float, of: str = "speedup", batch: int = 1) -> Figure:
-        """A macro mean of a report of `outrider bench`, with the tasks' figures."""
-        keys = {"method": method, "temperature": t, "batch": batch}
-        for row in self.at(run, "macro"):
-            if all(row[k] == v for k, v in keys.items()):
-                parts = {c["task"]: c[of][0] for c in self.cells(run, **keys) if c.get(of)}
-                return Figure.of(row[of], parts)
-        raise Missing(f"`benchmarks/results/{run}.json` has no mean of {method!r} at T = {t:g} and batch size {batch}")
-
-    def bins(self, run: str, method: str, t: float) -> list[Bin]:
-        """The reliability diagram of a method, all tasks together."""
-        cells = [from_json(Cell, c) for c in self.cells(run, method=method, temperature=t)]
-        if not any(c.reliability for c in cells):
-            raise Missing(f"`benchmarks/results/{run}.json` has no confidences of {method!r} at T = {t:g}")
-        return pooled(cells)
-
-    def cells(self, run: str, **keys: Any) -> list[dict[str, Any]]:
-        """The cells of a report that have these figures of identity."""
-        return [c for c in self.at(run, "cells") if all(c[k] == v for k, v in keys.items())]
 
 
 # ------------------------------------------------------------------------------------------------ entries

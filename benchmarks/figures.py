@@ -1,4 +1,8 @@
-"""Measured figures with their intervals, and checks: statements about figures, and whether they hold."""
+"""Measured figures with their intervals, and checks: statements about figures, and whether they hold.
+
+`outrider.bench.metrics` computes figures and their ratios from samples, prompt by prompt. Here there are finished
+figures alone, of reports whose samples are gone, so two of them are taken as independent.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,11 @@ class Figure:
 
     @classmethod
     def of(cls, found: Any, parts: Mapping[str, float] | None = None, rough: float = ROUGH) -> Figure:
-        """Of a bare number, of [value, low, high], or of {"median", "min", "max"}."""
-        if isinstance(found, Mapping):
-            found = [found["median"], found["min"], found["max"]]
-        if isinstance(found, int | float):
-            half = abs(found) * rough
-            return cls(found, found - half, found + half, parts or {}, False)
-        value, low, high = found
+        """Of a bare number, or of an `Estimate`: [value, low, high], the ends None where there is no interval."""
+        value, low, high = (found, None, None) if isinstance(found, int | float) else found
+        if low is None:
+            half = abs(value) * rough
+            return cls(value, value - half, value + half, parts or {}, False)
         return cls(value, low, high, parts or {})
 
     def __str__(self) -> str:

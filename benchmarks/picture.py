@@ -5,17 +5,18 @@ Writes docs/results.svg, and what stands between the `<!-- results -->` marks of
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from page import ROOT, read, replaced
+from outrider.bench import Document
+from outrider.bench.document import Estimate
+from page import read, replaced
+from studies import ROOT
 
 # method -> label; transformers' own first
-STOCK = {"transformers": "transformers generate", "transformers, assisted": "transformers assisted, same draft model"}
+STOCK = {"transformers": "transformers generate", "transformers:demo": "transformers assisted, same draft model"}
 OURS = {
     "none": "none (plain decoding, recorded)",
     "lookup": "lookup",
@@ -31,24 +32,22 @@ OURS = {
 }
 
 
-def rows(methods: dict[str, Any]) -> list[tuple[str, bool, dict[str, Any]]]:
-    """(label, ours, figures of the prompts that do not loop)."""
-    return [
-        (label, name not in STOCK, methods[name]["not_looping"])
-        for name, label in {**STOCK, **OURS}.items()
-        if name in methods
-    ]
+Row = tuple[str, bool, Estimate]  # label, ours, tokens per second
 
 
-def rate(row: tuple[str, bool, dict[str, Any]]) -> float:
-    """Tokens per second."""
-    return float(row[2]["tokens_per_second"][0])
+def rows(report: Document) -> list[Row]:
+    found = {m.method: m.tokens_per_second for m in report.pooled if m.temperature == 0}
+    return [(label, name not in STOCK, rate) for name, label in {**STOCK, **OURS}.items() if (rate := found.get(name))]
 
 
-def draw(found: list[tuple[str, bool, dict[str, Any]]]) -> None:
+def rate(row: Row) -> float:
+    return row[2].value
+
+
+def draw(found: list[Row]) -> None:
     figure, axes = plt.subplots(figsize=(7.5, 0.36 * len(found) + 1.0))
     for i, (_, ours, row) in enumerate(found):
-        value, low, high = row["tokens_per_second"]
+        value, (low, high) = row.value, row.ends
         colour = "#2a6f97" if ours else "#b8b8b8"
         axes.barh(i, value, xerr=[[value - low], [high - value]], color=colour, ecolor="#555555", capsize=3)
         axes.text(high + 5, i, f"{value:.0f}", va="center", fontsize=9)
@@ -62,18 +61,19 @@ def draw(found: list[tuple[str, bool, dict[str, Any]]]) -> None:
 
 
 def main() -> None:
-    document = read("drafters")
-    greedy, machine = document["temperatures"]["0"], document["machine"]
-    found = rows(greedy["methods"])
+    report: Document = read("drafters")
+    machine, versions = report.run.machine, report.run.versions
+    found = rows(report)
     draw(found)
     plain = next(row for row in found if row[0] == OURS["none"])
+    prompts = next(m.prompts for m in report.pooled if (m.method, m.temperature) == ("none", 0))
     best, base = max(found, key=rate), found[0]
     note = (
         f"![Tokens per second by method](docs/results.svg)\n\n"
         f"`{best[0]}` decodes {rate(best):.0f} tokens/s, {rate(best) / rate(base):.2f} times {base[0]} and "
         f"{rate(best) / rate(plain):.2f} times our own plain decoding: the demo\n"
-        f"target in float32 at temperature 0 on {machine['cores']} cores, torch {machine['torch']}, transformers "
-        f"{machine['transformers']}, {greedy['not_looping']} held-out prompts of nine domains."
+        f"target in float32 at temperature 0 on {machine['cores']} cores, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, {prompts} held-out prompts of nine domains."
     )
     replaced(ROOT / "README.md", {"results": note})
 

@@ -8,14 +8,15 @@ The functions of `findings/` compute the verdicts; no figure of the page is type
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import contexts
 from evidence import Entry, Evidence
 from figures import CLOSE, FAILS, HOLDS, NOISE, OPEN, PARTLY, ROUGH, SIGNS, Check, verdict
 from findings import ENTRIES
-from page import RESULTS, ROOT
+from page import ROOT
 
 DATA, PAGE = Path(__file__).parent / "reproduction", ROOT / "docs" / "reproduction.md"
 VERDICTS = (HOLDS, PARTLY, NOISE, FAILS, OPEN)
@@ -47,37 +48,22 @@ out here too. Each finding is divided into statements, and each of these is judg
 A row **holds** if all its statements do, and **{PARTLY}** if some do. If none does, it **does not hold** where one is
 refuted, and else is **{NOISE}**.
 
-Brackets hold intervals of 95 %: over prompts, and of acceptance by depth those of counts; of `engine` and `t5` the
+Brackets hold intervals of 95 %: over prompts, and of acceptance by depth those of counts; of `untrained` and `t5` the
 lowest and the highest of repeats. A figure without an interval is taken to be known to {ROUGH:.1%} either way. A figure
 is like another if it differs by at most {CLOSE:.0%}. Texts that loop are left out where a file tells them apart.
 """
 BIG = "outrider bench lmsys/vicuna-7b-v1.3 --drafter eagle:yuhuili/EAGLE-Vicuna-7B-v1.3 --task mt-bench"
 
-Command = Callable[[Mapping[str, Any]], str]
-
-
-def by_temperature(script: str) -> Command:
-    """The runs of a file that holds one for each temperature."""
-
-    def made(document: Mapping[str, Any]) -> str:
-        return "\n".join(
-            f"python benchmarks/{script}.py --temperature {t} --per-domain {run['arguments']['per_domain']} "
-            f"--tokens {run['arguments']['tokens']} --out benchmarks/results/{script}.json"
-            for t, run in document["temperatures"].items()
-        )
-
-    return made
-
-
-def told(script: str, *names: str, more: str = "") -> Command:
-    """One run, by the arguments that the file records."""
-
-    def made(document: Mapping[str, Any]) -> str:
-        options = [f"--{name.replace('_', '-')} {document['arguments'][name]}" for name in names]
-        out = f"--out benchmarks/results/{script}.json"
-        return " ".join([f"python benchmarks/{script}.py", *options, *more.split(), out])
-
-    return made
+BEFORE = {  # what a study wants to find
+    "ladder": "python -m recipes.demo.ablations\n"
+    "outrider tune-tree demo --drafter medusa:runs/demo/ablations/medusa/best "
+    "--prompts FILE --budget 16x4 --ranks 8 --out runs/bench/ladder-tree.json",
+    "medusa2": "python -m recipes.demo.drafters medusa2",
+    "mamba": "python -m recipes.mamba.drafters && python -m recipes.mamba.other",
+    "mamba_calibration": "python -m recipes.mamba.drafters",
+    "context_1024": "python -m recipes.mamba.drafters",
+    "t5": "python -m recipes.t5.build",
+}
 
 
 def ablations(document: Mapping[str, Any]) -> str:
@@ -91,27 +77,12 @@ def ablations(document: Mapping[str, Any]) -> str:
     )
 
 
-def contexts(document: Mapping[str, Any]) -> str:
-    asked = document["arguments"]
-    names = " ".join(f'"{name}"' for name in asked["drafters"] if name != "none")
-    return (
-        f"python benchmarks/long_context.py --threads {asked['threads']} --repeats {asked['repeats']} "
-        f"--drafters {names} --out benchmarks/results/long_context.json"
-    )
-
-
-COMMANDS: dict[str, Command] = {
-    "ablations": ablations,
-    "drafters": lambda _: "python benchmarks/demo.py drafters",
-    "engine": told("engine", "per_domain", "tokens", "repeats", "articles"),
-    "long_context": contexts,
-    "lossy": told(
-        "lossy", "per_domain", "tokens",
-        more="--medusa runs/demo/ablations/medusa/best --medusa2 runs/demo/medusa2/best",
-    ),
-    "mamba": by_temperature("mamba"),
-    "t5": lambda _: "PYTHONPATH=. python benchmarks/t5.py --prompts 12 --tokens 40 --out benchmarks/results/t5.json",
-}  # fmt: skip
+def command(name: str, evidence: Evidence) -> str:
+    """What makes a file of results."""
+    if name == "ablations" and name in evidence.results:
+        return ablations(evidence.results[name])
+    names = [f"context_{n}" for n in contexts.LENGTHS] if name.startswith("context") else [name]
+    return "\n".join(filter(None, (BEFORE.get(name), f"python benchmarks/studies.py {' '.join(names)}")))
 
 
 def anchor(ids: str) -> str:
@@ -125,7 +96,7 @@ def block(ids: str, entry: Entry, checks: Sequence[Check], evidence: Evidence) -
     counts = Counter(check.outcome for check in checks)
     tally = ", ".join(f"{name}: {counts[name]}" for name in VERDICTS if counts[name])
     mixed = f" ({tally})" if len(counts) > 1 else ""
-    source = f"that of [{entry.source}.json](#{entry.source})" if entry.source in COMMANDS else f"`{entry.source}`"
+    source = f"that of [{entry.source}.json](#{entry.source})" if " " not in entry.source else f"`{entry.source}`"
     return "\n".join([
         f"### {ids}", "", f"{row['shows'][0].upper()}{row['shows'][1:]}. Finding: *{row['finding']}*.", "",
         f"- Published: {evidence.told(ids)}",
@@ -147,10 +118,10 @@ def summary(verdicts: Mapping[str, str]) -> str:
 
 def commands(evidence: Evidence) -> str:
     """Where the figures come from, by the file that holds them."""
-    parts = ["## Commands\n\nThe figures of each file, as they were made:"]
-    for name, made in COMMANDS.items():
-        document = evidence.results.get(name)
-        parts.append(f"### {name}\n\n" + (f"```\n{made(document)}\n```" if document else "Not measured."))
+    parts = ["## Commands\n\nWhat makes the figures of each file:"]
+    for name in sorted({entry.source for entry in ENTRIES.values() if " " not in entry.source}):
+        lacks = "" if name in evidence.results else "Not measured.\n\n"
+        parts.append(f"### {name}\n\n{lacks}```\n{command(name, evidence)}\n```")
     big = f"```\n{BIG} --temperature 0 --temperature 1 --out runs/vicuna\n```"
     return "\n\n".join([*parts, f"### On a paper's own target\n\nWith a GPU that holds it:\n\n{big}"])
 
@@ -165,7 +136,7 @@ def page(evidence: Evidence) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(page(Evidence.read(DATA, RESULTS)), encoding="utf-8")
+    PAGE.write_text(page(Evidence.read(DATA)), encoding="utf-8")
 
 
 if __name__ == "__main__":

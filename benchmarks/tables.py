@@ -1,101 +1,245 @@
-"""Tables of docs/results.md from reports of `outrider bench` (benchmarks/results/bench_*.json): see `demo.py`."""
+"""The tables of the pages, each from the reports of one study (benchmarks/results), or of the ablations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-Report = dict[str, Any]
-Figures = Sequence[float] | None
+import contexts as lengths
+from outrider.bench import Document
+from outrider.bench.document import Cell, Estimate, Mean
+from studies import BANDITS, LINE, arm_of
 
 
-def span(figures: Figures, digits: int = 2) -> str:
-    return "{:.{d}f} ({:.{d}f}-{:.{d}f})".format(*figures, d=digits) if figures else ""
+def span(figure: Estimate | None, digits: int = 2) -> str:
+    """A figure with its interval; alone where it has none."""
+    if figure is None or figure.low is None:
+        return number(figure and figure.value, digits)
+    return "{:.{d}f} ({:.{d}f}-{:.{d}f})".format(*figure, d=digits)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def same(row: Cell | Mean) -> str:
+    return f"{row.same_text}/{row.compared}" if row.compared else ""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * left + "--:|" * (len(columns) - left)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def mean(cells: Sequence[Report], key: str, part: str) -> float | None:
-    """Over the tasks."""
-    found = [c[key][part] for c in cells if c.get(key) and c[key].get(part) is not None]
+def average(cells: Sequence[Cell], of: Callable[[Cell], float | None]) -> float | None:
+    """Over the tasks that have the figure."""
+    found = [value for c in cells if (value := of(c)) is not None]
     return sum(found) / len(found) if found else None
 
 
-def cells(report: Report, mean: Report) -> list[Report]:
-    """The cells behind a macro mean."""
-    keys = ("method", "temperature", "batch")
-    return [c for c in report["cells"] if all(c[k] == mean[k] for k in keys)]
+def behind(report: Document, mean: Mean) -> list[Cell]:
+    """The cells behind a mean."""
+    return [c for c in report.cells if (*c.setting, c.method) == (*mean.setting, mean.method)]
 
 
-def batches(report: Report) -> str:
+def methods(temperature: float) -> Callable[[Document], str]:
+    """All methods over all prompts, at one temperature."""
+
+    def made(report: Document) -> str:
+        found = [m for m in report.pooled if m.temperature == temperature]
+        plain = next(m for m in found if m.method == "none")
+        columns = ("method", "tau", "speed-up", "acceptance by depth", "draft, ms", "verify, ms", "same text")
+        rows = [
+            [m.method, span(m.tau), span(m.speedup), " ".join(number(d.rate.value) for d in m.depths[:5]),
+             *(number(part, 1) for part in ((m.round_ms.draft, m.round_ms.verify) if m.round_ms else (None, None))),
+             same(m)]
+            for m in found
+        ]  # fmt: skip
+        counts = f"{plain.prompts} of {plain.prompts + plain.looping} held-out prompts whose plain text does not loop."
+        return f"{counts}\n\n{table(columns, rows)}"
+
+    return made
+
+
+def domains(report: Document) -> str:
+    """tau and speed of every method by task, greedy; the speed alone where rounds are not told."""
+    cold = [c for c in report.cells if c.temperature == 0]
+    tasks = list(dict.fromkeys(c.task for c in cold))
+
+    def cell(name: str, task: str) -> str:
+        found = report.cell(task, 0.0, 1, name)
+        if found is None or found.speedup is None:
+            return ""
+        tau = f"{found.tau.value:.2f} " if found.tau else ""
+        return f"{tau}({found.speedup.value:.2f}x)"
+
+    names = dict.fromkeys(c.method for c in cold)
+    rows = [[name, *(cell(name, task) for task in tasks)] for name in names]
+    return table(("method", *(task.removeprefix("demo/") for task in tasks)), rows)
+
+
+def ablations(document: dict[str, Any]) -> str:
+    def figures(run: dict[str, Any], t: str) -> list[str]:
+        return [span(Estimate(*run[of][t])) if t in run.get(of, {}) else "" for of in ("tau", "ratio")]
+
+    rows = [
+        [r["name"], *figures(r, "0"), *figures(r, "1"), f"{r['held_out_loss']:.4f}"] for r in document["runs"]
+    ]  # fmt: skip
+    return table(("run", "tau, T = 0", "of eagle's", "tau, T = 1", "of eagle's", "held-out loss"), rows)
+
+
+def ladder(temperature: float) -> Callable[[Document, Document], str]:
+    """Speed and quality of Medusa's rungs, and of Medusa-2 beside them."""
+
+    def made(*reports: Document) -> str:
+        rows = []
+        for report in reports:
+            for m in (m for m in report.pooled if m.temperature == temperature):
+                mine = behind(report, m)
+                likely = average(mine, lambda c: c.quality and c.quality.log_likelihood)
+                loss = average(mine, lambda c: c.quality and c.quality.held_out_loss)
+                name = "Medusa-2, plain decoding" if m.method == "none" and rows else m.method
+                rows.append([name, span(m.tau), span(m.speedup), number(likely, 3), number(loss, 3), same(m)])
+        return table(("", "tau", "speed-up", "log-likelihood", "held-out loss", "same text"), rows)
+
+    return made
+
+
+def engine(*reports: Document) -> str:
+    """Our engine beside transformers' own generation; what is neither target nor drafter, as a share of a round."""
+    rows = []
+    for name, report in zip(("engine", "summaries", "untrained", "rules", "oracle"), reports, strict=True):
+        for m in report.pooled:
+            ms = vars(m.round_ms) if m.round_ms else {}
+            share = f"{100 * ms['overhead'] / sum(ms.values()):.1f} %" if ms else ""
+            rows.append([name, m.method, *(span(m.tokens_per_second, 0).split(" (")[:1]), span(m.speedup),
+                         span(m.over_stock), number(m.tau and m.tau.value), share])  # fmt: skip
+    columns = ("study", "method", "tokens/s", "over plain", "over transformers", "tau", "overhead")
+    return table(columns, rows, 2)
+
+
+def t5(report: Document) -> str:
+    """Leviathan's table 2: what the theorem promised, and what came out."""
+    rows = [
+        [f"{c.temperature:g}", c.rule, str(t.gamma), f"{t.alpha:.3f}", number(c.tau and c.tau.value), f"{t.tau:.2f}",
+         f"{t.c:.2f}", span(c.speedup), f"{t.promised:.2f}"]
+        for c in report.cells if (t := c.theory)
+    ]  # fmt: skip
+    columns = ("T", "rule", "gamma", "alpha", "tau", "(1-a^(g+1))/(1-a)", "c", "speed-up", "Theorem 3.8")
+    return table(columns, rows, 2)
+
+
+def drafting(report: Document) -> str:
+    """Milliseconds of drafting for each drafted token of a chain, by temperature."""
+    found: dict[str, dict[float, float]] = {}
+    for m in report.pooled:
+        if "chain" in m.method or "tokenizer" in m.method:
+            assert m.round_ms is not None
+            assert m.nodes is not None
+            found.setdefault(m.method, {})[m.temperature] = m.round_ms.draft / (m.nodes - 1)
+    ts = sorted({m.temperature for m in report.pooled})
+    rows = [[name, *(number(ms.get(t)) for t in ts)] for name, ms in found.items()]
+    return table((f"chain of {LINE.count('1')}", *(f"ms a token, T = {t:g}" for t in ts)), rows)
+
+
+def bandits(report: Document) -> str:
+    """Tokens per second of every arm and of the bandit over them; regret: how much longer a token took with the bandit
+    than with the best arm, chosen in hindsight."""
+    rows = []
+    for t in sorted({m.temperature for m in report.pooled}):
+        speeds = {
+            m.method: m.tokens_per_second.value for m in report.pooled if m.temperature == t and m.tokens_per_second
+        }
+        for name, arms in BANDITS.items():
+            best = max(arms, key=lambda shape: speeds[arm_of(shape)])
+            listed = ", ".join(f"{shape}: {speeds[arm_of(shape)]:.0f}" for shape in arms)
+            regret = speeds[arm_of(best)] / speeds[name] - 1
+            rows.append([f"{t:g}", name, listed, best, f"{speeds[name]:.0f}", f"{100 * regret:.1f} %"])
+    return table(("T", "bandit", "its arms, tokens/s", "best", "tokens/s", "regret"), rows, 4)
+
+
+def contexts(*reports: Document) -> str:
+    """Over the length of the context; a tau that is not claimed stands in brackets."""
+    rows = []
+    for length, report in zip(lengths.LENGTHS, reports, strict=True):
+        for c in report.cells:
+            assert c.memory is not None
+            assert c.prefill_ms is not None
+            tau = number(c.tau and c.tau.value)
+            ms = c.round_ms.draft / (c.nodes - 1) if c.round_ms and c.nodes and c.nodes > 1 else None
+            rows.append([
+                str(length), c.method, f"{c.prefill_ms.value / 1000:.2f}", f"{c.memory.drafter / 1024:.0f}",
+                f"{c.memory.cache / 2**20:.1f}", number(ms), tau if length <= lengths.TRAINED else f"({tau})",
+                number(c.tokens_per_second and c.tokens_per_second.value, 0), number(c.speedup and c.speedup.value),
+            ])  # fmt: skip
+    columns = ("context", "drafter", "prefill, s", "drafter's state, KiB", "target's cache, MiB", "ms a drafted token")
+    return table((*columns, "tau", "tokens/s", "over plain"), rows, 2)
+
+
+def batches(report: Document) -> str:
     """Speed over the batch size, and what fits into a gibibyte."""
     rooms: dict[tuple[str, int], int] = {}  # of the longest task
-    for c in report.get("capacity", ()):
-        key = (c["method"], c["batch"])
-        rooms[key] = min(c["rows"], rooms.get(key, c["rows"]))
+    for c in report.capacity:
+        rooms[c.method, c.batch] = min(c.rows, rooms.get((c.method, c.batch), c.rows))
     rows = [
-        [m["method"], str(m["batch"]), span(m["speedup"]), f"{m['tokens_per_second'][0]:.0f}", span(m["tau"]),
-         str(rooms.get((m["method"], m["batch"]), ""))]
-        for m in sorted(report["macro"], key=lambda m: m["method"])
+        [m.method, str(m.batch), span(m.speedup), number(m.tokens_per_second and m.tokens_per_second.value, 0),
+         span(m.tau), str(rooms.get((m.method, m.batch), ""))]
+        for m in sorted(report.macro, key=lambda m: m.method)
     ]  # fmt: skip
     return table(("method", "batch", "speed-up", "tokens/s", "tau", "rows in 1 GiB"), rows)
 
 
-def temperatures(report: Report) -> str:
+def drafted(report: Document) -> list[Mean]:
+    """The means of methods that draft."""
+    return [m for m in report.macro if m.tau and m.tau.value > 1]
+
+
+def temperatures(report: Document) -> str:
     """tau by rule over the temperature. At 0 all lossless rules are one."""
-    ts = sorted({m["temperature"] for m in report["macro"]})
-    names = list(dict.fromkeys(m["method"] for m in report["macro"] if m["tau"] and m["tau"][0] > 1))
-    by = {(m["method"], m["temperature"]): m for m in report["macro"]}
-    rows = [
-        [n, *(span(by[n, t]["tau"]) + f", {by[n, t]['speedup'][0]:.2f}x" if (n, t) in by else "" for t in ts)]
-        for n in names
-    ]
+    ts = sorted({m.temperature for m in report.macro})
+    by = {(m.method, m.temperature): f"{span(m.tau)}, {number(m.speedup and m.speedup.value)}x" for m in report.macro}
+    rows = [[n, *(by.get((n, t), "") for t in ts)] for n in dict.fromkeys(m.method for m in drafted(report))]
     return table(("tau, speed-up", *(f"T = {t:g}" for t in ts)), rows)
 
 
-def sizes(report: Report) -> str:
+def sizes(report: Document) -> str:
     """One drafter with larger and larger trees."""
     rows = []
-    for m in report["macro"]:
-        mine = cells(report, m)
-        if not m["tau"] or m["tau"][0] <= 1:
-            continue
-        parts = [mean(mine, "round_ms", part) for part in ("draft", "verify")]
-        ece = mean(mine, "reliability", "ece")
-        start = [f"{m['temperature']:g}", m["method"], span(m["tau"]), span(m["speedup"])]
-        rows.append([*start, *(f"{p:.1f}" for p in parts if p), f"{ece:.3f}" if ece is not None else ""])
+    for m in drafted(report):
+        mine = behind(report, m)
+        parts = [average(mine, lambda c, p=part: c.round_ms and getattr(c.round_ms, p)) for part in ("draft", "verify")]
+        ece = average(mine, lambda c: c.reliability and c.reliability.ece)
+        start = [f"{m.temperature:g}", m.method, span(m.tau), span(m.speedup)]
+        rows.append([*start, *(number(p, 1) for p in parts), number(ece, 3)])
     return table(("T", "tree", "tau", "speed-up", "draft, ms", "verify, ms", "ECE"), rows, 2)
 
 
-def variants(report: Report) -> str:
+def variants(report: Document) -> str:
     rows = [
-        [m["method"], span(m["tokens_per_second"], 0), span(m["speedup"]), span(m["over_stock"]), span(m["tau"])]
-        for m in report["macro"]
+        [m.method, span(m.tokens_per_second, 0), span(m.speedup), span(m.over_stock), span(m.tau)] for m in report.macro
     ]
     return table(("method", "tokens/s", "over plain", "over transformers", "tau"), rows)
 
 
-def typical(report: Report) -> str:
+def typical(report: Document) -> str:
     rows = []
-    for m in report["macro"]:
-        mine = cells(report, m)
-        mine_, plain = (mean(mine, "quality", k) for k in ("log_likelihood", "plain"))
-        told = [f"{x:.3f}" if x is not None else "" for x in (mine_, plain)]
-        rows.append([m["method"], span(m["tau"]), span(m["speedup"]), *told])
+    for m in report.macro:
+        mine = behind(report, m)
+        told = [
+            average(mine, lambda c, k=key: c.quality and getattr(c.quality, k)) for key in ("log_likelihood", "plain")
+        ]
+        rows.append([m.method, span(m.tau), span(m.speedup), *(number(x, 3) for x in told)])
     return table(("method", "tau", "speed-up", "log-likelihood", "plain's"), rows)
 
 
-def calibration(report: Report) -> str:
+def calibration(report: Document) -> str:
     """Calibration errors and tau of drafters with s = 1 and with a fitted s."""
-    tau = {(m["method"], m["temperature"]): m["tau"] for m in report.get("pooled", ())}
+    tau = {(m.method, m.temperature): m.tau for m in report.pooled}
     error = {}
     for key in tau:
-        mine = [c["reliability"] for c in report["cells"] if (c["method"], c["temperature"]) == key]
-        error[key] = sum(r["ece"] * r["pairs"] for r in mine) / sum(r["pairs"] for r in mine)
+        mine = [c.reliability for c in report.cells if (c.method, c.temperature) == key and c.reliability]
+        error[key] = sum(r.ece * r.pairs for r in mine) / sum(r.pairs for r in mine)
     rows = []
     for name, t in error:
         if "fitted" not in name:
@@ -106,16 +250,15 @@ def calibration(report: Report) -> str:
     return table(("drafter", "", "error, s = 1", "error, fitted", "tau, s = 1", "tau, fitted"), rows, 2)
 
 
-def causes(report: Report) -> str:
+def causes(report: Document) -> str:
     """Where the speed of the fastest method of each task goes: geometric means over the tasks."""
-    rows = []
-    for t in sorted({e["temperature"] for e in report["explain"]}):
-        mine = [e for e in report["explain"] if e["temperature"] == t]
-        names = [p["name"] for p in mine[0]["parts"]]
+    rows, names = [], list[str]()
+    for t in sorted({e.temperature for e in report.explain}):
+        mine = [e for e in report.explain if e.temperature == t]
+        names = [p.name for p in mine[0].parts]
         factors = [
-            math.exp(sum(math.log(p["factor"]) for e in mine for p in e["parts"] if p["name"] == n) / len(mine))
-            for n in names
+            math.exp(sum(math.log(p.factor) for e in mine for p in e.parts if p.name == n) / len(mine)) for n in names
         ]
-        ends = [sum(e[k] for e in mine) / len(mine) for k in ("ideal", "measured")]
-        rows.append([f"{t:g}", f"{ends[0]:.0f}", *(f"{f:.2f}" for f in factors), f"{ends[1]:.0f}"])
-    return table(("T", "ideal, tokens/s", *names, "measured"), rows) if rows else "Not measured."
+        ideal, measured = (sum(getattr(e, k) for e in mine) / len(mine) for k in ("ideal", "measured"))
+        rows.append([f"{t:g}", f"{ideal:.0f}", *(f"{f:.2f}" for f in factors), f"{measured:.0f}"])
+    return table(("T", "ideal, tokens/s", *names, "measured"), rows)

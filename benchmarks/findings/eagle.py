@@ -17,7 +17,7 @@ SIZES = ((4096, 32, 32, 11008), (5120, 40, 40, 13824), (6656, 52, 52, 17920), (8
 
 @finding("E-F1, E-F2", "drafters")
 def speed(e: Evidence) -> list[Check]:
-    cold, warm = (e.method("drafters", t, "EAGLE tree", "speedup") for t in ("0", "1"))
+    cold, warm = (e.method("drafters", t, "EAGLE tree", "speedup") for t in (0, 1))
     return [
         least("speed-up of EAGLE's tree at T = 0, above 1", cold, 1.0),
         least("speed-up of EAGLE's tree at T = 1, above 1", warm, 1.0),
@@ -27,7 +27,7 @@ def speed(e: Evidence) -> list[Check]:
 
 @finding("E-F8", "drafters")
 def tasks(e: Evidence) -> list[Check]:
-    return [by_kind(e, name, t) for name in ("EAGLE tree", "EAGLE chain") for t in ("0", "1")]
+    return [by_kind(e, name, t) for name in ("EAGLE tree", "EAGLE chain") for t in (0, 1)]
 
 
 @finding(
@@ -41,7 +41,7 @@ def by_depth(e: Evidence) -> list[Check]:
         same = f"Table 1; {row['target']}; T={row['temperature']}"
         rates = [float(e.span(f"{same}; alpha-{n}", PAPER)) for n in range(1, 5)]
         spreads.append(max(rates) - min(rates))
-    for t in ("0", "1"):
+    for t in (0, 1):
         first, *rest = e.rates(t, "EAGLE chain")
         checks.append(higher(f"chain at T = {t}, 0-alpha over 1-alpha", first, rest[0]))
         low, high = min(f.value for f in rest), max(f.value for f in rest)
@@ -53,7 +53,9 @@ def by_depth(e: Evidence) -> list[Check]:
 
 @finding("E-T2", "drafters")
 def maths(e: Evidence) -> list[Check]:
-    cold, warm = (e.domain(t, "EAGLE chain", "gsm8k", "tau") for t in ("0", "1"))
+    cold, warm = (
+        next(Figure.of(c.tau) for c in e.cells("drafters", "EAGLE chain", t) if c.task == "demo/gsm8k") for t in (0, 1)
+    )
     return [
         higher("tau of the chain on gsm8k, T = 0 over T = 1", cold, warm),
         open_("n-alpha by domain; `outrider bench` reports depths by task"),
@@ -63,19 +65,17 @@ def maths(e: Evidence) -> list[Check]:
 @finding("E-T3", "ablations", "Few prompts, others than the dense target's, and a mixture that hardly learnt.")
 def mixture(e: Evidence) -> list[Check]:
     def tau(name: str, t: str) -> Figure:  # without intervals: other prompts differ by more than runs on the same ones
-        return Figure.of(e.row("ablations", "runs", name)["tau"][t], rough=0.1)
+        return Figure.of(e.ablation(name)["tau"][t], rough=0.1)
 
     moe = "eagle on a mixture of experts"
     checks = [higher(f"tau at T = {t}, dense target over mixture", tau("eagle", t), tau(moe, t)) for t in ("0", "1")]
     return [*checks, open_("speed on the mixture")]
 
 
-@finding(
-    "E-T4", "python benchmarks/demo.py variants", "Recorded passes stand for gpt-fast, int8 for int4, HASS for EAGLE."
-)
+@finding("E-T4", "variants", "Recorded passes stand for gpt-fast, int8 for int4, HASS for EAGLE.")
 def together(e: Evidence) -> list[Check]:
     def speed(method: str) -> Figure:
-        return e.mean("bench_variants", method, 0.0)
+        return e.method("variants", 0, method, "speedup")
 
     drafted, checks = speed("HASS, 16x6, eager"), []
     for variant, words in (("", "recorded passes"), (", eager+int8", "int8")):
@@ -92,7 +92,7 @@ def together(e: Evidence) -> list[Check]:
 def tree(e: Evidence) -> list[Check]:
     stated = re.findall(r"\+(\d\.\d)", e.inventory["E-T5, E-F9"]["finding"])
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         for (words, of), gain in zip(METRICS, map(float, stated), strict=True):
             tree, chain = (e.method("drafters", t, f"EAGLE {kind}", of) for kind in ("tree", "chain"))
             checks += [
@@ -118,16 +118,16 @@ def own_data(e: Evidence) -> list[Check]:
 
 @finding(
     "E-T7",
-    "python benchmarks/demo.py batches",
+    "batches",
     "HASS's weights; 8 rows are the most that were run, not the most that fit.",
 )
 def batches(e: Evidence) -> list[Check]:
-    tree, chain, most = "HASS, 16x6, eager", "HASS chain, 6x5, eager", 8
+    tree, chain, most = "HASS", "HASS chain", 8
     published = e.published("Table 7; speedup, throughput at the largest batch", PAPER)
     twice = sum(float(row["value"]) for row in published) / len(published)
 
     def at(batch: int, method: str, of: str = "speedup") -> Figure:
-        return e.mean("bench_batches", method, 0.0, of, batch)
+        return e.method("batches", 0, method, of, batch)
 
     speed = "tokens_per_second"
     return [

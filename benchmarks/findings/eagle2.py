@@ -17,18 +17,15 @@ OURS = {
 STRAIGHT = 0.05  # the calibration error up to which confidence is close to acceptance
 
 
-@finding(
-    "E2-F5", "python benchmarks/demo.py sizes", "HASS's weights; few prompts a domain, so the spread is a rough one."
-)
+@finding("E2-F5", "sizes", "HASS's weights; few prompts a domain, so the spread is a rough one.")
 def positions(e: Evidence) -> list[Check]:
     checks = []
     for t in (0.0, 1.0):
-        cells = [c for c in e.cells("bench_sizes", method="HASS, 16x6", temperature=t) if c.get("positions")]
-        if not cells:
-            return [open_("`benchmarks/results/bench_sizes.json` has no positions of HASS")]
-        firsts = [c["positions"][0] for c in cells]
-        wide = sum(p["spread"][-1] - p["spread"][0] for p in firsts) / len(firsts)
-        rate = sum(p["rate"] for p in firsts) / len(firsts)
+        firsts = [c.positions[0] for c in e.cells("sizes", "HASS, 16x6", t) if c.positions]
+        if not firsts:
+            return [open_("`benchmarks/results/sizes.json` has no positions of HASS")]
+        wide = sum(p.spread[-1] - p.spread[0] for p in firsts) / len(firsts)
+        rate = sum(p.rate for p in firsts) / len(firsts)
         words = (
             f"T = {t:g}, the tree's first node, accepted in {rate:.2f} of the rounds, spreads over a domain's prompts"
         )
@@ -37,7 +34,7 @@ def positions(e: Evidence) -> list[Check]:
 
 
 @finding(
-    "E2-F6", "python benchmarks/demo.py calibration",
+    "E2-F6", "calibration",
     "The error is the mean distance of confidence and acceptance. Where the target's choice is no fresh draw the "
     "drafter is too modest; `?scale=auto` mends it ([methods](methods.md)).",
 )  # fmt: skip
@@ -45,7 +42,7 @@ def confidence(e: Evidence) -> list[Check]:
     checks = []
     settings = {"T = 0": ("", 0.0), "T = 1, shared noise": ("", 1.0), "T = 1, rejection": (", rejection", 1.0)}
     for setting, (rule, t) in settings.items():
-        bins = {s: e.bins("bench_calibration", f"eagle{s}{rule}, 16x6", t) for s in ("", " fitted")}
+        bins = {s: e.bins("calibration", f"eagle{s}{rule}, 16x6", t) for s in ("", " fitted")}
         pairs = [(a, b) for i, a in enumerate(bins[""]) for b in bins[""][i + 1 :]]
         up = sum(a.acceptance < b.acceptance for a, b in pairs) / len(pairs)
         checks.append(
@@ -71,10 +68,9 @@ def published_order(e: Evidence) -> list[str]:
     "Neighbours in the paper's order of the Vicunas. EAGLE's static tree has more nodes here than EAGLE-2's.",
 )  # fmt: skip
 def order(e: Evidence) -> list[Check]:
-    speeds = {t: {n: e.method("drafters", t, OURS[n], "speedup") for n in OURS} for t in ("0", "1")}
+    speeds = {t: {n: e.method("drafters", t, OURS[n], "speedup") for n in OURS} for t in (0, 1)}
     checks = [
-        higher(f"speed-up at T = 0, {a} over {b}", speeds["0"][a], speeds["0"][b])
-        for a, b in pairwise(published_order(e))
+        higher(f"speed-up at T = 0, {a} over {b}", speeds[0][a], speeds[0][b]) for a, b in pairwise(published_order(e))
     ]
     gain = 1 + int(re.findall(r"(\d+)-\d+ %", e.inventory["E2-T1"]["finding"])[0]) / 100
     for t, found in speeds.items():
@@ -102,7 +98,7 @@ unmeasured(
 )  # fmt: skip
 def ablations(e: Evidence) -> list[Check]:
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         names = ("", " without value", " without re-ranking")
         full, value, ranking = (e.method("drafters", t, f"EAGLE-2{name}") for name in names)
         checks += [

@@ -17,7 +17,7 @@ SMALL = "A small budget, at which the alignment steps do not pay yet ([results](
 def results(e: Evidence) -> list[Check]:
     gain = 1 + int(re.findall(r"\+(\d+)-", e.inventory["H-res"]["finding"])[0]) / 100
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         for words, of in METRICS:
             hass, eagle = (e.method("drafters", t, name, of) for name in ("HASS", "EAGLE-2"))
             checks.append(higher(f"{words} at T = {t}, HASS over EAGLE-2", hass, eagle))
@@ -63,7 +63,7 @@ def beta(e: Evidence) -> list[Check]:
 @finding("H-step-acc", "drafters", "Chains; acceptance at a depth is that of the rounds that came so far.")
 def by_step(e: Evidence) -> list[Check]:
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         hass, eagle = e.rates(t, "HASS chain"), e.rates(t, "EAGLE chain")
         gains = [difference(a, b) for a, b in zip(hass, eagle, strict=True)]
         listed = ", ".join(f"{gain.value:+.3f}" for gain in gains)

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import contexts
 from evidence import Evidence, finding
 from figures import CLOSE, Check, Figure, close, higher, least, open_, quotient, true
+from outrider.bench.document import Cell
 from outrider.budgets.calibration import ece
+from studies import PAPER
 
 SMALL, LARGE = "Mamba 0.5M, chain", "Mamba 1.5M"
-MAMBA, LLAMA, EAGLE = "Mamba 1.5M", "Transformer 1.5M", "EAGLE"  # of long_context.json
-SHAPES = ("3,3,2,1", "3,2,2,1,1", "2,2,2,1,1,1")
+MAMBA, LLAMA, EAGLE = "Mamba 1.5M", "Transformer 1.5M", "EAGLE"  # of the studies of contexts
+CONTEXTS = "context_1024"  # the first of them
 
 
-def speed(e: Evidence, t: str, name: str) -> Figure:
+def speed(e: Evidence, t: int, name: str) -> Figure:
     return e.method("mamba", t, name, "tokens_per_second")
 
 
-def over_contexts(e: Evidence, name: str, *keys: str) -> dict[int, float]:
+def over_contexts(e: Evidence, name: str, of: Callable[[Cell], float]) -> dict[int, float]:
     """A number of a drafter by the context's length."""
-    contexts = sorted(map(int, e.at("long_context", "contexts")))
-    return {n: float(e.at("long_context", "contexts", str(n), "drafters", name, *keys)) for n in contexts}
+    return {n: of(e.cells(f"context_{n}", name, 0)[0]) for n in contexts.LENGTHS}
 
 
-@finding("Ma-F1", "long_context", "Times of one repetition, neither passes nor steps recorded.")
+def state(cell: Cell) -> float:
+    """Bytes that the drafter's side holds."""
+    assert cell.memory is not None
+    return cell.memory.drafter
+
+
+def step(cell: Cell) -> float:
+    """Milliseconds of drafting for each drafted token."""
+    assert cell.round_ms is not None
+    assert cell.nodes is not None
+    return cell.round_ms.draft / (cell.nodes - 1)
+
+
+@finding("Ma-F1", CONTEXTS, "Times of one repetition, neither passes nor steps recorded.")
 def memory_and_time(e: Evidence) -> list[Check]:
-    state = {name: list(over_contexts(e, name, "state_bytes").values()) for name in (MAMBA, LLAMA, EAGLE)}
-    time = {name: list(over_contexts(e, name, "draft_ms_per_token", "median").values()) for name in (MAMBA, LLAMA)}
-    kib = {name: ", ".join(f"{n / 1024:,.0f}" for n in sizes) for name, sizes in state.items()}
+    states = {name: list(over_contexts(e, name, state).values()) for name in (MAMBA, LLAMA, EAGLE)}
+    time = {name: list(over_contexts(e, name, step).values()) for name in (MAMBA, LLAMA)}
+    kib = {name: ", ".join(f"{n / 1024:,.0f}" for n in sizes) for name, sizes in states.items()}
     ms = {name: ", ".join(f"{x:.2f}" for x in times) for name, times in time.items()}
     growth = {name: times[-1] / times[0] for name, times in time.items()}
-    lengths = ", ".join(map(str, over_contexts(e, MAMBA, "state_bytes")))
+    lengths = ", ".join(map(str, contexts.LENGTHS))
     return [
         true(
-            f"the Mamba's state is as large at all of {lengths} tokens, KiB: {kib[MAMBA]}", len(set(state[MAMBA])) == 1
+            f"the Mamba's state is as large at all of {lengths} tokens, KiB: {kib[MAMBA]}", len(set(states[MAMBA])) == 1
         ),
         *(
-            true(f"{name}'s grows, KiB: {kib[name]}", state[name] == sorted(set(state[name])))
+            true(f"{name}'s grows, KiB: {kib[name]}", states[name] == sorted(set(states[name])))
             for name in (LLAMA, EAGLE)
         ),
         true(f"a drafted token's time grows most with the Transformer, ms: {ms[LLAMA]}", growth[LLAMA] > growth[MAMBA]),
@@ -45,19 +62,14 @@ def memory_and_time(e: Evidence) -> list[Check]:
 @finding("Ma-F2", "mamba")
 def sizes(e: Evidence) -> list[Check]:
     others = ("Llama 0.5M, chain", "Mamba 1.5M, chain", "Llama 1.5M, chain")
-    return [higher(f"tokens/s at T = 1, {SMALL} over {x}", speed(e, "1", SMALL), speed(e, "1", x)) for x in others]
+    return [higher(f"tokens/s at T = 1, {SMALL} over {x}", speed(e, 1, SMALL), speed(e, 1, x)) for x in others]
 
 
-@finding(
-    "Ma-F3",
-    "outrider bench demo --drafter mamba=mamba:runs/demo/mamba/mamba-1.5m/distil/best "
-    "--drafter transformer=model:runs/demo/mamba/llama-1.5m/distil/best --budget 16x6 --temperature 0 --temperature 1 "
-    "--limit 13 --max-new-tokens 32 --observe --out runs/bench/mamba-calibration",
-)
+@finding("Ma-F3", "mamba_calibration")
 def reliability(e: Evidence) -> list[Check]:
     checks = []
     for t in (0.0, 1.0):
-        theirs, mine = (ece(e.bins("bench_mamba_calibration", f"{name}, 16x6", t)) for name in ("transformer", "mamba"))
+        theirs, mine = (ece(e.bins("mamba_calibration", name, t)) for name in ("transformer", "mamba"))
         words = f"calibration error at T = {t:g}, Transformer over Mamba"
         checks.append(higher(words, Figure.of(theirs), Figure.of(mine)))
     return checks
@@ -66,7 +78,7 @@ def reliability(e: Evidence) -> list[Check]:
 @finding("Ma-T1a", "mamba", "Chains; beside a target this small no external drafter can gain much.")
 def against_transformers(e: Evidence) -> list[Check]:
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         for size in ("0.5M", "1.5M"):
             mamba, llama = (speed(e, t, f"{kind} {size}, chain") for kind in ("Mamba", "Llama"))
             checks.append(higher(f"tokens/s at T = {t}, Mamba {size} over Llama {size}", mamba, llama))
@@ -79,7 +91,7 @@ def against_transformers(e: Evidence) -> list[Check]:
 @finding("Ma-T1b", "mamba", "EAGLE's chain was decoded in another run, each beside its own plain decoding.")
 def against_eagle(e: Evidence) -> list[Check]:
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         mamba, llama = (e.method("mamba", t, name, "speedup") for name in (SMALL, "Llama 0.5M, chain"))
         eagle = e.method("drafters", t, "EAGLE chain", "speedup")
         checks += [
@@ -90,12 +102,12 @@ def against_eagle(e: Evidence) -> list[Check]:
 
 
 @finding(
-    "Ma-T2", "long_context",
+    "Ma-T2", CONTEXTS,
     "Texts and code, not LongBench. The target was trained on shorter rows than most of these contexts, where time and "
     "memory alone are claimed.",
 )  # fmt: skip
 def long_contexts(e: Evidence) -> list[Check]:
-    mamba, eagle = (over_contexts(e, name, "state_bytes") for name in (MAMBA, EAGLE))
+    mamba, eagle = (over_contexts(e, name, state) for name in (MAMBA, EAGLE))
     longest = max(mamba)
     share = mamba[longest] / eagle[longest]
     words = f"the Mamba's state at {longest} tokens is half of EAGLE's or less: {share:.0%}"
@@ -110,7 +122,7 @@ def kept(other: Figure, own: Figure) -> Figure:
 @finding("Ma-T3", "mamba", "Beside the Mamba of the same stage with the target's tokenizer; the other one is smaller.")
 def tokenizer(e: Evidence) -> list[Check]:
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         names = ("Mamba of another tokenizer, text", "Mamba 0.5M, pretrained, chain")
         other, own = (e.method("mamba", t, name) for name in names)
         words = f"gain in tau at T = {t}, half or more is kept ({other} and {own} tokens a round)"
@@ -121,7 +133,7 @@ def tokenizer(e: Evidence) -> list[Check]:
 @finding("Ma-T4", "mamba", "A pass over the whole tree costs several plain passes on two cores.")
 def tree(e: Evidence) -> list[Check]:
     checks = []
-    for t in ("0", "1"):
+    for t in (0, 1):
         for words, of in (("tau", "tau"), ("tokens/s", "tokens_per_second")):
             tree, chain = (e.method("mamba", t, f"{LARGE}, {kind}", of) for kind in ("3,2,2,1,1", "chain"))
             checks.append(higher(f"{words} at T = {t}, tree over chain", tree, chain))
@@ -131,8 +143,8 @@ def tree(e: Evidence) -> list[Check]:
 @finding("Ma-T5", "mamba")
 def shapes(e: Evidence) -> list[Check]:
     checks = []
-    for t in ("0", "1"):
-        found = {shape: speed(e, t, f"{LARGE}, {shape}") for shape in SHAPES}
+    for t in (0, 1):
+        found = {shape: speed(e, t, f"{LARGE}, {shape}") for shape in PAPER}
         slow, fast = (pick(found, key=lambda shape: found[shape].value) for pick in (min, max))
         words = f"tokens/s at T = {t}, the slowest of three shapes ({slow}) within {CLOSE:.0%} of the fastest ({fast})"
         checks.append(close(words, found[slow], found[fast].value))
@@ -145,8 +157,8 @@ def shapes(e: Evidence) -> list[Check]:
 )  # fmt: skip
 def bandit(e: Evidence) -> list[Check]:
     checks, mine = [], f"{LARGE}, bandit of the paper's"
-    for t in ("0", "1"):
-        best = e.at("mamba", "temperatures", t, "bandits", mine)["best"]
+    for t in (0, 1):
+        best = max((f"{LARGE}, {shape}" for shape in PAPER), key=lambda arm: speed(e, t, arm).value)
         words = f"tokens/s at T = {t}, the bandit over the best shape ({best.removeprefix(f'{LARGE}, ')})"
         checks.append(higher(words, speed(e, t, mine), speed(e, t, best)))
     return checks
@@ -154,10 +166,4 @@ def bandit(e: Evidence) -> list[Check]:
 
 @finding("Ma-alg1", "mamba")
 def verification(e: Evidence) -> list[Check]:
-    checks = []
-    for t, run in e.at("mamba", "temperatures").items():
-        same = [m["same_text"] for name, m in run["methods"].items() if not name.endswith("rejection")]
-        whole = run["methods"]["none"]["same_text"]
-        words = f"texts equal to plain decoding's at T = {t}, the least of {len(same)} methods"
-        checks.append(true(f"{words}: {min(same)} of {whole}", min(same) == whole))
-    return checks
+    return [e.same_text("mamba", t, "") for t in (0, 1)]

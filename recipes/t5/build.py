@@ -35,6 +35,8 @@ def main() -> None:
         model.save_pretrained(a.work / recipe.name)
         tokenizer.save_pretrained(a.work / recipe.name)
         (a.work / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    asked = [{"text": tokenizer.decode(ids)} for d in DOMAINS for ids, _ in heldout_pairs(tokenizer, a.demo, d, 12)]
+    (a.work / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     print(json.dumps(results, indent=2))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.oracle import OracleDrafter, OracleDrafting
+from benchmarks.oracles import OracleDrafter, OracleDrafting
 from instrument import VOCAB, Clock, Lab
 
 import outrider.bench.runner

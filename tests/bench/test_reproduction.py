@@ -12,20 +12,22 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another; last: other tests have an oracle too
+sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
 
 import figures as fig  # noqa: E402
 import reproduction  # noqa: E402
 from evidence import Evidence  # noqa: E402
 from figures import FAILS, HOLDS, NOISE, OPEN, PARTLY, Figure  # noqa: E402
 from findings import ENTRIES  # noqa: E402
+from outrider.bench.document import Cell, Document, Estimate, Mean, Position, RunInfo  # noqa: E402
+from studies import STUDIES  # noqa: E402
 
 WAITING = {"Ma-F3"}  # judged as soon as the run is there that their commands make
 
 
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:
-    return Evidence.read(reproduction.DATA, reproduction.RESULTS)
+    return Evidence.read(reproduction.DATA)
 
 
 def ids_of(text: str) -> list[str]:
@@ -81,7 +83,7 @@ def test_every_row_is_judged_or_says_why_not(evidence: Evidence) -> None:
             assert entry.source.startswith("outrider ") or "; do outrider " in entry.source, ids
         elif ids not in WAITING:
             assert fig.verdict(checks) != OPEN, (ids, checks)
-        assert entry.source in reproduction.COMMANDS or " " in entry.source, ids
+        assert entry.source in {*STUDIES, "ablations"} or " " in entry.source, ids
         assert not re.search(r"\d\.\d", entry.note), f"{ids}: a note holds no figure"
 
 
@@ -100,7 +102,8 @@ def by_domain(value: float, each: float, domains: int) -> Figure:
         (by_domain(3.1, 2.9, 9), by_domain(3.0, 3.0, 9), NOISE),
         (Figure.of(2.11), Figure.of(1.74), HOLDS),
         (Figure.of(2.04), Figure.of(2.09), NOISE),
-        (Figure.of([2.0, 1.9, 2.1]), Figure.of({"median": 2.3, "min": 2.2, "max": 2.4}), FAILS),
+        (Figure.of(Estimate(2.0, 1.9, 2.1)), Figure.of([2.3, 2.2, 2.4]), FAILS),
+        (Figure.of(Estimate(2.04)), Figure.of(2.09), NOISE),
     ],
 )  # fmt: skip
 def test_comparisons(a: Figure, b: Figure, outcome: str) -> None:
@@ -143,8 +146,8 @@ def verdict(ids: str, evidence: Evidence) -> str:
     return fig.verdict(ENTRIES[ids].checks(evidence))
 
 
-def method(tau: list[float], speedup: list[float]) -> dict[str, Any]:
-    return {"not_looping": {"tau": tau, "speedup": speedup}, "domains": {}, "alpha": [0.7] * 5, "same_text": 9}
+def report(**parts: Any) -> Document:
+    return Document(RunInfo("demo"), **parts)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +155,9 @@ def method(tau: list[float], speedup: list[float]) -> dict[str, Any]:
 )
 def test_trees_by_hand(evidence: Evidence, tree: list[float], expected: str) -> None:
     """E-T5 wants a tree ahead of its chain, by as much as was published."""
-    methods = {"EAGLE tree": method(tree, tree), "EAGLE chain": method([3.0, 2.95, 3.05], [3.0, 2.95, 3.05])}
-    both = {t: {"methods": methods} for t in ("0", "1")}
-    assert verdict("E-T5, E-F9", changed(evidence, drafters={"temperatures": both})) == expected
+    of = {"EAGLE tree": Estimate(*tree), "EAGLE chain": Estimate(3.0, 2.95, 3.05)}
+    rows = [Mean(t, 1, name, speedup=f, tau=f) for t in (0.0, 1.0) for name, f in of.items()]
+    assert verdict("E-T5, E-F9", changed(evidence, drafters=report(pooled=rows))) == expected
 
 
 def ablation(name: str, tau: Any, **more: Any) -> dict[str, Any]:
@@ -187,7 +190,7 @@ def test_a_ratio_on_the_same_prompts_decides(evidence: Evidence, ratio: Any, exp
 
 def test_other_texts_refute_the_rule(evidence: Evidence) -> None:
     document = copy.deepcopy(evidence.results["drafters"])
-    document["temperatures"]["1"]["methods"]["HASS"]["same_text"] -= 1
+    next(m for m in document.pooled if (m.method, m.temperature) == ("HASS", 1)).same_text -= 1
     assert verdict("L-alg", evidence) == HOLDS
     assert verdict("L-alg", changed(evidence, drafters=document)) == PARTLY
 
@@ -201,44 +204,40 @@ def test_published_numbers_that_the_theorems_do_not_give(evidence: Evidence) -> 
     assert [verdict("L-num", x) for x in (evidence, wrong)] == [HOLDS, PARTLY]
 
 
-def bench(chain: tuple[float, float], tree: tuple[float, float]) -> dict[str, Any]:
+def speeds(chain: tuple[float, float], tree: tuple[float, float]) -> Document:
     """Speed-ups at batch sizes 1 and 8; tokens per second are a hundred times as many."""
-    rows = [
-        {
-            "temperature": 0.0, "batch": batch, "method": method, "speedup": [x, x - 0.05, x + 0.05],
-            "tokens_per_second": [100 * x, 99 * x, 101 * x],
-        }
-        for method, speeds in (("HASS chain, 6x5, eager", chain), ("HASS, 16x6, eager", tree))
-        for batch, x in zip((1, 8), speeds, strict=True)
-    ]  # fmt: skip
-    return {"format": 2, "macro": rows, "cells": []}
+    return report(
+        macro=[
+            Mean(
+                0.0, batch, method, speedup=Estimate(x, x - 0.05, x + 0.05),
+                tokens_per_second=Estimate(100 * x, 99 * x, 101 * x),
+            )
+            for method, mine in (("HASS chain", chain), ("HASS", tree))
+            for batch, x in zip((1, 8), mine, strict=True)
+        ]
+    )  # fmt: skip
 
 
 def test_a_report_of_outrider_bench_is_read(evidence: Evidence) -> None:
-    assert (
-        "bench_batches.json` is not there"
-        in ENTRIES["E-T7"].checks(Evidence(evidence.inventory, evidence.facts, {}))[0].words
-    )
-    assert verdict("E-T7", changed(evidence, bench_batches=bench((3.0, 1.98), (3.1, 1.5)))) == HOLDS
-    assert verdict("E-T7", changed(evidence, bench_batches=bench((1.2, 2.9), (1.3, 3.5)))) == FAILS
-    assert verdict("E-T7", changed(evidence, bench_batches=bench((3.0, 1.98), (3.1, 2.5)))) == PARTLY
+    gone = Evidence(evidence.inventory, evidence.facts, {})
+    assert "batches.json` is not there" in ENTRIES["E-T7"].checks(gone)[0].words
+    assert verdict("E-T7", changed(evidence, batches=speeds((3.0, 1.98), (3.1, 1.5)))) == HOLDS
+    assert verdict("E-T7", changed(evidence, batches=speeds((1.2, 2.9), (1.3, 3.5)))) == FAILS
+    assert verdict("E-T7", changed(evidence, batches=speeds((3.0, 1.98), (3.1, 2.5)))) == PARTLY
 
-    def cells(low: float, high: float) -> dict[str, Any]:
-        position = {"position": 1, "rate": 0.7, "spread": [low, 0.6, 0.7, 0.75, high]}
-        shared = {"method": "HASS, 16x6", "positions": [position]}
-        return {"format": 2, "cells": [{**shared, "temperature": t} for t in (0.0, 1.0)]}
+    def cells(low: float, high: float) -> Document:
+        first = [Position(1, 9, 0.7, [low, 0.6, 0.7, 0.75, high])]
+        return report(cells=[Cell("t", t, 1, "HASS, 16x6", positions=first) for t in (0.0, 1.0)])
 
-    assert [verdict("E2-F5", changed(evidence, bench_sizes=cells(*s))) for s in ((0.4, 0.9), (0.68, 0.72))] == [
-        HOLDS,
-        FAILS,
-    ]
-    assert verdict("E2-F5", changed(evidence, bench_sizes={"format": 2, "cells": []})) == OPEN
+    for spread, expected in (((0.4, 0.9), HOLDS), ((0.68, 0.72), FAILS)):
+        assert verdict("E2-F5", changed(evidence, sizes=cells(*spread))) == expected
+    assert verdict("E2-F5", changed(evidence, sizes=report())) == OPEN
 
 
 def test_a_file_or_a_method_that_is_gone_is_told(evidence: Evidence) -> None:
     gone = Evidence(evidence.inventory, evidence.facts, {})
     (check,) = ENTRIES["M-ladder"].checks(gone)
-    assert check == fig.Check("`benchmarks/results/lossy.json` is not there", OPEN)
-    (check,) = ENTRIES["M-cat"].checks(changed(evidence, drafters={"temperatures": {"0": {"methods": {}}}}))
+    assert check == fig.Check("`benchmarks/results/ladder.json` is not there", OPEN)
+    (check,) = ENTRIES["M-cat"].checks(changed(evidence, drafters=report()))
     assert "has no 'Medusa'" in check.words
     assert "### drafters\n\nNot measured." in reproduction.page(gone)

@@ -175,28 +175,27 @@ class Analysis:
             calm = [c for c in here if not c.loops] or here
             tasks = unique(c.task for c in calm)
             for name in unique(c.method for c in calm):
-                keys = [c.key for c in calm if c.method == name and c.state == "done" and c.key in self.figures]
-                if len(keys) < len(tasks):
+                mine = [c for c in calm if c.method == name and c.state == "done" and c.key in self.figures]
+                if len(mine) < len(tasks):
                     continue
                 law = laws.get((*setting, name))
                 mean = Mean(*setting, name, len(tasks), law=law)
                 for figure in FIGURES:
-                    each = [self.figures[k][figure] for k in keys if figure in self.figures[k]]
+                    each = [self.figures[c.key][figure] for c in mine if figure in self.figures[c.key]]
                     setattr(mean, figure, metrics.mean(each).estimate if len(each) == len(tasks) else None)
                 macro.append(mean)
-                pooled.append(self.pooled(Mean(*setting, name, len(tasks), law=law), keys))
+                pooled.append(self.pooled(Mean(*setting, name, len(tasks), law=law), mine))
         return macro, pooled
 
-    def pooled(self, mean: Mean, keys: Sequence[tuple[Any, ...]]) -> Mean:
+    def pooled(self, mean: Mean, cells: Sequence[Cell]) -> Mean:
         """A method's figures over all prompts of some cells."""
-        table = Table.pooled([self.tables[k][0] for k in keys])
+        fill(mean, {k: sum(getattr(c, k) for c in cells) for k in ("looping", "same_text", "compared")})
+        table = Table.pooled([self.tables[c.key][0] for c in cells])
         if not table.samples:
             return mean
-        bases = {name: [s for k in keys for s in self.tables[k][1][name]] for name in ("plain", "stock")}
+        bases = {name: [s for c in cells for s in self.tables[c.key][1][name]] for name in ("plain", "stock")}
         fill(mean, {name: f.estimate for name, f in rates(table, bases).items()})
-        if usages := table.usages():
-            mean.tau, mean.depths = metrics.tau(usages).estimate, metrics.depths(usages)
-            mean.round_ms = metrics.round_ms(usages)
+        fill(mean, metrics.rounds(table.usages()))
         mean.prompts = sum(len(s.prompts) for s in table.samples[0])
         return mean
 

@@ -208,10 +208,17 @@ class Mean:
     over_stock: Estimate | None = None
     tau: Estimate | None = None
     tokens_per_second: Estimate | None = None
+    law: LawTest | None = None
+    # of prompts that are pooled:
     prompts: int = 0
+    looping: int = 0  # left out
+    same_text: int = 0
+    compared: int = 0
+    alpha: Estimate | None = None
+    drafted_alpha: float | None = None
+    nodes: float | None = None
     depths: list[Depth] = field(default_factory=list)
     round_ms: RoundTime | None = None
-    law: LawTest | None = None
 
     @property
     def setting(self) -> tuple[float, int]:

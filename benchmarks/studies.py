@@ -1,0 +1,175 @@
+"""Every study behind docs/results.md, a run of `outrider bench` each: `python benchmarks/studies.py [NAME ...]`.
+
+Samples and report of a run lie in runs/bench/NAME, and it resumes. What the pages are made of goes to
+benchmarks/results/NAME.json: the same report without what no page shows. `reproduction.BEFORE` says what some studies
+want to find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import contexts
+import oracles
+from outrider.bench import Config, Document, run
+from outrider.bench.results import to_json
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS, RESULTS = ROOT / "runs" / "bench", ROOT / "benchmarks" / "results"
+HASS, CHAIN = "HASS=eagle:demo/hass", "HASS chain=eagle:demo/hass?tree=chain"
+DRAFTERS = (
+    "lookup@16x6", "draft model=model@16x4", "Medusa=medusa:demo@16x4", "EAGLE chain=eagle:demo?tree=chain@6x5",
+    "Hydra=hydra:demo@16x4", "EAGLE tree=eagle:demo?tree=static@26x5", "EAGLE-2=eagle:demo@16x6",
+    "EAGLE-2, 60 nodes=eagle:demo@60x6", "EAGLE-2 without value=eagle:demo?value=false@16x6",
+    "EAGLE-2 without re-ranking=eagle:demo?rerank=false@16x6", "EAGLE-2, rejection=eagle:demo@16x6@rejection",
+    f"{HASS}@16x6", "HASS, scale fitted=eagle:demo/hass?scale=auto@16x6", f"{CHAIN}@6x5",
+    "HASS, rejection=eagle:demo/hass@16x6@rejection", "EAGLE-3=eagle3:demo@16x6",
+    "HASS, adaptive=eagle:demo/hass@auto", "HASS chain, adaptive=eagle:demo/hass?tree=chain@auto",
+    "EAGLE-3, adaptive=eagle3:demo@auto",
+)  # fmt: skip
+TYPICAL = tuple(f"typical?epsilon={e}&delta={d}" for e in (0.03, 0.09, 0.3) for d in (0.1, 0.3))
+MEDUSA, TREE = "medusa:runs/demo/ablations/medusa/best", "runs/bench/ladder-tree.json"
+LADDER = {
+    "heads as a chain": "tree=chain", "Cartesian tree 3 x 2 x 1": "tree=static&shape=3,2,1",
+    "optimised sparse tree": f"tree={TREE}", "dynamic tree": "tree=dynamic",
+}  # fmt: skip
+
+# Mambas beside Transformers as draft models, trees beside chains, a bandit beside fixed shapes.
+LINE = "1,1,1,1,1"
+PAPER = ("3,3,2,1", "3,2,2,1,1", "2,2,2,1,1,1")
+SMALL = (LINE, "2,2,1,1")  # fewer nodes: what a pass of this machine has nearly for nothing
+BANDITS = {"Mamba 1.5M, bandit of the paper's": PAPER, "Mamba 1.5M, bandit of all": (*PAPER, *SMALL, "none")}
+
+
+def draft(name: str, stage: str = "distil") -> str:
+    """The SPEC of a draft model of `recipes.mamba.drafters`."""
+    return f"{'model' if name.startswith('llama') else 'mamba'}:runs/demo/mamba/{name}/{stage}/best"
+
+
+CHAINS = {
+    **{f"{k} {size}": draft(f"{k}-{size}".lower()) for size in ("0.5M", "1.5M") for k in ("Mamba", "Llama")},
+    "Mamba 1.5M, pretrained": draft("mamba-1.5m", "pretrain"),
+    "Mamba 1.5M, sft": draft("mamba-1.5m", "sft"),
+    "Llama 1.5M, pretrained": draft("llama-1.5m", "pretrain"),
+    "Mamba 0.5M, pretrained": draft("mamba-0.5m", "pretrain"),
+}
+MAMBAS = (
+    *(f"{name}, chain={spec}@{LINE}" for name, spec in CHAINS.items()),
+    *(f"Mamba of another tokenizer, {v}={draft('other', 'pretrain')}?vocab={v}@{LINE}" for v in ("text", "shared")),
+    *(f"{name}, chain, rejection={CHAINS[name]}@{LINE}@rejection" for name in ("Mamba 1.5M", "Llama 1.5M")),
+    f"Mamba 1.5M, 3,2,2,1,1, rejection={CHAINS['Mamba 1.5M']}@3,2,2,1,1@rejection",
+    *(f"{name}, 16 nodes={CHAINS[name]}@16x6" for name in ("Mamba 1.5M", "Llama 1.5M")),
+    *(f"{name}, adaptive={CHAINS[name]}@auto" for name in ("Mamba 1.5M", "Llama 1.5M")),
+    *(f"Mamba 1.5M, {shape}={CHAINS['Mamba 1.5M']}@{shape}" for shape in (*PAPER, *SMALL) if shape != LINE),
+    *(f"{name}={CHAINS['Mamba 1.5M']}@{' '.join(arms)}" for name, arms in BANDITS.items()),
+)
+
+
+def arm_of(shape: str) -> str:
+    """The method that plays one arm of a bandit throughout."""
+    return "none" if shape == "none" else f"Mamba 1.5M, {'chain' if shape == LINE else shape}"
+
+
+BASE = Config("demo", tokens=32)
+OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
+STUDIES: dict[str, Config | Callable[[], Config]] = {
+    "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
+                        temperatures=(0.0, 1.0), limit=11),
+    "batches": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6"), batch_sizes=(1, 2, 4, 8),
+                       tasks=("demo/gsm8k", "demo/oasst", "demo/self-dialogue"), limit=16, memory=1.0,
+                       keep_loops=True, variants=("eager",)),
+    "sizes": replace(BASE, drafters=(HASS,), budgets=("4x3", "8x4", "16x6", "32x6", "60x6"), temperatures=(0.0, 1.0),
+                     limit=4, observe=True),
+    "variants": replace(BASE, drafters=("lookup@16x6", f"{HASS}@16x6"), limit=2,
+                        variants=("eager", "plain", "eager+int8", "int8"),
+                        peers=("transformers", "transformers?cache=static", "transformers?lookup=10")),
+    "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
+                            lossy=True, temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
+    "calibration": replace(BASE, drafters=tuple(f"{label}={spec}" for label, spec in (
+                               ("hass", "eagle:demo/hass"), ("hass fitted", "eagle:demo/hass?scale=auto"),
+                               ("eagle", "eagle:demo"), ("eagle fitted", "eagle:demo?scale=auto"),
+                               ("model", "model"), ("model fitted", "model?scale=auto"))),
+                           budgets=("16x6",), rules=("coupled", "rejection"), temperatures=(0.0, 1.0), limit=13,
+                           observe=True, peers=()),
+    "typical": replace(BASE, drafters=("Medusa=medusa:demo@16x4",), lossy=True, temperatures=(0.7,),
+                       rules=("coupled", *TYPICAL), limit=3),
+    "ladder": replace(BASE, drafters=tuple(f"{name}={MEDUSA}?{tree}@16x4" for name, tree in LADDER.items()), limit=9,
+                      temperatures=(0.0, 1.0), keep_loops=True, judge="demo", peers=()),
+    "medusa2": replace(BASE, model="runs/demo/medusa2/target", drafters=("Medusa-2=medusa:runs/demo/medusa2@16x4",),
+                       tasks=("demo",), limit=9, temperatures=(0.0, 1.0), keep_loops=True, judge="demo", peers=()),
+    "mamba": replace(BASE, drafters=MAMBAS, temperatures=(0.0, 1.0), limit=13, peers=()),
+    "mamba_calibration": replace(BASE, drafters=tuple(f"{label}={CHAINS[f'{kind} 1.5M']}" for label, kind in (
+                                     ("mamba", "Mamba"), ("transformer", "Llama"))), budgets=("16x6",),
+                                 temperatures=(0.0, 1.0), limit=13, observe=True, peers=()),
+    **{f"context_{n}": contexts.study(n, CHAINS) for n in contexts.LENGTHS},
+    "t5": Config("runs/t5/larger", ("T5=model:runs/t5/smaller?tree=chain",), ("runs/t5/heldout.jsonl",), (0.0, 1.0),
+                 ("rejection", "coupled"), budgets=("4x3", "6x5", "8x7"), peers=(), tokens=40, limit=12, repeats=3,
+                 dtype="float32", keep_loops=True),
+    "engine": replace(OWN, drafters=("model", "model chain 5=model?tree=chain@6x5", "model@8x3",
+                                     "model (3,2,2,1,1)=model?tree=static@64x5"),
+                      peers=("transformers", "transformers:demo"), variants=("eager", "plain")),
+    "summaries": replace(OWN, tasks=("cnn-dm@800",), data=str(ROOT.parent / "shared" / "data" / "eval"), limit=6,
+                         drafters=("lookup", "suffix"), variants=("eager", "plain"),
+                         peers=("transformers", "transformers?lookup=10")),
+    "untrained": replace(OWN, drafters=("lookup@16x8", "suffix@16x8", "ngram@16x5", "lookahead@16x5", "model@16x5"),
+                         variants=("eager",), peers=()),
+    # "plain top-k" drafts the likeliest tokens, as EAGLE-2 does, judged as point masses by rejection.
+    "rules": replace(OWN, temperatures=(1.0,), variants=("eager",), peers=(), drafters=(
+        "coupled=model@16x4", "plain top-k=model@16x4@rejection",
+        *(f"{rule} (3,1,1,1)=model@3,1,1,1@{rule}" for rule in ("coupled", "rejection")),
+        *(f"{rule} chain=model?tree=chain@5x4@{rule}" for rule in ("coupled", "rejection", "block")))),
+    "oracle": oracles.study,
+}  # fmt: skip
+UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
+
+
+def kept(document: Document, name: str) -> dict[str, Any]:
+    """A report without what no page shows; a method goes by its label or SPEC alone where no other has the same."""
+    found: dict[str, Any] = to_json(document)
+    short = {name: cell.label or cell.spec for name, cell in document.methods.items()}
+    often = Counter(short.values())
+    for part in ("cells", "macro", "pooled", "explain", "capacity"):
+        for row in found[part]:
+            row["method"] = short[row["method"]] if often[short[row["method"]]] == 1 else row["method"]
+    cells = [{k: v for k, v in c.items() if k not in UNSHOWN} for c in found["cells"]]
+    found["cells"] = [{k: v for k, v in c.items() if v not in (None, [], {})} for c in cells]
+    for cell in found["cells"]:
+        if name != "t5":
+            cell.pop("theory", None)
+        if "positions" in cell:
+            cell["positions"] = cell["positions"][:3]
+        if "reliability" in cell and name != "calibration":
+            cell["reliability"].pop("bins")
+    return found
+
+
+def write(name: str, document: dict[str, Any]) -> None:
+    path = RESULTS / f"{name}.json"
+    text = json.dumps(document, separators=(",", ":")).replace('{"task"', '\n{"task"')
+    path.write_text(text + "\n", encoding="utf-8")
+    print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(STUDIES)}")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    unknown = [n for n in args.names if n not in STUDIES]
+    if unknown:
+        parser.error(f"there is no study {unknown[0]}; choose from {', '.join(STUDIES)}")
+    for name in args.names or STUDIES:
+        study = STUDIES[name]
+        config = replace(study() if callable(study) else study, threads=args.threads, out=RUNS / name)
+        write(name, kept(run(config, **oracles.parts(config) if name == "oracle" else {}), name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The studies behind the pages: each is a grid that `outrider.bench.run` takes; those that prepare something do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
+
+import contexts  # noqa: E402
+import oracles  # noqa: E402
+import studies  # noqa: E402
+from outrider.bench import Config, run  # noqa: E402
+from outrider.bench.document import Cell, Document, RunInfo  # noqa: E402
+from outrider.bench.tasks import load  # noqa: E402
+
+
+@pytest.mark.parametrize("name", [n for n, study in studies.STUDIES.items() if isinstance(study, Config)])
+def test_every_study_is_a_grid(name: str) -> None:
+    config = studies.STUDIES[name]
+    assert isinstance(config, Config)
+    config.check()
+    assert len(config.rows()) > 1
+
+
+def test_every_arm_of_a_bandit_is_a_method() -> None:
+    mamba = studies.STUDIES["mamba"]
+    assert isinstance(mamba, Config)
+    labels = {m.label or m.spec for m in mamba.rows()}
+    assert {studies.arm_of(shape) for arms in studies.BANDITS.values() for shape in arms} <= labels
+
+
+def test_methods_go_by_their_labels_where_no_other_has_the_same() -> None:
+    rows = [("none", ""), ("HASS, 4x3", "HASS"), ("HASS, 8x4", "HASS"), ("EAGLE, 6x5", "EAGLE")]
+    cells = [Cell("t", 0.0, 1, method, label, label or method) for method, label in rows]
+    found = studies.kept(Document(RunInfo("demo"), cells=cells), "x")
+    assert [c["method"] for c in found["cells"]] == ["none", "HASS, 4x3", "HASS, 8x4", "EAGLE"]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A context beyond the demo's positions, with the demo's own drafters."""
+    monkeypatch.setattr(contexts, "PLACE", tmp_path / "made")
+    monkeypatch.setattr(contexts, "DOCUMENTS", tmp_path)
+    for domain in contexts.DOMAINS:
+        text = " ".join(f"{domain} {i} went on." for i in range(6000))
+        (tmp_path / f"{domain}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    demo = dict.fromkeys(("Mamba 1.5M", "Llama 1.5M"), f"model:{contexts.DEMO / 'draft'}")
+    return contexts.study(2112, demo)()
+
+
+def test_a_context_beyond_the_positions_is_stretched(config: Config) -> None:
+    told = json.loads((Path(str(config.model)) / "config.json").read_text())
+    assert told["rope_parameters"]["factor"] == 2112 / 2048
+    assert told["max_position_embeddings"] == 2112
+    assert "2112-" in config.drafters[-1]
+    task = load(config.tasks[0], None, config.limit)
+    assert (len(task.prompts), task.cut) == (2, 2080)
+    assert min(len(p.turns[0]) for p in task.prompts) == contexts.LETTERS
+    assert contexts.stretched(contexts.DEMO / "target", 1024) == contexts.DEMO / "target"
+
+
+@pytest.mark.slow
+def test_a_study_of_contexts(config: Config, tmp_path: Path) -> None:
+    small = replace(config, drafters=config.drafters[-1:], limit=1, tokens=4, out=tmp_path / "run")
+    plain, eagle = run(small).cells
+    assert plain.prompt_tokens == 2080
+    assert eagle.memory is not None
+    assert eagle.memory.drafter > 1000 * 2080 / 4
+    assert eagle.same_text == 1
+
+
+def test_the_oracle_is_as_right_as_it_is_told_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracles, "PLACE", contexts.DEMO / "target")
+    monkeypatch.setattr(oracles, "ALPHAS", (0.0, 1.0))
+    config = replace(oracles.study(), limit=1, repeats=1, tokens=12, peers=(), out=tmp_path, keep_loops=True)
+    plain, wrong, right = run(config, **oracles.parts(config)).cells
+    assert (wrong.state, right.state) == ("done", "done")
+    assert wrong.tau is not None
+    assert right.tau is not None
+    assert wrong.tau.value == 1
+    assert right.tau.value > 1.5
+    assert right.same_text == plain.prompts
