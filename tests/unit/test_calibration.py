@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from outrider import drafters
+from outrider.bench.watch import Watched
 from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.calibration import (
     BOUNDS,
     Calibrated,
     Family,
     Fit,
-    Observed,
     calibrated,
     ece,
     families,
@@ -241,8 +241,8 @@ def test_the_fit_steers_the_trees() -> None:
     fitted: list[Family] = []
     raw: list[Family] = []
     fit = Fit()
-    run(target, Observed(Calibrated(drafter, fit), fitted.append), 1.0, n=60)
-    run(target, Observed(drafter, raw.append), 1.0, n=60)
+    run(target, Watched(Calibrated(drafter, fit), lambda round: fitted.extend(families(round))), 1.0, n=60)
+    run(target, Watched(drafter, lambda round: raw.extend(families(round))), 1.0, n=60)
     assert min(len(fitted), len(raw)) > 1000
     assert fit.scale < 0.8  # with the noise, the draft model agrees with the target more often than at s = 1
     late = fitted[-len(fitted) // 2 :]

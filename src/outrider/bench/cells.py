@@ -15,7 +15,6 @@ from .metrics import Figure, Table
 from .runner import STOCK, Group, Runner
 from .types import OURS, Method, Sample, Task
 
-Setting = tuple[float, int]  # temperature and batch size
 FIGURES = ("speedup", "whole", "over_stock", "tau", "tokens_per_second")  # that have means
 
 

@@ -1,5 +1,5 @@
 """What speculation promises: the formulas of Leviathan et al. 2023, "Fast Inference from Transformers via Speculative
-Decoding", and two generalisations (a verification pass that costs more than one token's; trees).
+Decoding", and a generalisation: a verification pass that costs more than one token's.
 
     alpha   acceptance per token tested, E[beta]   (Definition 3.1; not accepted / drafted)
     gamma   tokens drafted per round, a chain
@@ -7,8 +7,7 @@ Decoding", and two generalisations (a verification pass that costs more than one
     c_hat   the same ratio in arithmetic operations
     v(n)    time of a verification pass over n nodes / time of a pass over one; the paper takes v = 1
 
-The theorems treat acceptances as independent with one rate alpha; `tree_tokens` takes a rate for every depth and
-sibling instead. Nothing here needs torch.
+The theorems treat acceptances as independent with one rate alpha. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -81,12 +80,6 @@ def optimal_gamma(alpha: float, c: float, verify: Cost | None = None, most: int 
     return gamma
 
 
-def guaranteed_speedup(alpha: float, c: float) -> float:
-    """What the best gamma reaches at least: (1 + alpha) / (1 + c) if alpha > c (Corollary 3.9), else 1."""
-    _check(alpha, 0, c)
-    return (1 + alpha) / (1 + c) if alpha > c else 1.0
-
-
 def required_alpha(gain: float, c: float, gamma: int | None = None, verify: Cost | None = None) -> float | None:
     """The smallest alpha whose promise is `gain`, for a gamma or (None) the best one; None: no alpha reaches it."""
     _check(0.0, gamma or 0, c)
@@ -103,42 +96,6 @@ def required_alpha(gain: float, c: float, gamma: int | None = None, verify: Cost
         middle = (low + high) / 2
         low, high = (low, middle) if promise(middle) >= gain else (middle, high)
     return high
-
-
-# ------------------------------------------------------------------------------------------------ trees
-
-
-def tree_tokens(parents: Sequence[int], rates: Sequence[float | Sequence[float]]) -> float:
-    """E[tau] of a tree: the sum over its nodes, root included, of the probability that the accepted path holds them.
-
-    `parents` lists every node's parent (root first, as in `DraftTree.parents`). `rates[d][r]` is the probability that
-    the sibling of rank r at depth d + 1 is the target's token, given that its parent was accepted (a number: rank 0
-    alone). Siblings exclude each other, so the rates of one depth sum to at most 1; missing rates are 0.
-
-    Two children and one grandchild: tree_tokens([0, 0, 0, 1], [[.6, .2], .5]) = 1 + .6 + .2 + .6 * .5 = 2.1.
-    """
-    table = [[r] if isinstance(r, int | float) else list(r) for r in rates]
-    for d, row in enumerate(table, 1):
-        if any(not 0 <= r <= 1 for r in row) or sum(row) > 1 + 1e-9:
-            _refuse(f"the rates of depth {d} must be probabilities that sum to at most 1, not {row}")
-    depth, rank, reach = [0], [0] * len(parents), [1.0]
-    for i in range(1, len(parents)):
-        parent = parents[i]
-        if not 0 <= parent < i:
-            _refuse(f"node {i} has the parent {parent}; a parent has a smaller index than its child")
-        row = table[depth[parent]] if depth[parent] < len(table) else []
-        reach.append(reach[parent] * (row[rank[parent]] if rank[parent] < len(row) else 0.0))
-        depth.append(depth[parent] + 1)
-        rank[parent] += 1  # of the parent's next child
-    return math.fsum(reach)
-
-
-def tree_speedup(
-    parents: Sequence[int], rates: Sequence[float | Sequence[float]], draft: float, verify: Cost | None = None
-) -> float:
-    """Improvement of a tree whose drafting costs `draft` target passes a round in all: E[tau] / (draft + v(nodes))."""
-    _check(0.0, 0, draft)
-    return tree_tokens(parents, rates) / (draft + relative(verify, len(parents)))
 
 
 # ------------------------------------------------------------------------------------------------ the paper's table

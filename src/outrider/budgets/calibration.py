@@ -4,7 +4,7 @@ A node's confidence is conditional on its parent's acceptance: softmax(r / s) am
 r = log q + T * G under `coupled` and log q elsewhere (`sampling.rank`). A round tests it only where the parent was
 accepted. A `Family` is such a test: the drafted children of one accepted node, and which of them the target chose.
 
-    Observed(drafter, note)      a drafter whose tested families are handed to `note`: measures, changes nothing
+    families(round)              the families that a round tested
     Calibrated(drafter, fit)     a drafter whose s is fitted to its past rounds: every one that ranks, unless its SPEC
                                  names an s, as in `?scale=1`
 
@@ -26,7 +26,7 @@ I being the information of all families so far, those long ago counting for less
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -141,46 +141,6 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A drafter whose tested families are noted."""
-
-    inner: Drafter
-    note: Callable[[Family], None]
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.inner.taps
-
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ObservedDrafting:
-        return ObservedDrafting(self.inner.open(prompts, capacity), self.note)
-
-
-@dataclass
-class ObservedDrafting:
-    inner: Any
-    note: Callable[[Family], None]
-    mine: DraftTree | None = field(default=None, kw_only=True)  # the last one: other drafters' trees teach nothing
-
-    def observe(self, round: Round) -> None:
-        if round.tree is self.mine:
-            for family in families(round):
-                self.note(family)
-        self.inner.observe(round)
-
-    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        tree: DraftTree = self.inner.propose(rows, budget)
-        self.mine = tree
-        return tree
-
-    def select(self, index: Sequence[int]) -> None:
-        self.inner.select(index)
-
-    def join(self, other: Drafting) -> None:
-        assert isinstance(other, ObservedDrafting)
-        self.inner.join(other.inner)
-
-
-@dataclass(frozen=True)
 class Calibrated:
     """A drafter whose confidences are scaled by what its past rounds taught, in all generations that share it.
 
@@ -196,22 +156,33 @@ class Calibrated:
         return self.inner.taps
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CalibratedDrafting:
-        return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit.learn, self.fit)
+        return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit)
 
 
 @dataclass
-class CalibratedDrafting(ObservedDrafting):
+class CalibratedDrafting:
+    inner: Any
     fit: Fit
+    mine: DraftTree | None = None  # the last one: other drafters' trees teach nothing
 
     def observe(self, round: Round) -> None:
-        if round.rows.rule == "coupled":
-            super().observe(round)
-        else:
-            self.inner.observe(round)
+        if round.tree is self.mine and round.rows.rule == "coupled":
+            for family in families(round):
+                self.fit.learn(family)
+        self.inner.observe(round)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         # Under the other rules a text may depend on s, and hence would on the requests before and beside it.
-        return super().propose(rows, replace(budget, scale=self.fit.scale) if rows.rule == "coupled" else budget)
+        own = replace(budget, scale=self.fit.scale) if rows.rule == "coupled" else budget
+        self.mine = tree = self.inner.propose(rows, own)
+        return tree
+
+    def select(self, index: Sequence[int]) -> None:
+        self.inner.select(index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, CalibratedDrafting)
+        self.inner.join(other.inner)
 
 
 def calibrated(drafter: Drafter) -> Drafter:

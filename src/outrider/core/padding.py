@@ -11,10 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> Int[Tensor, "b n"]:
-    """Lists of whole numbers as rows [b, n], filled up with zeros on the right; n is the longest one's length."""
-    n = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[0] * (n - len(row))] for row in rows], dtype=torch.long, device=device)
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device | str | None = None, width: int = 0, fill: int = 0
+) -> Int[Tensor, "b n"]:
+    """Lists of whole numbers as rows [b, n], filled up on the right; n: the longest one's length, at least `width`."""
+    n = max(width, max(map(len, rows), default=0))
+    return torch.tensor([[*row, *[fill] * (n - len(row))] for row in rows], dtype=torch.long, device=device)
 
 
 def additive(seen: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"]:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..types import DraftTree, Verdict
 from .noise import ACCEPT, EMIT, uniforms
+from .padding import padded
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
 Law = Callable[[Tensor, int, Tensor], Tensor]
@@ -97,8 +98,7 @@ def walk_lists(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, 
         for i in range(b):
             texts[i].append(drawn[i])
     count = [len(row) for row in nodes]
-    padded = [row + [0] * (depth + 1 - len(row)) for row in nodes]
-    return Verdict(torch.tensor(padded), torch.tensor(count), torch.tensor(chosen))
+    return Verdict(padded(nodes, width=depth + 1), torch.tensor(count), torch.tensor(chosen))
 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:
@@ -318,7 +318,7 @@ def typical(
         layer = following
         if not any(layer):
             break
-    width = min(depth, tree.deepest) + 1
-    padded = [path + [0] * (width - len(path)) for path, _ in best]
-    count = torch.tensor([len(path) for path, _ in best], device=logits.device)
-    return Verdict(torch.tensor(padded, device=logits.device), count, torch.tensor(after, device=logits.device))
+    paths = [path for path, _ in best]
+    count = torch.tensor([len(path) for path in paths], device=logits.device)
+    wide = padded(paths, logits.device, min(depth, tree.deepest) + 1)
+    return Verdict(wide, count, torch.tensor(after, device=logits.device))

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ..core import sampling
+from ..core.padding import padded
 from ..core.tree import from_paths
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling, Target
 from ._common import flag, refuse, selected, useful, whole
@@ -148,7 +149,7 @@ class LookaheadDrafting:
         if not columns:
             return [[] for _ in self.rows]
         device = round.look.logits.device
-        nodes = torch.tensor([[*ids, *[0] * (columns - len(ids))] for ids in last], device=device)
+        nodes = padded(last, device)
         logits = round.look.logits[torch.arange(len(last), device=device)[:, None], nodes]
         # One draw for all columns, without top-k and its kin: they would cost a sort per column and change few tokens.
         plain = [Sampling(s.temperature) for s in round.rows.sampling for _ in range(columns)]

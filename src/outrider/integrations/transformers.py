@@ -18,6 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from .. import drafters
 from ..budgets.adaptive import Budgeter
+from ..core.padding import padded
 from ..engine import Engine, generate
 from ..params import check_rule
 from ..request import Cut, Process, Request, Row
@@ -212,6 +213,4 @@ def _pad_id(config: Any) -> int:
 
 
 def _pad(prompts: Tensor, outputs: list[list[int]], pad: int) -> Tensor:
-    longest = max(map(len, outputs))
-    tail = [[*o, *[pad] * (longest - len(o))] for o in outputs]
-    return torch.cat([prompts, prompts.new_tensor(tail)], 1)
+    return torch.cat([prompts, padded(outputs, prompts.device, fill=pad)], 1)
