@@ -1,24 +1,45 @@
-"""How a server bears load: `python benchmarks/serving.py --url http://127.0.0.1:8000 --out runs/serving.json`.
+"""How servers bear load: `python benchmarks/serving.py smollm2 --drafter lookup --out runs/serving.json`.
 
-Clients come with Poisson arrivals, each asks for streamed texts one after the other, and every piece is timed: time to
-the first token, time per token after it, tokens per second of all. With --both each number of clients is measured with
-speculation and without, in turn. Any OpenAI-compatible server can be measured (`--plain-body`: no fields of our own).
+It starts `outrider serve` and measures it with speculation and without; every `--peer NAME=URL` is a running server of
+another kind, asked with OpenAI's fields alone, as in
+
+    transformers serve FOLDER --port 9000      (the folder that `outrider info smollm2` names)
+    python benchmarks/serving.py smollm2 --peer transformers=http://127.0.0.1:9000 --peer-model FOLDER
+
+For each number of clients all of them are measured in turn, with the same prompts, seeds and pauses. A client asks for
+one streamed text after the other; its pauses are exponential, so that arrivals are Poisson's. Every piece is timed:
+time to the first token, time per token after it, tokens per second of all clients. The last lines say whether the bars
+hold.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
+import platform
 import random
 import statistics
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+import outrider
+from servers import Stream, ask, ours, post
+
+BARS = {"throughput": 0.97, "speed": 1.8}  # speculation beside plain: at every load; per user, of one client
+
+
+@dataclass
+class Server:
+    """What is measured under one name."""
+
+    name: str
+    url: str
+    body: dict[str, Any] = field(default_factory=dict)  # fields beside prompt and length
 
 
 def prompts() -> list[str]:
@@ -26,44 +47,19 @@ def prompts() -> list[str]:
     return [row["text"][:400] for row in map(json.loads, lines) if "text" in row]
 
 
-def ask(url: str, body: dict[str, Any]) -> dict[str, float]:
-    """One streamed text: seconds to its first token, from that to the last, and tokens."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 80, timeout=600)
-    began = time.monotonic()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    if answer.status != 200:
-        raise RuntimeError(f"{answer.status}: {answer.read()[:200]!r}")
-    first = last = 0.0
-    tokens = 0
-    for line in answer:
-        if not line.startswith(b"data: {"):
-            continue
-        event = json.loads(line[6:])
-        if event.get("usage"):
-            tokens = event["usage"]["completion_tokens"]
-        if event["choices"] and event["choices"][0]["text"]:
-            last = time.monotonic()
-            first = first or last
-    connection.close()
-    return {"ttft": first - began, "decode": last - first, "tokens": tokens, "e2e": last - began}
-
-
-def load(url: str, clients: int, each: int, base: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """`clients` at a time, `each` texts per client; gaps are exponential, of the mean time that a text takes alone."""
-    found: list[dict[str, float]] = []
+def load(server: Server, clients: int, each: int, gap: float, tokens: int, counter: str) -> dict[str, Any]:
+    """`clients` at a time, `each` texts per client; `gap`: seconds between two texts of a client, on average."""
+    found: list[Stream] = []
     failures: list[str] = []
-    lock = threading.Lock()
-    gap = ask(url, {**base, "prompt": texts[0]})["e2e"] / 4
+    lock, texts = threading.Lock(), prompts()
 
     def client(number: int) -> None:
         chance = random.Random(number)
         for k in range(each):
             time.sleep(chance.expovariate(1 / gap))
-            body = {**base, "prompt": texts[(number * each + k) % len(texts)], "seed": number * 1000 + k}
+            own = {"prompt": texts[(number * each + k) % len(texts)], "seed": number * 1000 + k, "max_tokens": tokens}
             try:
-                made = ask(url, body)
+                made = ask(server.url, {**server.body, **own})
             except (RuntimeError, OSError) as error:
                 with lock:
                     failures.append(str(error))
@@ -78,14 +74,18 @@ def load(url: str, clients: int, each: int, base: dict[str, Any], texts: Sequenc
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - began
-    rates = [f["decode"] / (f["tokens"] - 1) for f in found if f["tokens"] > 1]
+    for made in found:  # servers that do not say how many tokens they wrote: ours counts them
+        made.tokens = made.tokens or post(counter, "/tokenize", {"prompt": made.text})["count"]
+    pace = [made.decode / (made.tokens - 1) for made in found if made.tokens > 1]
     return {
+        "server": server.name,
         "clients": clients,
         "texts": len(found),
+        "tokens": sum(made.tokens for made in found),
         "failures": failures,
-        "tokens_per_second": sum(f["tokens"] for f in found) / seconds,
-        "ttft_ms": quantiles([f["ttft"] for f in found]),
-        "tpot_ms": quantiles(rates),
+        "tokens_per_second": sum(made.tokens for made in found) / seconds,
+        "ttft_ms": quantiles([made.first for made in found]),
+        "tpot_ms": quantiles(pace),
     }
 
 
@@ -96,34 +96,77 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{p}": round(1000 * cuts[p - 1], 2) for p in (50, 95, 99)}
 
 
+def line(row: dict[str, Any]) -> str:
+    ttft, tpot = (" / ".join(f"{row[k][p]:.1f}" for p in ("p50", "p95", "p99")) for k in ("ttft_ms", "tpot_ms"))
+    rate = f"{row['tokens_per_second']:.1f}"
+    return f"| {row['clients']} | {row['server']} | {rate} | {ttft} | {tpot} | {len(row['failures'])} |"
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The bars, one sentence each."""
+    by = {(row["clients"], row["server"]): row for row in rows}
+    loads, said = sorted({row["clients"] for row in rows}), []
+    peers = [name for name in dict.fromkeys(row["server"] for row in rows) if name not in ("plain", "speculating")]
+
+    def ratio(clients: int, above: str, below: str) -> float:
+        low = by[clients, below]["tokens_per_second"]
+        return by[clients, above]["tokens_per_second"] / low if low else float("inf")
+
+    least = min((ratio(c, "speculating", "plain"), c) for c in loads)
+    said.append(
+        f"{held(least[0] >= BARS['throughput'])}: throughput beside plain at least {least[0]:.2f} ({least[1]} clients)"
+    )
+    if 1 in loads:
+        speed = by[1, "plain"]["tpot_ms"]["p50"] / max(by[1, "speculating"]["tpot_ms"]["p50"], 1e-9)
+        said.append(f"{held(speed >= BARS['speed'])}: per-user speed of one client {speed:.2f} times plain")
+    for peer in peers:
+        least = min((ratio(c, "speculating", peer), c) for c in loads)
+        said.append(f"{held(least[0] > 1)}: throughput beside {peer} at least {least[0]:.2f} ({least[1]} clients)")
+    return said
+
+
+def held(yes: bool) -> str:
+    return "held" if yes else "NOT held"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--drafter", action="append", help="SPEC; of several the first is measured")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="another server that runs")
+    parser.add_argument("--peer-model", help="what peers are asked for as `model`")
     parser.add_argument("--clients", default="1,2,4,8,16,32")
     parser.add_argument("--each", type=int, default=4, help="texts per client")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--both", action="store_true", help="with speculation and without, in turn")
-    parser.add_argument("--plain-body", action="store_true", help="for other servers: OpenAI's fields alone")
+    parser.add_argument("--rows", type=int, default=8, help="rows of `outrider serve`")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    texts, rows = prompts(), []
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
-    base = {"max_tokens": given.tokens, "temperature": given.temperature, **usage}
-    print("| clients | speculation | tokens/s | TTFT ms p50 / p95 / p99 | TPOT ms p50 / p95 / p99 | failed |")
-    print("|---|---|---|---|---|---|")
-    for clients in map(int, given.clients.split(",")):
-        for speculate in (True, False) if given.both else (True,):
-            ours = {} if given.plain_body else {"outrider": {"speculate": speculate}, "ignore_eos": True}
-            row = {**load(given.url, clients, given.each, {**base, **ours}, texts), "speculate": speculate}
-            rows.append(row)
-            ttft, tpot = (" / ".join(f"{row[k][p]:.1f}" for p in ("p50", "p95", "p99")) for k in ("ttft_ms", "tpot_ms"))
-            said = "yes" if speculate else "no"
-            rate, failed = row["tokens_per_second"], len(row["failures"])
-            print(f"| {clients} | {said} | {rate:.1f} | {ttft} | {tpot} | {failed} |", flush=True)
+    rows, gap = [], 0.0
+    with ours(given.model, given.drafter or [], given.rows) as url:
+        law, counted = {"temperature": given.temperature}, {"stream_options": {"include_usage": True}}
+        servers = [
+            Server("plain", url, {**law, **counted, "outrider": {"speculate": False}}),
+            Server("speculating", url, {**law, **counted}),
+            *(Server(n, u, {**law, "model": given.peer_model} if given.peer_model else law)
+              for n, u in (peer.split("=", 1) for peer in given.peer)),
+        ]  # fmt: skip
+        for server in servers:  # the first texts load, record and learn
+            for _ in range(3):
+                made = ask(server.url, {**server.body, "prompt": prompts()[0], "max_tokens": given.tokens})
+            gap = made.end / 4 if server.name == "plain" else gap
+        print("| clients | server | tokens/s | TTFT ms p50 / p95 / p99 | TPOT ms p50 / p95 / p99 | failed |")
+        print("|---|---|---|---|---|---|")
+        for clients in map(int, given.clients.split(",")):
+            for server in servers:
+                rows.append(load(server, clients, given.each, gap, given.tokens, url))
+                print(line(rows[-1]), flush=True)
+    print("", *verdicts(rows), sep="\n")
     if given.out:
+        made_by = {"outrider": outrider.__version__, "machine": platform.platform(), "gap_seconds": gap}
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps({"settings": vars(given) | {"out": str(given.out)}, "rows": rows}, indent=1))
+        given.out.write_text(json.dumps({"settings": settings, **made_by, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def serve(
     logging.getLogger("outrider.serve").setLevel(logging.WARNING if quiet else logging.INFO)
     with listen(host, port) as sock:
         service = start(
-            place, drafter or None, name=name, rows=rows, queue=queue, seconds=timeout, prefill_share=prefill_share,
-            prefix_cache=prefix_cache, budget=budget,
+            place, drafter or None, name=name or place.name, rows=rows, queue=queue, seconds=timeout,
+            prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
             dtype=dtype, device=device, **({"compile": False} if no_compile else {}),
         )  # fmt: skip
         where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
