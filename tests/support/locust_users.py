@@ -33,7 +33,7 @@ class User(HttpUser):
 
     @task(2)
     def samples(self) -> None:
-        way = random.choice([{"speculate": False}, {"drafter": "lookup"}, {"budget": 4}, {}])
+        way = random.choice([{"speculate": False}, {"rounds": True}, {"budget": 4}, {}])
         body = {"prompt": random.choice(OPENINGS), "n": 3, "max_tokens": 16, "logprobs": 2, "outrider": way}
         self.ask("/v1/completions", body)
 

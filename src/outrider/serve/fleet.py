@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.tree import root_only
-from ..types import Budget, Drafter, Drafting, DraftTree, Look, Round, Rows
+from ..types import Budget, Drafter, Drafting, DraftTree, Look, Price, Round, Rows
 from .prefixes import Seen
 
 
@@ -102,13 +102,18 @@ class FleetDrafting:
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         self.trees = {}
         where: dict[Choice, list[int]] = {}
+        others, width = float(len(rows)), 1  # tokens that the round gives so far, and its widest row
         for choice, part, index in self._working():
             view = rows if len(index) == len(self.owners) else rows_of(rows, index)
             if max(view.room) < 2:
                 continue
             with self.fleet.guard(choice.name):
-                tree = part.propose(view, replace(budget, nodes=min(budget.nodes, choice.nodes)))
+                price = shared(budget.price, len(index), others - len(index), width)
+                tree = part.propose(view, replace(budget, nodes=min(budget.nodes, choice.nodes), price=price))
                 self.trees[choice], where[choice] = tree, index
+                width = max(width, tree.nodes)
+                if budget.price is not None and tree.values is not None:
+                    others += budget.price.trust * float(tree.values[:, 1:].exp().sum())
         if len(self.trees) == 1 and len(next(iter(where.values()))) == len(self.owners):
             return next(iter(self.trees.values()))
         return side_by_side(rows.root, [(where[c], tree) for c, tree in self.trees.items()])
@@ -186,6 +191,20 @@ def narrowed(round: Round, tree: DraftTree | None) -> Round:
     return replace(round, tree=tree, look=seen, path=round.path[:, : tree.deepest + 1])
 
 
+def shared(price: Price | None, rows: int, others: float, width: int) -> Price | None:
+    """The price of nodes for some rows of a batch, so that all drafters cut their trees by one measure.
+
+    The rest of the batch gives `others` tokens in any case. Nodes up to `width`, the widest tree so far, cost nothing
+    more, for rows are padded to the widest.
+    """
+    if price is None:
+        return None
+    paid = min(width, len(price.seconds)) - 1
+    seconds = tuple(price.seconds[max(i, paid)] for i in range(len(price.seconds)))
+    # (rows + others + trust * gain) / seconds is highest where (rows + trust * rows / (rows + others) * gain) is.
+    return Price(seconds, price.trust * rows / (rows + others))
+
+
 def side_by_side(root: Tensor, trees: Sequence[tuple[Sequence[int], DraftTree]]) -> DraftTree:
     """Trees of some rows each, padded to the largest; rows without a tree are their roots."""
     if not trees:
@@ -194,6 +213,8 @@ def side_by_side(root: Tensor, trees: Sequence[tuple[Sequence[int], DraftTree]])
     tokens, parents, depths = (torch.zeros(b, n, dtype=torch.long, device=root.device) for _ in range(3))
     tokens[:, 0] = root
     size = torch.ones(b, dtype=torch.long, device=root.device)
+    values = torch.full((b, n), float("-inf"), device=root.device)
+    values[:, 0] = 0.0
     seen = torch.eye(n, dtype=torch.bool, device=root.device).expand(b, n, n).clone()
     seen[:, :, 0] = True
     for index, tree in trees:
@@ -202,4 +223,7 @@ def side_by_side(root: Tensor, trees: Sequence[tuple[Sequence[int], DraftTree]])
         tokens[where, :m], parents[where, :m], depths[where, :m] = tree.tokens, tree.parents, tree.depths
         size[where] = tree.size
         seen[where, :m, :m] = tree.ancestors
-    return DraftTree(tokens, parents, depths, size, seen, max(tree.deepest for _, tree in trees))
+        if tree.values is not None:
+            values[where, :m] = tree.values.float()
+    deepest = max(tree.deepest for _, tree in trees)
+    return DraftTree(tokens, parents, depths, size, seen, deepest, values)

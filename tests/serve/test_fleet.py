@@ -1,0 +1,49 @@
+"""Several drafters in one round: their trees are cut by one measure, over all rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from outrider.core.tree import check, from_lists
+from outrider.serve.fleet import shared, side_by_side
+from outrider.types import Price
+
+
+def rate(price: Price, kept: int, values: list[list[float]], others: float, width: int) -> float:
+    """Tokens per second of a round in which these rows keep `kept` nodes each, by its definition."""
+    gain = sum(sum(row[1:kept]) for row in values)
+    return (len(values) + others + price.trust * gain) / price.seconds[max(kept, width) - 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_part_keeps_what_pays_for_the_whole_batch(seed: int) -> None:
+    torch.manual_seed(seed)
+    seconds = tuple((1 + torch.rand(8).cumsum(0)).tolist())
+    price = Price(seconds, 0.8)
+    values = [[1.0, *sorted(torch.rand(7).tolist(), reverse=True)] for _ in range(3)]
+    logs = torch.tensor(values).log()
+    for others, width in itertools.product([0.0, 2.5, 40.0], [1, 4, 8]):
+        mine = shared(price, 3, others, width)
+        assert mine is not None
+        kept = mine.most(logs)
+        best = max(rate(price, m, values, others, width) for m in range(1, 9))
+        assert rate(price, kept, values, others, width) == pytest.approx(best, rel=1e-5)
+    assert shared(None, 3, 1.0, 1) is None
+
+
+def test_trees_side_by_side_keep_their_values() -> None:
+    """Rows 0 and 2 have trees of one drafter, row 3 of another, row 1 none."""
+    first = from_lists([[9, 5, 6], [8, 7]], [[0, 0, 1], [0, 0]], [[0.0, -0.5, -1.0], [0.0, -0.2]])
+    second = from_lists([[4, 3]], [[0, 0]])
+    made = side_by_side(torch.tensor([9, 2, 8, 4]), [([0, 2], first), ([3], second)])
+    check(made)
+    assert made.tokens.tolist() == [[9, 5, 6], [2, 0, 0], [8, 7, 0], [4, 3, 0]]
+    assert made.size.tolist() == [3, 1, 2, 2]
+    none = -math.inf
+    assert made.values is not None
+    wanted = torch.tensor([[0.0, -0.5, -1.0], [0.0, none, none], [0.0, -0.2, none], [0.0, none, none]])
+    assert torch.equal(made.values, wanted)
