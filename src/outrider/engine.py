@@ -142,8 +142,11 @@ class Batch:
         session = engine.target.open(capacity)
         batch = cls(engine, rows, session, engine.drafter.open(prompts, capacity), torch.zeros(len(rows)).long())
         taps = engine.drafter.taps
-        assert known is None or isinstance(session, Keeper)
-        chunks = session.resume(prompts[0], taps, *known) if known else session.prefill(prompts, taps)
+        if known is None:
+            chunks = session.prefill(prompts, taps)
+        else:
+            assert isinstance(session, Keeper)
+            chunks = session.resume(prompts[0], taps, *known)
         while True:
             with clock("prefill"):
                 if (chunk := next(chunks, None)) is None:

@@ -46,7 +46,7 @@ def write(scheduler: Scheduler, choice: str, asked: Sequence[Request], salt: str
     return made
 
 
-def request(llm: LLM, prompt: Sequence[int], seed: int, limit: int = 12) -> Request:
+def request(llm: LLM, prompt: Sequence[int], seed: int, limit: int = 8) -> Request:
     return Request(list(prompt), seed, limit, Sampling(0.7), Stop(llm.eos, (), limit).cut)
 
 
@@ -60,7 +60,7 @@ def test_a_chat_that_goes_on(llm: LLM, loaded: Any, choice: str) -> None:
         one.thread.start()
     plain = Engine(llm.target, drafters.load("none"), llm.engine().budget, llm.engine().race)
     prompt, copied = llm.encode(STORY), []
-    for turn in range(4):
+    for turn in range(3):
         asked = request(llm, prompt, turn)
         ((tokens, job),) = write(scheduler, choice, [asked])
         ((again, other),) = write(afresh, choice, [asked])
