@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 
 import pytest
@@ -9,7 +11,8 @@ import torch
 
 from outrider.budgets.adaptive import AdaptiveBudget, Curve, FixedBudget, Report, nearest
 from outrider.core.noise import RaceNoise
-from outrider.types import Budget, Rows, Sampling
+from outrider.core.tree import check, from_lists, trim
+from outrider.types import Budget, Price, Rows, Sampling
 
 
 def rows(b: int = 1, room: int = 100) -> Rows:
@@ -129,3 +132,63 @@ def test_nearest(size: int, power: int) -> None:
 def test_fixed() -> None:
     budget = FixedBudget(12, 3, (2, 1, 1))
     assert budget.choose(rows()) == Budget(12, 3, shape=(2, 1, 1))
+
+
+def kept(tree) -> list[set[tuple[int, ...]]]:  # type: ignore[no-untyped-def]
+    """Each row's paths of tokens."""
+    found: list[set[tuple[int, ...]]] = []
+    for tokens, parents, size in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.size.tolist(), strict=True):
+        paths: list[tuple[int, ...]] = [()]
+        for i in range(1, size):
+            paths.append((*paths[parents[i]], tokens[i]))
+        found.append(set(paths[1:]))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_tree_is_cut_where_it_pays_best(seed: int) -> None:
+    """No other set of nodes, closed under parents, gives more tokens per second: all of them are tried."""
+    dice, n = random.Random(seed), 6
+    tokens, parents, values = [], [], []
+    for _ in range(2):
+        up, worth = [0], [0.0]
+        for _ in range(n - 1):
+            up.append(dice.randrange(len(up)))
+            worth.append(worth[up[-1]] + math.log(dice.uniform(0.05, 0.95)))
+        tokens.append(list(range(n)))
+        parents.append(up)
+        values.append(worth)
+    seconds = list(itertools.accumulate([1.0, *(dice.choice((0.0, 0.1, 0.6)) for _ in range(n - 1))]))
+    price = Price(tuple(seconds), dice.choice((0.5, 1.0, 2.0)))
+
+    def rate(sets: list[set[int]]) -> float:
+        worth = sum(math.exp(values[row][i]) for row, ids in enumerate(sets) for i in ids)
+        return (2 + price.trust * worth) / seconds[max(map(len, sets))]
+
+    def closed(row: int) -> list[set[int]]:
+        sets = itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n))
+        return [set(c) for c in sets if all(parents[row][i] in {0, *c} for i in c)]
+
+    best = max(rate([a, b]) for a in closed(0) for b in closed(1))
+    tree = trim(from_lists(tokens, parents, values), price)
+    check(tree)
+    chosen = [{path[-1] for path in row} for row in kept(tree)]  # a node's token is its number
+    assert rate(chosen) == pytest.approx(best)
+
+
+def test_the_budget_learns_what_values_are_worth_and_prices_by_it() -> None:
+    """Values that promise twice what comes: half the trust; and the price of a tree is that of this machine."""
+    budget = AdaptiveBudget()
+    for i in range(60):
+        depth = budget.choose(rows()).depth
+        hit = int(depth > 0 and i % 2 == 0)
+        promised = 1.0 if depth else 0.0
+        budget.learn(
+            Report(1, depth, 1 + depth, 0.1 * depth, 1 + 0.1 * depth, 0.0, [hit] * min(1, depth), depth, promised)
+        )
+    assert budget.trust == pytest.approx(0.5, abs=0.12)
+    price = budget.price(1, 4)
+    assert len(price.seconds) == budget.nodes
+    assert list(price.seconds) == sorted(price.seconds)
+    assert price.seconds[4] - price.seconds[0] == pytest.approx(0.4, abs=0.15)
+    assert AdaptiveBudget().trust == 1.0
