@@ -191,7 +191,7 @@ class Batch:
         # Away from the CPU the pass runs while the host goes on; the fetch waits for it.
         with clock("rest" if self.root.device.type == "cpu" else "verify"):
             verdict = self.judge(view, tree, look)
-            done = self.fetch(tree, verdict, look.logits)
+            done = Done.of(tree, verdict, look.logits)
         self.session.keep(verdict.path, verdict.count)
         self.root = verdict.next
         with clock("draft"):
@@ -293,27 +293,6 @@ class Batch:
             history = [(r.prompt, row.output) for r, row in zip(requests, self.rows, strict=True)]
             return sampling.penalise(logits, [r.sampling for r in requests], history, path)
         return logits
-
-    def fetch(self, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
-        """The round's one host sync."""
-        count, following = verdict.count[:, None], verdict.next[:, None]
-        last = verdict.path.gather(1, count - 1)
-        index = torch.arange(tree.nodes, device=last.device)
-        child = (tree.parents == last) & (index > 0) & (index < tree.size[:, None])
-        tested = verdict.count - 1 + child.any(1)
-        spelled = tree.tokens.gather(1, verdict.path)
-        said = torch.cat([spelled[:, 1:], following], 1).scatter(1, count - 1, following)
-        seen = logits[torch.arange(len(last), device=last.device)[:, None], verdict.path, said]
-        sound = (seen.isfinite() | (torch.arange(seen.shape[1], device=last.device) >= count)).all(1)
-        columns = [*(x[:, None] for x in (tree.size, verdict.count, tested, sound.long(), verdict.next)), spelled]
-        packed = torch.cat(columns, 1).tolist()
-        return Done(
-            tokens=[[*p[6 : 5 + p[1]], p[4]] for p in packed],
-            counts=[p[1] for p in packed],
-            tested=[p[2] for p in packed],
-            sizes=[p[0] for p in packed],
-            sound=[bool(p[3]) for p in packed],
-        )
 
     @staticmethod
     def fail(row: Row) -> list[int]:

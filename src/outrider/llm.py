@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +11,10 @@ from transformers import PreTrainedModel
 
 from . import drafters, encoding
 from .budgets import parse
-from .budgets.adaptive import Budgeter
+from .budgets.adaptive import AdaptiveBudget, Budgeter
 from .budgets.bandit import BanditBudget
+from .budgets.calibration import fits
+from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import RaceNoise
 from .core.stopping import Stop, TextStream
@@ -21,7 +22,7 @@ from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
 from .params import check_rule, whole
-from .request import Request, Row, check_prompt
+from .request import Request, Row, check_prompt, spread_seeds
 from .targets import HFTarget, find, load_target, load_tokenizer
 from .targets.graphs import PATIENCE
 from .targets.names import SMOLLM2
@@ -88,6 +89,7 @@ class Stream(Iterator[str]):
         for piece in generate(engine, [request]):
             self.row, shown = piece.row, self.stop.visible(piece.tokens)
             yield Chunk(text.push(shown[: piece.drafted]), text.push(shown[piece.drafted :]))
+        self.llm.remember()
         yield Chunk("", text.flush())
 
 
@@ -104,6 +106,8 @@ class LLM:
     budget: Budgeter | str = "auto"  # where a call names none
     budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learnt stays
     race: RaceNoise | None = None
+    kept_as: str = ""  # the model's name among what is kept between runs; "": nothing is
+    memories: list[Memory] = field(default_factory=list)
 
     def __repr__(self) -> str:
         where = f"{str(self.target.dtype).removeprefix('torch.')}, {self.target.device}"
@@ -149,6 +153,7 @@ class LLM:
             sampling=sampling, **law,
         )  # fmt: skip
         rows = {piece.row.index: piece.row for piece in generate(engine, requests, count)}
+        self.remember()
         return [self.output(rows[i], i // n, stops) for i in range(len(requests))]
 
     def stream(
@@ -208,10 +213,24 @@ class LLM:
         chosen = self.budget if budget is None else budget
         if isinstance(chosen, str):
             key = check_rule(rule), chosen
-            chosen = self.budgets[key] if key in self.budgets else self.budgets.setdefault(key, parse(chosen))
+            chosen = self.budgets[key] if key in self.budgets else self._begin(key)
         if chooses(chosen) != isinstance(self.drafter, ChoiceDrafter):
             raise InputError("a bandit over pairs of drafter and shape, and choose=True, need one another")
         return Engine.of(self.target, self.drafter, chosen, rule, self.race)
+
+    def _begin(self, key: tuple[Rule, str]) -> Budgeter:
+        """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""
+        made = self.budgets[key] = parse(key[1])
+        if self.kept_as and isinstance(made, AdaptiveBudget):
+            about = self.kept_as, self.drafter_name, str(self.target.dtype), str(self.target.device), self.target.exact
+            self.memories.append(Memory(file_of(*about, *key), made, fits(self.drafter)))
+            self.memories[-1].recall()
+        return made
+
+    def remember(self) -> None:
+        """Keep what the automatic budget has learnt for later runs, in the user's cache directory."""
+        for memory in self.memories:
+            memory.keep()
 
     def prompts(self, prompts: Any) -> list[list[int]]:
         """Token ids of one prompt or many."""
@@ -304,7 +323,7 @@ def load(
     name = str(place or origin or type(stock).__name__)
     tokenizer = load_tokenizer(place or origin, trust_remote_code)
     chosen = drafter if drafter is not None else (place.drafter if place else "lookup")
-    if isinstance(chosen, str | Sequence):
+    if named := isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else " + ".join(chosen)
         chosen = drafters.load(chosen, target, tokenizer, choose)
         if place and place.caveat and f":{SMOLLM2}" in label:
@@ -313,7 +332,9 @@ def load(
         label = type(chosen).__name__
     if compile and isinstance(target, HFTarget):
         target.warm(chosen.taps)
-    return LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget)
+    llm = LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget)
+    llm.kept_as = name if place is not None and named else ""
+    return llm
 
 
 def chooses(budget: Any) -> bool:
@@ -327,13 +348,3 @@ def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
     if ends is None:
         ends = getattr(tokenizer, "eos_token_id", None)
     return frozenset([ends] if isinstance(ends, int) else ends or ())
-
-
-def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
-    """The seed of every sample [prompt][sample]: see `LLM.generate`."""
-    whole("n", n)
-    given = [seed] * prompts if seed is None or not isinstance(seed, Sequence) or isinstance(seed, str) else seed
-    if len(given) != prompts:
-        raise InputError(f"give one seed, or one per prompt: there are {prompts} prompts and {len(given)} seeds")
-    first = [secrets.randbits(63) if s is None else whole("seed", s, None) for s in given]
-    return [[s + j for j in range(n)] for s in first]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from .core.noise import digest
-from .types import InputError, Rule, Sampling, Target, Usage
+from .params import whole
+from .types import DraftTree, InputError, Rule, Sampling, Target, Usage, Verdict
 
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
 Process = Callable[[list[int], Tensor], Tensor]  # (output so far, logits [1, v]) -> scores [1, v]
@@ -71,6 +75,28 @@ class Done:
     sizes: list[int]  # nodes drafted, the root included
     sound: list[bool]  # are the logits of the row's tokens finite?
 
+    @classmethod
+    def of(cls, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
+        """The round's one host sync. `logits` [b, n, v] are those of the tree's nodes."""
+        count, following = verdict.count[:, None], verdict.next[:, None]
+        last = verdict.path.gather(1, count - 1)
+        index = torch.arange(tree.nodes, device=last.device)
+        child = (tree.parents == last) & (index > 0) & (index < tree.size[:, None])
+        tested = verdict.count - 1 + child.any(1)
+        spelled = tree.tokens.gather(1, verdict.path)
+        said = torch.cat([spelled[:, 1:], following], 1).scatter(1, count - 1, following)
+        seen = logits[torch.arange(len(last), device=last.device)[:, None], verdict.path, said]
+        sound = (seen.isfinite() | (torch.arange(seen.shape[1], device=last.device) >= count)).all(1)
+        columns = [*(x[:, None] for x in (tree.size, verdict.count, tested, sound.long(), verdict.next)), spelled]
+        packed = torch.cat(columns, 1).tolist()
+        return cls(
+            tokens=[[*p[6 : 5 + p[1]], p[4]] for p in packed],
+            counts=[p[1] for p in packed],
+            tested=[p[2] for p in packed],
+            sizes=[p[0] for p in packed],
+            sound=[bool(p[3]) for p in packed],
+        )
+
 
 def check_prompt(request: Request, target: Target) -> None:
     """Refuse what cannot be decoded, before anything is computed."""
@@ -86,3 +112,13 @@ def check_prompt(request: Request, target: Target) -> None:
     for what, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
         if any(not 0 <= token < target.vocab for token in ids):
             raise InputError(f"the {what} has a token outside the model's vocabulary of {target.vocab}")
+
+
+def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
+    """The seed of every sample [prompt][sample]: see `LLM.generate`."""
+    whole("n", n)
+    given = [seed] * prompts if seed is None or not isinstance(seed, Sequence) or isinstance(seed, str) else seed
+    if len(given) != prompts:
+        raise InputError(f"give one seed, or one per prompt: there are {prompts} prompts and {len(given)} seeds")
+    first = [secrets.randbits(63) if s is None else whole("seed", s, None) for s in given]
+    return [[s + j for j in range(n)] for s in first]

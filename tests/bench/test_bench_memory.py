@@ -131,14 +131,14 @@ def test_the_memory_of_eagle_grows_with_the_text(models: Models, text: list[int]
 
 def test_the_memory_of_a_draft_model_holds_its_cache_and_not_its_weights(models: Models, text: list[int]) -> None:
     batch: Any = running(models, "model:demo", [text[:40]])
-    cache = batch.drafting.session.cache.bytes
+    cache = batch.drafting.inner.session.cache.bytes
     assert cache <= held(batch.drafting) <= cache + 4096
 
 
 def test_the_memory_of_a_mamba_is_constant(models: Models, text: list[int]) -> None:
     sizes = []
     for n in LENGTHS:
-        drafting: Any = running(models, "mamba:demo", [text[:n]]).drafting
+        drafting: Any = running(models, "mamba:demo", [text[:n]]).drafting.inner  # type: ignore[attr-defined]
         assert isinstance(drafting, MambaDrafting)
         state, slab = drafting.state, drafting.slab
         assert slab is not None

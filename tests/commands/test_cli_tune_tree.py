@@ -10,6 +10,7 @@ import torch
 from small import VOCAB, build
 
 from outrider import cli, drafters
+from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.drafters import medusa
 from outrider.targets import load_target
@@ -56,7 +57,7 @@ def test_a_tree_is_written_and_stored(
     assert "9 nodes with the root" in shown
     assert "stored as the drafter's default" in shown
     loaded = load_target(target)
-    ranks = [drafters.load(s, loaded).options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
+    ranks = [inside(drafters.load(s, loaded)).options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
     assert ranks[0] == ranks[1] == tuple(map(tuple, found["paths"]))
 
 

@@ -169,6 +169,7 @@ class CalibratedDrafting:
         if round.tree is self.mine and round.rows.rule == "coupled":
             for family in families(round):
                 self.fit.learn(family)
+        self.mine = None
         self.inner.observe(round)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
@@ -192,6 +193,13 @@ def calibrated(drafter: Drafter) -> Drafter:
         if scale is not None:
             return Calibrated(drafter, Fit(scale))
     return drafter
+
+
+def fits(drafter: Any) -> list[Fit]:
+    """The fits of a drafter, or of those that it is made of."""
+    if isinstance(drafter, Calibrated):
+        return [drafter.fit]
+    return [fit for part in getattr(drafter, "parts", ()) for fit in fits(part)]
 
 
 def inside(drafter: Drafter) -> Drafter:

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import kept
 from ..types import InputError
-from . import kept
 
 logger = logging.getLogger(__name__)
 

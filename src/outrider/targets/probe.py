@@ -25,9 +25,10 @@ from typing import Any
 import torch
 import transformers
 
+from .. import kept
 from ..core.tree import chain, from_paths
 from ..types import InputError
-from . import kept, kernels
+from . import kernels
 from .exact import BLOCK, Exactness
 from .hf import HFTarget
 

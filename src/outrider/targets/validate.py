@@ -19,9 +19,10 @@ import transformers
 from jaxtyping import Float
 from torch import Tensor
 
+from .. import kept
 from ..core.tree import from_paths
 from ..types import DraftTree, InputError
-from . import attention, kept
+from . import attention
 from .hf import HFTarget
 from .probe import same_bits
 from .seq2seq import SeqTarget

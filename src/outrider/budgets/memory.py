@@ -1,0 +1,97 @@
+"""What the adaptive budget has learnt, kept between runs: a small file in the user's cache directory.
+
+One file for each model, drafter, rule, precision and machine. It holds what passes and drafts cost, how often each
+depth was accepted, and the scale of each drafter's confidences. Under `coupled` no text depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from .. import kept
+from .adaptive import LEARN, PRIOR, AdaptiveBudget, Curve
+from .calibration import Fit
+
+EVERY = 20.0  # seconds between two writes at least
+FORMAT = 1
+
+
+def file_of(*about: str) -> Path:
+    """The file for a model, a drafter and whatever else tells two cases apart, on this machine with these threads."""
+    machine = platform.machine(), platform.processor(), str(os.cpu_count()), str(torch.get_num_threads())
+    text = "\n".join((*about, *machine, torch.__version__))
+    return kept.folder("budgets") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+@dataclass
+class Memory:
+    """The file of one budget and of its drafter's fits."""
+
+    file: Path
+    budget: AdaptiveBudget
+    fits: Sequence[Fit] = ()
+    rounds: int = 0  # of the budget when it was last written
+    at: float = field(default_factory=monotonic)
+
+    def recall(self) -> bool:
+        """Take over what the file holds; False where there is none, or none that can be read."""
+        try:
+            found = json.loads(self.file.read_text(encoding="utf-8"))
+            if found["format"] != FORMAT or len(found["scales"]) != len(self.fits):
+                return False
+            curves = {name: {int(b): points(p) for b, p in found[name].items()} for name in ("verify", "draft")}
+            single = {name: points(found[name]) for name in ("step", "size")}
+            record = [[float(x) for x in found[name]] for name in ("hits", "asked")]
+            rest, scales = float(found["rest"]), [float(s) for s in found["scales"]]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return False
+        budget = self.budget
+        budget.verify = {b: Curve(points=p) for b, p in curves["verify"].items()}
+        budget.draft = {b: Curve(prior_slope=0.5, mean=True, points=p) for b, p in curves["draft"].items()}
+        budget.step.points, budget.size.points = single["step"], single["size"]
+        budget.rest, budget.hits, budget.asked = rest, *record
+        budget.seen = dict.fromkeys(budget.verify.keys() & budget.draft.keys(), LEARN)
+        for fit, scale in zip(self.fits, scales, strict=True):
+            fit.scale = scale
+        return True
+
+    def keep(self) -> None:
+        """Write what there is now, unless that was done a moment ago. A folder that cannot be written is no error."""
+        now = monotonic()
+        if self.budget.rounds < self.rounds + LEARN or (self.rounds and now - self.at < EVERY):
+            return
+        self.rounds, self.at = self.budget.rounds, now
+        b = self.budget
+        # Other texts may be unlike those so far, so every depth's record weighs no more than a prior.
+        shares = [min(1.0, PRIOR / asked) for asked in b.asked]
+        found: dict[str, Any] = {
+            "format": FORMAT,
+            **{name: {str(rows): c.points for rows, c in getattr(b, name).items()} for name in ("verify", "draft")},
+            **{name: getattr(b, name).points for name in ("step", "size")},
+            "hits": [h * s for h, s in zip(b.hits, shares, strict=True)],
+            "asked": [a * s for a, s in zip(b.asked, shares, strict=True)],
+            "rest": b.rest,
+            "scales": [fit.scale for fit in self.fits],
+        }
+        try:
+            kept.write(self.file, found)
+        except OSError:
+            self.at = float("inf")  # no further tries
+
+
+def points(given: dict[str, float]) -> dict[int, float]:
+    """A curve's points as JSON has them; ValueError for what no measurement gives."""
+    made = {int(size): float(seconds) for size, seconds in given.items()}
+    if not all(size > 0 and 0 <= seconds < 1e6 for size, seconds in made.items()):
+        raise ValueError("no measurement")
+    return made

@@ -1,0 +1,97 @@
+"""What the budget has learnt comes back in the next run, and a file that cannot be read or written harms nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import outrider
+from outrider.budgets import memory
+from outrider.budgets.adaptive import LEARN, AdaptiveBudget, Report
+from outrider.budgets.calibration import Fit
+from outrider.budgets.memory import Memory, file_of
+
+
+def learnt(rounds: int = 40) -> AdaptiveBudget:
+    budget = AdaptiveBudget()
+    for i in range(rounds):
+        depth = 0 if i % 4 == 1 else 3
+        hits = [1, 1, 0][:depth]
+        budget.learn(Report(1, depth, 1 + depth, 0.01 * depth, 1 + 0.1 * depth, 0.001, hits, depth, 0.5 * depth))
+    return budget
+
+
+def test_it_comes_back(tmp_path: Path) -> None:
+    """Costs and rates as they were; a depth's record weighs no more than a prior; nothing is tried anew."""
+    budget, fit = learnt(), Fit(0.4)
+    Memory(tmp_path / "folder" / "f.json", budget, [fit]).keep()
+    again, other = AdaptiveBudget(), Fit()
+    assert Memory(tmp_path / "folder" / "f.json", again, [other]).recall()
+    assert other.scale == 0.4
+    for depth in range(5):
+        assert again.seconds(1, depth) == pytest.approx(budget.seconds(1, depth))
+        assert again.reach(depth) == pytest.approx(budget.reach(depth))
+    assert again.seen == {1: LEARN}
+    assert max(again.asked) <= 8.0
+
+
+@pytest.mark.parametrize(
+    "change", [{"format": 9}, {"scales": []}, {"verify": {"1": {"2": -1}}}, {"hits": ["x"]}, {"step": 3}, None]
+)
+def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -> None:
+    file = tmp_path / "f.json"
+    Memory(file, learnt(), [Fit()]).keep()
+    file.write_text("{" if change is None else json.dumps({**json.loads(file.read_text()), **change}))
+    budget, fit = AdaptiveBudget(), Fit()
+    assert not Memory(file, budget, [fit]).recall()
+    assert (budget, fit) == (AdaptiveBudget(), Fit())
+
+
+def test_it_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, budget = tmp_path / "f.json", learnt(LEARN - 1)
+    held = Memory(file, budget)
+    held.keep()
+    assert not file.exists()  # too little was seen
+    for _ in range(3):
+        budget.learn(Report(1, 0, 1, 0.0, 1.0, 0.0, []))
+    held.keep()
+    first = file.read_text()
+    for _ in range(20):
+        budget.learn(Report(1, 0, 1, 0.0, 9.0, 0.0, []))
+    held.keep()
+    assert file.read_text() == first  # a moment ago
+    monkeypatch.setattr(memory, "EVERY", 0.0)
+    held.keep()
+    assert file.read_text() != first
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    held = Memory(tmp_path / "file" / "f.json", learnt())
+    held.keep()
+    held.keep()
+    assert not held.recall()
+
+
+def test_every_case_has_a_file_of_its_own() -> None:
+    assert len({file_of("a", "b"), file_of("ab", ""), file_of("a", "c"), file_of("a")}) == 4
+
+
+@pytest.mark.trained
+def test_the_next_run_begins_with_it() -> None:
+    first = outrider.load("demo", compile=False)
+    asked = {"max_new_tokens": 60, "seed": 1, "ignore_eos": True}
+    text = first.generate("Once upon a time", **asked)[0]  # type: ignore[arg-type]
+    (file,) = {held.file for held in first.memories}
+    assert file.is_file()
+    second = outrider.load("demo", compile=False)
+    budget = second.engine().budget
+    assert isinstance(budget, AdaptiveBudget)
+    assert budget.seen == {1: LEARN}
+    assert second.memories[0].fits[0].scale == first.memories[0].fits[0].scale != 1.0
+    assert second.generate("Once upon a time", **asked)[0].tokens == text.tokens  # type: ignore[arg-type]
+    in_memory = outrider.load(first.target.model, "lookup")  # type: ignore[attr-defined]
+    in_memory.engine()
+    assert not in_memory.memories  # its weights may change from one run to the next
