@@ -53,7 +53,7 @@ class OracleDrafting:
         del round
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        depth = min(budget.depth, budget.nodes - 1, max(rows.room) - 1)
+        depth = min(budget.depth, budget.nodes - 1, max(rows.remaining) - 1)
         paths = []
         for text, start, root in zip(self.texts, rows.start, rows.root.tolist(), strict=True):
             path = [root]

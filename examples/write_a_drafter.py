@@ -32,8 +32,8 @@ class SuccessorDrafting:
         return from_paths(
             [text[-1] for text in self.texts],
             [
-                [guess(text, min(budget.depth, room - 1))] if room > 1 and budget.depth else []
-                for text, room in zip(self.texts, rows.room)
+                [guess(text, min(budget.depth, remaining - 1))] if remaining > 1 and budget.depth else []
+                for text, remaining in zip(self.texts, rows.remaining)
             ],
             max(1, budget.nodes),
             rows.root.device,

@@ -93,10 +93,37 @@ def commands() -> str:
     return "\n".join([*lines, *(f"| `outrider {name}` | {does} |" for name, does in there.items())])
 
 
+def options() -> str:
+    """The options of every method of `outrider train` with their defaults, and the first paragraph of its `build`."""
+    lines = ["| METHOD | options and defaults | they are |", "|---|---|---|"]
+    for file in sorted((SOURCE / "training" / "objectives").glob("[!_]*.py")):
+        found = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+        build = next(node for node in found if node.name == "build")
+        given = build.args.args[-len(build.args.defaults) :]
+        pairs = [f"`{a.arg}={default(d)}`" for a, d in zip(given, build.args.defaults, strict=True)]
+        says = " ".join((ast.get_docstring(build) or "").split("\n\n")[0].split())
+        named = ", ".join(pair for pair in pairs if not pair.startswith("`documents="))
+        lines.append(f"| `{file.stem.replace('_', '-')}` | {named} | {says} |")
+    return "\n".join(lines)
+
+
+def default(value: ast.expr) -> str:
+    """A default as `--option NAME=VALUE` has it; `module.NAME[i]` is looked up among the drafters."""
+    if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute):
+        home = SOURCE / "drafters" / f"{ast.unparse(value.value.value)}.py"
+        found = ast.literal_eval(constant(home, value.value.attr))[ast.literal_eval(value.slice)]
+    else:
+        found = ast.literal_eval(value)
+    if isinstance(found, tuple):
+        return ",".join(map(str, found))
+    return str(found).lower() if isinstance(found, bool) else str(found)
+
+
 # page -> the parts made for it
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"families": families},
     "docs/commands.md": {"commands": commands},
+    "docs/training.md": {"options": options},
     "docs/structure.md": {"rooms": rooms, "house": house},
 }
 

@@ -12,7 +12,7 @@ from evidence import Evidence, finding
 from figures import Check, true
 from outrider.budgets.adaptive import Report
 from outrider.budgets.bandit import BanditBudget, Shape, nodes
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.types import Rows, Sampling
 
 TEST = "pytest tests/unit/test_bandit.py"
@@ -39,7 +39,7 @@ def cost(shape: Shape) -> float:
 
 def play() -> Played:
     bandit, zero = BanditBudget(tuple(TOKENS), explore=0.3, reward="paper"), torch.zeros(1, dtype=torch.long)
-    rows = Rows(zero, zero + 5, (5,), (1,), (0,), (Sampling(),), "coupled", (99,), RaceNoise(11))
+    rows = Rows(zero, zero + 5, (5,), (1,), (0,), (Sampling(),), "coupled", (99,), GumbelNoise(11))
     for _ in range(2):  # the plain pass is measured
         bandit.choose(rows)
         bandit.learn(Report(1, 0, 1, 0.0, PASS, 0.0, [], 0))

@@ -24,7 +24,7 @@ from rich.progress import Progress
 from outrider import drafters
 from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.targets import HFTarget, load_tokenizer
 from outrider.training.data import Document, read
@@ -130,7 +130,7 @@ def texts(
     only: Sequence[int] | None = None,
 ) -> list[Any]:
     """(tokens, rounds) of every prompt, or of some of them."""
-    engine = Engine(model, drafter, FixedBudget(16, 6), RaceNoise(model.vocab))
+    engine = Engine(model, drafter, FixedBudget(16, 6), GumbelNoise(model.vocab))
     chosen = range(len(given)) if only is None else only
 
     def cut(output: Any, new: Any) -> tuple[int, str | None]:

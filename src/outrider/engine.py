@@ -19,7 +19,7 @@ from .budgets import parse
 from .budgets.adaptive import Budgeter, Report
 from .core import nucleus, sampling, verify
 from .core.clock import Clock
-from .core.noise import RaceNoise
+from .core.noise import GumbelNoise
 from .core.tree import root_only
 from .params import check_rule
 from .request import Done, Piece, Request, Row, check_prompt
@@ -31,13 +31,13 @@ from .types import (
     InputError,
     Keeper,
     Kept,
-    Look,
     Prefill,
     Round,
     Rows,
     Rule,
     Session,
     Target,
+    TargetOutput,
     Verdict,
 )
 
@@ -49,7 +49,7 @@ class Engine:
     target: Target
     drafter: Drafter
     budget: Budgeter
-    race: RaceNoise
+    gumbel: GumbelNoise
     rule: Rule = "coupled"
     epsilon: float = 0.09  # typical acceptance only
     delta: float = 0.3
@@ -62,19 +62,19 @@ class Engine:
         drafter: Drafter,
         budget: Budgeter | str = "auto",
         rule: Rule = "coupled",
-        race: RaceNoise | None = None,
+        gumbel: GumbelNoise | None = None,
         **more: Any,
     ) -> Engine:
         """The engine of a target and a drafter: the one place where engines are built.
 
-        `budget` may be spelled (`outrider.budgets.parse`). `race`: noise that other engines of this target use too.
+        `budget` may be spelled (`outrider.budgets.parse`). `gumbel`: noise that other engines of this target use too.
         `more` holds the fields epsilon, delta and nodes. Raises InputError for an unknown rule or budget.
         """
         chosen = parse(budget) if isinstance(budget, str) else budget
         if not isinstance(chosen, Budgeter):
             raise InputError(f"a budget is text such as auto or 16x6, or a budget object, not {budget!r}")
-        race = RaceNoise(target.vocab, target.device) if race is None else race
-        return cls(target, drafter, chosen, race, check_rule(rule), **more)
+        gumbel = GumbelNoise(target.vocab, target.device) if gumbel is None else gumbel
+        return cls(target, drafter, chosen, gumbel, check_rule(rule), **more)
 
 
 def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -> Iterator[Piece]:
@@ -167,7 +167,7 @@ class Batch:
             row.length += count
         last = torch.tensor(chunk.last, device=chunk.next.device)
         self.root = chunk.next
-        view, logits = self.view(back=1), chunk.look.logits[:, 0]
+        view, logits = self.view(back=1), chunk.output.logits[:, 0]
         if any(chunk.last):
             self.root = torch.where(last, self.draw(view, logits), chunk.next)
             sound = logits.gather(1, self.root.clamp(min=0)[:, None]).isfinite()[:, 0]
@@ -176,7 +176,7 @@ class Batch:
                     self.fail(row)
         first = [[t] if end else [] for t, end in zip(self.root.tolist(), chunk.last, strict=True)]
         path = torch.arange(chunk.tree.nodes, device=last.device).expand(len(self.rows), -1)
-        self.drafting.observe(Round(view, chunk.tree, chunk.look, path, chunk.count, self.root, first))
+        self.drafting.observe(Round(view, chunk.tree, chunk.output, path, chunk.count, self.root, first))
         for row, tokens in zip(self.rows, first, strict=True):
             row.output += tokens
 
@@ -187,7 +187,7 @@ class Batch:
         with clock("draft"):
             tree = self.propose(view, budget)
         with clock("verify"):
-            look = self.session.forward(tree, self.engine.drafter.taps)
+            output = self.session.forward(tree, self.engine.drafter.taps)
         # Away from the CPU the pass runs while the host goes on; the fetch waits for it.
         with clock("rest" if self.root.device.type == "cpu" else "verify"):
             verdict = self.judge(view, tree, look)
@@ -195,16 +195,16 @@ class Batch:
         self.session.keep(verdict.path, verdict.count)
         self.root = verdict.next
         with clock("draft"):
-            self.drafting.observe(Round(view, tree, look, verdict.path, verdict.count, verdict.next, done.tokens))
-        pieces = [self.advance(row, done, i, view.room[i]) for i, row in enumerate(self.rows)]
+            self.drafting.observe(Round(view, tree, output, verdict.path, verdict.count, verdict.next, done.tokens))
+        pieces = [self.advance(row, done, i, view.remaining[i]) for i, row in enumerate(self.rows)]
         self.account(clock, view, budget, tree, done.counts)
         return pieces
 
-    def advance(self, row: Row, done: Done, i: int, room: int) -> Piece:
+    def advance(self, row: Row, done: Done, i: int, remaining: int) -> Piece:
         """Row i after a round: its new tokens and its counts."""
         row.length += done.counts[i]
         row.serial += 1
-        added = self.extend(row, done.tokens[i], room) if done.sound[i] else self.fail(row)
+        added = self.extend(row, done.tokens[i], remaining) if done.sound[i] else self.fail(row)
         accepted = min(done.counts[i] - 1, len(added))
         whole = len(added) == len(done.tokens[i])
         row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if whole else accepted)
@@ -217,7 +217,7 @@ class Batch:
             row.usage.draft_seconds += draft
             row.usage.verify_seconds += verify
             row.usage.decode_seconds += total
-        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.room) - 1))
+        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.remaining) - 1))
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
         rest = total - draft - verify
         sure = tree.values is not None and tree.values.device.type == "cpu"
@@ -237,18 +237,18 @@ class Batch:
             serial=tuple(row.serial for row in self.rows),
             sampling=tuple(row.request.sampling for row in self.rows),
             rule=self.engine.rule,
-            room=tuple(row.room(context) for row in self.rows),
-            race=self.engine.race,
+            remaining=tuple(row.remaining(context) for row in self.rows),
+            gumbel=self.engine.gumbel,
         )
 
     def propose(self, view: Rows, budget: Budget) -> DraftTree:
-        if budget.nodes < 2 or budget.depth < 1 or max(view.room) < 2:
+        if budget.nodes < 2 or budget.depth < 1 or max(view.remaining) < 2:
             return root_only(view.root)
         if self.engine.rule != "coupled":  # only the coupled rule stays lossless where nodes are dropped by value
             budget = replace(budget, floor=0.0, reach=0.0, price=None)
         return self.drafting.propose(view, budget)
 
-    def judge(self, view: Rows, tree: DraftTree, look: Look) -> Verdict:
+    def judge(self, view: Rows, tree: DraftTree, output: TargetOutput) -> Verdict:
         """Apply the rule."""
         rule, depth = self.engine.rule, tree.deepest
         if rule == "coupled":
@@ -256,17 +256,17 @@ class Batch:
             def choose(logits: Tensor, depth: int, path: Tensor) -> Tensor:
                 return self.draw(view, logits, depth, path)
 
-            return verify.coupled(tree, look.logits, choose, depth)
+            return verify.coupled(tree, output.logits, choose, depth)
 
         def law(logits: Tensor, depth: int, path: Tensor) -> Tensor:
             return self.law(view, logits, path)
 
         if rule == "typical":
-            return verify.typical(tree, look.logits, law, self.engine.epsilon, self.engine.delta, depth)
+            return verify.typical(tree, output.logits, law, self.engine.epsilon, self.engine.delta, depth)
         dice = verify.Dice(view.seeds, view.serial)
         if rule == "block" and tree.q is not None and max(tree.q.shape[1], 1) == tree.deepest == tree.nodes - 1:
-            return verify.block(tree, look.logits, law, dice, depth)
-        return verify.rejection(tree, look.logits, law, dice, depth)
+            return verify.block(tree, output.logits, law, dice, depth)
+        return verify.rejection(tree, output.logits, law, dice, depth)
 
     def draw(self, view: Rows, logits: Tensor, depth: int = 1, path: Tensor | None = None) -> Tensor:
         """The target's own choice at one node per row, logits [b, v] -> [b]."""
@@ -300,13 +300,13 @@ class Batch:
         row.finish = "error"
         return []
 
-    def extend(self, row: Row, tokens: list[int], room: int) -> list[int]:
+    def extend(self, row: Row, tokens: list[int], remaining: int) -> list[int]:
         """Add tokens to a row's output, up to its end and into the room it has; the ones that were added."""
-        kept, row.finish = row.request.cut(row.output, tokens[:room])
-        added = tokens[: min(kept, room)]
+        kept, row.finish = row.request.cut(row.output, tokens[:remaining])
+        added = tokens[: min(kept, remaining)]
         row.output += added
         row.usage.new_tokens = len(row.output)
-        if row.finish is None and row.room(self.engine.target.context) < 1:
+        if row.finish is None and row.remaining(self.engine.target.context) < 1:
             row.finish = "length"
         return added
 

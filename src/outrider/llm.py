@@ -16,7 +16,7 @@ from .budgets.bandit import BanditBudget
 from .budgets.calibration import fits
 from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
-from .core.noise import RaceNoise
+from .core.noise import GumbelNoise
 from .core.stopping import Stop, TextStream
 from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
@@ -208,15 +208,15 @@ class LLM:
 
     def engine(self, rule: Rule = "coupled", budget: Budgeter | str | None = None) -> Engine:
         """The engine that serves this model under a rule; a budget that is spelled remembers what it learnt."""
-        if self.race is None:
-            self.race = RaceNoise(self.target.vocab, self.target.device)
+        if self.gumbel is None:
+            self.gumbel = GumbelNoise(self.target.vocab, self.target.device)
         chosen = self.budget if budget is None else budget
         if isinstance(chosen, str):
             key = check_rule(rule), chosen
             chosen = self.budgets[key] if key in self.budgets else self._begin(key)
         if chooses(chosen) != isinstance(self.drafter, ChoiceDrafter):
             raise InputError("a bandit over pairs of drafter and shape, and choose=True, need one another")
-        return Engine.of(self.target, self.drafter, chosen, rule, self.race)
+        return Engine.of(self.target, self.drafter, chosen, rule, self.gumbel)
 
     def _begin(self, key: tuple[Rule, str]) -> Budgeter:
         """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""

@@ -52,7 +52,7 @@ class Row:
             self.mixed = digest(self.request.seed, self.request.prompt)
         return self.mixed
 
-    def room(self, context: int) -> int:
+    def remaining(self, context: int) -> int:
         return min(self.request.max_new_tokens - len(self.output), context - 1 - self.length)
 
 

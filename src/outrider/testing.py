@@ -21,7 +21,7 @@ from torch import Tensor
 from .core.noise import gumbels
 from .core.padding import padded
 from .core.tree import chain_of, check
-from .types import DraftTree, InputError, Look, Prefill, Session
+from .types import DraftTree, InputError, Prefill, Session, TargetOutput
 
 POISON = -1
 LARGEST = 1 << 24  # table entries (128 MB)
@@ -105,22 +105,22 @@ class TableSession:
             end = min(first + chunk, n)
             count = (sizes - first).clamp(0, end - first)
             tree = chain_of(tokens[:, first:end], count, matrix=False)
-            look = self._look(tree, taps, 0)
+            output = self._output(tree, taps, 0)
             at = (count - 1).clamp(min=0)[:, None, None].expand(b, 1, self.target.vocab)
             self.lengths = self.lengths + count
             last = tuple(first < len(p) <= end for p in prompts)
             following = torch.tensor([p[end] if end < len(p) else -1 for p in prompts])
-            yield Prefill(tree, Look(look.logits.gather(1, at), look.features), count, last, following)
+            yield Prefill(tree, TargetOutput(output.logits.gather(1, at), output.features), count, last, following)
 
     def forward(
         self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
-    ) -> Look:
+    ) -> TargetOutput:
         """Logits [b, n - since, v] of the nodes from `since` on, each by its own path. Commits nothing."""
         if since == 0:
             check(tree)
-        return self._look(tree, taps, since, embeds)
+        return self._output(tree, taps, since, embeds)
 
-    def _look(self, tree: DraftTree, taps: tuple[int, ...], since: int, embeds: Tensor | None = None) -> Look:
+    def _output(self, tree: DraftTree, taps: tuple[int, ...], since: int, embeds: Tensor | None = None) -> TargetOutput:
         b, n = tree.tokens.shape
         assert b == len(self.lengths), f"a tree of {b} rows for a session of {len(self.lengths)}"
         self._reserve(self.longest + n)
@@ -130,7 +130,7 @@ class TableSession:
         here = self.lengths[:, None] + index
         self.slots.scatter_(1, here[:, since:], torch.where(real[:, since:], tokens, POISON))
         logits = self.target.table[self._before(tree.parents, here, real)][:, since:]
-        return Look(logits, dict.fromkeys(taps, logits))
+        return TargetOutput(logits, dict.fromkeys(taps, logits))
 
     def _before(self, parents: Int[Tensor, "b n"], here: Int[Tensor, "b n"], real: Tensor) -> tuple[Tensor, ...]:
         """The last `order` tokens up to every node, oldest first; `vocab` where the text has not begun."""

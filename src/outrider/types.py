@@ -46,7 +46,7 @@ class DraftTree:
 
 
 @dataclass(frozen=True)
-class Look:
+class TargetOutput:
     """What a verification pass returns, per node it was asked about."""
 
     logits: Float[Tensor, "b n v"]
@@ -63,8 +63,8 @@ class Verdict:
 
 
 @runtime_checkable
-class Race(Protocol):
-    """Gumbel race noise, a function of (seed, absolute position, token id) alone; see `outrider.core.noise`."""
+class Gumbel(Protocol):
+    """Gumbel noise, a function of (seed, absolute position, token id) alone; see `outrider.core.noise`."""
 
     def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Tensor: ...
 
@@ -80,8 +80,8 @@ class Rows:
     serial: tuple[int, ...]  # rounds since the row began
     sampling: tuple[Sampling, ...]
     rule: Rule
-    room: tuple[int, ...]  # tokens the row may still emit: min(tokens left, context left)
-    race: Race
+    remaining: tuple[int, ...]  # tokens the row may still emit: min(tokens left, context left)
+    gumbel: Gumbel
 
     def __len__(self) -> int:
         return len(self.start)
@@ -97,11 +97,11 @@ class Rows:
 
     def noise(self, depth: int, ids: Tensor | None = None) -> Tensor:
         """G for a token at `position + depth`: [b, v], or for `ids` [b, ...] the same shape."""
-        return self.race.at(self.seeds, tuple(p + depth for p in self.start), ids)
+        return self.gumbel.at(self.seeds, tuple(p + depth for p in self.start), ids)
 
     def some_noise(self, depth: int, rows: Sequence[int], ids: Tensor | None = None) -> Tensor:
         """The same for some of the rows alone."""
-        return self.race.at([self.seeds[i] for i in rows], [self.start[i] + depth for i in rows], ids)
+        return self.gumbel.at([self.seeds[i] for i in rows], [self.start[i] + depth for i in rows], ids)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Round:
 
     rows: Rows
     tree: DraftTree
-    look: Look
+    output: TargetOutput
     path: Int[Tensor, "b k"]  # node ids from the root; -1: not one of this drafter's nodes
     count: Int[Tensor, " b"]  # nodes committed; 0 for a row whose prompt ended in an earlier chunk
     next: Int[Tensor, " b"]  # the next root
@@ -202,7 +202,7 @@ class Prefill:
     """One chunk of a batch's prompts, already committed: a right-padded chain."""
 
     tree: DraftTree  # without an ancestor matrix
-    look: Look  # logits [b, 1, v] at each row's last token of this chunk; features of every token
+    output: TargetOutput  # logits [b, 1, v] at each row's last token of this chunk; features of every token
     count: Int[Tensor, " b"]  # tokens of this chunk per row; 0 for a row that ended earlier
     last: tuple[bool, ...]  # does the row's prompt end in this chunk?
     next: Int[Tensor, " b"]  # the prompt's next token; -1 where the prompt ends here or before
@@ -232,7 +232,7 @@ class Session(Protocol):
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]: ...
     def forward(
         self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
-    ) -> Look:
+    ) -> TargetOutput:
         """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already."""
 
     def keep(self, path: Tensor, count: Tensor) -> None:

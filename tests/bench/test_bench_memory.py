@@ -24,7 +24,7 @@ from outrider.engine import Batch, Request, Row
 from outrider.nets.mamba import State
 from outrider.targets.session import TreeSession
 from outrider.testing import TableTarget
-from outrider.types import Look
+from outrider.types import TargetOutput
 
 LENGTHS = (40, 300, 900)
 
@@ -50,9 +50,9 @@ def test_views_of_one_storage_count_once() -> None:
 
 def test_nested_states() -> None:
     a, b, c = torch.zeros(2, 3, 4), torch.zeros(2, 3, 5), torch.zeros(7, dtype=torch.int64)
-    look = Look(a, {-1: b})
-    assert held(look) == 96 + 120
-    assert held({"x": [look, (c, None, 3, "text")], "y": {b}}) == 96 + 120 + 56
+    output = TargetOutput(a, {-1: b})
+    assert held(output) == 96 + 120
+    assert held({"x": [output, (c, None, 3, "text")], "y": {b}}) == 96 + 120 + 56
     assert held([State(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 3, 3))] * 2) == 16 + 36
     assert held(None) == held("text") == held([]) == held(7) == 0
 

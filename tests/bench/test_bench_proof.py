@@ -18,7 +18,7 @@ from outrider.bench import theory
 from outrider.bench.runner import Runner
 from outrider.bench.types import Method
 from outrider.testing import TableSession, TableTarget, plain
-from outrider.types import Budget, DraftTree, Look, Prefill, Rows
+from outrider.types import Budget, DraftTree, Prefill, Rows, TargetOutput
 
 PASS = 0.010  # seconds
 
@@ -38,7 +38,7 @@ class SlowSession(TableSession):
         self.target.clock.sleep(PASS)  # type: ignore[attr-defined]
         yield from super().prefill(prompts, taps)
 
-    def forward(self, tree: DraftTree, taps: Any = (), since: int = 0, embeds: Any = None) -> Look:
+    def forward(self, tree: DraftTree, taps: Any = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         self.target.clock.sleep(PASS)  # type: ignore[attr-defined]
         return super().forward(tree, taps, since, embeds)
 

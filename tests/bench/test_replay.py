@@ -140,14 +140,14 @@ def test_the_law_of_a_recording() -> None:
     target = ReplayTarget([Record((1, 2), (5, 6, 7, 3)), Record((4,), (8,))], vocab=10)
     session = target.open(64)
     (chunk,) = session.prefill([[1, 2], [4]])
-    assert chunk.look.logits.argmax(-1).tolist() == [[5], [8]]
-    assert chunk.look.logits.softmax(-1).max(-1).values.tolist() == [[1.0], [1.0]]
+    assert chunk.output.logits.argmax(-1).tolist() == [[5], [8]]
+    assert chunk.output.logits.softmax(-1).max(-1).values.tolist() == [[1.0], [1.0]]
     tree = from_lists([[5, 6, 9, 7, 6], [8, 8]], [[0, 0, 0, 1, 2], [0, 0]])
-    look = session.forward(tree)
-    peak = look.logits.max(-1)
+    output = session.forward(tree)
+    peak = output.logits.max(-1)
     assert peak.values.gt(0).tolist() == [[True, True, False, True, False], [False] * 5]
     assert peak.indices[0, [0, 1, 3]].tolist() == [6, 7, 3]
-    assert torch.equal(session.forward(tree, since=2).logits, look.logits[:, 2:])
+    assert torch.equal(session.forward(tree, since=2).logits, output.logits[:, 2:])
 
     session.keep(torch.tensor([[0, 2], [0, 0]]), torch.tensor([2, 1]))  # row 0 takes the wrong turn 5, 9
     assert session.lengths.tolist() == [4, 2]
@@ -160,9 +160,9 @@ def test_the_law_of_a_recording() -> None:
     session.forward(from_lists([[5], [8]], [[0], [0]]))
     session.keep(torch.zeros(2, 1, dtype=torch.long), torch.tensor([1, 0]))
     session.select([0, 1, 0])
-    look = session.forward(from_lists([[6], [8], [9]], [[0], [0], [0]]))
-    assert look.logits.argmax(-1).flatten().tolist() == [7, 0, 0]
-    assert look.logits.any(-1).flatten().tolist() == [True, False, False]
+    output = session.forward(from_lists([[6], [8], [9]], [[0], [0], [0]]))
+    assert output.logits.argmax(-1).flatten().tolist() == [7, 0, 0]
+    assert output.logits.any(-1).flatten().tolist() == [True, False, False]
 
     other = target.open(64)
     list(other.prefill([[4]]))

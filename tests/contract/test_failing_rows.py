@@ -10,7 +10,7 @@ from contract_world import PROMPTS, VOCAB, World, outputs, plain
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
 from outrider.targets import load_target
 from outrider.types import Sampling
@@ -31,7 +31,7 @@ def poisoned(world: World) -> World:
 @pytest.mark.parametrize("name", ["none", "lookup"])
 def test_only_that_row(poisoned: World, name: str) -> None:
     target = poisoned.target
-    engine = Engine(target, drafters.load(name, target), FixedBudget(8, 3), RaceNoise(VOCAB))
+    engine = Engine(target, drafters.load(name, target), FixedBudget(8, 3), GumbelNoise(VOCAB))
     sane = [Request(p, 5 + i, 12 + 5 * i, Sampling(0.7, logit_bias={POISON: -1e9})) for i, p in enumerate(PROMPTS)]
     bad = [Request(PROMPTS[0], 1, 20, FORCED), Request([4, POISON, 4], 1, 20), Request(PROMPTS[1], 2, 20, FORCED)]
     rows = outputs(engine, [bad[0], sane[0], bad[1], sane[1], bad[2], sane[2], sane[3]], batch_size=2)

@@ -179,7 +179,7 @@ def test_row_order_and_company_do_not_matter(world: World) -> None:
 
 def test_a_mix_of_drafters(world: World) -> None:
     mixed = drafters.load(
-        ["lookup", f"model:{world.folder}?kids=2", "lookahead?window=3&ngram=3&guesses=3"], world.target
+        ["lookup", f"model:{world.folder}?top_k=2", "lookahead?window=3&ngram=3&guesses=3"], world.target
     )
     for law in ("greedy", "T1", "penalties"):
         made = requests(LAWS[law], [40, 12, 40, 30])
@@ -188,7 +188,7 @@ def test_a_mix_of_drafters(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["tree=best&width=2", "tree=static&shape=2,2,1", "tree=chain", "scale=0.5&kids=6&width=2"]
+    "options", ["tree=best&width=2", "tree=static&shape=2,2,1", "tree=chain", "scale=0.5&top_k=6&width=2"]
 )
 def test_every_shape_of_a_draft_model(world: World, options: str) -> None:
     drafter = drafters.load(f"model:{world.folder}?{options}", world.target)

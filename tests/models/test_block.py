@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.core.tree import check
 from outrider.drafters import block
 from outrider.drafters._growth import Growth
@@ -139,7 +139,7 @@ def test_a_planted_language_is_accepted_to_the_last_slot(from_anchor: bool, tau:
         net.markov_w1.weight.copy_(torch.eye(vocab))
         net.markov_w2.weight.copy_(8 * torch.eye(vocab).roll(1, 0))
     target = planted(vocab)
-    engine = Engine(target, block.drafter(net, target, Growth(kids=vocab)), FixedBudget(12, 8), RaceNoise(vocab))
+    engine = Engine(target, block.drafter(net, target, Growth(top_k=vocab)), FixedBudget(12, 8), GumbelNoise(vocab))
     rows: dict[int, Any] = {}
     for piece in generate(engine, [Request([3], 1, 41), Request([5, 6], 2, 41)]):
         rows[piece.row.index] = piece.row

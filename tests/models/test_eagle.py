@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import oracle
 import pytest
 import small
 import torch
+from oracle import HIDDEN, VOCAB, Oracle
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import oracle
-from oracle import HIDDEN, VOCAB, Oracle
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.checkpoints import native
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.drafters import _features, _mix, eagle, eagle3
 from outrider.drafters._growth import Growth
 from outrider.drafters.eagle import STATIC
@@ -34,8 +34,8 @@ from outrider.types import Budget, InputError, Round, Rows, Sampling
 PROMPTS = [[3, 14, 15, 9, 26, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2, 8, 4]]
 LENGTH = 31  # the prompt's token, and six rounds of five
 TREES = {
-    "dynamic": Growth(width=3, kids=3, scale=0.01),
-    "best": Growth("best", width=3, kids=3, scale=0.01),
+    "dynamic": Growth(width=3, top_k=3, scale=0.01),
+    "best": Growth("best", width=3, top_k=3, scale=0.01),
     "static": Growth("static", parents=STATIC, scale=0.01),
     "chain": Growth("chain", scale=0.01),
 }
@@ -46,7 +46,7 @@ def decode(
     nodes: int = 14, depth: int = 4, prompts: list[list[int]] = PROMPTS,
 ) -> list[Row]:  # fmt: skip
     budget = FixedBudget(nodes if drafter.growth.tree != "static" else 26, depth)
-    engine = Engine(target, drafter, budget, RaceNoise(target.vocab), rule)
+    engine = Engine(target, drafter, budget, GumbelNoise(target.vocab), rule)
     made = [Request(p, 50 + i, length, Sampling(temperature)) for i, p in enumerate(prompts)]
     rows = {}
     for piece in generate(engine, made, batch):
@@ -163,13 +163,13 @@ def test_a_wrong_step_shows_at_once(name: str, what: str, monkeypatch: pytest.Mo
         mask = KVCache.mask
         monkeypatch.setattr(KVCache, "mask", lambda self, own, *more: mask(self, torch.ones_like(own), *more))
     elif what == "tap":
-        target.look = lambda tap, vector: oracle.seen_at(tap + 1) @ vector
+        target.output = lambda tap, vector: oracle.seen_at(tap + 1) @ vector
     else:
         observe = life.observe
 
         def stale(self: Any, round: Any) -> None:
-            features = {t: f.roll(1, 1) for t, f in round.look.features.items()}
-            observe(self, replace(round, look=replace(round.look, features=features)))
+            features = {t: f.roll(1, 1) for t, f in round.output.features.items()}
+            observe(self, replace(round, output=replace(round.output, features=features)))
 
         monkeypatch.setattr(life, "observe", stale)
     assert tau(decode(target, good, 1.0)) < 4.5
@@ -179,7 +179,7 @@ def test_in_a_mix_it_is_told_of_everyones_accepted_nodes() -> None:
     """It drafts one token, lookup several: its true features come from nodes that it did not propose, too."""
     target, net = oracle.of_eagle()
     mixed = _mix.of([drafters.load("lookup", target), eagle.drafter(net, target, Growth("chain", depth=1))])
-    engine = Engine(target, mixed, FixedBudget(60, 6), RaceNoise(VOCAB), "coupled")
+    engine = Engine(target, mixed, FixedBudget(60, 6), GumbelNoise(VOCAB), "coupled")
     prompt = [5, 6, 7, 5, 6, 7, 5, 6]
     *_, last = generate(engine, [Request(prompt, 3, 60, Sampling())])
     usage = last.row.usage
@@ -216,7 +216,7 @@ def test_families_decode_as_without_a_draft(family: str, more: dict[str, Any]) -
     target = load_target(small.build(family, **more))
     free = drafters.load("none", target)
     for temperature in (0.0, 1.0):
-        engine = Engine(target, free, FixedBudget(), RaceNoise(target.vocab), "coupled")
+        engine = Engine(target, free, FixedBudget(), GumbelNoise(target.vocab), "coupled")
         made = [Request(p, 50 + i, 20, Sampling(temperature)) for i, p in enumerate(small.PROMPTS)]
         plain: dict[int, list[int]] = {}
         for piece in generate(engine, made):
@@ -267,12 +267,12 @@ def _rows(texts: list[list[int]], target: Any) -> Rows:
     b = len(texts)
     return Rows(
         torch.tensor([t[-1] for t in texts]), torch.tensor(start), start, (0,) * b, (0,) * b, (Sampling(),) * b,
-        "coupled", (50,) * b, RaceNoise(target.vocab),
+        "coupled", (50,) * b, GumbelNoise(target.vocab),
     )  # fmt: skip
 
 
 def _round(rows: Any, chunk: Any, path: Any, upcoming: Any) -> Round:
-    return Round(rows, chunk.tree, chunk.look, path, chunk.count, upcoming, [[] for _ in range(len(rows))])
+    return Round(rows, chunk.tree, chunk.output, path, chunk.count, upcoming, [[] for _ in range(len(rows))])
 
 
 # --- the laws of the rejection rule
@@ -301,10 +301,10 @@ def test_pairs_of_tokens_follow_the_targets_law(tiny: Any, name: str, shape: Any
         net = eagle3.Eagle3Net(eagle3.Eagle3Config(LayerShape(16, 2, 1, 8, 24, 32), 11, 8, 16, (0, 1, 2)))
         net.d2t.add_(2)
         module = eagle3
-    growth = Growth("static", parents=(0, 0, 0, 0, 1, 1, 2)) if shape == "static" else Growth(width=2, kids=3)
+    growth = Growth("static", parents=(0, 0, 0, 0, 1, 1, 2)) if shape == "static" else Growth(width=2, top_k=3)
     drafter = module.drafter(net, tiny, growth)
     budget = FixedBudget(12, 3, None if shape == "static" else shape)
-    engine = Engine(tiny, drafter, budget, RaceNoise(11), "rejection")
+    engine = Engine(tiny, drafter, budget, GumbelNoise(11), "rejection")
     law, samples = Sampling(0.9, top_p=0.9), 1500
     with torch.no_grad():
         cells = draws.exact_cells(tiny.model, PROMPTS[1], law, samples)
@@ -319,7 +319,7 @@ def test_sampled_trees_keep_q_over_the_targets_vocabulary(tiny: Any) -> None:
     net = eagle3.Eagle3Net(eagle3.Eagle3Config(LayerShape(16, 2, 1, 8, 24, 32), 11, 8, 16, (0, 1, 2)))
     net.d2t.add_(2)
     drafter = eagle3.drafter(net, tiny, TREES["static"])
-    engine = Engine(tiny, drafter, FixedBudget(30, 3, (2, 1)), RaceNoise(11), "rejection")
+    engine = Engine(tiny, drafter, FixedBudget(30, 3, (2, 1)), GumbelNoise(11), "rejection")
     with torch.no_grad():
         batch, _ = Batch.start(engine, [Row(Request([1, 2, 3], 5, 30, Sampling(0.7)), 0)])
         assert batch is not None

@@ -40,7 +40,7 @@ def opened(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = (
     """A session that has read the prompts, and the logits [b, v] after them."""
     session, after = target.open(1024), {}
     for chunk in session.prefill(prompts, taps):
-        after |= {b: chunk.look.logits[b, 0] for b, last in enumerate(chunk.last) if last}
+        after |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
     return session, torch.stack([after[b] for b in range(len(prompts))])
 
 
@@ -49,8 +49,8 @@ def plain(target: HFTarget, text: list[int], length: int, taps: tuple[int, ...] 
     session, after = opened(target, [text[:length]], taps)
     found: list[tuple[Tensor, ...]] = [(after[0],)]
     for token in text[length:]:
-        look = session.forward(chain([[token]]), taps)
-        found.append((look.logits[0, 0], *(look.features[t][0, 0] for t in taps)))
+        output = session.forward(chain([[token]]), taps)
+        found.append((output.logits[0, 0], *(output.features[t][0, 0] for t in taps)))
         session.keep(torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
     return found
 
@@ -84,10 +84,10 @@ def trees_differ(
     )
     while all(len(text) - a > deep for text, a in zip(texts, at, strict=True)):
         drawn = [scattered(dice, text, a, dice.randint(1, deep)) for text, a in zip(texts, at, strict=True)]
-        look = session.forward(from_lists([d[0] for d in drawn], [d[1] for d in drawn]), taps)
+        output = session.forward(from_lists([d[0] for d in drawn], [d[1] for d in drawn]), taps)
         for b, (_, _, path) in enumerate(drawn):
             for i, node in enumerate(path):
-                found = look.logits[b, node], *(look.features[t][b, node] for t in taps)
+                found = output.logits[b, node], *(output.features[t][b, node] for t in taps)
                 expected = right[b][at[b] - lengths[b] + 1 + i]
                 wrong += not all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
         longest = max(len(d[2]) for d in drawn)

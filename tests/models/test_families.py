@@ -6,32 +6,15 @@ branches. In float64 agreement is to 1e-10, except where the stock attention com
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential
+from tree_paths import paths_to_leaves, seeing_siblings
 
 from outrider.core.tree import from_lists
 from outrider.targets import load_target
-from outrider.types import DraftTree
-
-
-def paths_to_leaves(parents: list[int]) -> list[list[int]]:
-    """Node ids of every path from the root to a leaf, read off the parent list by hand."""
-    leaves, paths = set(range(len(parents))) - set(parents[1:]), []
-    for leaf in sorted(leaves):
-        path = [leaf]
-        while path[0]:
-            path.insert(0, parents[path[0]])
-        paths.append(path)
-    return paths
-
-
-def seeing_siblings(tree: DraftTree) -> DraftTree:
-    assert tree.ancestors is not None
-    return replace(tree, ancestors=torch.ones_like(tree.ancestors).tril())
 
 
 def worst_of(model: Any, texts: list[list[int]], turn: dict[str, Any], logits: torch.Tensor) -> float:
@@ -52,7 +35,7 @@ def test_tree_equals_sequential(name: str) -> None:
     assert target.family.proved, "this very test is the proof"
     session, texts = target.open(24), [list(p) for p in PROMPTS]
     for chunk in session.prefill(PROMPTS):
-        first = chunk.look.logits[:, 0]
+        first = chunk.output.logits[:, 0]
     tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
     for b, text in enumerate(texts):
         assert (first[b] - sequential(model, text)[0][-1]).abs().max() < tolerance

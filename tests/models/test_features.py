@@ -30,14 +30,14 @@ def test_features_head_and_embedding(name: str) -> None:
     tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
     for _ in session.prefill(PROMPTS):
         pass
-    look = session.forward(from_lists(turn["tokens"], turn["parents"]), TAPS)
-    assert set(look.features) == set(TAPS)
+    output = session.forward(from_lists(turn["tokens"], turn["parents"]), TAPS)
+    assert set(output.features) == set(TAPS)
     for b, prompt in enumerate(PROMPTS):
         path = turn["path"][b][: turn["count"][b]]
         _, right = sequential(model, prompt + [turn["tokens"][b][i] for i in path], TAPS)
         for tap in TAPS:
-            assert (look.features[tap][b, path] - right[tap][len(prompt) :]).abs().max() < tolerance
-    assert (target.head(look.features[-1]) - look.logits).abs().max() < 1e-12, "head(features[-1]) is the logits"
+            assert (output.features[tap][b, path] - right[tap][len(prompt) :]).abs().max() < tolerance
+    assert (target.head(output.features[-1]) - output.logits).abs().max() < 1e-12, "head(features[-1]) is the logits"
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -49,7 +49,7 @@ def test_features_of_a_prompt(name: str) -> None:
         for b, prompt in enumerate(PROMPTS):
             _, right = sequential(model, prompt, TAPS)
             for tap in TAPS:
-                assert (chunk.look.features[tap][b, : len(prompt)] - right[tap]).abs().max() < tolerance
+                assert (chunk.output.features[tap][b, : len(prompt)] - right[tap]).abs().max() < tolerance
 
 
 LEARNED = ("gpt2", "gpt_neo", "opt")  # they add a learned position to the embedding

@@ -16,7 +16,7 @@ import outrider
 from outrider import llm
 from outrider.core.tree import from_paths
 from outrider.targets import HFTarget, graphs, hf
-from outrider.types import InputError, Look
+from outrider.types import InputError, TargetOutput
 
 FAMILIES = [
     "llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "mixtral", "gpt_neox", "gpt2", "gemma2", "gemma3", "phi3",
@@ -31,7 +31,7 @@ TREES = [
 ]
 
 
-def rounds(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> list[Look]:
+def rounds(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> list[TargetOutput]:
     """A few rounds on ragged rows, keeping a path off the first chain each time."""
     session = target.open(64)
     for _ in session.prefill(prompts, taps):
@@ -76,7 +76,7 @@ def test_prompts_longer_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chunks(target: HFTarget, prompts: list[list[int]]) -> list[Tensor]:
-    return [chunk.look.logits for chunk in target.open(64).prefill(prompts)]
+    return [chunk.output.logits for chunk in target.open(64).prefill(prompts)]
 
 
 def test_a_wrong_recording_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

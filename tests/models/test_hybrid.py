@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_mamba import TEXTS, VOCAB, path, small_target
+from mamba_world import TEXTS, VOCAB, path, small_target
 from torch import Tensor
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.drafters import _hybrid as hybrid
 from outrider.drafters._hybrid import HybridDrafter
 from outrider.engine import Engine, Request, generate
 from outrider.targets.attention import switched
 from outrider.targets.families import experts_of
-from outrider.types import Budget, DraftTree, InputError, Look, Round, Rows, Sampling, Target
+from outrider.types import Budget, DraftTree, InputError, Round, Rows, Sampling, Target, TargetOutput
 
 SHARED = {
     "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "initializer_range": 0.3, "eos_token_id": None,
@@ -128,7 +128,7 @@ def rows_of(texts: list[list[int]], temperature: float) -> Rows:
     root = torch.tensor([t[-1] for t in texts])
     laws = (Sampling(temperature),) * b
     return Rows(root, torch.tensor(start), start, tuple(range(b)), (0,) * b, laws, "coupled", (60,) * b,
-                RaceNoise(VOCAB))  # fmt: skip
+                GumbelNoise(VOCAB))  # fmt: skip
 
 
 def check(whole: Whole, texts: list[list[int]], rows: Rows, tree: DraftTree, most: int) -> None:
@@ -158,7 +158,9 @@ def accept(tree: DraftTree, rows: Rows, dice: random.Random) -> Round:
     ]
     padded = torch.tensor([p + [0] * (longest - len(p)) for p in paths])
     count = torch.tensor([len(p) for p in paths])
-    return Round(rows, tree, Look(torch.zeros(len(rows), 1, VOCAB)), padded, count, torch.tensor(following), tokens)
+    return Round(
+        rows, tree, TargetOutput(torch.zeros(len(rows), 1, VOCAB)), padded, count, torch.tensor(following), tokens
+    )
 
 
 def lived(drafter: Any, temperature: float, most: int, turns: int = 4) -> None:
@@ -185,19 +187,19 @@ def lived(drafter: Any, temperature: float, most: int, turns: int = 4) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_those_of_whole_texts(kind: str, target: Target, tmp_path: Path) -> None:
     """Chains and trees; and whatever was drafted, the text is that of plain decoding."""
-    tree = load(kind, target, tmp_path, "?kids=3")
+    tree = load(kind, target, tmp_path, "?top_k=3")
     lived(tree, 0.0, 3)
     chain = HybridDrafter(tree.net, tree.words, drafters._growth.Growth("chain"))
     lived(chain, 0.0, 1)
     texts = []
     for drafter in (drafters.load("none", target), tree):
-        engine = Engine(target, drafter, FixedBudget(8, 3), RaceNoise(VOCAB))
+        engine = Engine(target, drafter, FixedBudget(8, 3), GumbelNoise(VOCAB))
         requests = [Request(t, i, 12, Sampling(0.0)) for i, t in enumerate(TEXTS[:2])]
         texts.append({p.row.index: p.row.output for p in generate(engine, requests)})
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("options", ["?tree=best&kids=3&width=2", "?tree=static&shape=3,2,1"])
+@pytest.mark.parametrize("options", ["?tree=best&top_k=3&width=2", "?tree=static&shape=3,2,1"])
 @pytest.mark.parametrize("kind", ["Jamba", "FalconH1"])
 def test_every_shape_and_temperature(kind: str, options: str, target: Target, tmp_path: Path) -> None:
     """Best first, nodes of several depths are expanded in one step."""

@@ -134,7 +134,7 @@ def oracle(slot: int = 0) -> hydra.HydraNet:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("options", ["?tree=chain", "?kids=1&width=1", "?tree=static&shape=1,1,1,1"])
+@pytest.mark.parametrize("options", ["?tree=chain", "?top_k=1&width=1", "?tree=static&shape=1,1,1,1"])
 def test_an_oracle_is_accepted_whole(temperature: float, options: str, tmp_path: Path) -> None:
     target, _ = cyclic()
     for row in run(target, saved(tmp_path, oracle(), target, options), [[3], [1, 5, 2]], 21, temperature):
@@ -174,7 +174,7 @@ def test_proposals_are_the_heads_best(prefix: bool, tmp_path: Path) -> None:
         batch.round()
 
 
-TREES = ["", "?tree=chain", "?tree=static&shape=3,2,2,1", "?tree=greedy63", "?kids=3&width=2&scale=0.5"]
+TREES = ["", "?tree=chain", "?tree=static&shape=3,2,2,1", "?tree=greedy63", "?top_k=3&width=2&scale=0.5"]
 
 
 @pytest.mark.parametrize("options", TREES)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from mamba_world import TEXTS, VOCAB, path, small_target
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
@@ -17,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, Slab
 from outrider.engine import Batch, Engine, Request, Row, generate
@@ -25,9 +26,7 @@ from outrider.nets import mamba as ssm
 from outrider.targets import load_target
 from outrider.types import Budget, DraftTree, InputError, Rows, Sampling, Target
 
-VOCAB = 47
 KINDS = ["mamba", "mamba2"]
-TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5]]
 
 
 def net(kind: str, vocab: int = VOCAB, hidden: int = 16, **changes: Any) -> Any:
@@ -49,15 +48,6 @@ def target() -> Target:
     return small_target()
 
 
-def small_target() -> Target:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    return load_target(LlamaForCausalLM(config).double().eval())
-
-
 def load(spec: str, target: Target) -> MambaDrafter:
     drafter = inside(drafters.load(spec, target))
     assert isinstance(drafter, MambaDrafter)
@@ -67,7 +57,7 @@ def load(spec: str, target: Target) -> MambaDrafter:
 def watched(target: Target, drafter: Any, temperature: float, rule: str, budget: FixedBudget) -> Any:
     """(texts with their roots, rows, tree) of every drafting round of a ragged batch that rows join and leave, with
     rounds that draft nothing between."""
-    engine = Engine(target, drafter, budget, RaceNoise(VOCAB), rule)
+    engine = Engine(target, drafter, budget, GumbelNoise(VOCAB), rule)
     requests = [Request(t, i, 9 if i == 1 else 60, Sampling(temperature)) for i, t in enumerate(TEXTS)]
     batch, _ = Batch.start(engine, [Row(r, i) for i, r in enumerate(requests[:2])])
     assert batch is not None
@@ -100,18 +90,11 @@ def law_after(made: Any, text: Sequence[int]) -> Tensor:
         return made.lm_head(ssm.run(made, torch.tensor([list(text)]), ssm.empty(made, 1))[0])[0, -1]
 
 
-def path(tree: DraftTree, row: int, node: int) -> list[int]:
-    """The tokens from below the root down to a node."""
-    out: list[int] = []
-    while node:
-        out.insert(0, int(tree.tokens[row, node]))
-        node = int(tree.parents[row, node])
-    return out
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("options", ["?tree=chain", "?kids=3", "?tree=best&kids=3&width=2", "?tree=static&shape=3,2,1"])
+@pytest.mark.parametrize(
+    "options", ["?tree=chain", "?top_k=3", "?tree=best&top_k=3&width=2", "?tree=static&shape=3,2,1"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_those_of_whole_texts(
     kind: str, options: str, temperature: float, target: Target, tmp_path: Path
@@ -171,7 +154,7 @@ def test_a_target_that_agrees_accepts_everything(kind: str, temperature: float, 
         made.lm_head.weight.copy_(llama.lm_head.weight)
     target = load_target(llama)
     drafter = load(f"mamba:{folder(made, tmp_path / 'net')}?tree=chain", target)
-    engine = Engine(target, drafter, FixedBudget(5, 4), RaceNoise(VOCAB))
+    engine = Engine(target, drafter, FixedBudget(5, 4), GumbelNoise(VOCAB))
     requests = [Request(t, 3 + i, 41, Sampling(temperature)) for i, t in enumerate(TEXTS)]
     rows = [piece.row for piece in generate(engine, requests) if piece.row.finish]
     assert len(rows) == 3
@@ -257,7 +240,7 @@ def test_vocabularies_padded_otherwise(tmp_path: Path) -> None:
     prompt = [50431, 7, 50280, 12]  # tokens that the drafter does not have
     texts = []
     for which in (drafters.load("none", target), drafter):
-        engine = Engine(target, which, FixedBudget(8, 3), RaceNoise(50432))
+        engine = Engine(target, which, FixedBudget(8, 3), GumbelNoise(50432))
         pieces = list(generate(engine, [Request(prompt, 1, 12, Sampling(t)) for t in (0.0, 1.0)]))
         texts.append({p.row.index: p.row.output for p in pieces})
     assert texts[0] == texts[1]
@@ -301,7 +284,7 @@ def test_a_batch_too_large_is_refused(target: Target, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="batch must be a whole number"):
         load(f"mamba:{where}?batch=0", target)
     drafter = load(f"mamba:{where}?tree=static&shape=4,4,1&batch=20", target)
-    engine = Engine(target, drafter, FixedBudget(40, 3), RaceNoise(VOCAB))
+    engine = Engine(target, drafter, FixedBudget(40, 3), GumbelNoise(VOCAB))
     assert len(list(generate(engine, [Request(TEXTS[0], 1, 6, Sampling())]))) > 0
     with pytest.raises(InputError, match="32 states in one pass, and at most 20"):
         list(generate(engine, [Request(TEXTS[0], i, 20, Sampling()) for i in range(2)]))

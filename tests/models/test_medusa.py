@@ -177,7 +177,7 @@ def test_the_noise_of_their_own_position_ranks_candidates(tmp_path: Path) -> Non
         assert torch.equal(made.tokens[:, d], right)
 
 
-TREES = ["", "?tree=chain", "?tree=static&shape=5,4,3,2", "?tree=greedy63", "?kids=3&scale=0.5"]
+TREES = ["", "?tree=chain", "?tree=static&shape=5,4,3,2", "?tree=greedy63", "?top_k=3&scale=0.5"]
 
 
 @pytest.mark.parametrize("options", TREES)
@@ -251,7 +251,7 @@ def test_bad_input(tmp_path: Path) -> None:
     refused("medusa", "name their folder")
     refused(f"{where}?tree=nothing", "tree must be dynamic, static, chain, greedy63 or a file")
     refused(f"{where}?shape=0", "must be positive")
-    refused(f"{where}?kids=0", "kids must be a whole number")
+    refused(f"{where}?top_k=0", "top_k must be a whole number")
     refused(f"{where}?scale=-1", "must be positive")
     refused(f"hydra:{tmp_path}", "holds medusa, not hydra")
     with pytest.raises(InputError, match="needs the target"):

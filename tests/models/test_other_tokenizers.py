@@ -201,7 +201,7 @@ def test_nothing_is_lost(pair: tuple[str, str], way: str, rule: str, temperature
     deterministic or static tree.
     """
     kind = "mamba" if pair[1] == "mamba" else "model"
-    llm = outrider.load(folders[pair[0]], f"{kind}:{folders[pair[1]]}?vocab={way}&kids=3", dtype="float64")
+    llm = outrider.load(folders[pair[0]], f"{kind}:{folders[pair[1]]}?vocab={way}&top_k=3", dtype="float64")
     plain = outrider.load(folders[pair[0]], "none", dtype="float64")
     asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 3, "temperature": temperature, "ignore_eos": True}
     prompts = ["Hello there", "naïve 東", [{"a": 5, "b": 7}["a"], 1, 9]]

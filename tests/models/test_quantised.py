@@ -16,7 +16,7 @@ from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.targets import load_target
 
@@ -33,7 +33,7 @@ class Parting:
 
 
 def written(target: Any, drafter: str) -> list[list[int]]:
-    engine = Engine(target, drafters.load(drafter, target), FixedBudget(10, 4), RaceNoise(VOCAB))  # type: ignore[arg-type]
+    engine = Engine(target, drafters.load(drafter, target), FixedBudget(10, 4), GumbelNoise(VOCAB))  # type: ignore[arg-type]
     rows: dict[int, Any] = {}
     for piece in generate(engine, [Request(p, i, NEW) for i, p in enumerate(PROMPTS)]):
         rows[piece.row.index] = piece.row

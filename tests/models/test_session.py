@@ -53,8 +53,8 @@ def test_chunks_of_a_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for b, prompt in enumerate(LONG):
         right = sequential(model, prompt)[0][-1]
         (ending,) = (c for c in chunks if c.last[b])
-        assert close(at_once.look.logits[b, 0], right, 1e-5)
-        assert close(ending.look.logits[b, 0], right, 1e-5)
+        assert close(at_once.output.logits[b, 0], right, 1e-5)
+        assert close(ending.output.logits[b, 0], right, 1e-5)
     tree = chain([[4, 5]] * len(LONG))
     assert close(whole.forward(tree).logits, pieces.forward(tree).logits, 1e-5)
 
@@ -83,9 +83,9 @@ def test_rows_leave_and_others_join(target: Any) -> None:
         session.join(other)
         texts = [PROMPTS[0], PROMPTS[2], [6] * 25, [44, 2]]
         assert session.lengths.tolist() == [len(t) for t in texts]
-        look = session.forward(chain([[5, 6, 7]] * 4))
+        output = session.forward(chain([[5, 6, 7]] * 4))
         for b, text in enumerate(texts):
-            assert close(look.logits[b], sequential(target.model, [*text, 5, 6, 7])[0][-3:])
+            assert close(output.logits[b], sequential(target.model, [*text, 5, 6, 7])[0][-3:])
         session.keep(torch.arange(3).expand(4, 3), torch.tensor([3, 0, 1, 2]))
         assert session.lengths.tolist() == [16, 7, 26, 4]
 
@@ -94,9 +94,9 @@ def test_rows_leave_and_others_join(target: Any) -> None:
 def test_rewind(target: Any) -> None:
     session = opened(target, PROMPTS)
     session.rewind([4, 3, 0])
-    look = session.forward(chain([[5, 6]] * 3))
+    output = session.forward(chain([[5, 6]] * 3))
     for b, n in enumerate((4, 3, 0)):
-        assert close(look.logits[b], sequential(target.model, [*PROMPTS[b][:n], 5, 6])[0][-2:])
+        assert close(output.logits[b], sequential(target.model, [*PROMPTS[b][:n], 5, 6])[0][-2:])
     with pytest.raises((InputError, AssertionError), match="rewinding goes back"):
         session.rewind([5, 3, 0])
 
@@ -108,11 +108,11 @@ def test_growth_by_doubling_up_to_the_limit(target: Any) -> None:
     capacities = []
     while len(text) < 90:
         piece = [(len(text) * 7 + i) % 97 for i in range(8)]
-        look = session.forward(chain([piece]))
+        output = session.forward(chain([piece]))
         capacities.append(session.cache.capacity)
         session.keep(torch.arange(8)[None], torch.tensor([8]))
         text += piece
-    assert close(look.logits[0], sequential(target.model, text)[0][-8:])
+    assert close(output.logits[0], sequential(target.model, text)[0][-8:])
     steps = sorted(set(capacities))
     assert all(b >= 2 * a for a, b in itertools.pairwise(steps)), "it grows by doubling"
     with pytest.raises(InputError, match="limit"):

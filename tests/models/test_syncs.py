@@ -52,8 +52,8 @@ def on_meta(name: str) -> tuple[Any, DraftTree]:
 def test_a_tree_is_read_without_waiting(name: str) -> None:
     session, tree = on_meta(name)
     with Counting() as mode:
-        look = session.forward(tree, taps=(-1,))
-    assert look.logits.shape == (2, 6, 97)
+        output = session.forward(tree, taps=(-1,))
+    assert output.logits.shape == (2, 6, 97)
     assert mode.waits == []
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from small import PROMPTS, ROUNDS, VOCAB
-from test_families import paths_to_leaves, seeing_siblings
 from transformers import T5Config, T5ForConditionalGeneration
+from tree_paths import paths_to_leaves, seeing_siblings
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.core import noise
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.core.tree import chain, from_lists
 from outrider.engine import Engine, Request, generate
 from outrider.targets import load_target
@@ -68,17 +68,17 @@ def test_tree_equals_sequential(tied: bool) -> None:
     assert chunk.count.tolist() == [1, 1, 1]
     assert chunk.last == (True, True, True)
     for b, prompt in enumerate(PROMPTS):
-        assert (chunk.look.logits[b, 0] - sequential(model, prompt, [START])[-1]).abs().max() < 1e-10
+        assert (chunk.output.logits[b, 0] - sequential(model, prompt, [START])[-1]).abs().max() < 1e-10
     for turn in ROUNDS:
         tree = from_lists(turn["tokens"], turn["parents"])
         for given, wrong in ((seeing_siblings(tree), True), (tree, False)):
-            look, worst = session.forward(given, (-1,)), 0.0
+            output, worst = session.forward(given, (-1,)), 0.0
             for b, text in enumerate(texts):
                 for path in paths_to_leaves(turn["parents"][b]):
                     right = sequential(model, PROMPTS[b], text + [turn["tokens"][b][i] for i in path])
-                    worst = max(worst, float((look.logits[b, path] - right[len(text) :]).abs().max()))
+                    worst = max(worst, float((output.logits[b, path] - right[len(text) :]).abs().max()))
             assert worst > 0.02 if wrong else worst < 1e-10
-        assert (target.head(look.features[-1]) - look.logits).abs().max() < 1e-12
+        assert (target.head(output.features[-1]) - output.logits).abs().max() < 1e-12
         session.keep(torch.tensor(turn["path"]), torch.tensor(turn["count"]))
         for text, tokens, path, count in zip(texts, turn["tokens"], turn["path"], turn["count"], strict=True):
             text += [tokens[i] for i in path[:count]]
@@ -93,9 +93,9 @@ def test_encoders_of_unequal_length_join_fork_and_leave(model: Any) -> None:
             pass
     session.select([1, 0, 0])
     session.join(other)
-    look = session.forward(chain([[5, 6]] * 5))
+    output = session.forward(chain([[5, 6]] * 5))
     for b, prompt in enumerate([PROMPTS[1], PROMPTS[0], PROMPTS[0], [4] * 20, [9, 8]]):
-        assert (look.logits[b] - sequential(model, prompt, [START, 5, 6])[-2:]).abs().max() < 1e-10
+        assert (output.logits[b] - sequential(model, prompt, [START, 5, 6])[-2:]).abs().max() < 1e-10
 
 
 def plain(model: Any, prompt: list[int], seed: int, temperature: float, limit: int) -> list[int]:
@@ -117,7 +117,7 @@ def test_engine_writes_the_stock_text(model: Any, drafter: str, tmp_path: Path) 
     if drafter == "model":
         t5(layers=1, seed=1).save_pretrained(tmp_path)
         drafter = f"model:{tmp_path}"
-    engine = Engine(target, drafters.load(drafter, target), FixedBudget(10, 4), RaceNoise(VOCAB))  # type: ignore[arg-type]
+    engine = Engine(target, drafters.load(drafter, target), FixedBudget(10, 4), GumbelNoise(VOCAB))  # type: ignore[arg-type]
     prompts, limits = [*PROMPTS, [5] * 9], (NEW, 5, 9, NEW)
     for temperature in (0.0, 1.0):
         requests = [

@@ -13,7 +13,7 @@ from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.checkpoints import Facts, native
 from outrider.checkpoints.write import write
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, generate
 from outrider.request import Request
 from outrider.targets import HFTarget, load_target
@@ -62,7 +62,7 @@ def loaded(target: HFTarget, made: Any, folder: Path, options: str = "") -> Any:
 
 
 def texts(target: HFTarget, drafter: Any, temperature: float, rule: str = "coupled") -> list[list[int]]:
-    engine = Engine(target, drafter, FixedBudget(10, 3), RaceNoise(VOCAB), rule)  # type: ignore[arg-type]
+    engine = Engine(target, drafter, FixedBudget(10, 3), GumbelNoise(VOCAB), rule)  # type: ignore[arg-type]
     requests = [Request(p, i, 24, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
     rows = {piece.row.index: piece.row for piece in generate(engine, requests)}
     return [rows[i].output for i in range(len(PROMPTS))]
@@ -132,7 +132,7 @@ def candidates(target: HFTarget, drafter: Any, k: int) -> list[list[int]]:
             made.propose = watched
             return made
 
-    engine = Engine(target, Open(), FixedBudget(6, 3), RaceNoise(VOCAB))  # type: ignore[arg-type]
+    engine = Engine(target, Open(), FixedBudget(6, 3), GumbelNoise(VOCAB))  # type: ignore[arg-type]
     for _ in generate(engine, [Request(prompt, 0, 8)]):
         pass
     found: list[list[int]] = seen["found"]

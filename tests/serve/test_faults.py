@@ -151,10 +151,10 @@ def test_ten_thousand_waiting(llm: LLM, loaded: Any, start: Serve) -> None:
 
 
 def test_a_row_that_would_outgrow_its_slot(served: Served, llm: LLM) -> None:
-    room = llm.target.context - 3
-    made = served.post("/v1/completions", {"prompt": [5] * room, "max_tokens": 3, "ignore_eos": True, "n": 2})
+    remaining = llm.target.context - 3
+    made = served.post("/v1/completions", {"prompt": [5] * remaining, "max_tokens": 3, "ignore_eos": True, "n": 2})
     assert [c["finish_reason"] for c in made["choices"]] == ["length"] * 2
-    error = served.post("/v1/completions", {"prompt": [5] * room, "max_tokens": 4}, 400)["error"]
+    error = served.post("/v1/completions", {"prompt": [5] * remaining, "max_tokens": 4}, 400)["error"]
     assert error["code"] == "context_length_exceeded"
 
 

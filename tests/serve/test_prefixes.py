@@ -58,7 +58,7 @@ def test_a_chat_that_goes_on(llm: LLM, loaded: Any, choice: str) -> None:
     afresh = service_of(llm, loaded, "demo", rows=2, prefix_cache=0).scheduler
     for one in (scheduler, afresh):
         one.thread.start()
-    plain = Engine(llm.target, drafters.load("none"), llm.engine().budget, llm.engine().race)
+    plain = Engine(llm.target, drafters.load("none"), llm.engine().budget, llm.engine().gumbel)
     prompt, copied = llm.encode(STORY), []
     for turn in range(3):
         asked = request(llm, prompt, turn)
@@ -115,23 +115,23 @@ def kept(tokens: Sequence[int]) -> Kept:
 
 
 def test_the_longest_beginning_is_found_and_the_oldest_text_goes() -> None:
-    room = Prefixes(rows=2)
+    remaining = Prefixes(rows=2)
     a, b, c = (list(range(first, first + 40)) for first in (0, 100, 200))
     for text in (a, b):
-        room.add(text, lambda text=text: kept(text))  # type: ignore[misc]
-    assert room.find([*a[:30], 7, 8]) is not None
-    assert room.find([*a[:30], 7, 8])[1] == 30  # type: ignore[index]
-    assert room.find(a)[1] == 39, "the last token of a prompt is read"  # type: ignore[index]
-    assert room.find([*a[: LEAST - 1], 7]) is None
-    assert room.find(a, "salt") is None
-    room.add(c, lambda: kept(c))  # b was not asked for since
-    assert [text.tokens[0] for _, text in room.texts] == [0, 200]
-    room.add([*c, 1, 2], lambda: kept([*c, 1, 2]))  # goes on from c, and replaces it
-    assert [len(text.tokens) for _, text in room.texts] == [40, 42]
-    room.add(c, lambda: pytest.fail("it is there already"))
+        remaining.add(text, lambda text=text: kept(text))  # type: ignore[misc]
+    assert remaining.find([*a[:30], 7, 8]) is not None
+    assert remaining.find([*a[:30], 7, 8])[1] == 30  # type: ignore[index]
+    assert remaining.find(a)[1] == 39, "the last token of a prompt is read"  # type: ignore[index]
+    assert remaining.find([*a[: LEAST - 1], 7]) is None
+    assert remaining.find(a, "salt") is None
+    remaining.add(c, lambda: kept(c))  # b was not asked for since
+    assert [text.tokens[0] for _, text in remaining.texts] == [0, 200]
+    remaining.add([*c, 1, 2], lambda: kept([*c, 1, 2]))  # goes on from c, and replaces it
+    assert [len(text.tokens) for _, text in remaining.texts] == [40, 42]
+    remaining.add(c, lambda: pytest.fail("it is there already"))
     small = Prefixes(rows=9, limit=kept(a).bytes)
     small.add(a, lambda: kept(a))
     small.add(b, lambda: kept(b))
     assert [text.tokens[0] for _, text in small.texts] == [100]
     assert common([1, 2, 3], [1, 2, 4]) == 2
-    assert replace(room, limit=0).add(b, lambda: pytest.fail("switched off")) is None
+    assert replace(remaining, limit=0).add(b, lambda: pytest.fail("switched off")) is None

@@ -72,7 +72,7 @@ def requests(llm: LLM, count: int) -> list[Request]:
 
 def offline(llm: LLM, asked: list[Request]) -> list[list[int]]:
     """Plain decoding by the engine that everybody uses, in batches of another size."""
-    engine = Engine(llm.target, drafters.load("none"), AdaptiveBudget(), llm.engine().race)
+    engine = Engine(llm.target, drafters.load("none"), AdaptiveBudget(), llm.engine().gumbel)
     rows = {piece.row.index: piece.row for piece in generate(engine, asked, 5)}
     return [rows[i].output for i in range(len(asked))]
 

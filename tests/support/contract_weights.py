@@ -13,7 +13,7 @@ from outrider.drafters import eagle, eagle3, hydra, medusa
 from outrider.nets.block import BlockConfig, BlockNet
 from outrider.nets.layer import LayerShape
 
-OPTIONS = {"eagle": "?width=3&kids=3", "eagle3": "?width=3&kids=3", "mamba": "?kids=3"}
+OPTIONS = {"eagle": "?width=3&top_k=3", "eagle3": "?width=3&top_k=3", "mamba": "?top_k=3"}
 
 
 def shape(hidden: int, inputs: int) -> LayerShape:

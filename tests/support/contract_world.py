@@ -24,7 +24,7 @@ from transformers.generation.logits_process import (
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.core import noise
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, Row, generate
 from outrider.targets import load_target
 from outrider.types import Sampling, Target
@@ -36,7 +36,7 @@ PROMPTS = [[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 7, 18, 28], [1]
 def needs(name: str, folder: str) -> str:
     """The SPEC by which the contract asks for a drafter. The model is the noisy copy; nets are random ones."""
     if name == "model":
-        return f"model:{folder}?kids=3"
+        return f"model:{folder}?top_k=3"
     if name in contract_weights.MAKERS:
         where = Path(folder).with_name(f"{Path(folder).name}-{name}")
         if not where.exists():
@@ -56,7 +56,7 @@ class World:
 
     def engine(self, drafter: Any, rule: str = "coupled", nodes: int = 12, depth: int = 4, **more: Any) -> Engine:
         budget = more.pop("budget", None) or FixedBudget(nodes, depth)
-        return Engine(self.target, drafter, budget, RaceNoise(VOCAB), rule, **more)  # type: ignore[arg-type]
+        return Engine(self.target, drafter, budget, GumbelNoise(VOCAB), rule, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

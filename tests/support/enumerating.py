@@ -115,7 +115,7 @@ class World:
         """The drafter's law after texts of one length, given by their codes."""
         return sampling.law(self.drafter[length][codes], self.draft_sampling or self.sampling)
 
-    def look(self, tree: DraftTree, text: Text) -> Tensor:
+    def output(self, tree: DraftTree, text: Text) -> Tensor:
         """The target's logits at every node; the root is the last token of `text`."""
         codes = torch.full_like(tree.tokens, self.code(text))
         out = torch.empty(*tree.tokens.shape, self.v, dtype=torch.float64)
@@ -209,7 +209,7 @@ def outcomes(rule: Rule, draft: Draft, w: World, text: Text) -> dict[Text, float
             assert path.shape == (len(chance), d - 1)
             return w.law(logits, text, path)
 
-        return emitted(tree, rule(tree, w.look(tree, text), law, chance, depth))
+        return emitted(tree, rule(tree, w.output(tree, text), law, chance, depth))
 
     found: dict[Text, float] = defaultdict(float)
     for tokens, weight in explore(run):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.testing import TableTarget
 from outrider.types import DraftTree, Sampling
@@ -25,7 +25,7 @@ def cyclic(vocab: int = 13) -> tuple[TableTarget, list[int]]:
 
 
 def engine(target: Any, drafter: Any, rule: str = "coupled", budget: Any = None) -> Engine:
-    return Engine(target, drafter, budget or FixedBudget(12, 4), RaceNoise(target.vocab), rule)
+    return Engine(target, drafter, budget or FixedBudget(12, 4), GumbelNoise(target.vocab), rule)
 
 
 def run(

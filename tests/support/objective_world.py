@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import Layer
 from outrider.targets import HFTarget
@@ -194,7 +194,7 @@ def continued(of: HFTarget, prompt: list[int], new: int) -> list[int]:
 
 def decoded(of: HFTarget, drafter: Any, prompt: list[int], new: int, depth: int) -> tuple[list[int], Usage]:
     """Chains of `depth` drafted tokens at temperature 0."""
-    engine = Engine(of, drafter, FixedBudget(depth + 1, depth, (1,) * depth), RaceNoise(of.vocab))
+    engine = Engine(of, drafter, FixedBudget(depth + 1, depth, (1,) * depth), GumbelNoise(of.vocab))
     row = None
     for piece in generate(engine, [Request(prompt, 0, new, Sampling())]):
         row = piece.row

@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.tree import chain_of, check
 from outrider.drafters import eagle, eagle3
 from outrider.nets.layer import LayerShape
-from outrider.types import DraftTree, Look, Prefill
+from outrider.types import DraftTree, Prefill, TargetOutput
 
 HIDDEN, VOCAB, THETA = 16, 29, 50.0
 TAPS = (1, 4, 6)
@@ -69,7 +69,7 @@ class Oracle:
 
     step: Callable[[Tensor, int, int, State], State]
     law: Callable[[Tensor], Tensor]
-    look: Callable[[int, Tensor], Tensor]
+    output: Callable[[int, Tensor], Tensor]
     vocab: int = VOCAB
     context: int = 200
     dtype: torch.dtype = torch.float64
@@ -133,13 +133,13 @@ class OracleSession:
                     vector = self.target.state(tuple(self.texts[row]))[0]
                     logits[row, 0] = self.target.law(vector)
                     for t in taps:
-                        features[t][row, i] = self.target.look(t, vector)
+                        features[t][row, i] = self.target.output(t, vector)
             count = torch.tensor([len(p) for p in parts])
             last = tuple(first < len(p) <= first + half for p in prompts)
             upcoming = torch.tensor([p[first + half] if first + half < len(p) else -1 for p in prompts])
-            yield Prefill(tree, Look(logits, features), count, last, upcoming)
+            yield Prefill(tree, TargetOutput(logits, features), count, last, upcoming)
 
-    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> Look:
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         check(tree)
         b, n = tree.tokens.shape
         logits = torch.zeros(b, n, VOCAB, dtype=torch.float64)
@@ -153,9 +153,9 @@ class OracleSession:
                 vector = self.target.state((*self.texts[row], *paths[-1]))[0]
                 logits[row, node] = self.target.law(vector)
                 for t in taps:
-                    features[t][row, node] = self.target.look(t, vector)
+                    features[t][row, node] = self.target.output(t, vector)
             self.paths.append(paths)
-        return Look(logits, features)
+        return TargetOutput(logits, features)
 
     def keep(self, path: Tensor, count: Tensor) -> None:
         for text, paths, ids, n in zip(self.texts, self.paths, path.tolist(), count.tolist(), strict=True):
@@ -195,10 +195,10 @@ def of_eagle() -> tuple[Oracle, eagle.EagleNet]:
         x = w["fc.weight"] @ torch.cat([embedding[token], vector])
         return layer_step(w, x, x, position, before)
 
-    def look(tap: int, vector: Tensor) -> Tensor:
+    def output(tap: int, vector: Tensor) -> Tensor:
         return vector if tap == -1 else seen_at(tap) @ vector
 
-    return Oracle(step, lambda f: f @ head.T, look), net
+    return Oracle(step, lambda f: f @ head.T, output), net
 
 
 def of_eagle3(norm_before_residual: bool = True, norm_output: bool = False) -> tuple[Oracle, eagle3.Eagle3Net]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.core.tree import check, root_only
-from outrider.types import Budget, Drafter, Drafting, DraftTree, Look, Round, Rows, Rule, Sampling
+from outrider.types import Budget, Drafter, Drafting, DraftTree, Round, Rows, Rule, Sampling, TargetOutput
 
 VOCAB = 12
 PROMPTS = [[1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 5], [7]]
@@ -56,7 +56,7 @@ class Play:
         whole: list[list[int]] | None = None,
     ) -> None:
         self.target, self.rule, self.length = target or Table(), rule, length
-        self.race = RaceNoise(self.target.vocab)
+        self.gumbel = GumbelNoise(self.target.vocab)
         self.texts = [list(p) for p in prompts]
         self.seeds = [100 + b for b in range(len(prompts))]
         self.sampling = [Sampling(temperature)] * len(prompts)
@@ -68,24 +68,24 @@ class Play:
         empty = [[] for _ in self.texts]
         firsts = [[self.draw(b, [])] for b in range(len(self.texts))] if whole is None else whole
         root = root_only(torch.tensor([t[-1] for t in self.texts]))
-        look = Look(torch.zeros(len(self.texts), 1, self.target.vocab))
+        output = TargetOutput(torch.zeros(len(self.texts), 1, self.target.vocab))
         zero = torch.zeros(len(self.texts), dtype=torch.long)
         for tokens in (empty, firsts):
-            self.drafting.observe(Round(self.rows(), root, look, zero[:, None], zero, zero, tokens))
+            self.drafting.observe(Round(self.rows(), root, output, zero[:, None], zero, zero, tokens))
         for text, first in zip(self.texts, firsts, strict=True):
             text += first
 
     def rows(self) -> Rows:
         start = tuple(len(t) - 1 for t in self.texts)
-        root, room = torch.tensor([t[-1] for t in self.texts]), tuple(self.length - len(t) for t in self.texts)
+        root, remaining = torch.tensor([t[-1] for t in self.texts]), tuple(self.length - len(t) for t in self.texts)
         serial = (0,) * len(start)
         law = tuple(self.sampling)
-        return Rows(root, torch.tensor(start), start, tuple(self.seeds), serial, law, self.rule, room, self.race)
+        return Rows(root, torch.tensor(start), start, tuple(self.seeds), serial, law, self.rule, remaining, self.gumbel)
 
     def draw(self, b: int, path: list[int]) -> int:
         text = [*self.texts[b], *path]
         logits, t = self.target.logits(text), self.sampling[b].temperature
-        noise = self.race.at([self.seeds[b]], [len(text)])[0] if t else 0.0
+        noise = self.gumbel.at([self.seeds[b]], [len(text)])[0] if t else 0.0
         return int((logits + t * noise).argmax())
 
     def propose(self, budget: Budget) -> DraftTree:
@@ -93,8 +93,8 @@ class Play:
         check(tree)
         assert int(tree.size.max()) <= max(1, budget.nodes)
         assert tree.tokens[:, 0].tolist() == [t[-1] for t in self.texts]
-        for depths, room in zip(tree.depths.tolist(), self.rows().room, strict=True):
-            assert max(depths) <= max(0, min(budget.depth, room - 1))
+        for depths, remaining in zip(tree.depths.tolist(), self.rows().remaining, strict=True):
+            assert max(depths) <= max(0, min(budget.depth, remaining - 1))
         self.proposals.append(tree)
         return tree
 
@@ -119,7 +119,7 @@ class Play:
             for depth in range(int(count[b]) - 1, -1, -1):
                 nodes[b, depth], node = node, int(tree.parents[b, node])
         root = torch.tensor([path[-1] for path in new])
-        self.drafting.observe(Round(rows, tree, Look(logits), nodes, count, root, new))
+        self.drafting.observe(Round(rows, tree, TargetOutput(logits), nodes, count, root, new))
         for text, path in zip(self.texts, new, strict=True):
             text += path
         return new

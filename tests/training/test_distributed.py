@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_loop import RECIPE, documents, target
+from objective_world import target
+from training_world import RECIPE, documents
 
 from outrider import drafters
 from outrider.training import loop
@@ -28,7 +29,7 @@ def together(out: Path, kind: str) -> list[dict]:
     support = Path(__file__).resolve().parents[1] / "support"
     shared |= {"PYTHONPATH": os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])}
     shared |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
-    script = str(Path(__file__).with_name("several.py"))
+    script = str(support / "one_of_several.py")
     running = [
         subprocess.Popen(
             [sys.executable, script, str(out), kind],

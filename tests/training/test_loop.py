@@ -12,6 +12,7 @@ import pytest
 import torch
 from objective_world import target
 from torch import Tensor
+from training_world import RECIPE, documents
 
 from outrider import drafters
 from outrider.targets import HFTarget
@@ -20,21 +21,10 @@ from outrider.training.data import Document
 from outrider.training.recipe import Recipe
 from outrider.types import InputError
 
-RECIPE = Recipe("eagle", steps=8, rows=2, length=32, lr=1e-2, evaluate=4, prompts=2, tokens=8, save=2, warmup=2)
-
 
 @pytest.fixture(scope="module")
 def model() -> HFTarget:
     return target(torch.float32)
-
-
-def documents(count: int = 24) -> list[Document]:
-    g = torch.Generator().manual_seed(5)
-    made = []
-    for i in range(count):
-        n = int(torch.randint(8, 30, (), generator=g))
-        made.append(Document(tuple(torch.randint(1, 61, (n,), generator=g).tolist()), (True,) * n, f"{i:03d}"))
-    return made
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:

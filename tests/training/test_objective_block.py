@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.drafters import block as network
 from outrider.engine import Batch as Rows
 from outrider.engine import Engine, Request, Row
@@ -114,7 +114,7 @@ def test_training_sees_what_decoding_sees(from_anchor: bool) -> None:
     of, prompt = target(), [3, 1, 4, 1, 5, 9, 2]
     objective = build(of, sample_from_anchor=from_anchor)
     drafter = network.drafter(objective.net, of)
-    engine = Engine(of, drafter, FixedBudget(8, 4), RaceNoise(of.vocab))
+    engine = Engine(of, drafter, FixedBudget(8, 4), GumbelNoise(of.vocab))
     with torch.no_grad():
         batch, _ = Rows.start(engine, [Row(Request(prompt, 0, 30, Sampling()), 0)])
         assert batch is not None

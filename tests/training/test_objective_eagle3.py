@@ -26,7 +26,7 @@ from torch import Tensor
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.drafters import eagle3 as network
 from outrider.engine import Batch as Rows
 from outrider.engine import Engine, Request, Row
@@ -116,7 +116,7 @@ def test_training_time_test_is_what_decoding_does(draft_vocab: int) -> None:
     of, prompt, depth = target(), [3, 1, 4, 1, 5, 9, 2], 6
     objective = build(of, list(range(VOCAB)), draft_vocab=draft_vocab)
     drafter = network.drafter(objective.net, of)
-    engine = Engine(of, drafter, FixedBudget(8, depth), RaceNoise(of.vocab))
+    engine = Engine(of, drafter, FixedBudget(8, depth), GumbelNoise(of.vocab))
     with torch.no_grad():
         batch, _ = Rows.start(engine, [Row(Request(prompt, 0, 30, Sampling()), 0)])
     assert batch is not None

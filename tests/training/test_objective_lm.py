@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.nets import mamba as ssm
 from outrider.training import loop, objectives
@@ -113,7 +113,7 @@ def test_stages_follow_each_other(name: str, tmp_path: Path) -> None:
     assert learned[-1] < 0.8 * learned[0]
     texts = []
     for spec in ("none", f"{'model' if name == 'draft-lm' else 'mamba'}:{last}"):
-        engine = Engine(of, drafters.load(spec, of), FixedBudget(8, 3), RaceNoise(VOCAB))
+        engine = Engine(of, drafters.load(spec, of), FixedBudget(8, 3), GumbelNoise(VOCAB))
         pieces = list(generate(engine, [Request([5, 6, 7], 2, 20, Sampling(t)) for t in (0.0, 1.0)]))
         texts.append({p.row.index: p.row.output for p in pieces})
     assert texts[0] == texts[1]

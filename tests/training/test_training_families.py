@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import build
-from test_loop import RECIPE
+from training_world import RECIPE
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.targets import HFTarget
 from outrider.training import loop
@@ -29,7 +29,7 @@ def documents() -> list[Document]:
 
 def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
     budget = FixedBudget(12, 4)
-    engine = Engine(target, drafters.load(spec, target), budget, RaceNoise(target.vocab))
+    engine = Engine(target, drafters.load(spec, target), budget, GumbelNoise(target.vocab))
     for piece in generate(engine, [Request([5, 6, 7, 8], 3, 20, Sampling(temperature))]):
         row = piece.row
     return row.output

@@ -13,7 +13,7 @@ import torch
 from outrider.budgets.adaptive import Report
 from outrider.budgets.bandit import ARMS, BanditBudget
 from outrider.budgets.shapes import nodes
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.types import InputError, Rows, Sampling
 
 A, B, C = ARMS
@@ -22,7 +22,7 @@ A, B, C = ARMS
 def rows(serial: int = 0, b: int = 1) -> Rows:
     zero = torch.zeros(b, dtype=torch.long)
     laws = (Sampling(),) * b
-    return Rows(zero, zero + 5, (5,) * b, (1,) * b, (serial,) * b, laws, "coupled", (99,) * b, RaceNoise(11))
+    return Rows(zero, zero + 5, (5,) * b, (1,) * b, (serial,) * b, laws, "coupled", (99,) * b, GumbelNoise(11))
 
 
 def report(shape: tuple[int, ...], tokens: int, b: int = 1, verify: float = 0.010, step: float = 0.001) -> Report:
@@ -161,13 +161,13 @@ def test_requests() -> None:
 
 def test_a_shape_deeper_than_the_text_has_room_is_cut_and_says_nothing() -> None:
     bandit = ready(arms=(A, (2, 1), ()))
-    short = replace(rows(), room=(3,))
+    short = replace(rows(), remaining=(3,))
     for _ in range(6):
         budget = bandit.choose(short)
         assert (budget.shape, budget.depth, budget.nodes) == (A[:2], 2, nodes(A[:2]))
         bandit.learn(report(A[:2], 2))
     assert A not in bandit.means()
-    assert bandit.choose(replace(rows(), room=(1,))).nodes == 1
+    assert bandit.choose(replace(rows(), remaining=(1,))).nodes == 1
 
 
 def test_numbers_of_rows_have_arms_of_their_own() -> None:

@@ -15,9 +15,11 @@ from outrider.core.tree import check, from_lists, trim
 from outrider.types import Budget, Price, Rows, Sampling
 
 
-def rows(b: int = 1, room: int = 100) -> Rows:
+def rows(b: int = 1, remaining: int = 100) -> Rows:
     zero = torch.zeros(b, dtype=torch.long)
-    return Rows(zero, zero, (0,) * b, (0,) * b, (0,) * b, (Sampling(),) * b, "coupled", (room,) * b, RaceNoise(8))
+    return Rows(
+        zero, zero, (0,) * b, (0,) * b, (0,) * b, (Sampling(),) * b, "coupled", (remaining,) * b, GumbelNoise(8)
+    )
 
 
 def play(
@@ -87,9 +89,9 @@ def test_a_drafter_that_becomes_good_is_found_again() -> None:
 
 
 def test_no_room_no_draft() -> None:
-    for room in (0, 1):
-        assert AdaptiveBudget().choose(rows(room=room)) == Budget(1, 0)
-    assert AdaptiveBudget().choose(rows(room=3)).depth == 2
+    for remaining in (0, 1):
+        assert AdaptiveBudget().choose(rows(remaining=remaining)) == Budget(1, 0)
+    assert AdaptiveBudget().choose(rows(remaining=3)).depth == 2
     assert AdaptiveBudget(nodes=1).choose(rows()) == Budget(1, 0)
 
 

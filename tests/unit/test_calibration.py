@@ -25,28 +25,28 @@ from outrider.budgets.calibration import (
     score,
 )
 from outrider.checkpoints import native
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.core.tree import from_lists
 from outrider.drafters import eagle
 from outrider.drafters._growth import Growth
 from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import LayerShape
 from outrider.testing import TableTarget, plain
-from outrider.types import Budget, Drafter, Drafting, DraftTree, InputError, Look, Round, Rows, Sampling
+from outrider.types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows, Sampling, TargetOutput
 
 VOCAB = 12
-GROWTH = Growth(kids=4, width=3)
+GROWTH = Growth(top_k=4, width=3)
 
 
 def round_of(
     tokens: list[list[int]], parents: list[list[int]], values: list[list[float]] | None, chosen: list[list[int]]
 ) -> Round:
     b, zero = len(tokens), torch.zeros(len(tokens), dtype=torch.long)
-    rows = Rows(zero, zero, (0,) * b, (0,) * b, (0,) * b, (Sampling(),) * b, "coupled", (9,) * b, RaceNoise(8))
+    rows = Rows(zero, zero, (0,) * b, (0,) * b, (0,) * b, (Sampling(),) * b, "coupled", (9,) * b, GumbelNoise(8))
     logs = None if values is None else [[math.log(v) for v in row] for row in values]
     tree = from_lists(tokens, parents, logs)
     count = torch.tensor([len(c) for c in chosen])
-    return Round(rows, tree, Look(torch.zeros(b, tree.nodes, 8)), zero[:, None], count, zero, chosen)
+    return Round(rows, tree, TargetOutput(torch.zeros(b, tree.nodes, 8)), zero[:, None], count, zero, chosen)
 
 
 def shares(family: Family) -> list[float]:
@@ -218,7 +218,7 @@ def run(
     target: TableTarget, drafter: Drafter, temperature: float, rule: str = "coupled", n: int = 4
 ) -> list[list[int]]:
     """n texts of unequal length; rows leave, and those beyond 24 join."""
-    engine = Engine(target, drafter, FixedBudget(10, 4), RaceNoise(VOCAB), rule)
+    engine = Engine(target, drafter, FixedBudget(10, 4), GumbelNoise(VOCAB), rule)
     made = [Request(prompt(i), i, 60 - 7 * (i % 4), Sampling(temperature)) for i in range(n)]
     rows = {p.row.index: p.row for p in generate(engine, made, 2 if n == 4 else 24)}
     return [rows[i].output for i in range(n)]

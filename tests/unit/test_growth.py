@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.core import growth, sampling
 from outrider.core import tree as trees
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.drafters import _growth
 from outrider.drafters.eagle import STATIC
 from outrider.types import Budget, DraftTree, InputError, Rows, Sampling
@@ -187,7 +187,7 @@ def test_the_ablations_choose_otherwise() -> None:
 def rows(rule: str = "coupled", temperature: float = 1.0, b: int = 2, vocab: int = 13) -> Rows:
     zero = torch.zeros(b, dtype=torch.long)
     laws = (Sampling(temperature),) * b
-    return Rows(zero, zero + 5, (5,) * b, tuple(range(b)), (0,) * b, laws, rule, (50,) * b, RaceNoise(vocab))
+    return Rows(zero, zero + 5, (5,) * b, tuple(range(b)), (0,) * b, laws, rule, (50,) * b, GumbelNoise(vocab))
 
 
 def steps(vocab: int, b: int = 2) -> tuple[Tensor, Callable[[DraftTree, int], Tensor]]:
@@ -263,7 +263,7 @@ def test_a_draft_vocabulary() -> None:
 
     for rule in ("coupled", "rejection"):
         for kind in ("dynamic", "static", "best"):
-            options = _growth.Growth(kind, parents=(0, 0, 0, 1, 1, 2), width=3, kids=3, depth=3)
+            options = _growth.Growth(kind, parents=(0, 0, 0, 1, 1, 2), width=3, top_k=3, depth=3)
             a, _ = options.propose(rows(rule), first, step, Budget(20, 3), names, 13)
             b, _ = options.propose(rows(rule), spread(first), wide, Budget(20, 3))
             assert torch.equal(a.tokens, b.tokens)
@@ -334,7 +334,7 @@ def test_a_step_expands_as_many_nodes_as_the_tree_has_per_layer(
     ("options", "sentence"),
     [
         ({"tree": "oak"}, "tree must be dynamic, best, static, chain, greedy63 or a file"),
-        ({"kids": 0}, "must be positive"),
+        ({"top_k": 0}, "must be positive"),
         ({"width": -1}, "0 or more"),
         ({"nodes": 1}, "at least 2"),
         ({"scale": -1.0}, "scale must be a positive number"),

@@ -339,7 +339,7 @@ def explore_positions(w: World, gamma: int, text: Text, known: Intervals, shared
         chance = Positional(scripts, len(text), known, shared)
         tree = chain(gamma)(chance, w, text)
         law = lambda logits, d, path: w.law(logits, text, path)  # noqa: E731
-        rows = emitted(tree, verify.block(tree, w.look(tree, text), law, chance, gamma))
+        rows = emitted(tree, verify.block(tree, w.output(tree, text), law, chance, gamma))
         for tokens, intervals, weight in zip(rows, chance.known, chance.weight, strict=True):
             longer = text + tokens
             kept = tuple((i, *u) for i, u in sorted(intervals.items()) if i >= len(longer))

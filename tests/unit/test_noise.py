@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from outrider.core import noise
-from outrider.core.noise import ACCEPT, DRAFT, EMIT, GRID, RACE, RaceNoise, bits, gumbel, gumbels, key, uniforms
+from outrider.core.noise import ACCEPT, DRAFT, EMIT, GRID, RACE, GumbelNoise, bits, gumbel, gumbels, key, uniforms
 
 ALPHA = 1e-4  # per test; seeds are fixed
 EULER = 0.57721566490153286
@@ -65,18 +65,18 @@ def test_any_batch_any_subset_any_layout() -> None:
 
 
 def test_the_cache_is_only_a_cache() -> None:
-    race = RaceNoise(500)
+    gumbel = GumbelNoise(500)
     full = gumbels([4] * 100, range(100), torch.arange(500))
     for position in (0, 99, 31, 32, 33, 0):
-        assert torch.equal(race.at([4], [position])[0], full[position])
-    assert torch.equal(race.at([4, 4], [5, 60]), full[[5, 60]])
+        assert torch.equal(gumbel.at([4], [position])[0], full[position])
+    assert torch.equal(gumbel.at([4, 4], [5, 60]), full[[5, 60]])
     ids = torch.tensor([[3, 499], [0, 7]])
-    assert torch.equal(race.at([4, 4], [5, 60], ids), full[[5, 60]].gather(1, ids))
-    race.limit = 8
+    assert torch.equal(gumbel.at([4, 4], [5, 60], ids), full[[5, 60]].gather(1, ids))
+    gumbel.limit = 8
     for position in range(0, 2000, 7):
-        race.at([5], [position])
-    assert len(race.store) <= 8
-    assert torch.equal(race.at([4], [2])[0], full[2])
+        gumbel.at([5], [position])
+    assert len(gumbel.store) <= 8
+    assert torch.equal(gumbel.at([4], [2])[0], full[2])
 
 
 COMPILED = """

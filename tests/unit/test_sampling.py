@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from outrider.core import sampling
-from outrider.core.noise import RaceNoise, gumbels
+from outrider.core.noise import GumbelNoise, gumbels
 from outrider.types import Rows, Rule, Sampling
 
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
@@ -209,7 +209,7 @@ def test_draws_follow_the_law(s: Sampling) -> None:
 def rows(b: int, laws: tuple[Sampling, ...], rule: Rule = "coupled", v: int = 50, serial: int = 0) -> Rows:
     start = tuple(10 * i for i in range(b))
     root = torch.zeros(b, dtype=torch.long)
-    return Rows(root, torch.tensor(start), start, tuple(range(b)), (serial,) * b, laws, rule, (9,) * b, RaceNoise(v))
+    return Rows(root, torch.tensor(start), start, tuple(range(b)), (serial,) * b, laws, rule, (9,) * b, GumbelNoise(v))
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "typical"])
@@ -235,11 +235,11 @@ def test_coupled_ranking() -> None:
     r = rows(3, laws)
     for depth, scale in ((1, 1.0), (3, 0.5)):
         noise = gumbels(r.seeds, [p + depth for p in r.start], torch.arange(50))
-        race = x.log_softmax(-1) + torch.tensor([0.5, 0.0, 1.3]).view(3, 1, 1) * noise[:, None]
-        top = race.topk(5)
+        gumbel = x.log_softmax(-1) + torch.tensor([0.5, 0.0, 1.3]).view(3, 1, 1) * noise[:, None]
+        top = gumbel.topk(5)
         tokens, confidence = sampling.rank(x, r, depth, 5, scale)
         assert torch.equal(tokens, top.indices)
-        torch.testing.assert_close(confidence, (race / scale).log_softmax(-1).gather(-1, top.indices))
+        torch.testing.assert_close(confidence, (gumbel / scale).log_softmax(-1).gather(-1, top.indices))
         assert bool((confidence <= 0).all())
 
 
@@ -265,11 +265,11 @@ def test_pooling_changes_little() -> None:
     x = peaked(100, 5000).view(2, 50, 5000)
     r = rows(2, (PLAIN, PLAIN), v=5000)
     tokens, confidence = sampling.rank(x, r, 1, 4)
-    race = x.log_softmax(-1) + r.noise(1)[:, None]
+    gumbel = x.log_softmax(-1) + r.noise(1)[:, None]
     pool = x.topk(64).indices
-    inside = torch.full_like(race, -INF).scatter(-1, pool, race.gather(-1, pool))
+    inside = torch.full_like(gumbel, -INF).scatter(-1, pool, gumbel.gather(-1, pool))
     assert torch.equal(tokens, inside.topk(4).indices)
-    assert float((tokens[..., :1] == race.argmax(-1, keepdim=True)).float().mean()) > 0.95
+    assert float((tokens[..., :1] == gumbel.argmax(-1, keepdim=True)).float().mean()) > 0.95
     torch.testing.assert_close(confidence, inside.log_softmax(-1).gather(-1, tokens))
     assert sampling.rank(x, r, 1, 100)[0].shape == (2, 50, 100), "never fewer than k"
     assert sampling.rank(x[..., :3], rows(2, (GREEDY,) * 2, v=3), 1, 9)[0].shape == (2, 50, 3)
@@ -286,7 +286,7 @@ def test_confidences_never_exceed_one() -> None:
 def many(b: int, serial: int = 0) -> Rows:
     root = torch.zeros(b, dtype=torch.long)
     seeds = tuple(range(b))
-    return Rows(root, root, (0,) * b, seeds, (serial,) * b, (PLAIN,) * b, "rejection", (9,) * b, RaceNoise(5))
+    return Rows(root, root, (0,) * b, seeds, (serial,) * b, (PLAIN,) * b, "rejection", (9,) * b, GumbelNoise(5))
 
 
 @pytest.mark.parametrize("replacement", [False, True])

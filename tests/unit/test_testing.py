@@ -7,11 +7,11 @@ import torch
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.core.tree import chain, from_lists, from_paths
 from outrider.engine import Engine, Request, generate
 from outrider.testing import POISON, TableSession, TableTarget, plain
-from outrider.types import InputError, Look, Sampling, Session, Target
+from outrider.types import InputError, Sampling, Session, Target, TargetOutput
 
 TARGET = TableTarget(vocab=7, order=3, seed=1, context=40, chunk=4)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 0, 1, 2], [3], [5, 5, 2, 6, 1]]
@@ -24,9 +24,9 @@ def opened(prompts: list[list[int]] = PROMPTS) -> TableSession:
     return session
 
 
-def same(look: Look, node: int, texts: list[list[int]]) -> None:
+def same(output: TargetOutput, node: int, texts: list[list[int]]) -> None:
     expected = torch.stack([TARGET.logits_after(text) for text in texts])
-    assert torch.equal(look.logits[:, node], expected)
+    assert torch.equal(output.logits[:, node], expected)
 
 
 def test_it_is_a_target() -> None:
@@ -42,9 +42,9 @@ def test_prefill_is_chunked_and_exact() -> None:
     assert [c.count.tolist() for c in chunks] == [[4, 1, 4], [4, 0, 1], [1, 0, 0]]
     assert [c.last for c in chunks] == [(False, True, False), (False, False, True), (True, False, False)]
     assert [c.next.tolist() for c in chunks] == [[5, -1, 1], [2, -1, -1], [-1, -1, -1]]
-    assert torch.equal(chunks[0].look.logits[1, 0], TARGET.logits_after([3]))
-    assert torch.equal(chunks[1].look.logits[0, 0], TARGET.logits_after(PROMPTS[0][:8]))
-    assert torch.equal(chunks[2].look.logits[0, 0], TARGET.logits_after(PROMPTS[0]))
+    assert torch.equal(chunks[0].output.logits[1, 0], TARGET.logits_after([3]))
+    assert torch.equal(chunks[1].output.logits[0, 0], TARGET.logits_after(PROMPTS[0][:8]))
+    assert torch.equal(chunks[2].output.logits[0, 0], TARGET.logits_after(PROMPTS[0]))
     assert session.lengths.tolist() == [9, 1, 5]
     assert session.longest == 9
 
@@ -52,14 +52,14 @@ def test_prefill_is_chunked_and_exact() -> None:
 def test_a_tree_reads_as_its_paths() -> None:
     paths = [[[1, 2, 3], [1, 4], [6]], [[0], [2, 2]], [[5, 5, 5, 5]]]
     tree, where = from_paths([4, 4, 0], paths)
-    look = opened().forward(tree, taps=(-1,))
+    output = opened().forward(tree, taps=(-1,))
     for b, row in enumerate(paths):
-        assert torch.equal(look.logits[b, 0], TARGET.logits_after([*PROMPTS[b], int(tree.tokens[b, 0])]))
+        assert torch.equal(output.logits[b, 0], TARGET.logits_after([*PROMPTS[b], int(tree.tokens[b, 0])]))
         for path, ids in zip(row, where[b], strict=True):
             for depth, node in enumerate(ids, 1):
                 text = [*PROMPTS[b], int(tree.tokens[b, 0]), *path[:depth]]
-                assert torch.equal(look.logits[b, node], TARGET.logits_after(text))
-    assert torch.equal(TARGET.head(look.features[-1]), look.logits)
+                assert torch.equal(output.logits[b, node], TARGET.logits_after(text))
+    assert torch.equal(TARGET.head(output.features[-1]), output.logits)
 
 
 def test_keep_gathers_and_the_next_round_sees_it() -> None:
@@ -76,10 +76,10 @@ def test_since_reads_the_slots_not_the_tree() -> None:
     session, root = opened(), [[4], [4], [0]]
     session.forward(chain(root))
     grown = chain([[r[0], 2] for r in root])
-    look = session.forward(grown, since=1)
-    assert look.logits.shape == (3, 1, 7)
-    same(look, 0, [[*p, *r, 2] for p, r in zip(PROMPTS, root, strict=True)])
-    assert torch.equal(opened().forward(grown, embeds=TARGET.embed(grown.tokens)).logits[:, 1:], look.logits)
+    output = session.forward(grown, since=1)
+    assert output.logits.shape == (3, 1, 7)
+    same(output, 0, [[*p, *r, 2] for p, r in zip(PROMPTS, root, strict=True)])
+    assert torch.equal(opened().forward(grown, embeds=TARGET.embed(grown.tokens)).logits[:, 1:], output.logits)
 
 
 def test_an_unwritten_slot_is_poison() -> None:
@@ -103,9 +103,9 @@ def test_select_forks_join_appends_rewind_forgets() -> None:
     texts = [PROMPTS[2], PROMPTS[0], PROMPTS[2], [2, 2, 2], [6]]
     assert one.lengths.tolist() == [len(t) for t in texts]
     tree = chain([[i, 1] for i in range(5)])
-    look = one.forward(tree)
-    same(look, 0, [[*t, i] for i, t in enumerate(texts)])
-    same(look, 1, [[*t, i, 1] for i, t in enumerate(texts)])
+    output = one.forward(tree)
+    same(output, 0, [[*t, i] for i, t in enumerate(texts)])
+    same(output, 1, [[*t, i, 1] for i, t in enumerate(texts)])
     one.keep(torch.tensor([[0, 1]] * 5), torch.tensor([2, 1, 2, 2, 1]))
     one.rewind([2, 2, 2, 2, 1])
     assert bool((one.slots[:, 2:] == POISON).all())
@@ -123,7 +123,7 @@ def test_plain_decoding_looks_up() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["none", "lookup", "suffix", "ngram", "lookahead"])
 def test_the_engine_runs_on_it(name: str, temperature: float) -> None:
-    engine = Engine(TARGET, drafters.load(name, TARGET), FixedBudget(10, 4), RaceNoise(TARGET.vocab))
+    engine = Engine(TARGET, drafters.load(name, TARGET), FixedBudget(10, 4), GumbelNoise(TARGET.vocab))
     made = [Request(p, i, 20, Sampling(temperature), lambda out, new: (len(new), None)) for i, p in enumerate(PROMPTS)]
     rows = {piece.row.index: piece.row for piece in generate(engine, made, batch_size=2)}
     for i, prompt in enumerate(PROMPTS):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.budgets.adaptive import FixedBudget
 from outrider.core import tree
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.drafters import _growth, _ranks, load
 from outrider.engine import Engine, Request
 from outrider.testing import TableTarget
@@ -170,7 +170,7 @@ class OracleDrafting:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_measuring_counts_what_a_hand_counts(temperature: float) -> None:
     target, drafter = TableTarget(11, seed=2), Oracle()
-    engine = Engine(target, drafter, FixedBudget(8, 3), RaceNoise(11))
+    engine = Engine(target, drafter, FixedBudget(8, 3), GumbelNoise(11))
     law, lengths = Sampling(temperature), [21, 9, 13, 3]  # no round has one token left: it would not draft
     requests = [Request([1 + i, 3, 4][: i + 1], 5 + i, n, law) for i, n in enumerate(lengths)]
     measured = tuning.measure(engine, requests, ranks=4, depth=5, batch_size=2)
@@ -196,7 +196,7 @@ def test_what_cannot_be_measured() -> None:
     request = Request([1, 2], 0, 12)
 
     def engine(drafter: Any) -> Engine:
-        return Engine(target, drafter, FixedBudget(4, 2), RaceNoise(11))
+        return Engine(target, drafter, FixedBudget(4, 2), GumbelNoise(11))
 
     with pytest.raises(InputError, match="does not rank candidates"):
         tuning.measure(engine(load("none")), [request])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core import sampling, verify
 from outrider.core.growth import grow
-from outrider.core.noise import RaceNoise, uniforms
+from outrider.core.noise import GumbelNoise, uniforms
 from outrider.core.tree import chain, check, from_lists, from_template, root_only, template
 from outrider.types import DraftTree, Rows, Sampling, Verdict
 
@@ -45,12 +45,12 @@ class Table:
         return self.memo[text]
 
 
-def decode(table: Table, text: list[int], law: Sampling, seed: int, race: RaceNoise, n: int) -> list[int]:
+def decode(table: Table, text: list[int], law: Sampling, seed: int, gumbel: GumbelNoise, n: int) -> list[int]:
     """Plain decoding: one token after the other."""
     out: list[int] = []
     for _ in range(n):
         logits = sampling.penalise(table(text + out)[None], [law], [(text, out)])
-        out.append(int(sampling.draw(logits, [law], race.at([seed], [len(text) + len(out)]))[0]))
+        out.append(int(sampling.draw(logits, [law], gumbel.at([seed], [len(text) + len(out)]))[0]))
     return out
 
 
@@ -86,7 +86,7 @@ def seeing_tree(g: random.Random, ahead: list[list[int]], v: int, roots: list[in
     return from_lists(tokens, parents)
 
 
-def look(table: Table, texts: list[list[int]], tree: DraftTree) -> Tensor:
+def output(table: Table, texts: list[list[int]], tree: DraftTree) -> Tensor:
     """Logits after every node; `texts` end with the root. Padding is poisoned."""
     out = torch.full((*tree.tokens.shape, table.v), float("nan"), dtype=torch.float64)
     for b, (tokens, parents) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
@@ -104,7 +104,7 @@ def spelled(tree: DraftTree, verdict: Verdict) -> list[list[int]]:
 
 
 def chooser(
-    law: Sampling, race: RaceNoise, seeds: list[int], prompts: list[list[int]], outputs: list[list[int]]
+    law: Sampling, gumbel: GumbelNoise, seeds: list[int], prompts: list[list[int]], outputs: list[list[int]]
 ) -> Callable:
     """The target's draw in a batch, as the engine makes it; the root is the last token of each output."""
     history = list(zip(prompts, outputs, strict=True))
@@ -112,7 +112,7 @@ def chooser(
 
     def choose(logits: Tensor, depth: int, path: Tensor) -> Tensor:
         scores = sampling.penalise(logits, [law] * len(seeds), history, path)
-        return sampling.draw(scores, [law] * len(seeds), race.at(seeds, [s + depth for s in start]))
+        return sampling.draw(scores, [law] * len(seeds), gumbel.at(seeds, [s + depth for s in start]))
 
     return choose
 
@@ -125,10 +125,10 @@ def test_coupled_is_plain_decoding(walk: Callable, law: Sampling, seeing: bool) 
     v, b, n = 5, 3, 9
     for trial in range(3):
         g = random.Random(trial)
-        table, race = Table(v, trial), RaceNoise(v)
+        table, gumbel = Table(v, trial), GumbelNoise(v)
         prompts = [[g.randrange(v) for _ in range(1 + 2 * i)] for i in range(b)]
         seeds = [g.randrange(1 << 40) for _ in range(b)]
-        truth = [decode(table, p, law, s, race, n + 8) for p, s in zip(prompts, seeds, strict=True)]
+        truth = [decode(table, p, law, s, gumbel, n + 8) for p, s in zip(prompts, seeds, strict=True)]
         outputs = [[t[0]] for t in truth]
         while min(map(len, outputs)) < n:
             texts = [p + o for p, o in zip(prompts, outputs, strict=True)]
@@ -137,8 +137,8 @@ def test_coupled_is_plain_decoding(walk: Callable, law: Sampling, seeing: bool) 
             tree = seeing_tree(g, ahead, v, roots) if seeing else random_tree(g, v, roots)
             check(tree)
 
-            choose = chooser(law, race, seeds, prompts, outputs)
-            verdict = walk(tree, look(table, texts, tree), choose, tree.deepest)
+            choose = chooser(law, gumbel, seeds, prompts, outputs)
+            verdict = walk(tree, output(table, texts, tree), choose, tree.deepest)
             for out, new, known in zip(outputs, spelled(tree, verdict), truth, strict=True):
                 out += new[: n + 8 - len(out)]
                 assert out == known[: len(out)]
@@ -148,17 +148,17 @@ def test_coupled_is_plain_decoding(walk: Callable, law: Sampling, seeing: bool) 
 
 
 def test_a_tree_of_the_truth_is_accepted_whole() -> None:
-    table, race, law, prompt = Table(6, 3), RaceNoise(6), Sampling(temperature=1.0), [1, 2]
-    truth = decode(table, prompt, law, 77, race, 8)
+    table, gumbel, law, prompt = Table(6, 3), GumbelNoise(6), Sampling(temperature=1.0), [1, 2]
+    truth = decode(table, prompt, law, 77, gumbel, 8)
     tree = chain([truth[:7]])
     texts = [[*prompt, truth[0]]]
 
     def choose(logits: Tensor, depth: int, path: Tensor) -> Tensor:
         assert path.tolist() == [truth[1:depth]]
-        return sampling.draw(logits, [law], race.at([77], [len(prompt) + depth]))
+        return sampling.draw(logits, [law], gumbel.at([77], [len(prompt) + depth]))
 
     for walk in WALKS:
-        verdict = walk(tree, look(table, texts, tree), choose, 6)
+        verdict = walk(tree, output(table, texts, tree), choose, 6)
         assert verdict.count.tolist() == [7]
         assert spelled(tree, verdict) == [truth[1:]]
 
@@ -285,7 +285,7 @@ def test_typical_is_bounded_by_depth() -> None:
 
 def rows(b: int, law: Sampling, rule: str = "rejection", serial: int = 0, v: int = 4) -> Rows:
     zeros = torch.zeros(b, dtype=torch.long)
-    return Rows(zeros, zeros, (0,) * b, tuple(range(b)), (serial,) * b, (law,) * b, rule, (9,) * b, RaceNoise(v))  # type: ignore[arg-type]
+    return Rows(zeros, zeros, (0,) * b, tuple(range(b)), (serial,) * b, (law,) * b, rule, (9,) * b, GumbelNoise(v))  # type: ignore[arg-type]
 
 
 P = torch.tensor([[0.40, 0.30, 0.20, 0.10], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])
@@ -390,16 +390,16 @@ def test_a_grown_tree_hits_more_often_with_the_shared_noise() -> None:
     g = _g(3)
     p = torch.randn(200, v, generator=g) * 2
     q = p + 0.4 * torch.randn(200, v, generator=g)
-    race = RaceNoise(v)
+    gumbel = GumbelNoise(v)
     hits = {}
     for rule in ("coupled", "rejection"):
-        r = replace(rows(200, law, rule, v=v), race=race)
+        r = replace(rows(200, law, rule, v=v), gumbel=gumbel)
         drawn = sampling.draw(p, r.sampling, r.noise(1))
         offered = sampling.rank(q[:, None], r, 1, 4)[0][:, 0]
         hits[rule] = float((offered == drawn[:, None]).any(1).float().mean())
     assert hits["coupled"] > 0.9 > 0.75 > hits["rejection"]
     grown, _ = grow(
         torch.zeros(2, dtype=torch.long), lambda fed, since: sampling.rank(q[: 2 * (fed.nodes - since)].view(2, -1, v),
-        replace(rows(2, law, "coupled", v=v), race=race), fed.deepest + 1, 3), depth=3, width=2, nodes=8,
+        replace(rows(2, law, "coupled", v=v), gumbel=gumbel), fed.deepest + 1, 3), depth=3, width=2, nodes=8,
     )  # fmt: skip
     check(grown)

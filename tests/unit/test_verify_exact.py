@@ -193,11 +193,11 @@ def test_ragged_rows_in_one_batch() -> None:
         out = []
         for script_row in range(len(chance)):
             beside = Beside(chance, script_row, which)
-            verdict = verify.rejection(together, look, law, beside, 3)
+            verdict = verify.rejection(together, output, law, beside, 3)
             out.append(emitted(together, verdict)[which])
         return out
 
-    look = w.look(together, ())
+    output = w.output(together, ())
     law = lambda logits, d, path: w.law(logits, (), path)  # noqa: E731
     for which in range(len(trees)):
         found: dict[Text, float] = {}

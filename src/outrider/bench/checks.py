@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from scipy import stats
 
-from ..core.noise import RaceNoise
+from ..core.noise import GumbelNoise
 from ..core.tree import chain
 from ..llm import LLM
 from ..proofs.divergence import Divergence, first_difference
@@ -40,13 +40,13 @@ TIE = {
 }  # margins that rounding may turn
 
 
-def answer(given: Answer, ask: Ask, rows: int, vocab: int, room: Sequence[int], seconds: float) -> list[str]:
+def answer(given: Answer, ask: Ask, rows: int, vocab: int, remaining: Sequence[int], seconds: float) -> list[str]:
     """What is wrong with one answer. `room[i]` tokens fit into the context behind prompt i; `seconds` by our clock."""
     if len(given.tokens) != rows:
         return [f"answered {len(given.tokens)} of {rows} prompts"]
     found = []
     for i, tokens in enumerate(given.tokens):
-        limit = min(ask.limit, room[i])
+        limit = min(ask.limit, remaining[i])
         ends = [k for k, token in enumerate(tokens) if token in ask.eos]
         if any(not 0 <= token < vocab for token in tokens):
             found.append("returned a token that the vocabulary does not have")
@@ -89,8 +89,8 @@ def divergence(
         scores = logits(llm, ids, plain[: at + 1])[-1].double()
         if temperature > 0:
             place = at + (1 if seq2seq(llm) else len(ids))
-            race = RaceNoise(llm.target.vocab, scores.device)
-            scores = scores + temperature * race.at([seed], [place])[0].double()
+            gumbel = GumbelNoise(llm.target.vocab, scores.device)
+            scores = scores + temperature * gumbel.at([seed], [place])[0].double()
         margin = float(scores[b] - scores[a])
     return Divergence(prompt, at, margin, margin <= tie(llm), turn, a, b)
 
@@ -101,8 +101,8 @@ def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, se
     scores = logits(llm, ids, new).double()
     if temperature > 0:
         first = 1 if seq2seq(llm) else len(ids)
-        race = RaceNoise(llm.target.vocab, scores.device)
-        noise = race.at([seed] * len(new), range(first, first + len(new)))
+        gumbel = GumbelNoise(llm.target.vocab, scores.device)
+        noise = gumbel.at([seed] * len(new), range(first, first + len(new)))
         scores = scores + temperature * noise.double()
     mine = scores.gather(1, torch.tensor(list(new), device=scores.device)[:, None])[:, 0]
     return float((scores.max(1).values - mine).max())
@@ -125,7 +125,7 @@ def logits(llm: LLM, ids: Sequence[int], new: Sequence[int]) -> torch.Tensor:
     if not hasattr(target, "model"):  # a target of another kind: by its own passes
         session = target.open(len(ids) + len(new) + 1)
         for chunk in session.prefill([list(ids)]):
-            first = chunk.look.logits[0, -1:]
+            first = chunk.output.logits[0, -1:]
         rest = session.forward(chain([written])).logits[0] if written else first[:0]
         return torch.cat([first, rest]).float()
     device = target.device

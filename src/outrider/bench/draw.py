@@ -33,9 +33,9 @@ STYLE = {
 }  # fmt: skip
 DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (3, 3)), "zorder": 0.9}
 
-Look = tuple[str, str]  # colour and mark
+Style = tuple[str, str]  # colour and mark
 Spread = tuple[int, float, list[float]]  # x, the rate, its quantiles over prompts: 10, 25, 50, 75, 90 %
-Lines = dict[str, tuple[Look, list[tuple[float, Estimate]]]]  # name -> its look, and x with the figure there
+Lines = dict[str, tuple[Style, list[tuple[float, Estimate]]]]  # name -> its style, and x with the figure there
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Plot:
     svg: str
 
 
-def look(i: int) -> Look:
+def style(i: int) -> Style:
     """The i-th colour and mark; colours come again after eight, with other marks."""
     return COLOURS[i % len(COLOURS)], MARKS[(i + i // len(COLOURS)) % len(MARKS)]
 
@@ -78,7 +78,7 @@ def _trimmed(svg: str) -> str:
     return svg
 
 
-def legend(made: Figure, shown: dict[str, Look], line: bool = True) -> None:
+def legend(made: Figure, shown: dict[str, Style], line: bool = True) -> None:
     """Names with their looks below the axes; `line`: marks are joined in the plot."""
     marks = [
         Line2D([], [], color=colour, marker=mark, linestyle="-" if line else "") for colour, mark in shown.values()
@@ -146,9 +146,9 @@ def curves(title: str, across: str, panels: dict[str, Lines], log: bool = True) 
 
 
 def scatter(
-    title: str, across: str, up: str, points: list[tuple[str, Look, Estimate, Estimate]], equal: bool = False
+    title: str, across: str, up: str, points: list[tuple[str, Style, Estimate, Estimate]], equal: bool = False
 ) -> Plot:
-    """(name, look, x, y) with both intervals; the diagonal where x and y are to be `equal`."""
+    """(name, style, x, y) with both intervals; the diagonal where x and y are to be `equal`."""
     shown = {name: style for name, style, *_ in points}
 
     def paint(made: Figure) -> None:
@@ -166,9 +166,12 @@ def scatter(
 
 
 def spreads(
-    title: str, cells: list[tuple[str, Look, list[Spread]]], across: str = "depth", up: str = "accepted of those tested"
+    title: str,
+    cells: list[tuple[str, Style, list[Spread]]],
+    across: str = "depth",
+    up: str = "accepted of those tested",
 ) -> Plot:
-    """(name, look, places): at every place the rate (mark) and the quantiles over prompts."""
+    """(name, style, places): at every place the rate (mark) and the quantiles over prompts."""
     deepest = max(x for *_, places in cells for x, *_ in places)
     thick = min(12, 130 / deepest / len(cells))
 

@@ -84,7 +84,7 @@ def trees(engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperat
     found = Trees()
 
     def note(prompt: int, round: Round) -> None:
-        found.worth += expected(round.tree, round.look.logits, temperature)
+        found.worth += expected(round.tree, round.output.logits, temperature)
         found.nodes += round.tree.size.tolist()
         found.tokens += map(len, round.tokens)
         found.depths += [round.tree.deepest] * len(round.rows)
@@ -101,7 +101,7 @@ def best(
         return float(min(nodes, depth + 1))
     target = engine.target
     drafter = ModelDrafter(
-        target, Same(target.vocab, target.vocab), Growth(depth=depth, width=nodes, kids=nodes, nodes=nodes)
+        target, Same(target.vocab, target.vocab), Growth(depth=depth, width=nodes, top_k=nodes, nodes=nodes)
     )
     oracle = replace(engine, drafter=drafter, rule="rejection", budget=FixedBudget(nodes, depth))
     seen = trees(oracle, prompts, min(limit, 16), temperature).worth

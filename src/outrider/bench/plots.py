@@ -15,7 +15,7 @@ from typing import TypeVar
 from ..budgets.calibration import Bin
 from . import draw
 from .document import Cell, Document, Estimate, Mean, said, unique
-from .draw import Lines, Look, Plot
+from .draw import Lines, Plot, Style
 from .types import OURS
 
 SPEED = "times as fast as plain"
@@ -23,8 +23,8 @@ NODES = 15  # positions that are drawn
 R = TypeVar("R", Cell, Mean)
 
 
-def looks(document: Document) -> dict[str, Look]:
-    return {name: draw.look(i) for i, name in enumerate(unique(c.method for c in document.cells))}
+def looks(document: Document) -> dict[str, Style]:
+    return {name: draw.style(i) for i, name in enumerate(unique(c.method for c in document.cells))}
 
 
 def by_setting(document: Document, rows: Iterable[R]) -> list[tuple[str, list[R]]]:
@@ -125,12 +125,12 @@ Point = tuple[str, float, Mapping[str, Estimate | None]]  # the line's name, x, 
 
 
 def _curves(
-    title: str, across: str, points: Iterable[Point], style: Mapping[str, Look] | None = None, least: int = 2,
+    title: str, across: str, points: Iterable[Point], style: Mapping[str, Style] | None = None, least: int = 2,
     log: bool = True,
 ) -> list[Plot]:  # fmt: skip
     """A plot with a panel for each y; lines of fewer than `least` points are left out."""
     given = list(points)
-    style = style or {n: draw.look(i) for i, n in enumerate(unique(name for name, *_ in given))}
+    style = style or {n: draw.style(i) for i, n in enumerate(unique(name for name, *_ in given))}
     found: dict[str, Lines] = {}
     for what in unique(what for *_, values in given for what in values):
         held: dict[str, list[tuple[float, Estimate]]] = {}
@@ -209,8 +209,8 @@ def contexts(document: Document) -> list[Plot]:
 # ------------------------------------------------------------------------------------------ acceptance
 
 
-def task_looks(document: Document) -> dict[str, Look]:
-    return {task: draw.look(i) for i, task in enumerate(unique(c.task for c in document.cells))}
+def task_looks(document: Document) -> dict[str, Style]:
+    return {task: draw.style(i) for i, task in enumerate(unique(c.task for c in document.cells))}
 
 
 def depths(document: Document) -> list[Plot]:

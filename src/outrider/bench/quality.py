@@ -71,8 +71,8 @@ def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM)
         for p in task.prompts
         if p.reference and len(p.turns) == 1
     ]
-    room = llm.target.context
-    held = likelihood(llm, [(a, b) for a, b in known if len(a) + len(b) <= room])
+    remaining = llm.target.context
+    held = likelihood(llm, [(a, b) for a, b in known if len(a) + len(b) <= remaining])
     exactly = sum(judged) / len(judged) if judged else None
     beside = likelihood(judge, texts(runner, group, of(plain)))
     return Quality(likelihood(judge, mine), beside, exactly, None if held is None else -held)

@@ -26,7 +26,7 @@ from ..core.stopping import Stop
 from ..core.tree import chain_of
 from ..drafters.lookahead import LookaheadDrafter
 from ..engine import Engine, Request, generate
-from ..types import Drafter, DraftTree, InputError, Look, Prefill, Session, Usage
+from ..types import Drafter, DraftTree, InputError, Prefill, Session, TargetOutput, Usage
 from . import metrics
 from .cost import Cost, Run, predict
 from .document import Cell, TaskInfo, unique
@@ -138,11 +138,11 @@ class ReplaySession:
         known = [(b, 0, row.text[row.length]) for b, row in enumerate(self.rows)]
         over = torch.full((len(prompts),), -1)
         tree = chain_of(tokens, sizes, matrix=False)
-        yield Prefill(tree, self._look(known, len(prompts), 1, taps), sizes, (True,) * len(prompts), over)
+        yield Prefill(tree, self._output(known, len(prompts), 1, taps), sizes, (True,) * len(prompts), over)
 
     def forward(
         self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
-    ) -> Look:
+    ) -> TargetOutput:
         """Logits [b, n - since, v]: of the recorded token at nodes on the recorded text, equal ones elsewhere."""
         assert embeds is None, "a recording has tokens alone"
         self.nodes = tree.tokens.tolist()
@@ -150,15 +150,15 @@ class ReplaySession:
         for b, (row, size) in enumerate(zip(self.rows, tree.size.tolist(), strict=True)):
             follow = row.following(self.nodes[b][:size], tree.parents[b, :size].tolist())
             known += [(b, node - since, token) for node, token in follow if node >= since]
-        return self._look(known, len(self.rows), tree.nodes - since, taps)
+        return self._output(known, len(self.rows), tree.nodes - since, taps)
 
-    def _look(self, known: list[tuple[int, int, int]], b: int, n: int, taps: tuple[int, ...]) -> Look:
+    def _output(self, known: list[tuple[int, int, int]], b: int, n: int, taps: tuple[int, ...]) -> TargetOutput:
         """`known`: (row, node, its recorded token)."""
         if taps:
             raise InputError("a recording has no hidden states; this drafter needs the model itself")
         logits = torch.zeros(b, n, self.target.vocab)
         logits[torch.tensor(known, dtype=torch.long).view(-1, 3).unbind(1)] = CERTAIN
-        return Look(logits)
+        return TargetOutput(logits)
 
     def keep(self, path: Int[Tensor, "b k"], count: Int[Tensor, " b"]) -> None:
         steps = zip(self.rows, self.nodes, path.tolist(), count.tolist(), strict=True)
@@ -242,8 +242,8 @@ def engine(target: ReplayTarget, drafter: Drafter, budget: str) -> Engine:
 
 def request(record: Record) -> Request:
     """The record's prompt, to be decoded up to where its answer ends."""
-    room = len(record.answer) + BEYOND * record.ended
-    return Request(record.prompt, 0, room, cut=Stop(max_new_tokens=len(record.answer)).cut)
+    remaining = len(record.answer) + BEYOND * record.ended
+    return Request(record.prompt, 0, remaining, cut=Stop(max_new_tokens=len(record.answer)).cut)
 
 
 def decode(engine: Engine, records: Sequence[Record]) -> list[Run]:

@@ -167,8 +167,8 @@ class Runner:
             peer.run(ids, replace(ask, limit=1))
             prefill = self._now() - began
         context = target.context
-        room = [context - len(i) for i in ids] if not checks.seq2seq(self.models.llm()) else [context] * len(ids)
-        faults += [f for f in checks.answer(given, ask, len(ids), target.vocab, room, seconds) if f not in faults]
+        remaining = [context - len(i) for i in ids] if not checks.seq2seq(self.models.llm()) else [context] * len(ids)
+        faults += [f for f in checks.answer(given, ask, len(ids), target.vocab, remaining, seconds) if f not in faults]
         return Turn(given.tokens, seconds, min(prefill, seconds), given.usages, memory_of(given, len(ids)))
 
     def _now(self) -> float:

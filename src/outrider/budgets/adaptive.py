@@ -142,7 +142,7 @@ class AdaptiveBudget:
     rounds: int = 0
 
     def choose(self, rows: Rows) -> Budget:
-        useful = max(rows.room) - 1
+        useful = max(rows.remaining) - 1
         if useful < 1 or self.nodes < 2 or self.depth < 1:
             return Budget(1, 0)
         b = len(rows)

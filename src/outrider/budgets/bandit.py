@@ -71,14 +71,14 @@ class BanditBudget:
             raise InputError("the reward is paper or exact, and the scope request or shared")
 
     def choose(self, rows: Rows) -> Budget:
-        b, room = len(rows), max(rows.room) - 1
+        b, remaining = len(rows), max(rows.remaining) - 1
         if self.scope == "request" and not any(rows.serial):
             self.played.clear()
         self.last = None
-        if room < 1 or b not in self.verify:
+        if remaining < 1 or b not in self.verify:
             return Budget(1, 0)
         self.last = self._best(b, self._arms(b)).play
-        shape = shape_of(self.last)[:room]  # cut short it says nothing of itself: see `learn`
+        shape = shape_of(self.last)[:remaining]  # cut short it says nothing of itself: see `learn`
         return Budget(nodes(shape), len(shape), shape=shape or None, part=part_of(self.last))
 
     def _arms(self, rows: int) -> list[Arm]:

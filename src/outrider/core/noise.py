@@ -1,4 +1,4 @@
-"""Counter-based race noise: randomness that belongs to the position, not to the step.
+"""Counter-based Gumbel noise: randomness that belongs to the position, not to the step.
 
 `G(seed, position, token)` is Gumbel noise computed by integer hashing, so that it is the same in any batch, for any
 subset of token ids, eager or compiled, on any device. `argmax(log p + G)` then draws from p (the Gumbel-max form of
@@ -9,8 +9,8 @@ sampling), and a text is a function of (p, seed) alone.
     G    = -log(-log(u)), u = (2 bits + 1) / 2^33, by an integer table with linear interpolation
 
 The map from bits to G uses one int-to-float conversion (exactly rounded everywhere) and integer arithmetic, because
-float32 logarithms differ between builds in 8 to 21 % of all values. Its error is below 1e-4; the bias of a two-token
-race stays below 1e-6.
+float32 logarithms differ between builds in 8 to 21 % of all values. Its error is below 1e-4; the bias of a draw
+between two tokens stays below 1e-6.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def uniforms(
     return (((h[:, 0::2] << 20) + (h[:, 1::2] >> 12)).to(torch.float64) + 0.5) * 2.0**-52
 
 
-class RaceNoise:
+class GumbelNoise:
     """G by absolute position over a whole vocabulary, computed a block of positions ahead and kept while there is room.
 
     One instance serves any number of rows and rounds; it is a cache of a pure function, never a state.

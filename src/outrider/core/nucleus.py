@@ -1,7 +1,7 @@
 """Drawing from a filtered law over a large vocabulary without sorting it: the same token as `sampling.draw`, sooner.
 
-`draw` sorts all scores and hashes noise for all tokens. Where a top-k, top-p or min-p filter applies, the winner of the
-race is one of a few likely tokens. So the K largest scores are found by blocks (the K largest lie in the K blocks with
+`draw` sorts all scores and hashes noise for all tokens. Where a top-k, top-p or min-p filter applies, the token
+drawn is one of a few likely ones. So the K largest scores are found by blocks (the K largest lie in the K blocks with
 the largest maxima), noise is hashed for them alone, and it is checked that this decides:
 
  * a token is surely kept, surely out, or in doubt, where a sum of probabilities lies within MARGIN of the filter's
@@ -62,8 +62,10 @@ def choose(logits: Float[Tensor, "b v"], samplings: Sequence[Sampling], noise: N
 def among(
     logits: Float[Tensor, "b v"], samplings: Sequence[Sampling], noise: Callable[[Tensor], Tensor], k: int
 ) -> tuple[Int[Tensor, " b"], Tensor]:
-    """The race among the k largest scores of each row (all T > 0, top_k < k): the winners [b], and whether each is
-    surely the one of `draw` [b]."""
+    """Of the k largest scores of each row, the largest once Gumbel noise is added (all T > 0, top_k < k).
+
+    Returns the tokens [b], and whether each is surely the one of `draw` [b].
+    """
     x = wide(logits)
     scores = _scaled(x, samplings)
     top, ids = largest(scores, k)

@@ -1,8 +1,8 @@
 """Logits to law: the only home of temperature, top-k, top-p, min-p, penalties and biases; drawing from it and ranking.
 
 Everything is a pure batched function. The order is that of transformers: bias and penalties on the raw logits, then
-temperature, top-k, top-p, min-p. The race form of sampling, `argmax(logits + T * G)`, needs no softmax and no division
-by T, so that greedy decoding (T = 0) is the same formula without its second term.
+temperature, top-k, top-p, min-p. The Gumbel-max form of sampling, `argmax(logits + T * G)`, needs no softmax and no
+division by T, so that greedy decoding (T = 0) is the same formula without its second term.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Stop:
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
         """How many of the `new` tokens are kept after `output`, and why the row ends there (None: it goes on)."""
-        room = self.max_new_tokens - len(output)
-        kept, reason = (room, "length") if len(new) >= room else (len(new), None)
+        remaining = self.max_new_tokens - len(output)
+        kept, reason = (remaining, "length") if len(new) >= remaining else (len(new), None)
         end = self._completes(output, new[:kept]) if self.strings else None
         if end is not None:
             kept, reason = end, "stop"

@@ -1,4 +1,6 @@
-"""The rules: how a look becomes a verdict. Pure tensor functions of a tree, its logits and a source of chance.
+"""The rules: which nodes of a draft tree are accepted, and which token the target adds.
+
+Pure tensor functions of a tree, the target's logits for its nodes, and a source of chance.
 
     coupled    the target draws at every node it arrives at and the walk follows the hits: equal to plain decoding
     rejection  speculative sampling on a chain (Leviathan et al. 2023, Chen et al. 2023), recursively on a tree
@@ -57,7 +59,7 @@ class Dice:
         return self.table.gather(1, index[:, None])[:, 0] < prob
 
     def draw(self, weights: Float64[Tensor, "b v"]) -> Int[Tensor, " b"]:
-        """By inversion: one uniform per row is far cheaper than a race over the vocabulary."""
+        """By inversion: one uniform per row is far cheaper than Gumbel noise for the whole vocabulary."""
         u = uniforms(self.seeds, self.serials, 1, EMIT, weights.device)
         sums = weights.cumsum(-1)
         return torch.searchsorted(sums, u * sums[:, -1:], right=True)[:, 0].clamp(max=weights.shape[1] - 1)

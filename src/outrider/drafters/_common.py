@@ -55,7 +55,7 @@ def corpus(drafter: str, path: str, tokenizer: Any) -> list[int]:
 def useful(rows: Rows, budget: Budget) -> list[int]:
     """How deep a draft may go in each row: within the budget, and leaving room for the target's own token."""
     depth = budget.depth if budget.nodes > 1 else 0
-    return [max(0, min(depth, room - 1)) for room in rows.room]
+    return [max(0, min(depth, remaining - 1)) for remaining in rows.remaining]
 
 
 def fitted(logits: Float[Tensor, "*s d"], vocab: int) -> Float[Tensor, "*s v"]:

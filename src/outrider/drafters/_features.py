@@ -65,7 +65,7 @@ class FeatureDrafting:
     def observe(self, round: Round) -> None:
         """Keep the true features of what was committed, each with its token."""
         path, prompt = round.path, round.tree.ancestors is None
-        features = [round.look.features[tap] for tap in self.drafter.taps]
+        features = [round.output.features[tap] for tap in self.drafter.taps]
         joined = features[0] if len(features) == 1 else torch.cat(features, -1)
         if prompt:
             counts, spelled = round.count.tolist(), round.tree.tokens
@@ -212,7 +212,7 @@ def loader(method: str, build: Callable[[Any, Target, Growth, object], Any]) -> 
         shape: tuple[int, ...] = (),
         depth: int = 8,
         width: int = 0,
-        kids: int = 10,
+        top_k: int = 10,
         nodes: int = 60,
         scale: float = 0.0,
         value: bool = True,
@@ -223,7 +223,7 @@ def loader(method: str, build: Callable[[Any, Target, Growth, object], Any]) -> 
         net = _weights.network(path, method, target)
         assert target is not None
         parents, scale = () if shape else STATIC, scale or net.config.scale
-        growth = Growth(tree, shape, parents, depth, width, kids, nodes, scale, value, rerank, replacement)
+        growth = Growth(tree, shape, parents, depth, width, top_k, nodes, scale, value, rerank, replacement)
         return build(net, target, growth, path)
 
     return load

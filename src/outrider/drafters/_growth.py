@@ -50,7 +50,7 @@ class Growth:
     parents: tuple[int, ...] = ()
     depth: int = 8  # at most; the budget decides below it
     width: int = 0
-    kids: int = 10
+    top_k: int = 10
     nodes: int = 60
     scale: float = 1.0  # s of the confidences softmax(r / s)
     value: bool = True
@@ -62,9 +62,9 @@ class Growth:
         if self.tree not in TREES:
             object.__setattr__(self, "ranks", _ranks.named(self.tree, TREES))
             object.__setattr__(self, "tree", "static")
-        if min(self.shape, default=1) < 1 or min(self.depth, self.kids) < 1 or self.width < 0 or self.nodes < 2:
+        if min(self.shape, default=1) < 1 or min(self.depth, self.top_k) < 1 or self.width < 0 or self.nodes < 2:
             raise InputError(
-                "the shape, depth and kids of a tree must be positive, its width 0 or more, and its nodes at least 2"
+                "the shape, depth and top_k of a tree must be positive, its width 0 or more, and its nodes at least 2"
             )
         if not 0 < self.scale < float("inf"):
             raise InputError(f"scale must be a positive number, not {self.scale}")
@@ -77,7 +77,7 @@ class Growth:
 
     def reach(self, budget: Budget, rows: Rows) -> int:
         """How deep a draft may go."""
-        return min(budget.depth, self.depth, max(rows.room) - 1)
+        return min(budget.depth, self.depth, max(rows.remaining) - 1)
 
     def wide(self, nodes: int, depth: int) -> int:
         """How many nodes a step expands in a tree of `nodes` nodes, the root included, and this depth."""
@@ -125,7 +125,7 @@ def dynamic(
     def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
         logits = step(fed, since) if since else first
         below = fed.depths[:, since:] + 1 if any_depth else fed.deepest + 1
-        return sampling.rank(logits, rows, below, growth.kids, growth.scale, names=names)
+        return sampling.rank(logits, rows, below, growth.top_k, growth.scale, names=names)
 
     nodes = min(growth.nodes, budget.nodes)
     frontier: Literal["layer", "any"] = "any" if any_depth else "layer"

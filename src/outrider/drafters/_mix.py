@@ -102,10 +102,10 @@ def _translate(round: Round, tree: DraftTree, where: Tensor) -> Round:
     def pick(x: Tensor) -> Tensor:
         return x.gather(1, mine[..., None].expand(*mine.shape, x.shape[-1]))
 
-    look = replace(
-        round.look, logits=pick(round.look.logits), features={t: pick(f) for t, f in round.look.features.items()}
+    output = replace(
+        round.output, logits=pick(round.output.logits), features={t: pick(f) for t, f in round.output.features.items()}
     )
-    return replace(round, tree=tree, look=look, path=back.gather(1, round.path))
+    return replace(round, tree=tree, output=output, path=back.gather(1, round.path))
 
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:

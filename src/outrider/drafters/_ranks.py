@@ -53,7 +53,7 @@ class Ranks:
         return max(map(len, self.paths), default=0)
 
     @cached_property
-    def kids(self) -> int:
+    def top_k(self) -> int:
         """One more than the highest rank."""
         return 1 + max((r for p in self.paths for r in p), default=0)
 

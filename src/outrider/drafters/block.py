@@ -65,7 +65,7 @@ class BlockDrafting:
     def observe(self, round: Round) -> None:
         """Keep the features of what was committed."""
         path, counts, spelled = round.path, round.count.tolist(), round.tree.tokens
-        joined = torch.cat([round.look.features[tap] for tap in self.drafter.taps], -1)
+        joined = torch.cat([round.output.features[tap] for tap in self.drafter.taps], -1)
         if round.tree.ancestors is not None:
             path = path[:, : max(counts)].clamp(min=0)
             spelled = spelled.gather(1, path)
@@ -160,7 +160,7 @@ class BlockDrafting:
         drafter, growth, net = self.drafter, self.drafter.growth.scaled(budget), self.drafter.net
         b, d, _ = logits.shape
         depths = torch.arange(1, d + 1, device=logits.device).repeat(b, 1)
-        tokens, confidence = sampling.rank(logits, rows, depths, growth.kids, growth.scale, names=drafter.names)
+        tokens, confidence = sampling.rank(logits, rows, depths, growth.top_k, growth.scale, names=drafter.names)
         pairs = None
         if drafter.config.pair_head == "markov":
             k = tokens.shape[2]
@@ -169,7 +169,7 @@ class BlockDrafting:
             pairs = net.markov_w1(above) @ net.markov_w2.weight[inside].transpose(-1, -2)
             pairs = pairs.float() / growth.scale
         logs = conditional(confidence.clamp(max=0), pairs)
-        useful = [min(d, room - 1) for room in rows.room]
+        useful = [min(d, remaining - 1) for remaining in rows.remaining]
         return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor, budget.price)
 
 
@@ -201,7 +201,7 @@ def load(
     tree: str = "dynamic",
     shape: tuple[int, ...] = (),
     depth: int = 16,
-    kids: int = 10,
+    top_k: int = 10,
     nodes: int = 60,
     scale: float = 0.0,
     replacement: bool = False,
@@ -219,7 +219,7 @@ def load(
     net: BlockNet = _weights.network(path, "block", target, **({"causal": causal == "true"} if causal else {}))
     assert target is not None
     growth = Growth(
-        tree, shape, depth=depth, kids=kids, nodes=nodes, scale=scale or net.config.scale, replacement=replacement
+        tree, shape, depth=depth, top_k=top_k, nodes=nodes, scale=scale or net.config.scale, replacement=replacement
     )
     return _drafter(net, target, growth, path)
 

@@ -79,7 +79,7 @@ class EagleNet(nn.Module):
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
-        look: Attend | None = None,
+        attention: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """Predicted features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
         kind = self.config.inputs
@@ -91,7 +91,7 @@ class EagleNet(nn.Module):
             given = torch.cat([embeds, features], -1)
         fused = self.layers[0].fused is not None
         x = linear(given, self.fc.weight, self.fc.bias) if fused else self.fc(given)
-        return self.layers[0](x, x, positions, mask, store, turn, look)
+        return self.layers[0](x, x, positions, mask, store, turn, attention)
 
 
 @dataclass(frozen=True)

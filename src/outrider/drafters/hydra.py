@@ -203,7 +203,7 @@ class HydraDrafting:
     waiting: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, path, count of a row
 
     def observe(self, round: Round) -> None:
-        seen = round.look.features[-1]
+        seen = round.output.features[-1]
         if self.prefix is None:
             self.feature = _heads.last(round, seen, self.feature)
             return
@@ -295,7 +295,7 @@ def load(
     tree: str = "",
     shape: tuple[int, ...] = (4, 2, 2, 1),
     width: int = 0,
-    kids: int = 4,
+    top_k: int = 4,
     scale: float = 0.0,
 ) -> HydraDrafter:
     """Hydra heads from a folder. `tree` "" is the folder's own, or dynamic; `scale` 0 is the folder's own."""
@@ -311,7 +311,7 @@ def load(
     kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, size)
     few = tuple(min(s, size) for s in shape)
     growth = _growth.Growth(
-        tree="static" if ranks else kind, shape=few, depth=config.heads, width=width, kids=kids, nodes=1 << 16,
+        tree="static" if ranks else kind, shape=few, depth=config.heads, width=width, top_k=top_k, nodes=1 << 16,
         scale=scale or config.scale, ranks=ranks,
     )  # fmt: skip
     net.fuse()

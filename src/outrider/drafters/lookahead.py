@@ -148,9 +148,9 @@ class LookaheadDrafting:
         last, columns = self.last or [], max(map(len, self.last or [[]]), default=0)
         if not columns:
             return [[] for _ in self.rows]
-        device = round.look.logits.device
+        device = round.output.logits.device
         nodes = padded(last, device)
-        logits = round.look.logits[torch.arange(len(last), device=device)[:, None], nodes]
+        logits = round.output.logits[torch.arange(len(last), device=device)[:, None], nodes]
         # One draw for all columns, without top-k and its kin: they would cost a sort per column and change few tokens.
         plain = [Sampling(s.temperature) for s in round.rows.sampling for _ in range(columns)]
         noise = self._noise(round.rows, columns).flatten(0, 1) if round.rows.hot else None

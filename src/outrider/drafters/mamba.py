@@ -198,7 +198,7 @@ def load(
     shape: tuple[int, ...] = (3, 2, 2, 1, 1),
     depth: int = 16,
     width: int = 0,
-    kids: int = 4,
+    top_k: int = 4,
     scale: float = 1.0,
     replacement: bool = False,
     batch: int = 1024,
@@ -214,7 +214,7 @@ def load(
 
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
-    growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
+    growth = Growth(tree, shape, (), depth, width, top_k, 1 << 30, scale, replacement=replacement)
     most, states = whole("batch", batch), math.prod(shape[:-1])
     if growth.tree == "static" and states > most:
         raise InputError(

@@ -180,7 +180,7 @@ class MedusaOptions:
     tree: str = "dynamic"  # dynamic | static | ranks
     ranks: tuple[tuple[int, ...], ...] = ()  # of tree=ranks, best first
     shape: tuple[int, ...] = (4, 3, 2, 1)
-    kids: int = 10
+    top_k: int = 10
     scale: float = 1.0
 
 
@@ -204,22 +204,22 @@ class MedusaDrafting:
     feature: Float[Tensor, "b h"] | None = None  # of the last committed token
 
     def observe(self, round: Round) -> None:
-        self.feature = _heads.last(round, round.look.features[-1], self.feature)
+        self.feature = _heads.last(round, round.output.features[-1], self.feature)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         options, config = self.drafter.options, self.drafter.config
-        depth, most = min(budget.depth, max(rows.room) - 1, config.heads), config.draft_vocab or config.vocab
+        depth, most = min(budget.depth, max(rows.remaining) - 1, config.heads), config.draft_vocab or config.vocab
         if budget.shape is None and options.tree == "ranks":
             paths = _ranks.within(options.ranks, budget.nodes, depth)
         else:
-            shape = budget.shape or (options.shape if options.tree == "static" else (options.kids,) * depth)
+            shape = budget.shape or (options.shape if options.tree == "static" else (options.top_k,) * depth)
             paths = _ranks.candidates(
                 tuple(min(s, most) for s in shape[:depth]),
                 budget.nodes,
             )
         if not paths.paths:
             return root_only(rows.root)
-        tokens, confidence = self._rank(rows, paths.depth, paths.kids, budget.scale)
+        tokens, confidence = self._rank(rows, paths.depth, paths.top_k, budget.scale)
         return _ranks.plant(rows.root, tokens, confidence, paths, budget.nodes, budget.floor, budget.price)
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
@@ -249,7 +249,7 @@ def load(
     path: str | None = None,
     tree: str = "",
     shape: tuple[int, ...] = (4, 3, 2, 1),
-    kids: int = 10,
+    top_k: int = 10,
     scale: float = 0.0,
 ) -> MedusaDrafter:
     """Medusa heads from a folder. `tree` "" is the folder's own, or dynamic; `scale` 0 is the folder's own."""
@@ -257,15 +257,15 @@ def load(
     assert target is not None
     config = net.config
     _weights.fits(path, target, config.vocab, config.hidden)
-    if min(shape, default=0) < 1 or whole("kids", kids) < 1 or not 0 <= scale < float("inf"):
-        raise InputError("the shape, kids and scale of Medusa must be positive")
+    if min(shape, default=0) < 1 or whole("top_k", top_k) < 1 or not 0 <= scale < float("inf"):
+        raise InputError("the shape, top_k and scale of Medusa must be positive")
     if tree == "chain":
         tree, shape = "static", (1,) * config.heads
     ids = net.ids()
     few = target.vocab if ids is None else len(ids)
     kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, few)
     net.fuse()
-    options = MedusaOptions(kind, ranks, shape, kids, scale or config.scale)
+    options = MedusaOptions(kind, ranks, shape, top_k, scale or config.scale)
     return MedusaDrafter(net, target, config, options, _heads.rows(target, ids), ids)
 
 

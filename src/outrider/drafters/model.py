@@ -33,8 +33,8 @@ class ModelDrafter:
     taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ModelDrafting:
-        room = capacity * self.words.longest + 2 * sum(self.growth.shape) + (self.growth.width or WIDEST) * 16
-        session = self.model.open(room)
+        slots = capacity * self.words.longest + 2 * sum(self.growth.shape) + (self.growth.width or WIDEST) * 16
+        session = self.model.open(slots)
         for _ in session.prefill([self.words.read(p) for p in prompts]):
             pass
         return ModelDrafting(self, session, [[] for _ in prompts])
@@ -111,7 +111,7 @@ def load(
     shape: tuple[int, ...] = (3, 2, 2, 1, 1),
     depth: int = 16,
     width: int = 0,
-    kids: int = 4,
+    top_k: int = 4,
     scale: float = 1.0,
     replacement: bool = False,
     dtype: str = "auto",
@@ -123,7 +123,7 @@ def load(
     """
     from ..targets import HFTarget, SeqTarget, load_target, load_tokenizer
 
-    growth = Growth(tree, shape, (), depth, width, kids, 1 << 30, scale, replacement=replacement)
+    growth = Growth(tree, shape, (), depth, width, top_k, 1 << 30, scale, replacement=replacement)
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
     where = "demo/draft" if path in (None, "demo") else str(path)

@@ -24,7 +24,7 @@ from ..core.tree import from_lists, trim
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from ._common import corpus, flag, refuse, selected, useful, whole
 
-KIDS = 8  # successors of one context that are looked at, the most frequent first
+TOP_K = 8  # successors of one context that are looked at, the most frequent first
 
 
 @dataclass
@@ -217,7 +217,7 @@ def successors(matches: list[Match]) -> tuple[list[tuple[int | None, float]], li
     if n == 0:
         return [(None, 0.0)], shorter
     if len(counts) > 1:
-        counts = sorted(counts, reverse=True)[:KIDS]  # of two seen once, the younger state is the later one
+        counts = sorted(counts, reverse=True)[:TOP_K]  # of two seen once, the younger state is the later one
     trust = math.log((n + length) / (n + length + 1) / n)
     return [*((token, trust + math.log(c)) for c, _, token in counts), (None, -math.log(n + length + 1))], shorter
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 from ..core.padding import additive
 from ..types import InputError
 
-# Given keys and values [b, g, m, d] of this pass, what its queries may look at: [b, g, s, d] twice.
+# Given keys and values [b, g, m, d] of this pass, what its queries attend to: [b, g, s, d] twice.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
 ROPES = ("default", "linear", "llama3", "yarn")
@@ -202,11 +202,11 @@ class Layer(nn.Module):
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
         turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
-        look: Attend | None = None,
+        attention: Attend | None = None,
     ) -> Float[Tensor, "b m hidden"]:
         """`mask` is added to the scores; None: plainly causal, or one query that sees everything. `store` decides where
-        keys and values go and what is looked at (None: themselves). `turn`: rotations looked up already. `look` stands
-        in for the whole of attention, where a training pass sees what no mask can say cheaply."""
+        keys and values go and what is attended to (None: themselves). `turn`: rotations looked up already. `attention`
+        replaces attention as a whole, where a training pass attends to what no mask can say cheaply."""
         shape = self.shape
         made = self._project(x)
         if turn is None:
@@ -215,8 +215,8 @@ class Layer(nn.Module):
         qk = apply_rotary(made[:, :, : shape.heads + shape.kv_heads], turn)
         q, k = qk[:, :, : shape.heads].transpose(1, 2), qk[:, :, shape.heads :].transpose(1, 2)
         v = made[:, :, shape.heads + shape.kv_heads :].transpose(1, 2)
-        if look is not None:
-            return self._finish(residual, look(q, k, v))
+        if attention is not None:
+            return self._finish(residual, attention(q, k, v))
         keys, values = (k, v) if store is None else store(k, v)
         return self._finish(residual, attend(q, keys, values, mask, self.fused is not None))
 

@@ -112,9 +112,9 @@ def audit(
     if minutes is not None and not minutes > 0:
         raise InputError(f"minutes must be above 0, not {minutes:g}")
     engine = llm.engine(rule, FixedBudget(16, 4))
-    room = min(256, engine.target.context - tokens)
-    ids = [prompt for p in llm.prompts(list(prompts)) if len(prompt := list(p)[-room:]) > 1]
-    if room < 2 or not ids:
+    remaining = min(256, engine.target.context - tokens)
+    ids = [prompt for p in llm.prompts(list(prompts)) if len(prompt := list(p)[-remaining:]) > 1]
+    if remaining < 2 or not ids:
         raise InputError("the audit needs prompts of at least two tokens, and a context with room for them")
     found_plan = plan(engine, ids, samples, tokens, minutes)
     say(found_plan)

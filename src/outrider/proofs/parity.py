@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import binomtest
 
 from .. import checkpoints
 from ..budgets.adaptive import FixedBudget
@@ -26,7 +27,6 @@ from ..engine import generate
 from ..llm import LLM
 from ..types import InputError
 
-Z = 1.959963984540054  # of 95 %
 ROUNDING = 1e-3  # of logits: a margin below it is decided by rounding in float32
 METHODS = ("eagle", "eagle3", "medusa")
 SECONDS = 1800
@@ -34,7 +34,7 @@ SECONDS = 1800
 
 @dataclass(frozen=True)
 class Rate:
-    """Successes among trials, with Wilson's interval of 95 %."""
+    """Successes among trials."""
 
     hits: int
     trials: int
@@ -45,17 +45,11 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return wilson(self.hits, self.trials)
-
-
-def wilson(hits: int, trials: int, z: float = Z) -> tuple[float, float]:
-    """The probabilities that so many hits do not contradict (Wilson 1927)."""
-    if not trials:
-        return 0.0, 1.0
-    p, n = hits / trials, trials
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+        """Wilson's interval of 95 %: the probabilities that so many hits do not contradict."""
+        if not self.trials:
+            return 0.0, 1.0
+        found = binomtest(self.hits, self.trials).proportion_ci(0.95, "wilson")
+        return float(found.low), float(found.high)
 
 
 def difference(a: Rate, b: Rate) -> tuple[float, float]:
@@ -237,15 +231,15 @@ def margin(llm: LLM, before: Sequence[int], ours: Sequence[int], theirs: Sequenc
     session = llm.target.open(len(before) + 1)
     logits = torch.zeros(0)
     for chunk in session.prefill([list(before)]):
-        logits = chunk.look.logits[0, 0]
+        logits = chunk.output.logits[0, 0]
     return abs(float(logits[ours[0]] - logits[theirs[0]]))
 
 
 def check_vllm(python: str | Path) -> None:
     """Refuse a Python that is none, or that has no vLLM; nothing is imported there."""
-    look = "import sys, importlib.util; sys.exit(3 * (importlib.util.find_spec('vllm') is None))"
+    probe = "import sys, importlib.util; sys.exit(3 * (importlib.util.find_spec('vllm') is None))"
     try:
-        code = subprocess.run([str(python), "-I", "-c", look], capture_output=True, timeout=60).returncode
+        code = subprocess.run([str(python), "-I", "-c", probe], capture_output=True, timeout=60).returncode
     except (OSError, subprocess.TimeoutExpired):
         code = 1
     if code:

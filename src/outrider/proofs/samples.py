@@ -126,8 +126,8 @@ def _law(ids: Int[Tensor, "b n"], logits: Float[Tensor, "b v"], law: Sampling) -
 def pairs(engine: Engine, prompt: list[int], law: Sampling, seeds: Sequence[int]) -> list[tuple[int, int]]:
     """The two tokens after a prompt, for many seeds, by the engine's own rounds.
 
-    A prompt's first token is drawn by the race whatever the rule. So all but its last token are read, once for all
-    seeds, and the last is made that first token; what follows is the rule's.
+    A prompt's first token is drawn with Gumbel noise whatever the rule. So all but its last token are read, once for
+    all seeds, and the last is made that first token; what follows is the rule's.
     """
     forced = Sampling(0.0, logit_bias={prompt[-1]: 1e9})
     one = Row(Request(prompt[:-1], seeds[0], 16, forced), 0)

@@ -105,7 +105,7 @@ class FleetDrafting:
         others, width = float(len(rows)), 1  # tokens that the round gives so far, and its widest row
         for choice, part, index in self._working():
             view = rows if len(index) == len(self.owners) else rows_of(rows, index)
-            if max(view.room) < 2:
+            if max(view.remaining) < 2:
                 continue
             with self.fleet.guard(choice.name):
                 price = shared(budget.price, len(index), others - len(index), width)
@@ -158,7 +158,7 @@ def rows_of(rows: Rows, index: Sequence[int]) -> Rows:
 
     return replace(
         rows, root=rows.root[where], position=rows.position[where], start=pick(rows.start), seeds=pick(rows.seeds),
-        serial=pick(rows.serial), sampling=pick(rows.sampling), room=pick(rows.room),
+        serial=pick(rows.serial), sampling=pick(rows.sampling), remaining=pick(rows.remaining),
     )  # fmt: skip
 
 
@@ -169,14 +169,14 @@ def take(round: Round, index: Sequence[int]) -> Round:
     def pick(x: Tensor | None) -> Tensor | None:
         return None if x is None else x[where]
 
-    tree, look = round.tree, round.look
+    tree, output = round.tree, round.output
     own = replace(
         tree, tokens=tree.tokens[where], parents=tree.parents[where], depths=tree.depths[where], size=tree.size[where],
         ancestors=pick(tree.ancestors), values=pick(tree.values), q=pick(tree.q),
     )  # fmt: skip
     return Round(
         rows_of(round.rows, index), own,
-        Look(look.logits[where], {tap: seen[where] for tap, seen in look.features.items()}),
+        TargetOutput(output.logits[where], {tap: seen[where] for tap, seen in output.features.items()}),
         round.path[where], round.count[where], round.next[where], [round.tokens[i] for i in index],
     )  # fmt: skip
 
@@ -186,9 +186,9 @@ def narrowed(round: Round, tree: DraftTree | None) -> Round:
     if tree is round.tree:
         return round
     tree = root_only(round.tree.tokens[:, 0]) if tree is None else tree
-    n, look = tree.nodes, round.look
-    seen = Look(look.logits[:, :n], {tap: features[:, :n] for tap, features in look.features.items()})
-    return replace(round, tree=tree, look=seen, path=round.path[:, : tree.deepest + 1])
+    n, output = tree.nodes, round.output
+    seen = TargetOutput(output.logits[:, :n], {tap: features[:, :n] for tap, features in output.features.items()})
+    return replace(round, tree=tree, output=seen, path=round.path[:, : tree.deepest + 1])
 
 
 def shared(price: Price | None, rows: int, others: float, width: int) -> Price | None:

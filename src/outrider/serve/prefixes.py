@@ -80,7 +80,7 @@ class Seen:
         for i, (seen, count) in enumerate(zip(self.rows, round.count.tolist(), strict=True)):
             if count:
                 path = round.path[i, :count]
-                seen.append({tap: round.look.features[tap][i, path] for tap in self.taps})
+                seen.append({tap: round.output.features[tap][i, path] for tap in self.taps})
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = [self.rows[i] for i in index]

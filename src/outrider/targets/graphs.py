@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..types import InputError, Look
+from ..types import InputError, TargetOutput
 from .aligned import carry, plan_of
 from .attention import OPEN
 from .cache import TreeCache
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 # One token a row, one row, level rows, open masks, embeddings given, taps; where bits count, what else sets its course.
 Kind = tuple[bool, bool, bool, tuple[bool, ...], bool, tuple[int, ...], tuple[Any, ...]]
-Forward = Callable[[TreeSession, Pass], Look]
+Forward = Callable[[TreeSession, Pass], TargetOutput]
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ class Graphs:
         self.seen: Counter[tuple[Any, ...]] = Counter()
         self.made: dict[Kind, Recording | None] = {}
 
-    def run(self, session: TreeSession, given: Pass, stock: Forward) -> Look:
+    def run(self, session: TreeSession, given: Pass, stock: Forward) -> TargetOutput:
         """One pass over a tree: replayed, or by the stock forward where recording it failed."""
         one, alone = given.n - given.since == 1, len(given.lengths) == 1
         if self.patience:
@@ -96,16 +96,16 @@ class Graphs:
             logger.warning("a recorded pass failed (%s); the model's own is used from now on", str(error)[-200:])
             self.made[kind] = None
             return stock(session, given)
-        look = Look(logits, dict(zip(given.taps, features, strict=True)))
+        output = TargetOutput(logits, dict(zip(given.taps, features, strict=True)))
         shape = (*logits.shape[:2], given.view)
         if len(recording.proofs) < PROOFS and shape not in recording.proofs:
             true = stock(session, given)
-            if not _same(look, true, 0 if self.target.exactness else ROUNDINGS):
+            if not _same(output, true, 0 if self.target.exactness else ROUNDINGS):
                 logger.warning("a recorded pass differs from the model's own; the model's own is used from now on")
                 self.made[kind] = None
                 return true
             recording.proofs.add(shape)
-        return look
+        return output
 
     def _course(self, given: Pass, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """What a pass that sums by position does differently from another one."""
@@ -216,7 +216,7 @@ def _tensors(inputs: dict[str, Any], given: Pass, cache: TreeCache) -> tuple[Any
     return read, inputs.get("position_ids", given.places), slots, masks, flat, wide
 
 
-def _same(a: Look, b: Look, roundings: int) -> bool:
+def _same(a: TargetOutput, b: TargetOutput, roundings: int) -> bool:
     """Equal up to so many roundings: a folded constant may round the last bit differently."""
 
     def close(x: Tensor, y: Tensor) -> bool:

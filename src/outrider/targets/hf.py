@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core.padding import padded
 from ..core.tree import chain_of
-from ..types import InputError, Look, Prefill
+from ..types import InputError, Prefill, TargetOutput
 from . import aligned, attention, exact, families
 from .cache import TreeCache
 from .graphs import PROOFS, Graphs
@@ -111,12 +111,12 @@ class HFTarget:
             tree = chain_of(tokens[:, first:end], count, matrix=False)
             ends = [max(c, 1) - 1 for c in counts]
             asked = sorted(set(ends))
-            look = session.pass_over(_chunk(tree.tokens, first, taps, torch.tensor(asked, device=device)))
+            output = session.pass_over(_chunk(tree.tokens, first, taps, torch.tensor(asked, device=device)))
             rows = torch.tensor([asked.index(e) for e in ends], device=device)
-            look = Look(look.logits[torch.arange(b, device=device), rows][:, None], look.features)
+            output = TargetOutput(output.logits[torch.arange(b, device=device), rows][:, None], output.features)
             session.advance(count, counts)
             upcoming = torch.tensor([p[end] if end < len(p) else -1 for p in prompts], device=device)
-            yield Prefill(tree, look, count, tuple(first < size <= end for size in sizes), upcoming)
+            yield Prefill(tree, output, count, tuple(first < size <= end for size in sizes), upcoming)
 
     def use(self, exactness: exact.Exactness | None, layers: Sequence[tuple[Any, int]] = ()) -> None:
         """From now on, passes whose bits are the same with and without drafts; None: equal up to rounding.
@@ -150,13 +150,13 @@ class HFTarget:
                 session.forward(chain_of(tokens, size), taps)
                 session.keep(tokens[:, :1] * 0, size * 0 + 1)
 
-    def run(self, session: TreeSession, given: Pass) -> Look:
+    def run(self, session: TreeSession, given: Pass) -> TargetOutput:
         """One forward pass of the model over the tree cache; those over trees may be recorded, prompts' chunks not."""
         if self.graphs is not None and given.ancestors is not None and given.asked is None:
             return self.graphs.run(session, given, self.stock)
         return self.stock(session, given)
 
-    def stock(self, session: TreeSession, given: Pass) -> Look:
+    def stock(self, session: TreeSession, given: Pass) -> TargetOutput:
         """The same by the stock model's own forward."""
         with ExitStack() as stack:
             if self.family.binding is not None and given.ancestors is not None:
@@ -164,7 +164,7 @@ class HFTarget:
             logits, features = self.call(self.inputs(given), session.cache, given.taps, given.places.numel())
         if given.asked is not None and "logits_to_keep" not in self.accepts:
             logits = logits[:, given.asked]
-        return Look(logits, dict(zip(given.taps, features, strict=True)))
+        return TargetOutput(logits, dict(zip(given.taps, features, strict=True)))
 
     def call(self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...], rows: int) -> tuple[Tensor, list[Tensor]]:
         """Logits and tapped hidden states of the stock forward with our attention; `rows`: tokens of the pass."""

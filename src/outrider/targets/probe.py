@@ -152,13 +152,13 @@ def same_bits(target: HFTarget, seed: int = 0) -> bool:
     text = torch.randint(vocab, (length + 12,), generator=dice).tolist()
     alone, beside = target.open(length + 64), target.open(length + 64)
     (*_, chunk) = alone.prefill([text[:length]])
-    right = [chunk.look.logits[0, -1]]
+    right = [chunk.output.logits[0, -1]]
     one = torch.ones(1, dtype=torch.long)
     for token in text[length:]:
         right.append(alone.forward(chain([[token]])).logits[0, 0])
         alone.keep(one[None] * 0, one)
     (*_, chunk) = beside.prefill([text[:length], text[: length // 2]])
-    if not torch.equal(chunk.look.logits[0, -1], right[0]):
+    if not torch.equal(chunk.output.logits[0, -1], right[0]):
         return False
     for turn in range(2):
         at = length + 6 * turn

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..core.padding import padded
 from ..core.tree import chain_of
-from ..types import InputError, Look, Prefill
+from ..types import InputError, Prefill, TargetOutput
 from .cache import TreeCache
 from .exact import Exactness
 from .session import Companion, Pass, TreeSession
@@ -117,13 +117,13 @@ class SeqTarget:
         session.companion = Encoded(sizes, mask, states, DynamicCache())
         one = torch.ones(b, dtype=torch.long, device=device)
         tree = chain_of(torch.full((b, 1), self.start, device=device), one, matrix=False)
-        look = session.pass_over(
+        output = session.pass_over(
             Pass(tree.tokens, None, tree.depths, 0, session.lengths, prefix=0, level=True, least=0, bound=0, taps=taps)
         )
         session.advance(one, [1] * b)
-        yield Prefill(tree, look, one, (True,) * b, torch.full((b,), -1, device=device))
+        yield Prefill(tree, output, one, (True,) * b, torch.full((b,), -1, device=device))
 
-    def run(self, session: TreeSession, given: Pass) -> Look:
+    def run(self, session: TreeSession, given: Pass) -> TargetOutput:
         """One decoder pass over the tree cache."""
         encoded = session.companion
         assert isinstance(encoded, Encoded)
@@ -141,7 +141,7 @@ class SeqTarget:
                 output_hidden_states=bool(given.taps),
                 return_dict=True,
             )
-        return Look(out.logits, {tap: out.decoder_hidden_states[tap] for tap in given.taps})
+        return TargetOutput(out.logits, {tap: out.decoder_hidden_states[tap] for tap in given.taps})
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.padding import additive
 from ..core.tree import chain_of
-from ..types import DraftTree, InputError, Kept, Look, Prefill, Session
+from ..types import DraftTree, InputError, Kept, Prefill, Session, TargetOutput
 from .attention import OPEN
 from .cache import TreeCache
 
@@ -57,7 +57,7 @@ class Pass:
 
     @property
     def view(self) -> int:
-        """Slots a query may look at."""
+        """Slots that a query may attend to."""
         return self.prefix + self.n
 
     @property
@@ -120,10 +120,10 @@ class Pass:
         return text.scatter(2, here, own.expand(b, m, n))
 
 
-def _first(look: Look, nodes: int, chunk: bool) -> Look:
-    """The look without the nodes that were added to the pass; a chunk's logits are of asked places alone."""
-    features = {tap: states[:, :nodes] for tap, states in look.features.items()}
-    return Look(look.logits if chunk else look.logits[:, :nodes], features)
+def _first(output: TargetOutput, nodes: int, chunk: bool) -> TargetOutput:
+    """The output without the nodes that were added to the pass; a chunk's logits are of asked places alone."""
+    features = {tap: states[:, :nodes] for tap, states in output.features.items()}
+    return TargetOutput(output.logits if chunk else output.logits[:, :nodes], features)
 
 
 def index(n: int, device: torch.device) -> Int[Tensor, " n"]:
@@ -166,7 +166,7 @@ class Runner(Protocol):
     def read(
         self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]
     ) -> Iterator[Prefill]: ...
-    def run(self, session: TreeSession, given: Pass) -> Look: ...
+    def run(self, session: TreeSession, given: Pass) -> TargetOutput: ...
 
 
 @dataclass
@@ -209,7 +209,7 @@ class TreeSession:
             self.advance(count, [end - first])
             logits = torch.zeros(1, 1, 1, device=device).expand(1, 1, self.target.vocab)
             upcoming = torch.tensor([prompt[end]], device=device)
-            yield Prefill(tree, Look(logits, features), count, (False,), upcoming)
+            yield Prefill(tree, TargetOutput(logits, features), count, (False,), upcoming)
         yield from self.target.read(self, [prompt], taps)
 
     def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Tensor]) -> Kept | None:
@@ -222,7 +222,7 @@ class TreeSession:
     @torch.no_grad()
     def forward(
         self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
-    ) -> Look:
+    ) -> TargetOutput:
         """Logits [b, n - since, v] of the nodes from `since` on; the nodes before are in the cache. Commits nothing."""
         assert tree.ancestors is not None, "a tree to verify carries its ancestor matrix"
         prefix = self.longest
@@ -243,7 +243,7 @@ class TreeSession:
         )
 
     @torch.no_grad()
-    def pass_over(self, given: Pass) -> Look:
+    def pass_over(self, given: Pass) -> TargetOutput:
         """Aim the cache and run the model."""
         cache, exact, read = self.cache, self.target.exactness, given.n - given.since
         if exact is not None:
@@ -254,10 +254,10 @@ class TreeSession:
             cache.span = (given.prefix + given.since, given.n - given.since) if given.level else None
             if not given.level:
                 cache.slots = given.slots(cache.capacity)
-        look = self.target.run(self, replace(given, capacity=given.n if cache.fresh else cache.capacity))
+        output = self.target.run(self, replace(given, capacity=given.n if cache.fresh else cache.capacity))
         if cache.fresh:
             cache.pack()
-        return look if given.n - given.since == read else _first(look, read, given.chunk)
+        return output if given.n - given.since == read else _first(output, read, given.chunk)
 
     def advance(self, count: Int[Tensor, " b"], counts: Sequence[int]) -> None:
         """The next `count` slots of every row are text from now on."""

@@ -25,7 +25,7 @@ class Acceptance:
 
 
 def held_out_loss(
-    objective: Any, batch: Batch, look: Callable[[Batch], TargetFeatures], rows: int
+    objective: Any, batch: Batch, features_of: Callable[[Batch], TargetFeatures], rows: int
 ) -> tuple[float, dict[str, float]]:
     """The mean loss per learned position, and the parts."""
     was = objective.training
@@ -35,7 +35,7 @@ def held_out_loss(
     with torch.no_grad():
         for first in range(0, len(batch.keys), rows):
             part = batch.rows(range(first, min(first + rows, len(batch.keys))))
-            loss, count, hits = objective(part, look(part))
+            loss, count, hits = objective(part, features_of(part))
             total, weight = total + float(loss), weight + float(count)
             for name, value in hits.items():
                 if value == value:  # a batch in which nothing was tested gives no share
@@ -44,13 +44,13 @@ def held_out_loss(
     return total / max(weight, 1.0), {name: sum(v) / len(v) for name, v in parts.items()}
 
 
-def prompts_of(documents: Sequence[Document], count: int, room: int, context: int) -> list[list[int]]:
+def prompts_of(documents: Sequence[Document], count: int, remaining: int, context: int) -> list[list[int]]:
     """Beginnings of held-out documents: up to the first learned token, or a third of a plain text."""
     found = []
     for document in documents:
         first = document.learn.index(True) if True in document.learn else len(document.tokens)
         size = first if first > 4 else len(document.tokens) // 3
-        size = min(size, context - room - 2)
+        size = min(size, context - remaining - 2)
         if size >= 4:
             found.append(list(document.tokens[:size]))
         if len(found) == count:

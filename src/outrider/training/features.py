@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TargetFeatures:
-    """Features by tap, as `Look` has them: -1 is after the final norm, k the input of layer k."""
+    """Features by tap, as `TargetOutput` has them: -1 is after the final norm, k the input of layer k."""
 
     features: dict[int, Float[Tensor, "b n h"]]
 

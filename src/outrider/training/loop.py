@@ -31,7 +31,7 @@ from .features import FeatureCache, TargetFeatures, digest, fingerprint, see
 from .log import Log
 from .recipe import Recipe
 
-Look = Callable[[Batch], TargetFeatures]
+FeaturesOf = Callable[[Batch], TargetFeatures]
 
 
 class TrainingError(RuntimeError):
@@ -86,7 +86,7 @@ def train(
     state = _State(objective, recipe, accelerator, shard, of)
     start, loss, best, tau = state.resume(out)
     log = Log(out, start, recipe.steps, main, quiet)
-    look = _looker(target, objective.taps, recipe, rows, log.say, print_)
+    features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
 
     def see_test(batch: Batch) -> TargetFeatures:
@@ -101,7 +101,7 @@ def train(
             log.open()
         for step in range(start, last):
             began = time.perf_counter()
-            loss, tokens, parts = state.step(step, rows, look)
+            loss, tokens, parts = state.step(step, rows, features_of)
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss of step {step} is {loss} (rows {_rows(recipe, len(rows.keys), step)[:8]} ...); "
@@ -128,14 +128,14 @@ def _evaluate(
     recipe: Recipe,
     out: Path,
     test: Batch,
-    look: Look,
+    features_of: FeaturesOf,
     prompts: list[list[int]],
     log: Log,
     best: float,
     tau: float,
 ) -> tuple[float, float]:
     """Held-out loss and acceptance; the drafter is kept where its loss is the lowest so far."""
-    loss, parts = held_out_loss(objective, test.to(target.device), look, recipe.rows)
+    loss, parts = held_out_loss(objective, test.to(target.device), features_of, recipe.rows)
     folder = out / ("best" if loss < best else "last")
     with files.folder(folder, replace=True) as made:
         objective.save(made)
@@ -158,7 +158,7 @@ class _State:
         if not shard and accelerator.num_processes > 1:
             self.module = accelerator.prepare_model(objective)
 
-    def step(self, step: int, rows: Batch, look: Look) -> tuple[float, int, dict[str, float]]:
+    def step(self, step: int, rows: Batch, features_of: FeaturesOf) -> tuple[float, int, dict[str, float]]:
         """One optimiser step: the loss per learned position, the tokens read, and parts."""
         recipe, accelerator = self.recipe, self.accelerator
         index = _rows(recipe, len(rows.keys), step)
@@ -169,7 +169,7 @@ class _State:
         total, count, hits, tokens = 0.0, 0.0, {}, 0
         for i, part in enumerate(parts):
             sync = self.module.no_sync if i + 1 < len(parts) and self.module is not self.objective else None
-            seen = look(part)  # the frozen target's precision is its own matter
+            seen = features_of(part)  # the frozen target's precision is its own matter
             with accelerator.autocast(), sync() if sync else nullcontext():
                 loss, weight, shares = self.module(part.to(accelerator.device), seen, step)
             (loss * accelerator.num_processes).backward()
@@ -245,9 +245,9 @@ def _pieces(index: list[int], count: int) -> list[list[int]]:
     return [index[i : i + size] for i in range(0, len(index), size)]
 
 
-def _looker(
+def _feature_source(
     target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None], of: str
-) -> Look:
+) -> FeaturesOf:
     if not recipe.cache:
         return lambda batch: see(target, batch.to(target.device), taps, recipe.half_features)
     width = int(target.config.hidden_size)

@@ -30,7 +30,7 @@ class Passes:
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
-    def look(
+    def attention(
         self, q: Float[Tensor, "b h m d"], k: Float[Tensor, "b g m d"], v: Float[Tensor, "b g m d"]
     ) -> Float[Tensor, "b m hd"]:
         """Attention of the next pass, whose own keys and values these are."""

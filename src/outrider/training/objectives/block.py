@@ -148,8 +148,12 @@ def build(
     loss: str = "kl",
     decay: float = 0.0,
 ) -> BlockObjective:
-    """A block drafter for a target. `draft_vocab` 0: the whole vocabulary through the target's own head, else the
-    tokens most frequent in the documents through a head of its own, which begins as the target's rows."""
+    """A block drafter for a target. `layers` of the network; `block` slots; `causal`: a slot attends to no later slot;
+    `sample_from_anchor`: the anchor's slot drafts too; `pair_head` markov or none, of rank `pair_rank`; `draft_vocab`
+    tokens that can be drafted, the most frequent (0: all, by the target's own head); `taps`: hidden states that are
+    read (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce,
+    tv or lk; `decay`: slot k weighs exp(-k / decay) (0: all weigh the same).
+    """
     size = draft_vocab or target.vocab
     depth = int(target.config.num_hidden_layers)
     config = BlockConfig(

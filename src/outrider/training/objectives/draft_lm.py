@@ -17,7 +17,9 @@ def build(
     loss: str = "forward-kl",
     init: str = "",
 ) -> LanguageObjective:
-    """A Llama of this size."""
+    """A Llama of `layers`, `hidden` numbers wide, with `heads` of attention. `stage` pretrain, sft or distil; `loss` of
+    distil: forward-kl, reverse-kl or tv; `init`: the folder to begin with.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if hidden % heads or hidden // heads % 2:

@@ -65,7 +65,7 @@ class EagleObjective(NetworkObjective):
         passes, weight, total, hits = Passes(visible(batch), self.published), true.new_zeros(()), true.new_zeros(()), {}
         wanted = batch.wanted(2)
         for j in range(1, self.passes + 1):
-            made = self.net(read, embeds, batch.positions, look=passes.look)
+            made = self.net(read, embeds, batch.positions, attention=passes.attention)
             counted = wanted & (batch.positions >= j - 1)  # no draft has had j steps before
             loss, hit = self._loss(made[counted], true.roll(-1, 1)[counted], batch.ahead(2)[counted])
             total = total + self.beta ** (j - 1) * loss.sum()
@@ -122,5 +122,8 @@ def build(
     cls: float = 0.1,
     draft_vocab: int = 0,
 ) -> EagleObjective:
-    """EAGLE: noise on the features, one pass. `draft_vocab`: tokens that can be drafted, by frequency; 0: all."""
+    """EAGLE for a target: noise on the features, one pass. `inputs` feature+shifted, feature+unshifted, feature or
+    token; `noise`: its width; `cls`: the weight of the tokens' loss beside the features'; `draft_vocab` tokens that can
+    be drafted, the most frequent (0: all).
+    """
     return EagleObjective(target, fresh(target, documents, inputs, "eagle", draft_vocab), noise, cls)

@@ -54,7 +54,7 @@ class Eagle3Objective(NetworkObjective):
         passes, read, hits = Passes(visible(batch)), true, {}
         weight, total = true.new_zeros((), dtype=torch.float32), true.new_zeros((), dtype=torch.float32)
         for j in range(1, self.passes + 1):
-            made = net(read, embeds, batch.positions, look=passes.look)
+            made = net(read, embeds, batch.positions, attention=passes.attention)
             counted = at >= j - 1
             student = net.logits(made[rows[counted], columns[counted]]).float()
             right = law if j == 1 else law[counted]
@@ -74,7 +74,10 @@ def build(
     hidden: int = 0,
     taps: tuple[int, ...] = (),
 ) -> Eagle3Objective:
-    """EAGLE-3 for a target. `draft_vocab` 0: the whole vocabulary, else the tokens most frequent in the documents."""
+    """EAGLE-3 for a target. `passes`: steps over outputs of its own, each weighing `decay` times the one before;
+    `draft_vocab` tokens that can be drafted, the most frequent (0: all); `hidden`: its width (0: the target's); `taps`:
+    the three hidden states that are read (default: 2, L/2, L-3).
+    """
     wide = int(target.config.hidden_size)
     chosen = tuple(taps) or eagle3.default_taps(int(target.config.num_hidden_layers))
     eagle3.check_taps(chosen)

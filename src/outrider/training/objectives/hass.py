@@ -25,7 +25,9 @@ def build(
     published: bool = False,
     draft_vocab: int = 0,
 ) -> EagleObjective:
-    """HASS for a target: `passes`, `beta` of its harmonised alignment; `topk`, `k` and `loss` of its ranking loss;
-    `draft_vocab`: tokens that can be drafted, by frequency; 0: all."""
+    """HASS for a target: EAGLE's `inputs`, `noise`, `cls` and `draft_vocab`. `passes` of its harmonised alignment, each
+    weighing `beta` times the one before; `topk`: the weight of its ranking loss over `k` tokens; `loss` top-k, top-p,
+    normed-linear, normed-softmax, both-ways, recall or bild; `published`: mask as the published code does.
+    """
     net = fresh(target, documents, inputs, "hass", draft_vocab)
     return EagleObjective(target, net, noise, cls, passes, beta, topk, k, loss, published)

@@ -76,7 +76,10 @@ def build(
     teacher: bool = True,
     draft_vocab: int = 0,
 ) -> HydraObjective:
-    """Hydra; `prefix`: Hydra++. `draft_vocab`: tokens that can be drafted, by frequency; 0: all."""
+    """Hydra for a target: `heads`, each of `layers`. `prefix`: Hydra++; `decay`: head i weighs decay^i; `teacher`:
+    heads learn the target's law instead of the text's tokens; `draft_vocab` tokens that can be drafted, the most
+    frequent (0: all).
+    """
     tokens = trimmed(documents, target.vocab, draft_vocab)
     net = hydra.fresh(target, heads, layers, layer_like(target) if prefix else None, tokens)
     return HydraObjective(target, net, decay, teacher)

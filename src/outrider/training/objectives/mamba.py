@@ -22,7 +22,10 @@ def build(
     loss: str = "forward-kl",
     init: str = "",
 ) -> LanguageObjective:
-    """A Mamba or Mamba-2 (`kind`). `state` 0: 16 and 64 numbers a channel; `head`: channels that share a decay."""
+    """A Mamba or Mamba-2 (`kind` mamba, mamba2) of `layers`, `hidden` numbers wide. `state`: numbers a channel keeps
+    (0: 16 and 64); `head`: channels that share a decay (mamba2). `stage` pretrain, sft or distil; `loss` of distil:
+    forward-kl, reverse-kl or tv; `init`: the folder to begin with.
+    """
     from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
     if kind not in ssm.KINDS:

@@ -69,7 +69,9 @@ def build(
     teacher: bool = False,
     draft_vocab: int = 0,
 ) -> MedusaObjective:
-    """Medusa-1. `teacher`: heads learn the target's law instead of the text's tokens. `draft_vocab`: tokens that can be
-    drafted, by frequency; 0: all."""
+    """Medusa-1 for a target: `heads`, each of `layers`. `share_head`: all use the target's head; `decay`: head i weighs
+    decay^i; `teacher`: heads learn the target's law instead of the text's tokens; `draft_vocab` tokens that can be
+    drafted, the most frequent (0: all).
+    """
     tokens = trimmed(documents, target.vocab, draft_vocab)
     return MedusaObjective(target, medusa.fresh(target, heads, layers, share_head, tokens=tokens), decay, teacher)

@@ -112,7 +112,11 @@ def build(
     rank: int = 32,
     alpha: int = 16,
 ) -> Medusa2Objective:
-    """Medusa-2. `weight`: lambda_0, by default 0.2, and 0.01 with `distil`."""
+    """Medusa-2: Medusa's `heads`, `layers`, `share_head`, `decay` and `teacher`, and the backbone by LoRA of `rank` and
+    `alpha`. `weight` of the heads' loss, lambda_0 (-1: 0.2, with `distil` 0.01); `heads_only`: steps before the
+    backbone learns; `ramp`: steps over which the heads' gradients into it grow to their full size; `distil`: the
+    backbone learns the law that it had instead of the text.
+    """
     if heads_only < 0 or ramp < 0:
         raise InputError("heads_only and ramp are numbers of steps, so they must not be negative")
     net = medusa.fresh(target, heads, layers, share_head, lossy=True)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import torch
-from test_loop import RECIPE, documents, target
+from objective_world import target
 from torch.distributed.tensor import DTensor
+from training_world import RECIPE, documents
 
 from outrider.training import loop
 from outrider.training.loop import _State
