@@ -55,10 +55,10 @@ class Drafting:
     feature: object = None
 
     def observe(self, round):
-        self.feature = _heads.last(round, round.look.features[-1], self.feature)
+        self.feature = _heads.last(round, round.output.features[-1], self.feature)
 
     def propose(self, rows, budget):
-        depth = min(budget.depth, budget.nodes - 1, max(rows.room) - 1)
+        depth = min(budget.depth, budget.nodes - 1, max(rows.remaining) - 1)
         target, tokens, feature = self.drafter.target, [rows.root], self.feature
         for _ in range(depth):
             feature = self.drafter.net(feature, target.embed(tokens[-1]))
