@@ -85,6 +85,7 @@ class Lazy(TyperGroup):
 
 
 def file_of(name: str) -> str:
+    """The name of a command's file."""
     return f"{name}_" if iskeyword(name) else name.replace("-", "_")
 
 
@@ -96,7 +97,15 @@ def load(name: str) -> Any:
     if app is None:
         app = typer.Typer(**PLAIN)
         app.command(name)(getattr(module, file))
-    return typer.main.get_command(app)
+    return flowing(typer.main.get_command(app))
+
+
+def flowing(command: Any) -> Any:
+    """The command with its help in paragraphs: the ends of the docstring's lines are none of the terminal's."""
+    command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+    for below in getattr(command, "commands", {}).values():
+        flowing(below)
+    return command
 
 
 app = typer.Typer(

@@ -51,6 +51,8 @@ class Report:
 
 @runtime_checkable
 class Budgeter(Protocol):
+    """Decides before each round how much to draft, and is told afterwards what came of it."""
+
     def choose(self, rows: Rows) -> Budget: ...
     def learn(self, report: Report) -> None: ...
 

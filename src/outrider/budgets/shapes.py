@@ -82,10 +82,12 @@ def nodes(shape: Shape) -> int:
 
 
 def shape_of(play: Play) -> Shape:
+    """The shape of an arm, whether or not it names a drafter."""
     return play[1] if _paired(play) else play  # type: ignore[return-value]
 
 
 def part_of(play: Play) -> int:
+    """The drafter that an arm names, counted from 0; 0 where it names none."""
     return play[0] if _paired(play) else 0
 
 

@@ -24,6 +24,7 @@ FILE = "hydra_lm_head.pt"
 
 
 def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+    """A Hydra folder's drafter. Raises InputError for heads of a kind that is not Hydra's own."""
     where = bag.where
     arch = config.get("hydra_head_arch", "mlp")
     if arch not in ("mlp", "prefix-mlp"):

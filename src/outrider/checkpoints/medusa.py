@@ -28,10 +28,12 @@ OURS = ("scale", "lossy", "tree", "zero_bias", "share_head")
 
 
 def has_heads(names: frozenset[str]) -> bool:
+    """Are there Medusa heads among these tensors, beside a whole model?"""
     return any(name.startswith("medusa_head.") for name in names)
 
 
 def is_vllm(config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Are these heads in vLLM's layout?"""
     return config.get("model_type") == "medusa" or "blocks.0.layers.0.weight" in names
 
 
@@ -94,6 +96,7 @@ def _config(
 
 
 def read_vllm(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+    """Medusa heads of vLLM's layout. Raises InputError for a truncated vocabulary or missing heads."""
     where = bag.where
     hidden, vocab = number(config, "hidden_size", where), number(config, "vocab_size", where)
     if config.get("truncated_vocab_size") not in (None, vocab) or "token_map" in bag:
@@ -148,6 +151,7 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def vllm_folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors as vLLM loads them. Raises InputError where its heads cannot hold these."""
     config = found.config
     biases = {name: t for name, t in found.tensors.items() if name.endswith("linear.bias")}
     ends = [t for name, t in found.tensors.items() if name.endswith("lm_head.bias")]

@@ -96,6 +96,7 @@ def number(config: Mapping[str, Any], name: str, where: object, default: int | N
 
 
 def flag(config: Mapping[str, Any], name: str, where: object, default: bool = False) -> bool:
+    """A field of a config that is true or false. Raises InputError where it is anything else."""
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, bool):

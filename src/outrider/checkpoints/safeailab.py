@@ -28,15 +28,18 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def is_eagle(names: frozenset[str]) -> bool:
+    """Do these tensors' names make an EAGLE drafter?"""
     return "layers.0.self_attn.q_proj.weight" in names and not is_eagle3(names)
 
 
 def is_eagle3(names: frozenset[str]) -> bool:
+    """Do these tensors' names make an EAGLE-3 drafter?"""
     marks = ("midlayer.", "d2t", "t2d", "layers.0.hidden_norm.", "input_norm.", "fc_norm.")
     return any(name.startswith(marks) for name in names)
 
 
 def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+    """An EAGLE folder as a drafter. Raises InputError for what is missing, left over or of another shape."""
     where = bag.where
     _single(config, where)
     layer, vocab = layer_of(config, where), number(config, "vocab_size", where)
@@ -82,6 +85,7 @@ def _embedding(bag: Bag, vocab: int, hidden: int, facts: Facts | None) -> list[s
 
 
 def fits(where: object, facts: Facts, vocab: int, hidden: int) -> None:
+    """Raise InputError where a drafter was trained for a target of another vocabulary or width."""
     if (vocab, hidden) != (facts.vocab, facts.hidden):
         raise InputError(
             f"{where} is for a target with {vocab} tokens and features {hidden} wide; "
@@ -106,6 +110,7 @@ def _single(config: Mapping[str, Any], where: object) -> None:
 
 
 def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+    """An EAGLE-3 folder as a drafter. Raises InputError for what is missing, left over or of another shape."""
     _single(config, bag.where)
     vocab = number(config, "vocab_size", bag.where)
     block = extras(config, OURS3, bag.where)
@@ -223,10 +228,12 @@ def _taps(config: Mapping[str, Any], facts: Facts | None, where: object, notes: 
 
 
 def default_taps(layers: int) -> list[int]:
+    """The three hidden states that EAGLE-3 reads of a target of so many layers."""
     return [2, layers // 2, layers - 3]
 
 
 def checked_taps(taps: Any, where: object) -> list[int]:
+    """Three different hidden states, counted from 0. Raises InputError for anything else."""
     taps = list(taps)
     if len(taps) != 3 or len(set(taps)) < 3 or any(not isinstance(t, int) or t < 0 for t in taps):
         raise InputError(f"{where} reads hidden states {taps}; EAGLE-3 reads three different ones, counted from 0")
@@ -301,6 +308,7 @@ def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], 
 
 
 def check_export_taps(taps: list[int], facts: Facts) -> None:
+    """Raise InputError for hidden states that engines cannot give to a drafter."""
     if len(set(taps)) < 3 or min(taps) < 1 or max(taps) >= facts.layers:
         raise InputError(
             f"engines read three different hidden states, 1 to {facts.layers - 1} of {facts.name}, and not {taps}"

@@ -19,6 +19,7 @@ TOKENS = 5  # drafted in each round unless the server is told otherwise
 
 
 def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+    """A folder of speculators as a drafter. Raises InputError for another type than eagle3."""
     where, kind = bag.where, config.get("speculators_model_type")
     if kind != "eagle3":
         raise InputError(f"{where} is a speculator of type {kind}; Outrider reads eagle3")
@@ -53,6 +54,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
 
 
 def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors as speculators has them. Raises InputError for what it cannot express."""
     config, tensors = found.config, dict(found.tensors)
     layer, taps = from_dict(LayerShape, config["layer"]), list(config["taps"])
     safeailab.check_export_taps(taps, facts)

@@ -155,8 +155,8 @@ def bench(
 
 @app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(help="A run's folder, or its results.json.")],
-    b: Annotated[Path, typer.Argument(help="Another run's.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or its results.json.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another run's.")],
     as_json: opt.Json = False,
 ) -> None:
     """Two runs side by side; changes beyond both intervals are marked."""

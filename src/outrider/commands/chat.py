@@ -227,6 +227,7 @@ def converse(talk: Talk, lines: Iterator[str]) -> None:
 
 
 def number(name: str, word: str, kind: Callable[[str], Any]) -> Any:
+    """The value of a /command. Raises InputError for what is no number."""
     from ..params import InputError
 
     try:

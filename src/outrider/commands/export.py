@@ -11,7 +11,9 @@ from . import options as opt
 
 
 def export(
-    folder: Annotated[str, typer.Argument(help="A drafter's folder, of whatever layout `outrider import` reads.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A drafter's folder, of whatever layout `outrider import` reads.")
+    ],
     model: opt.Model = None,
     to: Annotated[str, opt.output("--to", help="safeailab, medusa, speculators, vllm or sglang.")] = "",
     out: Annotated[str | None, opt.output("--out", metavar="DIR", help="The new folder.")] = None,

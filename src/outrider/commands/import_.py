@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def import_(
-    folder: Annotated[str, typer.Argument(help="A folder or hub id with a trained drafter, of whatever layout.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A folder or hub id with a trained drafter, of whatever layout.")
+    ],
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="The drafter's target, which some layouts ask for; demo: ours."),
+        typer.Argument(metavar="MODEL", help="The drafter's target, which some layouts ask for; demo: ours."),
     ] = None,
     out: Annotated[
         str | None,
@@ -61,6 +63,7 @@ def facts_of(model: str | Place | None) -> Facts:
 
 
 def summary(found: Found) -> dict[str, Any]:
+    """What a folder holds, as JSON."""
     return {
         "layout": found.layout,
         "method": found.method,
@@ -73,6 +76,7 @@ def summary(found: Found) -> dict[str, Any]:
 
 
 def show(found: Found, folder: str, out: str | None) -> None:
+    """What a folder holds, for a reader."""
     about = summary(found)
     config = {k: v for k, v in found.config.items() if k != "layer" and v is not None}
     typer.echo(f"layout      {found.layout}")

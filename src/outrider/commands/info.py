@@ -36,6 +36,7 @@ def info(
 
 
 def collect() -> dict[str, Any]:
+    """Versions, threads, devices, models and drafters, as JSON."""
     import torch
 
     devices = ["cpu"]

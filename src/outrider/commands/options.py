@@ -23,7 +23,7 @@ measuring = _group("Measuring")
 NAMES = "A hub id, a folder, a .gguf file, smollm2 or demo"
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help=f"{NAMES}. Left out: smollm2 where its package is installed, else demo."),
+    typer.Argument(metavar="MODEL", help=f"{NAMES}. Left out: smollm2 where its package is installed, else demo."),
 ]
 
 Drafter = Annotated[

@@ -87,6 +87,7 @@ def held_out(count: int | None) -> list[Any]:
 
 
 def document(c: Certificate) -> dict[str, Any]:
+    """A certificate as JSON."""
     from dataclasses import asdict
 
     from .info import versions

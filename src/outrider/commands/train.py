@@ -11,7 +11,7 @@ from . import options as opt
 
 
 def train(
-    method: Annotated[str, typer.Argument(help=f"One of {', '.join(plugins.names('objectives'))}.")],
+    method: Annotated[str, typer.Argument(metavar="METHOD", help=f"One of {', '.join(plugins.names('objectives'))}.")],
     data: Annotated[
         list[str],
         opt.given(

@@ -73,6 +73,7 @@ def _method_of(folder: str) -> str:
 
 
 def options_of(spec: str, query: str, function: Any) -> dict[str, Any]:
+    """The options of a SPEC's query, each of its default's type. Raises InputError for one that there is not."""
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()

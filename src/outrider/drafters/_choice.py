@@ -13,6 +13,8 @@ from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Row
 
 @dataclass(frozen=True)
 class ChoiceDrafter:
+    """Several drafters, of which the budget names one for every round."""
+
     parts: tuple[Drafter, ...]
 
     @property
@@ -25,6 +27,8 @@ class ChoiceDrafter:
 
 @dataclass
 class ChoiceDrafting:
+    """The state of each of the drafters; all are told of every round."""
+
     parts: list[Drafting]
 
     def observe(self, round: Round) -> None:

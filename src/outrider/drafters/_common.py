@@ -76,6 +76,8 @@ def accepted(fed: Int[Tensor, "b n"], round: Round) -> tuple[Int[Tensor, "b k"],
 
 @runtime_checkable
 class Forks(Protocol):
+    """A state that can be copied for a row that is split."""
+
     def fork(self: S) -> S: ...
 
 

@@ -56,6 +56,8 @@ class Steps(Protocol):
 
 @dataclass
 class FeatureDrafting:
+    """The drafting state of EAGLE-type drafters: a queue of features, the layer's keys and values, the last step."""
+
     drafter: Steps
     cache: KVCache
     pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row

@@ -45,6 +45,8 @@ class GuardedDrafter:
 
 @dataclass
 class GuardedDrafting:
+    """A drafting whose exceptions end drafting, and not the text."""
+
     drafter: GuardedDrafter
     inner: Drafting | None
 

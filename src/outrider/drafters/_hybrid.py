@@ -139,6 +139,8 @@ class HybridDrafter:
 
 @dataclass
 class HybridDrafting:
+    """The state of a hybrid model: what it has read of each text, and its memory after it."""
+
     drafter: HybridDrafter
     texts: list[list[int]]  # what was read, in the drafter's own words
     memories: list[Memory]  # after these texts

@@ -33,6 +33,8 @@ class MixDrafter:
 
 @dataclass
 class MixDrafting:
+    """The states of the drafters of a mix; each is told of its own nodes of the common tree."""
+
     parts: list[Drafting]
     reads: list[bool]  # does the drafter read features? It needs those of every accepted node, whoever proposed it
     trees: list[DraftTree] | None = None  # the last proposals, and where their nodes went

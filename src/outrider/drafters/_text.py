@@ -40,6 +40,8 @@ class Telling(Protocol):
 
 @runtime_checkable
 class Teller(Protocol):
+    """A drafter that proposes tokens from text alone."""
+
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Telling: ...
 
 
@@ -110,6 +112,8 @@ class Line:
 
 @dataclass
 class TextDrafting:
+    """A drafting with words of another tokenizer: it translates what it is told and what it proposes."""
+
     drafter: TextDrafter
     inner: Telling
     lines: list[Line]

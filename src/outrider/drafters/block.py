@@ -31,6 +31,8 @@ from ._lattice import conditional, lattice
 
 @dataclass(frozen=True)
 class BlockDrafter:
+    """A trained block drafter for one target."""
+
     net: BlockNet
     target: Target
     config: BlockConfig

@@ -96,6 +96,8 @@ class EagleNet(nn.Module):
 
 @dataclass(frozen=True)
 class EagleDrafter:
+    """A trained EAGLE for one target: its network, the tree it grows, and the head for the tokens that it can draft."""
+
     net: EagleNet
     target: Target
     config: EagleConfig

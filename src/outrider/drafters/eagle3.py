@@ -60,6 +60,7 @@ def default_taps(layers: int) -> tuple[int, int, int]:
 
 
 def check_taps(taps: tuple[int, ...]) -> None:
+    """Raise InputError unless these are three different hidden states, counted from 0."""
     if len(taps) != 3 or len(set(taps)) < 3:
         raise InputError(f"EAGLE-3 fuses three distinct layers of the target, not {list(taps)}; correct its taps")
     if min(taps) < 0:
@@ -135,6 +136,8 @@ class Eagle3Net(nn.Module):
 
 @dataclass(frozen=True)
 class Eagle3Drafter:
+    """A trained EAGLE-3 for one target."""
+
     net: Eagle3Net
     target: Target
     config: Eagle3Config

@@ -177,6 +177,8 @@ def fresh(
 
 @dataclass(frozen=True)
 class HydraDrafter:
+    """Trained Hydra heads for one target."""
+
     net: HydraNet
     target: Target
     config: HydraConfig

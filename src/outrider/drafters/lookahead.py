@@ -35,6 +35,8 @@ from ._common import flag, refuse, selected, useful, whole
 
 @dataclass(frozen=True)
 class LookaheadDrafter:
+    """Lookahead decoding: `window` columns of Jacobi iterates, a pool of `ngram`-grams, `guesses` tried a round."""
+
     window: int = 7
     ngram: int = 5
     guesses: int = 7
@@ -113,6 +115,8 @@ def plan(row: Row, nodes: int, depth: int) -> tuple[list[list[int]], int]:
 
 @dataclass
 class LookaheadDrafting:
+    """Each row's window and pool."""
+
     drafter: LookaheadDrafter
     rows: list[Row]
     last: list[list[int]] | None = None  # per row and verified column: the node behind which its iterate is drawn

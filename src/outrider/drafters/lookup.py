@@ -26,6 +26,8 @@ TRIES = 8  # occurrences looked at per match wanted: bounds a round on repetitiv
 
 @dataclass(frozen=True)
 class LookupDrafter:
+    """Prompt lookup: what followed the last `ngram` tokens earlier, `tokens` of it, of so many `matches`."""
+
     ngram: int = 3
     tokens: int = 10
     matches: int = 3
@@ -96,6 +98,8 @@ class Index:
 
 @dataclass
 class LookupDrafting:
+    """Each row's index of its own text."""
+
     drafter: LookupDrafter
     rows: list[Index] = field(default_factory=list)
 

@@ -106,6 +106,8 @@ class Slab:
 
 @dataclass
 class MambaDrafting:
+    """Each row's state after its text, and the states of the nodes that were drafted last."""
+
     drafter: MambaDrafter
     state: ssm.State  # after the text, without the pending tokens
     pending: list[list[int]]  # committed tokens that the drafter has not read, in its own words

@@ -67,6 +67,8 @@ class MedusaConfig:
 
 
 class MedusaHead(nn.Module):
+    """One head: residual blocks, then an LM head of its own unless it shares the target's."""
+
     def __init__(self, config: MedusaConfig):
         super().__init__()
         self.blocks = nn.ModuleList([_heads.ResBlock(config.hidden) for _ in range(config.layers)])
@@ -177,6 +179,8 @@ def fresh(
 
 @dataclass(frozen=True)
 class MedusaOptions:
+    """The tree that Medusa drafts."""
+
     tree: str = "dynamic"  # dynamic | static | ranks
     ranks: tuple[tuple[int, ...], ...] = ()  # of tree=ranks, best first
     shape: tuple[int, ...] = (4, 3, 2, 1)
@@ -186,6 +190,8 @@ class MedusaOptions:
 
 @dataclass(frozen=True)
 class MedusaDrafter:
+    """Trained Medusa heads for one target."""
+
     net: MedusaNet
     target: Target
     config: MedusaConfig
@@ -200,6 +206,8 @@ class MedusaDrafter:
 
 @dataclass
 class MedusaDrafting:
+    """Each row's feature of its last committed token."""
+
     drafter: MedusaDrafter
     feature: Float[Tensor, "b h"] | None = None  # of the last committed token
 

@@ -42,6 +42,8 @@ class ModelDrafter:
 
 @dataclass
 class ModelDrafting:
+    """The draft model's session, and the tokens that it has not read yet."""
+
     drafter: ModelDrafter
     session: Session
     pending: list[list[int]]  # committed tokens that the draft model has not read, in its own words
@@ -158,6 +160,7 @@ def across(way: str, where: str, rows: int, target: Target, tokenizer: Any, buil
 
 
 def check_way(way: str) -> None:
+    """Raise InputError for a way of translating vocabularies that there is not."""
     if way not in WAYS:
         raise InputError(f"vocab is {', '.join(WAYS)}, not {way!r}")
 

@@ -87,6 +87,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class NgramDrafter:
+    """Draws from counts of `n`-grams, of the text itself or of a corpus; `width` tokens below each node."""
+
     vocab: int
     n: int = 2
     width: int = 2
@@ -102,6 +104,8 @@ class NgramDrafter:
 
 @dataclass
 class NgramDrafting:
+    """Each row's counts."""
+
     drafter: NgramDrafter
     rows: list[Counts]
 

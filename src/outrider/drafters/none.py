@@ -13,6 +13,8 @@ from ._common import refuse
 
 @dataclass(frozen=True)
 class NoneDrafter:
+    """Drafts nothing: plain decoding."""
+
     taps: tuple[int, ...] = ()
     reopens: bool = True
 

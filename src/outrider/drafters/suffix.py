@@ -131,6 +131,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class SuffixDrafter:
+    """Suffix decoding over the text, a corpus, and what was written before."""
+
     context: int = 16
     corpus: Automaton | None = None  # built once, never written again
     memory: Memory | None = None
@@ -200,6 +202,7 @@ def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor
 
 
 def advance(matches: list[Match], token: int, context: int) -> list[Match]:
+    """The matches after one more token."""
     return [(automaton, *automaton.step(state, length, token, context)) for automaton, state, length in matches]
 
 
@@ -224,6 +227,8 @@ def successors(matches: list[Match]) -> tuple[list[tuple[int | None, float]], li
 
 @dataclass
 class SuffixDrafting:
+    """Each row's suffix automaton and its matches."""
+
     drafter: SuffixDrafter
     rows: list[Text]
 

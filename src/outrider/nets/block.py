@@ -91,6 +91,8 @@ class BlockAttention(Attention):
 
 
 class BlockLayer(nn.Module):
+    """A decoder layer whose keys and values come from the context and from the block."""
+
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.shape = shape

@@ -122,6 +122,8 @@ def _frequencies(shape: LayerShape) -> tuple[Float[Tensor, " half"], float]:
 
 
 class Attention(nn.Module):
+    """The four projections of attention."""
+
     def __init__(self, shape: LayerShape):
         super().__init__()
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -132,6 +134,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """The gated feed-forward part: down(silu(gate(x)) * up(x))."""
+
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)

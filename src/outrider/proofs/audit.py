@@ -52,6 +52,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Equality:
+    """What texts of one law, decoded side by side, showed against plain decoding."""
+
     law: Sampling
     batch: int  # rows decoded together
     texts: int
@@ -62,6 +64,8 @@ class Equality:
 
 @dataclass(frozen=True)
 class Audit:
+    """What an audit found; `lossless` is its verdict."""
+
     model: str
     drafter: str
     rule: str
@@ -74,6 +78,7 @@ class Audit:
 
 
 def label(law: Sampling) -> str:
+    """A law in a few words, as in T=0.7 top-p 0.9."""
     return f"T={law.temperature:g}" + (f" top-p {law.top_p:g}" if law.top_p < 1 else "")
 
 

@@ -87,6 +87,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Certificate:
+    """What the same drafter wrote and accepted here and in vLLM; `passed` is the verdict."""
+
     drafter: str
     target: str
     method: str
@@ -182,6 +184,7 @@ def compare(
     llm: LLM, spec: str, target: str, method: str, prompts: Sequence[Sequence[int]], tokens: int, new: int,
     theirs: dict[str, Any],
 ) -> Certificate:  # fmt: skip
+    """Decode the prompts here, and hold text and acceptance against vLLM's answers `theirs`."""
     texts, rounds = [], []
     for prompt in prompts:
         text, reached = chain(llm, prompt, tokens, new)

@@ -34,6 +34,7 @@ def counters(llm: Any, tokens: int) -> list[int]:
 
 
 def main(job_file: str, result_file: str) -> None:
+    """Decode the prompts of a job (a JSON file) with vLLM, and write texts and acceptance to another."""
     import torch
     import vllm
 

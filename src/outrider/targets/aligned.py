@@ -69,6 +69,7 @@ def carry(plan: Plan) -> Tensor:
 
 
 def plan_of(mask: Any) -> Plan | None:
+    """The plan that a mask carries; None where it carries none."""
     return mask.__dict__.get(PLAN) if isinstance(mask, Tensor) else None
 
 

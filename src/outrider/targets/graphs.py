@@ -53,6 +53,8 @@ class Recordable(Protocol):
 
 @dataclass
 class Recording:
+    """A recorded pass, and the shapes for which it was proved."""
+
     replay: Any
     proofs: set[tuple[int, ...]] = field(default_factory=set)
 

@@ -114,6 +114,7 @@ def _document(given: Any, where: str, tokenizer: Any) -> Document:
 
 
 def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -> Document:
+    """A text of which every token is learned. Raises InputError for an empty one."""
     if not text.strip():
         raise InputError(f"{where} is empty; fill or remove the line")
     return spans([(text, True)], tokenizer, ends)

@@ -41,6 +41,7 @@ def mask_of(batch: Batch, dtype: torch.dtype, window: int | None = None) -> Floa
 
 
 def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "b n n"]:
+    """Which places attend to which [b, n, n]: earlier ones of the same document, `window` of them at most."""
     d, n = batch.documents, batch.documents.shape[1]
     seen = (d[:, :, None] == d[:, None, :]) & torch.ones(n, n, dtype=torch.bool, device=d.device).tril()
     if window is not None:
@@ -159,6 +160,7 @@ KINDS: dict[str, tuple[Any, torch.dtype]] = {
 
 
 def digest(rows: Batch) -> str:
+    """Which rows these are, as 16 hexadecimal digits."""
     return hashlib.sha256(rows.tokens.numpy().tobytes() + rows.documents.numpy().tobytes()).hexdigest()[:16]
 
 

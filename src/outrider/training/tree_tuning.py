@@ -126,6 +126,8 @@ def measure(
 
 @dataclass
 class Watch:
+    """How often the candidates of each depth and rank were right."""
+
     tested: list[int]
     hits: list[list[int]]
 
@@ -157,6 +159,8 @@ class Watched:
 
 @dataclass
 class WatchedDrafting:
+    """A drafting whose candidates are held against the text that was written."""
+
     watch: Watch
     inner: Any
     texts: list[list[int]] = field(default_factory=list)

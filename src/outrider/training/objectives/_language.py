@@ -77,6 +77,7 @@ class LanguageObjective(NetworkObjective):
 
 
 def special_tokens(target: HFTarget) -> dict[str, Any]:
+    """The target's vocabulary and special tokens, for the config of a language model."""
     ends = {name: getattr(target.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return {"vocab_size": target.vocab, **ends}
 
@@ -84,6 +85,7 @@ def special_tokens(target: HFTarget) -> dict[str, Any]:
 def objective(
     target: HFTarget, fresh: Callable[[], Any], stage: str, loss: str, init: str, kinds: tuple[str, ...]
 ) -> LanguageObjective:
+    """A language model in one stage of its training. Raises InputError for an unknown stage, loss or model."""
     if stage not in STAGES or loss not in DIVERGENCES:
         raise InputError(f"a stage is {', '.join(STAGES)}, and the loss of distil {', '.join(DIVERGENCES)}")
     net: Any = from_pretrained(init, "float32", str(target.device), False, {}) if init else fresh()

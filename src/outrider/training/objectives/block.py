@@ -34,6 +34,8 @@ LOSSES = ("kl", "ce", "tv", "lk")
 
 
 class BlockObjective(NetworkObjective):
+    """The law of every slot of blocks that begin at sampled anchors."""
+
     drafter = "block"
 
     def __init__(self, target: HFTarget, net: BlockNet, anchors: int = 64, loss: str = "kl", decay: float = 0.0):

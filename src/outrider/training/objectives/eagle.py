@@ -29,6 +29,8 @@ OPTIMISER = Optimiser(lr=3e-5)
 
 
 class EagleObjective(NetworkObjective):
+    """The next feature and its law; over several aligned passes it is HASS."""
+
     drafter = "eagle"
 
     def __init__(

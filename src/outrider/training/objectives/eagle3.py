@@ -28,6 +28,8 @@ OPTIMISER = Optimiser(lr=5e-5)
 
 
 class Eagle3Objective(NetworkObjective):
+    """The target's law over several steps of the drafter's own."""
+
     drafter = "eagle3"
 
     def __init__(self, target: HFTarget, net: eagle3.Eagle3Net, passes: int = 7, decay: float = 0.8):

@@ -27,6 +27,8 @@ OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
 class HydraObjective(NetworkObjective):
+    """The law, or the token, of each place ahead, given the tokens between."""
+
     drafter = "hydra"
 
     def __init__(self, target: HFTarget, net: hydra.HydraNet, decay: float, teacher: bool):

@@ -25,6 +25,8 @@ OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
 class MedusaObjective(NetworkObjective):
+    """The token, or the law, of each place ahead."""
+
     drafter = "medusa"
 
     def __init__(self, target: HFTarget, net: medusa.MedusaNet, decay: float, teacher: bool):

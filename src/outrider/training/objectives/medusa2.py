@@ -35,6 +35,8 @@ OPTIMISER = Optimiser(lr=5e-4, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
 class Medusa2Objective(nn.Module):
+    """Medusa's heads and the backbone's own language loss together."""
+
     drafter = "medusa"
     taps = ()  # its own pass over the target is part of the loss
 
