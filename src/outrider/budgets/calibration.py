@@ -161,6 +161,8 @@ class Calibrated:
 
 @dataclass
 class CalibratedDrafting:
+    """A drafting whose confidences are fitted while it is used, under the rule `coupled` alone."""
+
     inner: Any
     fit: Fit
     mine: DraftTree | None = None  # the last one: other drafters' trees teach nothing
