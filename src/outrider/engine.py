@@ -190,8 +190,8 @@ class Batch:
             output = self.session.forward(tree, self.engine.drafter.taps)
         # Away from the CPU the pass runs while the host goes on; the fetch waits for it.
         with clock("rest" if self.root.device.type == "cpu" else "verify"):
-            verdict = self.judge(view, tree, look)
-            done = Done.of(tree, verdict, look.logits)
+            verdict = self.judge(view, tree, output)
+            done = Done.of(tree, verdict, output.logits)
         self.session.keep(verdict.path, verdict.count)
         self.root = verdict.next
         with clock("draft"):

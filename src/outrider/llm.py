@@ -105,7 +105,7 @@ class LLM:
     eos: frozenset[int] = frozenset()
     budget: Budgeter | str = "auto"  # where a call names none
     budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learnt stays
-    race: RaceNoise | None = None
+    gumbel: GumbelNoise | None = None
     kept_as: str = ""  # the model's name among what is kept between runs; "": nothing is
     memories: list[Memory] = field(default_factory=list)
 

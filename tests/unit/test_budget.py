@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.budgets.adaptive import AdaptiveBudget, Curve, FixedBudget, Report, nearest
-from outrider.core.noise import RaceNoise
+from outrider.core.noise import GumbelNoise
 from outrider.core.tree import check, from_lists, trim
 from outrider.types import Budget, Price, Rows, Sampling
 

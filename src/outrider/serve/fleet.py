@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.tree import root_only
-from ..types import Budget, Drafter, Drafting, DraftTree, Look, Price, Round, Rows
+from ..types import Budget, Drafter, Drafting, DraftTree, Price, Round, Rows, TargetOutput
 from .prefixes import Seen
 
 
