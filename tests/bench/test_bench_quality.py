@@ -13,9 +13,9 @@ import torch
 
 import outrider
 from outrider.bench import methods, tasks
-from outrider.bench.cells import Analysis, document
+from outrider.bench.cells import Analysis, document, newest
 from outrider.bench.models import Models
-from outrider.bench.quality import likelihood, quality, texts
+from outrider.bench.quality import likelihood, quality
 from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Method, Prompt, Sample, Task
@@ -125,7 +125,7 @@ def test_texts_of_many_turns(models: Models, tmp_path: Path) -> None:
     runner.open(group.methods)
     assert runner.run(group)
     first = [s for s in of(runner, "none") if s.repeat == 0]
-    found = texts(runner, group, of(runner, "none"))
+    found = [(text.ids, text.new) for text in runner.texts(group, newest(of(runner, "none")))]
     a, b, c = talks
     (one, two), (three,) = (turn.tokens for turn in first[0].turns)
     wanted = [(runner.ids(group.task, a, []), one), (runner.ids(group.task, b, []), two)]

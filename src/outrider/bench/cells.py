@@ -108,44 +108,35 @@ class Analysis:
     def own(self, group: Group, method: Method, first: dict[int, Sample]) -> set[str]:
         """Plain decoding itself is held against the stock model's own pass."""
         llm = self.runner.models.llm(method.variant)
-        for chunk, sample in first.items():
-            prompts = group.chunks[chunk]
-            for turn, ids, who in self.runner.turns(group.task, prompts, sample.turns):
-                seeds = self.runner.seeds(group, [prompts[i] for i in who], turn)
-                for text, new, seed in zip(ids, sample.turns[turn].tokens, seeds, strict=True):
-                    if new and checks.own(llm, text, new, group.temperature, seed) > checks.tie(llm):
-                        return {"plain decoding wrote what the model's own pass does not choose"}
+        for text in self.runner.texts(group, first):
+            if text.new and checks.own(llm, text.ids, text.new, group.temperature, text.seed) > checks.tie(llm):
+                return {"plain decoding wrote what the model's own pass does not choose"}
         return set()
 
     def compare(self, cell: Cell, group: Group, method: Method, mine: Sample, plain: Sample) -> None:
         """Rows against plain decoding's; the first turn that differs tells (later ones have other prompts)."""
         if [len(t.tokens) for t in mine.turns] != [len(t.tokens) for t in plain.turns]:
             return
-        llm, prompts = self.runner.models.llm(method.variant), group.chunks[mine.chunk]
-        parted: set[int] = set()
-        for turn, ids, who in self.runner.turns(group.task, prompts, plain.turns):
-            for row, index in enumerate(who):
-                a, b = mine.turns[turn].tokens[row], plain.turns[turn].tokens[row]
-                if index in parted or a == b:
-                    continue
-                parted.add(index)
-                seed = self.runner.seeds(group, [prompts[index]], turn)[0]
-                name = prompts[index].id
-                cell.divergences.append(checks.divergence(llm, name, turn, ids[row], a, b, group.temperature, seed))
-        cell.compared += len(prompts)
-        cell.same_text += len(prompts) - len(parted)
+        llm, parted = self.runner.models.llm(method.variant), set[str]()
+        for text in self.runner.texts(group, {mine.chunk: plain}):
+            name, wrote = text.prompt.id, mine.turns[text.turn].tokens[text.row]
+            if name not in parted and wrote != text.new:
+                parted.add(name)
+                cell.divergences.append(
+                    checks.divergence(llm, name, text.turn, text.ids, wrote, text.new, group.temperature, text.seed)
+                )
+        cell.compared += len(group.chunks[mine.chunk])
+        cell.same_text += len(group.chunks[mine.chunk]) - len(parted)
 
     def uniforms(self, group: Group, method: Method, first: dict[int, Sample]) -> list[float]:
         """u of all tokens of a cell: see `checks.uniforms`."""
         llm, us = self.runner.models.llm(method.variant), list[float]()
-        for chunk, sample in first.items():
-            for turn, ids, _ in self.runner.turns(group.task, group.chunks[chunk], sample.turns):
-                for prompt, new in zip(ids, sample.turns[turn].tokens, strict=True):
-                    key = ("int8" in method.variant, group.temperature, tuple(prompt), tuple(new))
-                    if new and key not in self.drawn:
-                        dice = random.Random(repr(key))
-                        self.drawn[key] = checks.uniforms(llm, prompt, new, group.temperature, dice)
-                    us += self.drawn.get(key, [])
+        for text in self.runner.texts(group, first):
+            key = ("int8" in method.variant, group.temperature, tuple(text.ids), tuple(text.new))
+            if text.new and key not in self.drawn:
+                dice = random.Random(repr(key))
+                self.drawn[key] = checks.uniforms(llm, text.ids, text.new, group.temperature, dice)
+            us += self.drawn.get(key, [])
         return us
 
     def laws(self, cells: Sequence[Cell]) -> dict[tuple[float, int, str], LawTest]:

@@ -36,15 +36,6 @@ def likelihood(llm: LLM, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -
     return total / count if count else None
 
 
-def texts(runner: Runner, group: Group, samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
-    """(prompt, text) of every turn of one sample for each batch."""
-    found = []
-    for chunk, sample in newest(good(samples)).items():
-        for turn, ids, _ in runner.turns(group.task, group.chunks[chunk], sample.turns):
-            found += list(zip(ids, sample.turns[turn].tokens, strict=False))
-    return found
-
-
 def good(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if not s.faults]
 
@@ -56,8 +47,11 @@ def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM)
     def of(name: str) -> list[Sample]:
         return [s for s in group.own(runner.store.samples) if s.method == name]
 
+    def judged_by(name: str) -> float | None:
+        texts = runner.texts(group, newest(good(of(name))))
+        return likelihood(judge, [(text.ids, text.new) for text in texts])
+
     plain = next((m.name for m in group.methods if m.plain and m.variant == variant), "")
-    mine = texts(runner, group, of(method))
     told = [
         exact(task.kind, llm.decode(answer_of(prompts, sample.turns, len(prompt.turns) - 1, i)), prompt.reference)
         for chunk, sample in newest(good(of(method))).items()
@@ -74,5 +68,4 @@ def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM)
     remaining = llm.target.context
     held = likelihood(llm, [(a, b) for a, b in known if len(a) + len(b) <= remaining])
     exactly = sum(judged) / len(judged) if judged else None
-    beside = likelihood(judge, texts(runner, group, of(plain)))
-    return Quality(likelihood(judge, mine), beside, exactly, None if held is None else -held)
+    return Quality(judged_by(method), judged_by(plain), exactly, None if held is None else -held)

@@ -10,7 +10,7 @@ method answers: a method that is added, or tried again, later is compared with p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from zlib import crc32
@@ -53,6 +53,18 @@ class Group:
         key = (self.task.name, self.temperature, self.batch)
         mine = [s for s in samples if s.cell[:3] == key and s.digest in place]
         return [replace(s, chunk=place[s.digest]) for s in mine]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What one row wrote in one turn, and what it went on from."""
+
+    prompt: Prompt
+    turn: int
+    row: int  # among those that took part in the turn
+    ids: list[int]
+    seed: int
+    new: list[int]
 
 
 @dataclass
@@ -191,6 +203,16 @@ class Runner:
             who = [i for i, p in enumerate(prompts) if len(p.turns) > turn]
             answers = [[answer_of(prompts, made, t, i) for t in range(turn)] for i in who]
             yield turn, [self.ids(task, prompts[i], a) for i, a in zip(who, answers, strict=True)], who
+
+    def texts(self, group: Group, samples: Mapping[int, Sample]) -> Iterator[Text]:
+        """All rows and turns of samples, which are given by their batch of prompts."""
+        for chunk, sample in samples.items():
+            prompts = group.chunks[chunk]
+            for turn, ids, who in self.turns(group.task, prompts, sample.turns):
+                asked = [prompts[i] for i in who]
+                parts = zip(asked, ids, self.seeds(group, asked, turn), sample.turns[turn].tokens, strict=True)
+                for row, (prompt, before, seed, new) in enumerate(parts):
+                    yield Text(prompt, turn, row, before, seed, new)
 
     def ids(self, task: Task, prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
         """A conversation's tokens up to the next answer: the model's own template, or plain text where it has none."""
