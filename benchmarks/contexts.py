@@ -32,7 +32,7 @@ def study(context: int, chains: Mapping[str, str]) -> Callable[[], Config]:
         return Config(
             str(stretched(DEMO / "target", context)), tuple(f"{d}?tree=chain@6x5" for d in drafters),
             (f"{prompts()}@{context - TOKENS}",), peers=(), variants=("eager",), tokens=TOKENS, keep_loops=True,
-            limit=None if context <= TRAINED else len(DOMAINS), explain=False, compile=False, dtype="float32",
+            limit=None if context <= TRAINED else len(DOMAINS), explain=False, dtype="float32",
         )  # fmt: skip
 
     return made

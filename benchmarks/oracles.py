@@ -87,7 +87,7 @@ def study() -> Config:
         tokenizer.save_pretrained(PLACE)
     rows = tuple(f"alpha {alpha}=oracle?alpha={alpha}" for alpha in ALPHAS)  # no drafter: `parts` has what runs
     return Config(
-        str(PLACE), rows, ("demo/stories",), variants=("eager",), compile=False, tokens=64, limit=2, repeats=3,
+        str(PLACE), rows, ("demo/stories",), variants=("eager",), tokens=64, limit=2, repeats=3,
         explain=False,
     )  # fmt: skip
 

@@ -22,16 +22,20 @@ class Models:
     device: str = "auto"
     compile: bool = True
     trust: bool = False
+    usual: str = "plain"  # the variant that stands for the unchanged weights
     loaded: dict[str, LLM] = field(default_factory=dict)  # by variant
     drafted: dict[tuple[str, str], LLM] = field(default_factory=dict)  # by variant and SPEC
 
     @classmethod
     def of(cls, config: Config) -> Models:
         """What a run's arguments name."""
-        return cls(config.model or "demo", config.dtype, config.device, config.compile, config.trust_remote_code)
+        usual = "eager" if "eager" in config.variants and "plain" not in config.variants else "plain"
+        model = config.model or "demo"
+        return cls(model, config.dtype, config.device, config.compile, config.trust_remote_code, usual)
 
-    def llm(self, variant: str = "plain") -> LLM:
-        """The target of a variant (`methods.VARIANTS`), loaded once, with no drafter."""
+    def llm(self, variant: str = "") -> LLM:
+        """The target of a variant (`methods.VARIANTS`), loaded once, with no drafter; "": the usual one."""
+        variant = variant or self.usual
         if variant not in self.loaded:
             exact = "rounding" if "int8" in variant else "auto"  # what is found out is found out of the full weights
             place: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust}

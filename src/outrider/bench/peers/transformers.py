@@ -27,7 +27,7 @@ def load(
 ) -> Stock:
     if cache not in ("dynamic", "static"):
         raise InputError(f"transformers has the caches dynamic and static here, not {cache!r}")
-    target: Any = models.llm("plain").target
+    target: Any = models.llm().target
     options: dict[str, Any] = {}
     if compile and target.device.type != "cuda":
         raise InputError("transformers compiles its static cache on a GPU alone; leave compile out")
