@@ -40,6 +40,7 @@ class Server:
     name: str
     url: str
     body: dict[str, Any] = field(default_factory=dict)  # fields beside prompt and length
+    ours: bool = False
 
 
 def prompts() -> list[str]:
@@ -58,6 +59,8 @@ def load(server: Server, clients: int, each: int, gap: float, tokens: int, count
         for k in range(each):
             time.sleep(chance.expovariate(1 / gap))
             own = {"prompt": texts[(number * each + k) % len(texts)], "seed": number * 1000 + k, "max_tokens": tokens}
+            if server.ours:  # or it would copy prompts that it has read under another name
+                own["cache_salt"] = f"{server.name} {clients}"
             try:
                 made = ask(server.url, {**server.body, **own})
             except (RuntimeError, OSError) as error:
@@ -146,8 +149,8 @@ def main() -> None:
     with ours(given.model, given.drafter or [], given.rows) as url:
         law, counted = {"temperature": given.temperature}, {"stream_options": {"include_usage": True}}
         servers = [
-            Server("plain", url, {**law, **counted, "outrider": {"speculate": False}}),
-            Server("speculating", url, {**law, **counted}),
+            Server("plain", url, {**law, **counted, "outrider": {"speculate": False}}, ours=True),
+            Server("speculating", url, {**law, **counted}, ours=True),
             *(Server(n, u, {**law, "model": given.peer_model} if given.peer_model else law)
               for n, u in (peer.split("=", 1) for peer in given.peer)),
         ]  # fmt: skip
