@@ -134,7 +134,7 @@ class Budget:
     nodes: int
     depth: int
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
-    reach: float = 0.0  # coupled only: draft no deeper once no node's value lies above
+    reach: float = 0.0  # coupled only: stop expanding when the best value is below
     price: Price | None = None  # coupled only: keep the nodes that pay
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
     scale: float | None = None  # s of the confidences softmax(r / s), where it is fitted; None: the drafter's own

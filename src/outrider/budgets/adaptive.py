@@ -28,7 +28,7 @@ from ..types import Budget, Price, Rows
 DECAY = 0.98  # forgetting of hit rates, per round
 PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
 PROBE_MAX = 256
-PRIOR = 8.0  # rows that a belief about a depth never seen is worth
+PRIOR = 8.0  # pseudo-count of rows for a depth never seen
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 LEARN = 6  # rounds of a new batch size that measure, one of them without a draft: a single round is no measurement

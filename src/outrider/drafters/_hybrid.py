@@ -168,7 +168,7 @@ class HybridDrafting:
         return tree
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
-        """For `_text.py`: a tree below tokens of the drafter's own, of which only the settled ones stay."""
+        """For `_text.py`: a temporary tree below the drafter's own tokens; the memory is rewound to the settled."""
         self.memories = [self._after(i, tokens)[1] for i, tokens in enumerate(settled)]
         self.texts = [text + tokens for text, tokens in zip(self.texts, settled, strict=True)]
         self.pending = tails

@@ -67,7 +67,7 @@ TABLE: dict[str, Family] = {
     "olmo3": Family(typed=True),
     "smollm3": Family(typed=True),
     "gpt_oss": Family(typed=True, attention="eager", sinks=True),
-    # positions read off slots
+    # positions derived from cache indices
     "bloom": Family(attention="eager", binding=positions.bloom, context="seq_length"),
     "falcon": Family(attention="sdpa", binding=positions.falcon),
     "mpt": Family(attention="eager", binding=positions.mpt, context="max_seq_len"),

@@ -1,4 +1,4 @@
-"""Families that read positions off slots: what stands in for that code while a tree is read.
+"""Families that derive positions from cache indices: code that replaces theirs while a tree is read.
 
 In a tree, and in a batch of unequal rows, slot and position differ. Each function gives a context, entered for the
 time of one of our passes over a tree, in which one model takes its biases from the true positions:

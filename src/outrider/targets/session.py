@@ -66,7 +66,7 @@ class Pass:
         return self.spots[:, self.since :]
 
     def stretch(self) -> Int[Tensor, " m"]:
-        """The slots that level rows write."""
+        """Cache slots written when all rows have equal length."""
         return index(self.view, self.spots.device)[self.prefix + self.since :]
 
     def slots(self, capacity: int) -> Int[Tensor, " bm"]:
