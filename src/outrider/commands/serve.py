@@ -73,3 +73,4 @@ def serve(
         if host not in LOOPBACK and not api_key:
             typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
         run(service, sock, host, api_key, shutdown_timeout)
+        service.llm.remember()
