@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,13 @@ DRAFTED: dict[float, list[tuple[Any, int]]] = {
 
 def exactly(name: str = "llama", **more: Any) -> HFTarget:
     """A tiny random model in bfloat16 whose passes keep their bits."""
-    target = load_target(build(name, torch.bfloat16, **{**CONTEXT, **more}), exact="bits")
+    model = build(name, torch.bfloat16, **{**CONTEXT, **more})
+    try:
+        target = load_target(model, exact="bits")
+    except InputError as error:
+        if torch.backends.cpu.get_cpu_capability() == "AVX2" or "amx_bf16" in probe.processor():
+            raise  # seen to keep their bits
+        pytest.skip(f"on this processor {error}")
     assert isinstance(target, HFTarget)
     assert target.exact == "bits"
     return target
@@ -151,7 +158,7 @@ def test_layers_read_in_blocks_where_their_class_ends() -> None:
     assert target.exactness is not None
     rows = target.exactness.rows
     blocks = dict.fromkeys(target.exactness.blocks, max(16, 2 * rows))
-    target.use(exact.Exactness(rows, target.exactness.step, target.exactness.queries, blocks=blocks))
+    target.use(replace(target.exactness, blocks=blocks))
     target.blocks = kernels.layers_of(target, blocks)
     texts, lengths = [text_of(1, 108), text_of(2, 76), text_of(3, 90)], [76, 44, 58]
     assert trees_differ(target, texts, lengths, deep=8) == 0
@@ -175,13 +182,15 @@ def test_texts_with_drafts_are_those_without(temperature: float) -> None:
 
 
 @torch.no_grad()
-def test_summing_by_slot_is_caught() -> None:
-    """The mutant: a tail in the order of slots, other branches hidden. It gives every key its weight, and other bits.
+@pytest.mark.parametrize("mutant", ["by_slot", "backwards"])
+def test_summing_by_slot_is_caught(mutant: str) -> None:
+    """The mutants: a tail in the order of slots, other branches hidden, and one from its end. They give every key its
+    weight, and other bits, unless hidden keys between the others change none on this processor.
 
     Values cancel out, so that an order of summation shows at once; in a model it takes thousands of tokens.
     """
     torch.manual_seed(0)
-    length, dice, wrong = 70, random.Random(2), 0
+    length, dice, wrong, change = 70, random.Random(2), 0, {"by_slot": by_slot, "backwards": backwards}[mutant]
     for _ in range(60):
         text = text_of(dice.randrange(1000), length + 7)
         tokens, parents, path = scattered(dice, text, length, 6)
@@ -189,6 +198,7 @@ def test_summing_by_slot_is_caught() -> None:
         states = torch.randn(2, length + 7, 2, 8)
         states[1, : exact.start(length + 6) + 1] = 0
         order = exact.start(length + 6) + 1 + torch.randperm(44).view(2, -1)
+        states[1, order[0]] *= torch.randint(-8, 9, (22, 1, 1)).float().exp2()  # so that sums in float32 are rounded
         states[0, order[1]], states[1, order[1]] = states[0, order[0]], -states[1, order[0]]
         cache = torch.zeros(2, 128, 2, 8)
         cache[:, :length] = states[:, :length]
@@ -199,10 +209,26 @@ def test_summing_by_slot_is_caught() -> None:
         right = attended(query, line, chain([[0]]), length + 6)
         found = attended(query.expand(-1, -1, tree.nodes, -1), cache, tree, length)[:, path[-1]]
         assert torch.equal(found, right[:, 0])
-        mutant = attended(query.expand(-1, -1, tree.nodes, -1), cache, tree, length, by_slot)[:, path[-1]]
-        assert torch.allclose(mutant, right[:, 0], atol=0.05)
-        wrong += not torch.equal(mutant, right[:, 0])
-    assert wrong > 3
+        other = attended(query.expand(-1, -1, tree.nodes, -1), cache, tree, length, change)[:, path[-1]]
+        assert torch.allclose(other, right[:, 0], atol=0.05)
+        wrong += not torch.equal(other, right[:, 0])
+    assert wrong > 3 or (mutant == "by_slot" and one_after_the_other())
+
+
+def one_after_the_other() -> bool:
+    """Do hidden keys between the others change no bit here? Then kernels add one key after the other."""
+    query, keys, values = torch.randn(3, 20, 2, 64, 8, dtype=torch.bfloat16)
+    values = values * torch.randint(-8, 9, (20, 2, 64, 1)).exp2().bfloat16()
+    at = torch.randperm(128)[:64].sort().values
+    wide = torch.zeros(2, 20, 2, 128, 8, dtype=torch.bfloat16)
+    wide[0, :, :, at], wide[1, :, :, at] = keys, values
+    hidden = torch.full((1, 1, 1, 128), -torch.inf, dtype=torch.bfloat16).index_fill_(3, at, 0.0)
+    rows = aligned.Queries(8, True)
+    found = (
+        aligned.kernel(query[:, :, :8], *wide, hidden, 0.3, rows),
+        aligned.kernel(query[:, :, :8], keys, values, None, 0.3, rows),
+    )
+    return torch.equal(found[0][0], found[1][0])
 
 
 def attended(query: Tensor, cache: Tensor, tree: DraftTree, length: int, change: Any = None) -> Tensor:
@@ -236,6 +262,11 @@ def by_slot(made: aligned.Plan, given: Pass) -> None:
     seen = (slots < length) | (given.ancestors[0].gather(1, node) & (slots < length + n))
     made.tail = slots
     made.seen = torch.zeros(n, 1, 1, exact.WINDOW, dtype=torch.bfloat16).masked_fill_(~seen[:, None, None], -torch.inf)
+
+
+def backwards(made: aligned.Plan, given: Pass) -> None:
+    """The same keys, the last one first."""
+    made.tail, made.seen = made.tail.flip(-1), made.seen.flip(-1)
 
 
 class Uneven(torch.nn.Linear):

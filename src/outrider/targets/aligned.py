@@ -24,6 +24,14 @@ PLAN = "outrider_plan"  # under this name a mask carries its plan through the mo
 FAR = 60.0  # a part exp(FAR) times lighter than the other weighs nothing
 
 
+@dataclass(frozen=True)
+class Queries:
+    """How many rows an attention product must have, so that a row's bits do not depend on the others."""
+
+    least: int = 1
+    multiple: bool = False  # a multiple of `least`, or just as many or more
+
+
 @dataclass
 class Plan:
     """Where a pass's keys lie, by position: computed once, used by all layers with the same window."""
@@ -35,7 +43,7 @@ class Plan:
     empty: Float[Tensor, "#b m 1 1"] | None = None  # -inf for nodes that see nothing of the head
     far: Int[Tensor, "bm extent"] | None = None  # very deep trees: the head's slots, for each node its own
     lead: int = 0  # prompts that begin inside a block: the nodes that a first tail lacks
-    queries: int = 1
+    queries: Queries = Queries()
     folded: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)  # masks by heads in a group
 
     def masks(self, heads: int) -> tuple[Tensor, Tensor | None]:
@@ -156,18 +164,25 @@ def _taken(states: Float[Tensor, "b g cap d"], slots: Int[Tensor, "k w"]) -> Flo
 
 
 def kernel(
-    rows: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, least: int
+    rows: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, queries: Queries
 ) -> tuple[Tensor, Tensor]:
-    """torch's fused attention for CPUs: output and log of the sum, for at least `least` rows."""
-    n = int(rows.shape[2])
-    if n < least:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, least - n))
-        if mask is not None and mask.shape[2] > 1:
-            mask = torch.nn.functional.pad(mask, (0, 0, 0, least - n))
-    out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        rows, key, value, 0.0, False, attn_mask=mask, scale=scale
-    )
-    return (out[:, :, :n], total[:, :, :n]) if n < least else (out, total)
+    """torch's fused attention for CPUs: output and log of the sum. Rows that it lacks repeat those there are."""
+    n, least = rows.shape[2], queries.least
+    recording = queries.multiple and torch.jit.is_tracing()  # whose replays have other row counts
+    if not recording and n >= least and not (queries.multiple and n % least):
+        return _fused(rows, key, value, mask, scale)
+    wanted = (n + least - 1) // least * least if queries.multiple else least
+    at = torch.arange(wanted, device=rows.device) % n
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask.index_select(2, at)
+    out, total = _fused(rows.index_select(2, at), key, value, mask, scale)
+    return out[:, :, :n], total[:, :, :n]
+
+
+def _fused(rows: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, total = fused(rows, key, value, 0.0, False, attn_mask=mask, scale=scale)
+    return out, total
 
 
 def _merged(first: Tensor | None, weight: Tensor | None, last: Tensor, total: Tensor, sinks: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .aligned import Plan
+from .aligned import Plan, Queries
 from .session import Pass, index
 
 BLOCK = 32  # start(p) is a multiple of it; a tree no deeper than this has all of its heads in committed text
@@ -33,6 +33,7 @@ class Exactness:
     queries: int = 1  # rows an attention product has at least
     align: int = BLOCK  # the head's length is a multiple of it
     blocks: dict[str, int] = field(default_factory=dict)  # most rows of a product at a time, by kind of layer
+    multiple: bool = False  # an attention product has a multiple of `queries` rows
 
     def padded(self, given: Pass) -> Pass:
         """The pass with as many nodes as it needs; the added ones are roots that nobody reads."""
@@ -106,7 +107,7 @@ def plan(given: Pass, capacity: int, dtype: torch.dtype, exactness: Exactness, w
         tail = _along(given, where) + rows
         seen = _near(where, places[..., None], window).flatten(0, 1)[:, None]
     made = Plan(tail.flatten(0, 1), _additive(seen, dtype)[:, None], places.new_empty(1).expand(extent), lead=lead)
-    made.queries = exactness.queries
+    made.queries = Queries(exactness.queries, exactness.multiple)
     if extent:
         least = start(given.least)
         cut = window is not None and given.bound >= window

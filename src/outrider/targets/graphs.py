@@ -118,7 +118,7 @@ class Graphs:
         parts = [tuple(t is not None and len(t) > 0 for t in plan.tensors()) for plan in plans if plan is not None]
         read, rows = given.n - given.since, given.places.numel()
         blocks = {most: -(-rows // most) for most in exactness.blocks.values() if rows > most}
-        return *parts, *sorted(blocks.items()), read if read < exactness.queries else 0
+        return *parts, *sorted(blocks.items()), read if read < exactness.queries and not exactness.multiple else 0
 
     def _record(self, cache: TreeCache, given: Pass, inputs: dict[str, Any], kind: Kind) -> Recording | None:
         tensors = _tensors(inputs, given, cache)

@@ -180,8 +180,8 @@ def step_of(target: HFTarget) -> int:
     return next(s for s in (1, 2, 4, 8, 16, 32, 64) if all(s * w % 64 == 0 for w in widths))
 
 
-def attention(target: HFTarget) -> tuple[int, int] | None:
-    """The fewest rows of an attention product, and what its length must be a multiple of; None where nothing helps."""
+def attention(target: HFTarget) -> tuple[aligned.Queries, int] | None:
+    """What rows an attention product must have, and what its length must be a multiple of; None where nothing helps."""
     config = target.config
     heads = int(config.num_attention_heads)
     groups = int(getattr(config, "num_key_value_heads", None) or heads)
@@ -189,15 +189,16 @@ def attention(target: HFTarget) -> tuple[int, int] | None:
     width = max(
         width, int(getattr(config, "qk_nope_head_dim", 0) or 0) + int(getattr(config, "qk_rope_head_dim", 0) or 0)
     )
-    for align, queries in itertools.product((BLOCK, 512), (1, 2, 4, 8)):
+    for align, multiple, least in itertools.product((BLOCK, 512), (False, True), (1, 2, 4, 8)):
+        queries = aligned.Queries(least, multiple)
         if _steady(groups, width, heads // groups, target.dtype, queries, align):
             return queries, align
     return None
 
 
-def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: int, align: int) -> bool:
+def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: aligned.Queries, align: int) -> bool:
     """Does no row of these attention products change with the rows, rows of a batch and hidden keys beside it?"""
-    sizes = sorted({m for m in (1, 2, 3, 4, 8, 31, 32, 33, 65) if m >= queries} | {BLOCK * shared})
+    sizes = sorted({m for m in (1, 2, 3, 4, 8, 31, 32, 33, 65) if m >= queries.least} | {BLOCK * shared})
     longest = 1536
     heads = min(groups, 2)
     query = torch.randn(2, heads, sizes[-1], width, dtype=dtype)

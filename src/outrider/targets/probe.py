@@ -34,6 +34,7 @@ from .hf import HFTarget
 
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
+QUESTIONS = 2  # what is asked: with another number, answers that were kept no longer count
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _ask(target: HFTarget) -> Exactness | str:
         return "the fused attention's results depend on how many rows or keys are computed together"
     queries, align = needs
     step = 1 if all(map(kernels.even, kernels.activations(target))) else kernels.step_of(target)
-    exactness = Exactness(rows, step, queries, align, blocks)
+    exactness = Exactness(rows, step, queries.least, align, blocks, queries.multiple)
     if not holds(target, exactness):
         return "logits of a tree differ from those of one token at a time, though the single kernels agree"
     return exactness
@@ -190,7 +191,7 @@ def _key(target: HFTarget) -> str:
         torch.get_num_threads(),
         {k: v for k, v in os.environ.items() if k.startswith(("ONEDNN_", "DNNL_", "ATEN_", "MKL_"))},
     )
-    versions = torch.__version__, transformers.__version__
+    versions = torch.__version__, transformers.__version__, QUESTIONS
     facts = [kinds, [getattr(config, n, None) for n in names], str(target.dtype), processor(), threads, versions]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:24]
 
