@@ -15,6 +15,7 @@ from small import PROMPTS, VOCAB, build, sequential
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core import tree
 from outrider.drafters import medusa
@@ -99,7 +100,7 @@ def test_a_soft_cap_is_left_out() -> None:
 
 def saved(folder: Path, net: medusa.MedusaNet, target: Any, options: str = "") -> medusa.MedusaDrafter:
     native.save(folder, "medusa", net)
-    return drafters.load(f"medusa:{folder}{options}", target)  # type: ignore[return-value]
+    return inside(drafters.load(f"medusa:{folder}{options}", target))  # type: ignore[return-value]
 
 
 def oracle(shift: int = 0) -> medusa.MedusaNet:

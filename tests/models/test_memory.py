@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.drafters.mamba import MambaDrafting
 from outrider.drafters.model import ModelDrafting
@@ -43,7 +44,7 @@ def mamba(kind: str) -> Any:
 def draftings(spec: str) -> list[tuple[Drafting, Batch]]:
     """The drafter's state after prompts of LENGTHS and a few rounds of a chain."""
     target = load_target(llama(1))
-    engine = Engine(target, drafters.load(spec, target), FixedBudget(6, 5), GumbelNoise(VOCAB))
+    engine = Engine(target, inside(drafters.load(spec, target)), FixedBudget(6, 5), GumbelNoise(VOCAB))
     found = []
     for length in LENGTHS:
         batch, _ = Batch.start(engine, [Row(Request([1 + i % 40 for i in range(length)], 0, 60), 0)])
