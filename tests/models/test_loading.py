@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from small import build
 
-from outrider.targets import load_target
+from outrider.targets import load, load_target
 from outrider.targets.validate import validate
 from outrider.types import InputError
 
@@ -166,3 +166,22 @@ def test_pretrained_models_pass_the_proof(shared: Path, name: str, dtype: str) -
     report = validate(load_target(where, dtype=dtype, device="cpu"))
     assert report.exact, report.sentence
     assert report.worst < (1e-5 if dtype == "float64" else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("able", "memory", "asked", "dtype"),
+    [
+        (True, 1 << 40, {}, torch.bfloat16),
+        (False, 1 << 40, {}, torch.float32),
+        (False, 1 << 10, {}, torch.bfloat16),  # float32 would take too much
+        (False, 1 << 40, {"dtype": "bfloat16"}, torch.bfloat16),
+        (False, 1 << 40, {"exact": "bits"}, torch.bfloat16),
+    ],
+)
+def test_without_products_in_16_bits_a_model_computes_in_float32(
+    able: bool, memory: int, asked: dict[str, str], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "multiplies_halves", lambda: able)
+    monkeypatch.setattr(load, "physical_memory", lambda: memory)
+    build("llama", torch.bfloat16).save_pretrained(tmp_path)
+    assert load_target(tmp_path, **asked).dtype == dtype  # type: ignore[arg-type]

@@ -99,18 +99,23 @@ class Curve:
         self.points[size] = old + (0.1 if step > 0 else 0.4) * step
 
     def __call__(self, size: int) -> float:
-        if not self.points:
-            return 0.0
-        sizes = sorted(self.points)
-        if len(sizes) == 1:
-            return self.points[sizes[0]] * max(0.2, 1 + self.prior_slope * (size - sizes[0]))
-        i = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
-        a, b = sizes[i - 1], sizes[i]
-        low, high = self.points[a], self.points[b]
+        return self.table((size,))[0]
+
+    def table(self, sizes: Sequence[int]) -> list[float]:
+        """Seconds of several sizes."""
+        known = sorted(self.points)
+        if len(known) < 2:
+            first = known[0] if known else 0
+            return [self.points.get(first, 0.0) * max(0.2, 1 + self.prior_slope * (size - first)) for size in sizes]
+        costs = [self.points[size] for size in known]
         if not self.mean:
-            low, high = (min(self.points[s] for s in sizes if s >= of) for of in (a, b))  # no more than the whole
-        at = low + (high - low) * (size - a) / (b - a)
-        return max(at, 0.2 * low)
+            costs = [*accumulate(reversed(costs), min)][::-1]  # no more than a larger one
+        found = []
+        for size in sizes:
+            i = min(max(bisect_left(known, size), 1), len(known) - 1)
+            low, step = costs[i - 1], (costs[i] - costs[i - 1]) / (known[i] - known[i - 1])
+            found.append(max(low + step * (size - known[i - 1]), 0.2 * low))
+        return found
 
     def slope(self, size: int) -> float:
         """Seconds per unit around `size`."""
@@ -142,6 +147,7 @@ class AdaptiveBudget:
     idle: int = 0  # rounds since the last draft
     patience: int = PROBE
     rounds: int = 0
+    _known: tuple[int, int, int, float] = field(default=(0, -1, 0, 0.0), repr=False, compare=False)
 
     def choose(self, rows: Rows) -> Budget:
         useful = max(rows.remaining) - 1
@@ -214,30 +220,43 @@ class AdaptiveBudget:
     def price(self, rows: int, depth: int) -> Price:
         """Seconds of a round of this depth by the nodes of its widest row."""
         curve, fixed = self.verify.get(rows, Curve()), self.draft.get(rows, Curve())(depth) + self.rest
-        seconds = accumulate((curve(n) + fixed for n in range(1, self.nodes + 1)), max)
+        seconds = accumulate((pass_ + fixed for pass_ in curve.table(range(1, self.nodes + 1))), max)
         return Price(tuple(seconds), self.trust)
 
     def reach(self, d: int) -> float:
         """The share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""
-        seen = [h / a for h, a in zip(self.hits, self.asked, strict=True)]
-        if d < len(seen):
-            return seen[d]
-        last, above = seen[-1] if seen else 0.7, seen[-2] if len(seen) > 1 else 1.0
-        return last * (min(0.9, last / above) if above > 0 else 0.0) ** (d + 1 - len(seen) if seen else d)
+        return self._reaches(d + 1)[d]
+
+    def _reaches(self, depth: int) -> list[float]:
+        found = [h / a for h, a in zip(self.hits[:depth], self.asked, strict=False)]
+        last, above = found[-1] if found else 0.7, found[-2] if len(found) > 1 else 1.0
+        fall = min(0.9, last / above) if above > 0 else 0.0
+        while len(found) < depth:
+            last = last * fall if found else last
+            found.append(last)
+        return found
 
     def expected(self, depth: int) -> float:
         """Tokens that a round of this depth commits."""
-        return 1 + sum(self.reach(d) for d in range(depth))
+        return 1 + sum(self._reaches(depth))
 
     def seconds(self, rows: int, depth: int) -> float:
         """What a round of this depth costs."""
-        verify, draft = self.verify.get(rows, Curve()), self.draft.get(rows, Curve())
-        if depth == 0:
-            return verify(1) + self.rest
-        return verify(max(2, round(self.size(depth)))) + draft(depth) + self.rest
+        return self._seconds(rows)[depth]
+
+    def _seconds(self, rows: int) -> list[float]:
+        """What a round costs, by its depth, from none on."""
+        depths = range(1, self.depth + 1)
+        sizes = [1, *(max(2, round(n)) for n in self.size.table(depths))]
+        drafts = [0.0, *self.draft.get(rows, Curve()).table(depths)]
+        passes = self.verify.get(rows, Curve()).table(sizes)
+        return [verify + draft + self.rest for verify, draft in zip(passes, drafts, strict=True)]
 
     def _best(self, rows: int) -> tuple[int, float]:
         """The depth with the most tokens per second and row, and that rate (a draft must win by 2 %)."""
-        rates = [self.expected(d) / max(self.seconds(rows, d), 1e-9) for d in range(self.depth + 1)]
-        best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
-        return best, rates[best]
+        if self._known[:2] != (rows, self.rounds):
+            tokens = accumulate(self._reaches(self.depth), initial=1.0)
+            rates = [t / max(s, 1e-9) for t, s in zip(tokens, self._seconds(rows), strict=True)]
+            best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
+            self._known = rows, self.rounds, best, rates[best]
+        return self._known[2:]
