@@ -63,6 +63,8 @@ def main() -> None:
     a = parser.parse_args()
     if a.pack:
         print(f"{FILE.name}: {pack(a.work) / 1e6:.2f} MB")
+    elif not FILE.is_file():
+        parser.error(f"there is no {FILE.name} yet; write answers by python -m recipes.smollm2.data, then --pack")
     else:
         print(unpack(a.work))
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recipes.smollm2 import answers, questions
 from recipes.smollm2.openings import TURN, openings
 
@@ -91,8 +92,12 @@ def test_packed_answers_come_back(tmp_path: Path) -> None:
     assert (there / "answers-0.jsonl").read_text(encoding="utf-8") == more, "what is further along stays"
 
 
-def test_what_ships_is_what_the_recipe_reads(tmp_path: Path) -> None:
-    found = answers.unpack(tmp_path)
-    assert found["answers-0"] > 300
-    row = json.loads((tmp_path / "answers-0.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    assert [m["role"] for m in row["messages"]] == ["user", "assistant"]
+def test_without_the_file_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answers, "FILE", tmp_path / "answers.jsonl.xz")
+    monkeypatch.setattr("sys.argv", ["answers", "--unpack", "--work", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        answers.main()
+    assert end.value.code == 2
+    assert "there is no answers.jsonl.xz yet" in capsys.readouterr().err
