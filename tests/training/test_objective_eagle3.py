@@ -110,7 +110,7 @@ def test_nothing_is_detached() -> None:
 
 
 @pytest.mark.parametrize("draft_vocab", [0, 40])
-def test_training_time_test_is_what_decoding_does(draft_vocab: int) -> None:
+def test_training_time_test_is_what_decoding_does(draft_vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step j at position t equals the logits of the j-th node of a chain drafted after the prompt, by the drafter's own
     cache, its own vectors fed back."""
     of, prompt, depth = target(), [3, 1, 4, 1, 5, 9, 2], 6
@@ -122,10 +122,15 @@ def test_training_time_test_is_what_decoding_does(draft_vocab: int) -> None:
     assert batch is not None
     truth = torch.randint(VOCAB, (1, depth), generator=torch.Generator().manual_seed(2))
     found: list[Tensor] = []
-    hook = drafter.net.lm_head.register_forward_hook(lambda module, given, out: found.append(out[0, -1]))
+    logits = drafter.net.logits
+
+    def told(hidden: Tensor) -> Tensor:
+        found.append(logits(hidden)[0, -1])
+        return logits(hidden)
+
+    monkeypatch.setattr(drafter.net, "logits", told)
     with torch.no_grad():
         batch.drafting.candidates(batch.view(), truth, 1)  # type: ignore[attr-defined]
-    hook.remove()
 
     made: list[Tensor] = []
     objective.net.register_forward_hook(lambda module, given, out: made.append(out[0]))
