@@ -287,7 +287,7 @@ def load(
             trained one that ships for the model, else prompt lookup (the adaptive budget turns it off where it does
             not pay).
         budget: how much to draft where a call does not say: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`).
-        dtype: auto (the checkpoint's; float32 on CPUs without products in 16 bits), float64, float32, bfloat16, float16.
+        dtype: auto (the checkpoint's; float32 on CPUs without 16-bit products), float64, float32, bfloat16 or float16.
         device: auto, cpu, cuda, ...
         exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
             in 16 bits where this machine's kernels allow it at next to no cost, which a probe of some seconds finds
