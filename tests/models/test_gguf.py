@@ -14,7 +14,7 @@ from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
-from outrider.targets import find, gguf, load_target, load_tokenizer, names
+from outrider.targets import find, gguf, load, load_target, load_tokenizer, names
 from outrider.types import InputError
 
 VOCAB = 128
@@ -51,8 +51,14 @@ def test_a_file_is_the_model_it_was_made_from(file: Path, stock: LlamaForCausalL
 
 @pytest.mark.parametrize(("kind", "dtype", "near"), [("F16", torch.float16, 0.1), ("Q8_0", torch.bfloat16, 0.5)])
 def test_the_precision_is_the_files(
-    tmp_path: Path, stock: LlamaForCausalLM, kind: str, dtype: torch.dtype, near: float
+    tmp_path: Path,
+    stock: LlamaForCausalLM,
+    kind: str,
+    dtype: torch.dtype,
+    near: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(load, "multiplies_halves", lambda: True)  # otherwise auto is float32
     target = load_target(write(tmp_path / "m.gguf", stock, kind))
     assert target.dtype == dtype
     there, here = logits(target.model), logits(stock)

@@ -149,6 +149,7 @@ def models() -> Models:
     return Models(device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.trained
 @torch.no_grad()
 def test_the_demo_is_quantised_apart_from_the_full_one(models: Models) -> None:
@@ -160,6 +161,7 @@ def test_the_demo_is_quantised_apart_from_the_full_one(models: Models) -> None:
     assert 0 < (theirs - mine).norm() < 0.1 * theirs.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.trained
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_speculation_writes_the_int8_targets_own_text(models: Models, temperature: float) -> None:
