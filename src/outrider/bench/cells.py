@@ -245,4 +245,5 @@ def document(analysis: Analysis, groups: Sequence[Group], seconds: float) -> Doc
 
 
 def about(task: Task) -> TaskInfo:
+    """What a document says of a task: its prompts, kind, note and how they were cut."""
     return TaskInfo(len(task.prompts), task.kind, task.note, task.raw, task.cut)

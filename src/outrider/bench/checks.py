@@ -115,6 +115,7 @@ def tie(llm: LLM) -> float:
 
 
 def seq2seq(llm: LLM) -> bool:
+    """Is the target an encoder-decoder?"""
     return isinstance(llm.target, SeqTarget)
 
 

@@ -69,6 +69,7 @@ def compare(a: Document, b: Document) -> Comparison:
 
 
 def result(x: Cell, y: Cell) -> bool:
+    """Do both cells hold a result?"""
     return x.result and y.result
 
 

@@ -70,6 +70,7 @@ FIGURES = tuple(f.name for f in fields(Cost) if f.name != "name")
 
 
 def presets() -> list[str]:
+    """The names MODEL@MACHINE that a cost model can be asked for."""
     return [f"{model}@{machine}" for model in MODELS for machine in PEAKS]
 
 

@@ -335,6 +335,7 @@ def unique(values: Iterable[T]) -> list[T]:
 
 
 def said(setting: tuple[float, int]) -> str:
+    """A setting (temperature, batch size) in words."""
     return f"temperature {setting[0]:g}, batch size {setting[1]}"
 
 

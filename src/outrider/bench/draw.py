@@ -40,6 +40,8 @@ Lines = dict[str, tuple[Style, list[tuple[float, Estimate]]]]  # name -> its sty
 
 @dataclass(frozen=True)
 class Plot:
+    """A picture: its title and its SVG text."""
+
     title: str
     svg: str
 
@@ -50,6 +52,7 @@ def style(i: int) -> Style:
 
 
 def clipped(text: str, most: int = 42) -> str:
+    """The text, its middle left out beyond `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-most // 2 :]}"
 
 

@@ -82,6 +82,7 @@ def at(temperature: float, rows: Sequence[Method]) -> tuple[Method, ...]:
 
 
 def lossless(method: Method) -> bool:
+    """Does the method's rule leave the law of the text as it is?"""
     return method.rule.partition("?")[0] not in LOSSY
 
 

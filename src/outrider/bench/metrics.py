@@ -129,6 +129,7 @@ class Table:
 
 
 def tokens(sample: Sample) -> int:
+    """Tokens that a sample's turns hold in all."""
     return sum(count(t.tokens) for t in sample.turns)
 
 

@@ -24,6 +24,7 @@ R = TypeVar("R", Cell, Mean)
 
 
 def looks(document: Document) -> dict[str, Style]:
+    """A colour and a marker for every method of a document."""
     return {name: draw.style(i) for i, name in enumerate(unique(c.method for c in document.cells))}
 
 
@@ -210,6 +211,7 @@ def contexts(document: Document) -> list[Plot]:
 
 
 def task_looks(document: Document) -> dict[str, Style]:
+    """A colour and a marker for every task of a document."""
     return {task: draw.style(i) for i, task in enumerate(unique(c.task for c in document.cells))}
 
 

@@ -37,6 +37,7 @@ def likelihood(llm: LLM, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -
 
 
 def good(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples without faults."""
     return [s for s in samples if not s.faults]
 
 

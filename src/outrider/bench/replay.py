@@ -234,6 +234,7 @@ def drafter_of(spec: str, target: ReplayTarget, tokenizer: Any = None) -> tuple[
 
 
 def engine(target: ReplayTarget, drafter: Drafter, budget: str) -> Engine:
+    """The engine that replays recorded texts. Raises InputError for a budget that needs a clock."""
     chosen = budget_of(budget)
     if not isinstance(chosen, FixedBudget):
         raise InputError(f"a replay has no clock that {budget!r} could learn from; give NODESxDEPTH, as in 16x6")

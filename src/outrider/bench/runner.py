@@ -69,6 +69,8 @@ class Text:
 
 @dataclass
 class Runner:
+    """Runs methods over tasks and puts every sample into the store, until the deadline."""
+
     models: Models
     store: Store
     tokens: int  # new ones, at most, for every turn

@@ -60,6 +60,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
+    """A part of the report: a title, words, plots and tables."""
+
     title: str
     words: str = ""
     plots: Sequence[Plot] = ()
@@ -98,6 +100,7 @@ def figure(found: Estimate | None, digits: int = 2, side: bool = False, small: I
 
 
 def figures(row: Cell | Mean, *names: str) -> list[Td]:
+    """A row's figures of these names, as cells of a table."""
     return [figure(getattr(row, name), FIGURES[name], name == "speedup") for name in names]
 
 
@@ -109,10 +112,12 @@ def named(cell: Cell) -> Td:
 
 
 def place(row: Any) -> list[Any]:
+    """Where a row belongs: task, temperature, batch size."""
     return [row.task, row.temperature, row.batch]
 
 
 def several(count: int, what: str) -> str:
+    """A count and its noun: 1 prompt, 2 prompts."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
@@ -122,14 +127,17 @@ PLACE = ("task", "T", "batch")
 
 
 def drawn(of: Callable[[Document], list[Plot]], words: str, title: str, document: Document) -> Section:
+    """A section of plots."""
     return Section(title, words, of(document))
 
 
 def listed(of: Callable[[Document], list[Table]], words: str, title: str, document: Document) -> Section:
+    """A section of tables."""
     return Section(title, words, tables=of(document))
 
 
 def wrong(title: str, document: Document) -> Section:
+    """The section of cells that failed a check."""
     words = "Invalid cells are in no table, plot or mean below; their figures are kept in results.json alone."
     return Section(title, words, kind="problems", data=problems(document))
 
@@ -154,6 +162,7 @@ def results(document: Document) -> list[Table]:
 
 
 def result(cell: Cell | None) -> Td:
+    """A cell of the overview: speed-up, tau and how many texts are the same."""
     if cell is None or not cell.result:
         return Td(cell.state, kind=cell.state) if cell else Td()
     told = [f"tau {cell.tau.value:.2f}"] if cell.tau else []

@@ -94,14 +94,17 @@ def texts(value: Any) -> list[str]:
 
 
 def from_file(path: Path) -> Rows:
+    """Rows of a JSONL file. Raises InputError where there are none."""
     return _some(str(path), prompts.rows(path))
 
 
 def from_package(name: str) -> Rows:
+    """Rows of a file that ships with the package."""
     return from_bytes(name, (files("outrider") / name).read_bytes())
 
 
 def from_bytes(origin: str, data: bytes) -> Rows:
+    """Rows of JSONL bytes; `origin` names them in errors."""
     return _some(origin, prompts.parse(origin, data.split(b"\n")))
 
 

@@ -21,6 +21,8 @@ FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # 
 
 @dataclass
 class Store:
+    """A run's folder: its settings and every sample, written as they come."""
+
     folder: Path
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)  # of this session
@@ -68,6 +70,7 @@ class Store:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
+    """A run's settings. Raises InputError where the folder holds none, or those of another version."""
     place = folder / "run.json"
     try:
         found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))

@@ -47,6 +47,7 @@ def add(document: Document, analysis: Analysis, groups: Sequence[Group], config:
 
 
 def cells_of(document: Document, group: Group) -> dict[str, Cell]:
+    """A group's cells by method."""
     key = (group.task.name, group.temperature, group.batch)
     return {c.method: c for c in document.cells if c.key[:3] == key}
 

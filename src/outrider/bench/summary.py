@@ -69,6 +69,7 @@ def counted(document: Document, setting: tuple[float, int]) -> list[str]:
 
 
 def slowest(document: Document) -> list[str]:
+    """A sentence on the slowest cell of a drafter; none where nothing can be compared."""
     cells = [
         (c.speedup, c) for c in document.results if c.speedup and not c.plain and c.task in counted(document, c.setting)
     ]

@@ -43,6 +43,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
+    """Tasks that can be asked for by one name."""
+
     about: str
     tasks: tuple[str, ...]
 

@@ -29,6 +29,8 @@ class Watched:
 
 @dataclass
 class WatchedDrafting:
+    """A drafting whose rounds, but not its prompts, are noted."""
+
     inner: Any
     note: Note
 

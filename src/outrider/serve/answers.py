@@ -35,6 +35,7 @@ async def whole(service: Service, call: Call) -> dict[str, Any]:
 
 
 def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: Delta) -> dict[str, Any]:
+    """One choice of a chat's answer, as OpenAI's clients read it."""
     message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
     finish = voice.finish
     if call.caller is not None:
@@ -49,6 +50,7 @@ def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: D
 
 
 def text_choice(service: Service, call: Call, index: int, voice: Voice, delta: Delta) -> dict[str, Any]:
+    """One choice of a completion."""
     before = call.echoes[index] if call.echoes else ""
     asked = call.request.logprobs is not None
     return {
@@ -88,6 +90,7 @@ def rounds(service: Service, delta: Delta) -> list[dict[str, Any]]:
 
 
 def head(service: Service, call: Call, kind: str) -> dict[str, Any]:
+    """What every answer and chunk begins with."""
     return {
         "id": call.id, "object": kind, "created": call.created, "model": service.name,
         "system_fingerprint": service.fingerprint,
@@ -95,6 +98,7 @@ def head(service: Service, call: Call, kind: str) -> dict[str, Any]:
 
 
 def usage(call: Call) -> dict[str, Any]:
+    """Tokens of the whole call; those of a prompt count once."""
     cached = sum(voice.job.cached for voice in call.voices[:: call.request.n])  # each prompt once, as its tokens
     return usage_of([voice.end.usage for voice in call.voices if voice.end is not None], call.prompts, cached)
 
@@ -170,8 +174,10 @@ def piece(service: Service, call: Call, index: int, delta: Delta, offsets: list[
 
 
 def chunk(index: int, finish: str | None = None, **what: Any) -> dict[str, Any]:
+    """One choice of a streamed chunk."""
     return {"index": index, **what, "logprobs": None, "finish_reason": finish}
 
 
 def spelled(body: Any) -> bytes:
+    """A body as a server-sent event."""
     return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -54,6 +54,8 @@ class Events(StreamingResponse):
 
 
 class Endpoints:
+    """What answers at each address."""
+
     def __init__(self, service: Service):
         self.service = service
         self.encoding = anyio.CapacityLimiter(1)  # one thread reads prompts: tokenizers are not all safe in several
@@ -216,10 +218,12 @@ async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
 
 
 def refused(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    """A refusal as a response."""
     return JSONResponse(refusal.body(), refusal.status, headers)
 
 
 async def on_refusal(request: Request, error: Exception) -> Response:
+    """The handler of refusals."""
     assert isinstance(error, Refusal)
     return refused(error)
 
@@ -232,10 +236,12 @@ async def on_http(request: Request, error: Exception) -> Response:
 
 
 async def on_gone(request: Request, error: Exception) -> Response:
+    """The handler of clients that have gone: nobody reads it."""
     return Response(status_code=499)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
+    """The handler of everything else: 500, and the reason in the log."""
     log.error("a request failed", exc_info=error)
     return refused(Refusal("the server failed to answer; its log says why", status=500))
 

@@ -82,6 +82,8 @@ class FleetDrafter:
 
 @dataclass
 class FleetDrafting:
+    """The draftings of all choices in one batch."""
+
     fleet: Fleet
     owners: list[Choice]  # of every row
     seen: Seen

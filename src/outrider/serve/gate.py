@@ -73,6 +73,7 @@ class Gate:
 
 
 async def answer(send: Any, refusal: Refusal) -> None:
+    """Send a refusal; the connection is closed where the rest of the body must not be read."""
     body = json.dumps(refusal.body(), ensure_ascii=False).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status in (401, 413):

@@ -121,12 +121,14 @@ class Grammars:
 
 
 def lark(grammar: str) -> str:
+    """A grammar in Lark's notation, as llguidance wants it."""
     from llguidance import grammar_from
 
     return str(grammar_from("grammar", grammar))
 
 
 def of_schema(schema: dict[str, Any] | str) -> str:
+    """A JSON schema as llguidance's grammar. Raises Refusal for one that it does not know."""
     from llguidance import LLMatcher
 
     try:

@@ -44,6 +44,7 @@ ERROR = {
 
 @lru_cache(maxsize=1)
 def document() -> dict[str, Any]:
+    """The OpenAPI document, from the models of requests."""
     kinds = [(kind, "validation") for kind, _ in POSTS.values()]
     _, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     refused = {"description": "Refused; the error says why.", "content": {"application/json": {"schema": ERROR}}}
@@ -68,6 +69,7 @@ def document() -> dict[str, Any]:
 
 
 def done(path: str) -> dict[str, Any]:
+    """The responses of an address that can be asked without a body."""
     content: dict[str, Any] = {"text/plain": {}} if path == "/metrics" else {"application/json": {}}
     if path.endswith("completions"):
         content["text/event-stream"] = {}

@@ -45,6 +45,8 @@ class Refusal(Exception):
 
 
 class Strict(BaseModel):
+    """A body without unknown fields, infinities or guessed types."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -53,6 +55,8 @@ Words = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class StreamOptions(Strict):
+    """What a stream says besides the text."""
+
     include_usage: bool = False
 
 
@@ -66,6 +70,8 @@ class Ours(Strict):
 
 
 class JsonSchema(Strict):
+    """The schema that an answer must follow."""
+
     name: str = Field("schema", max_length=64)
     description: str | None = None
     json_schema: dict[str, Any] = Field(alias="schema", default_factory=dict)
@@ -73,6 +79,8 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
+    """The form that an answer must have."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -87,6 +95,8 @@ class StructuredOutputs(Strict):
 
 
 class Common(Strict):
+    """Fields that chats and completions share."""
+
     model: str | None = None
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -121,6 +131,8 @@ class Message(BaseModel):
 
 
 class Function(Strict):
+    """A function that the model may call."""
+
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -128,20 +140,28 @@ class Function(Strict):
 
 
 class Tool(Strict):
+    """A tool: a function."""
+
     type: Literal["function"]
     function: Function
 
 
 class Named(Strict):
+    """A function by its name."""
+
     name: str
 
 
 class ToolChoice(Strict):
+    """The one tool that must be called."""
+
     type: Literal["function"]
     function: Named
 
 
 class ChatRequest(Common):
+    """The body of /v1/chat/completions."""
+
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -156,6 +176,8 @@ class ChatRequest(Common):
 
 
 class CompletionRequest(Common):
+    """The body of /v1/completions."""
+
     prompt: (
         str
         | Annotated[list[Token], Field(min_length=1)]
@@ -168,6 +190,8 @@ class CompletionRequest(Common):
 
 
 class TokenizeRequest(Strict):
+    """The body of /tokenize."""
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
@@ -176,6 +200,8 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
+    """The body of /detokenize."""
+
     model: str | None = None
     tokens: list[Token]
 

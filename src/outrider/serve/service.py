@@ -88,6 +88,8 @@ class Call:
 
 @dataclass
 class Service:
+    """A model, its scheduler and its limits: what turns a request into jobs."""
+
     llm: LLM
     scheduler: Scheduler
     name: str

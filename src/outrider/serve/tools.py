@@ -52,6 +52,7 @@ class Caller:
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
+    """A tool call as OpenAI's clients read it."""
     return {
         "id": f"call_{uuid4().hex[:24]}",
         "type": "function",
@@ -94,4 +95,5 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
+    """The JSON schema of a tool's arguments; without one, no arguments."""
     return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}

@@ -16,6 +16,7 @@ from ..types import Answer, Ask, Method
 
 
 def load(method: Method, models: Models) -> Ours:
+    """Our engine for a method, as a peer."""
     llm = models.with_drafter(method.variant, method.spec)
     rule, options = methods.rule_of(method.rule)
     engine = llm.engine(rule, methods.budget_of(method.budget))
@@ -24,6 +25,8 @@ def load(method: Method, models: Models) -> Ours:
 
 @dataclass
 class Ours:
+    """Outrider's engine behind the protocol of peers."""
+
     engine: Engine  # with one budget for the whole run, as in a server
 
     @torch.no_grad()

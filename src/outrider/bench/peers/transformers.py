@@ -25,6 +25,10 @@ from ..types import Answer, Ask
 def load(
     models: Models, path: str | None = None, cache: str = "dynamic", compile: bool = False, lookup: int = 0
 ) -> Stock:
+    """transformers' `generate`: plain, assisted by the model in `path`, or with prompt lookup of `lookup` tokens.
+
+    Raises InputError for a cache that is not there, and for `compile` away from a GPU.
+    """
     if cache not in ("dynamic", "static"):
         raise InputError(f"transformers has the caches dynamic and static here, not {cache!r}")
     target: Any = models.llm().target
