@@ -23,14 +23,16 @@ from outrider.bench.results import to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, RESULTS = ROOT / "runs" / "bench", ROOT / "benchmarks" / "results"
-HASS, CHAIN = "HASS=eagle:demo/hass", "HASS chain=eagle:demo/hass?tree=chain"
+# Trees of a fixed size have s = 1, as in the papers; adaptive rows are what a user gets: s is fitted.
+HASS, CHAIN = "HASS=eagle:demo/hass?scale=1", "HASS chain=eagle:demo/hass?tree=chain"
 DRAFTERS = (
-    "lookup@16x6", "draft model=model@16x4", "Medusa=medusa:demo@16x4", "EAGLE chain=eagle:demo?tree=chain@6x5",
-    "Hydra=hydra:demo@16x4", "EAGLE tree=eagle:demo?tree=static@26x5", "EAGLE-2=eagle:demo@16x6",
-    "EAGLE-2, 60 nodes=eagle:demo@60x6", "EAGLE-2 without value=eagle:demo?value=false@16x6",
-    "EAGLE-2 without re-ranking=eagle:demo?rerank=false@16x6", "EAGLE-2, rejection=eagle:demo@16x6@rejection",
-    f"{HASS}@16x6", "HASS, scale fitted=eagle:demo/hass?scale=auto@16x6", f"{CHAIN}@6x5",
-    "HASS, rejection=eagle:demo/hass@16x6@rejection", "EAGLE-3=eagle3:demo@16x6",
+    "lookup@16x6", "draft model=model?scale=1@16x4", "Medusa=medusa:demo?scale=1@16x4",
+    "EAGLE chain=eagle:demo?tree=chain@6x5",
+    "Hydra=hydra:demo?scale=1@16x4", "EAGLE tree=eagle:demo?tree=static@26x5", "EAGLE-2=eagle:demo?scale=1@16x6",
+    "EAGLE-2, 60 nodes=eagle:demo?scale=1@60x6", "EAGLE-2 without value=eagle:demo?value=false&scale=1@16x6",
+    "EAGLE-2 without re-ranking=eagle:demo?rerank=false&scale=1@16x6", "EAGLE-2, rejection=eagle:demo@16x6@rejection",
+    f"{HASS}@16x6", "HASS, scale fitted=eagle:demo/hass@16x6", f"{CHAIN}@6x5",
+    "HASS, rejection=eagle:demo/hass@16x6@rejection", "EAGLE-3=eagle3:demo?scale=1@16x6",
     "HASS, adaptive=eagle:demo/hass@auto", "HASS chain, adaptive=eagle:demo/hass?tree=chain@auto",
     "EAGLE-3, adaptive=eagle3:demo@auto",
 )  # fmt: skip
@@ -93,12 +95,12 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
                             lossy=True, temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
     "calibration": replace(BASE, drafters=tuple(f"{label}={spec}" for label, spec in (
-                               ("hass", "eagle:demo/hass"), ("hass fitted", "eagle:demo/hass?scale=auto"),
-                               ("eagle", "eagle:demo"), ("eagle fitted", "eagle:demo?scale=auto"),
-                               ("model", "model"), ("model fitted", "model?scale=auto"))),
+                               ("hass", "eagle:demo/hass?scale=1"), ("hass fitted", "eagle:demo/hass"),
+                               ("eagle", "eagle:demo?scale=1"), ("eagle fitted", "eagle:demo"),
+                               ("model", "model?scale=1"), ("model fitted", "model"))),
                            budgets=("16x6",), rules=("coupled", "rejection"), temperatures=(0.0, 1.0), limit=13,
                            observe=True, peers=()),
-    "typical": replace(BASE, drafters=("Medusa=medusa:demo@16x4",), lossy=True, temperatures=(0.7,),
+    "typical": replace(BASE, drafters=("Medusa=medusa:demo?scale=1@16x4",), lossy=True, temperatures=(0.7,),
                        rules=("coupled", *TYPICAL), limit=3),
     "ladder": replace(BASE, drafters=tuple(f"{name}={MEDUSA}?{tree}@16x4" for name, tree in LADDER.items()), limit=9,
                       temperatures=(0.0, 1.0), keep_loops=True, judge="demo", peers=()),

@@ -36,7 +36,7 @@ def positions(e: Evidence) -> list[Check]:
 @finding(
     "E2-F6", "calibration",
     "The error is the mean distance of confidence and acceptance. Where the target's choice is no fresh draw the "
-    "drafter is too modest; `?scale=auto` mends it ([methods](methods.md)).",
+    "drafter is too modest; a fitted scale, the default since, mends it ([methods](methods.md)).",
 )  # fmt: skip
 def confidence(e: Evidence) -> list[Check]:
     checks = []

@@ -220,8 +220,8 @@ class Batch:
         asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.remaining) - 1))
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
         rest = total - draft - verify
-        sure = tree.values is not None and tree.values.device.type == "cpu"
-        promised = float(tree.values[:, 1:].exp().sum()) if sure else 0.0  # type: ignore[index]
+        values = tree.values  # away from the CPU, looking at them would wait
+        promised = 0.0 if values is None or values.device.type != "cpu" else float(values[:, 1:].exp().sum())
         report = Report(len(counts), asked, tree.nodes, draft, verify, rest, hits, min(asked, tree.deepest), promised)
         self.engine.budget.learn(report)
 

@@ -34,6 +34,16 @@ def whole(name: str, value: Any, least: int | None = 1) -> int:
     return int(value)
 
 
+EXACT = ("auto", "bits", "rounding")
+
+
+def check_exact(exact: str) -> str:
+    """What `exact` asks for, if it is one of the three words; raises InputError."""
+    if exact not in EXACT:
+        raise InputError(f"exact is auto, bits or rounding, not {exact!r}")
+    return exact
+
+
 def check_rule(rule: str) -> Rule:
     """The rule, if there is one of this name; raises InputError."""
     if rule not in RULES:

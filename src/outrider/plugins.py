@@ -38,6 +38,11 @@ def names(kind: Kind) -> list[str]:
     return sorted({*_files(kind), *(entry.name for entry in entry_points(group=GROUPS[kind]))})
 
 
+def lacking(drafter: str) -> str:
+    """The sentence for a drafter that there is not."""
+    return f"there is no drafter {drafter!r}; choose one of {', '.join(names('drafters'))}, as in lookup or model:DIR"
+
+
 def module(kind: Kind, name: str) -> Any:
     """The module of a part.
 

@@ -298,7 +298,7 @@ def test_options_of_a_peer() -> None:
     for spec, words in {
         "echo?often=3": "'echo?often=3' has no option 'often'; it has times, loud",
         "echo?models=3": "'echo?models=3' has no option 'models'; it has times, loud",
-        "echo?times=many": "'echo?times=many': times must be int, not 'many'",
+        "echo?times=many": "'echo?times=many': times must be a whole number, not 'many'",
     }.items():
         with pytest.raises(InputError) as error:
             peers.load(peers.method(spec), Models())

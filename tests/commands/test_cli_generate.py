@@ -206,11 +206,13 @@ def test_a_stop_string_may_be_written_with_escapes() -> None:
 def test_what_can_be_checked_is_checked_before_torch() -> None:
     wrong = (
         ["--budget", "3,b"], ["--rule", "x"], ["--dtype", "x"], ["--device", "moon"], ["--temperature", "-1"],
-        ["--batch-size", "0"], ["--prompts", "none.jsonl"], ["--budget", "1:2,1 2:1,1"],
+        ["--batch-size", "0"], ["--prompts", "none.jsonl"], ["--budget", "1:2,1 2:1,1"], ["--exact", "maybe"],
+        ["--drafter", "nope"],
     )  # fmt: skip
     lines = [["generate", "demo", "x", *w] if "--prompts" not in w else ["generate", *w] for w in wrong]
     lines += [["generate", "./modle", "x"], ["generate", "a/b/c", "x"], ["generate", "Once upon", "a time"]]
     lines += [["chat", "--system", "x", "--text"], ["audit", "--prompts", "none.jsonl"], ["tune-tree"]]
+    lines += [["chat", "--drafter", "nope"], ["serve", "--drafter", "nope"], ["validate", "demo", "--exact", "x"]]
     lines += [["validate", "./modle"], ["train", "eagle", "./modle", "--data", "x", "--out", "x"], ["serve", "./modle"]]
     lines += [["import", "./modle"], ["export", "./modle", "demo", "--to", "vllm", "--out", "x"]]
     check = (

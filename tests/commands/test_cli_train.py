@@ -38,7 +38,10 @@ def test_train_says_where_the_drafter_is(tmp_path: Path, capsys: pytest.CaptureF
         (["train", "oracle", "demo", "--data", "x", "--out", "x"], "no method 'oracle'"),
         (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "colour=1"], "no option 'colour=1'"),
         (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "passes"], "no option 'passes'"),
-        (["train", "hass", "demo", "--data", "x", "--out", "x", "--option", "passes=two"], "passes must be int"),
+        (
+            ["train", "hass", "demo", "--data", "x", "--out", "x", "--option", "passes=two"],
+            "must be a whole number",
+        ),
         (["data", "generate", "demo", "--data", "none.jsonl", "--out", "x"], "there is no file none.jsonl"),
         (["data", "generate", "demo", "--data", "x", "--out", "x", "--max-new-tokens", "0"], "must be at least 1"),
     ],

@@ -284,7 +284,7 @@ def test_repr_is_one_line(llm: outrider.LLM, folder: str) -> None:
     [
         ("magic", "there is no drafter 'magic'"),
         ("lookup?size=3", "has no option 'size'"),
-        ("lookup?ngram=many", "ngram must be int"),
+        ("lookup?ngram=many", "ngram must be a whole number"),
         ("lookup?ngram=0", "ngram must be a whole number"),
         ("model?tree=round", "tree must be dynamic, best, static, chain, greedy63 or a file"),
         (["none", "lookup"], "none cannot be mixed"),

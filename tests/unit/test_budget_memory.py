@@ -30,16 +30,19 @@ def test_it_comes_back(tmp_path: Path) -> None:
     again, other = AdaptiveBudget(), Fit()
     assert Memory(tmp_path / "folder" / "f.json", again, [other]).recall()
     assert other.scale == 0.4
-    for depth in range(5):
-        assert again.seconds(1, depth) == pytest.approx(budget.seconds(1, depth))
-        assert again.reach(depth) == pytest.approx(budget.reach(depth))
+    assert again.seconds(1) == pytest.approx(budget.seconds(1))
+    assert again.reaches(5) == pytest.approx(budget.reaches(5))
     assert again.seen == {1: LEARN}
     assert max(again.asked) <= 8.0
 
 
 @pytest.mark.parametrize(
-    "change", [{"format": 9}, {"scales": []}, {"verify": {"1": {"2": -1}}}, {"hits": ["x"]}, {"step": 3}, None]
-)
+    "change",
+    [
+        None, {"format": 9}, {"scales": []}, {"scales": [0.0]}, {"verify": {"1": {"2": -1}}}, {"verify": {"1": {}}},
+        {"hits": ["x"]}, {"asked": [0, 0, 0]}, {"asked": [9.0]}, {"step": 3}, {"rest": float("nan")},
+    ],
+)  # fmt: skip
 def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -> None:
     file = tmp_path / "f.json"
     Memory(file, learnt(), [Fit()]).keep()

@@ -274,5 +274,5 @@ def test_the_spec(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert loaded.fit.scale == 0.7  # the checkpoint's own is where it starts
     assert loaded.inner.growth.width == 3  # type: ignore[attr-defined]
     assert isinstance(drafters.load(f"eagle:{tmp_path}?scale=0.5", target), eagle.EagleDrafter)
-    with pytest.raises(InputError, match="scale must be float"):
+    with pytest.raises(InputError, match="scale must be a number"):
         drafters.load(f"eagle:{tmp_path}?scale=often", target)

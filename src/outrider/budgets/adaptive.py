@@ -11,8 +11,9 @@ costs time, so no other set of nodes is better. Confidences are fitted to what w
 is what remains: tokens accepted for each that the values promised. The drafter goes one depth further only while its
 best node is worth a step of its time (`Budget.reach`), and feeds no node that is sure to be cut (`Budget.floor`).
 
-All of it looks at past rounds only, so it may be used under every rule. (Under `coupled` the text does not depend on
-it; under `rejection` the law does not, but the text does, and hence depends on the clock.)
+Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
+depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
+floor look at the draft itself, which only `coupled` allows; the engine clears them under the other rules.
 """
 
 from __future__ import annotations
@@ -147,9 +148,10 @@ class AdaptiveBudget:
     idle: int = 0  # rounds since the last draft
     patience: int = PROBE
     rounds: int = 0
-    _known: tuple[int, int, int, float] = field(default=(0, -1, 0, 0.0), repr=False, compare=False)
+    _known: tuple[int, int, int, float] = field(default=(0, -1, 0, 0.0), repr=False, compare=False)  # of `_best`
 
     def choose(self, rows: Rows) -> Budget:
+        """The budget of the next round; nothing is drafted where that is sooner."""
         useful = max(rows.remaining) - 1
         if useful < 1 or self.nodes < 2 or self.depth < 1:
             return Budget(1, 0)
@@ -177,6 +179,7 @@ class AdaptiveBudget:
         return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful))
 
     def learn(self, report: Report) -> None:
+        """Take in what a round cost and gave."""
         b = report.rows
         self.rounds += 1
         self.seen[b] = self.seen.get(b, 0) + 1
@@ -192,7 +195,7 @@ class AdaptiveBudget:
         for d, accepted in enumerate(report.accepted):
             if d >= len(self.asked):
                 # A depth never seen is believed to go on as the one above it does.
-                self.hits.append(PRIOR * self.reach(d))
+                self.hits.append(PRIOR * self.reaches(d + 1)[d])
                 self.asked.append(PRIOR)
             self.asked[d] = DECAY * self.asked[d] + b
             self.hits[d] = DECAY * self.hits[d] + accepted
@@ -223,11 +226,8 @@ class AdaptiveBudget:
         seconds = accumulate((pass_ + fixed for pass_ in curve.table(range(1, self.nodes + 1))), max)
         return Price(tuple(seconds), self.trust)
 
-    def reach(self, d: int) -> float:
-        """The share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""
-        return self._reaches(d + 1)[d]
-
-    def _reaches(self, depth: int) -> list[float]:
+    def reaches(self, depth: int) -> list[float]:
+        """[d]: the share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""
         found = [h / a for h, a in zip(self.hits[:depth], self.asked, strict=False)]
         last, above = found[-1] if found else 0.7, found[-2] if len(found) > 1 else 1.0
         fall = min(0.9, last / above) if above > 0 else 0.0
@@ -236,16 +236,8 @@ class AdaptiveBudget:
             found.append(last)
         return found
 
-    def expected(self, depth: int) -> float:
-        """Tokens that a round of this depth commits."""
-        return 1 + sum(self._reaches(depth))
-
-    def seconds(self, rows: int, depth: int) -> float:
-        """What a round of this depth costs."""
-        return self._seconds(rows)[depth]
-
-    def _seconds(self, rows: int) -> list[float]:
-        """What a round costs, by its depth, from none on."""
+    def seconds(self, rows: int) -> list[float]:
+        """[depth]: what a round costs, depth 0 being no draft."""
         depths = range(1, self.depth + 1)
         sizes = [1, *(max(2, round(n)) for n in self.size.table(depths))]
         drafts = [0.0, *self.draft.get(rows, Curve()).table(depths)]
@@ -255,8 +247,8 @@ class AdaptiveBudget:
     def _best(self, rows: int) -> tuple[int, float]:
         """The depth with the most tokens per second and row, and that rate (a draft must win by 2 %)."""
         if self._known[:2] != (rows, self.rounds):
-            tokens = accumulate(self._reaches(self.depth), initial=1.0)
-            rates = [t / max(s, 1e-9) for t, s in zip(tokens, self._seconds(rows), strict=True)]
+            tokens = accumulate(self.reaches(self.depth), initial=1.0)
+            rates = [t / max(s, 1e-9) for t, s in zip(tokens, self.seconds(rows), strict=True)]
             best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
             self._known = rows, self.rounds, best, rates[best]
         return self._known[2:]

@@ -20,9 +20,10 @@ import torch
 
 from .. import kept
 from .adaptive import LEARN, PRIOR, AdaptiveBudget, Curve
-from .calibration import Fit
+from .calibration import BOUNDS, Fit
 
 EVERY = 20.0  # seconds between two writes at least
+LONGEST = 1e6  # seconds: no measurement is longer
 FORMAT = 1
 
 
@@ -53,6 +54,9 @@ class Memory:
             single = {name: points(found[name]) for name in ("step", "size")}
             record = [[float(x) for x in found[name]] for name in ("hits", "asked")]
             rest, scales = float(found["rest"]), [float(s) for s in found["scales"]]
+            sound = all(0 <= h <= a and a > 0 for h, a in zip(*record, strict=True)) and 0 <= rest < LONGEST
+            if not sound or not all(BOUNDS[0] <= s <= BOUNDS[1] for s in scales):
+                return False
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
         budget = self.budget
@@ -92,6 +96,6 @@ class Memory:
 def points(given: dict[str, float]) -> dict[int, float]:
     """A curve's points as JSON has them; ValueError for what no measurement gives."""
     made = {int(size): float(seconds) for size, seconds in given.items()}
-    if not all(size > 0 and 0 <= seconds < 1e6 for size, seconds in made.items()):
+    if not made or not all(size > 0 and 0 <= seconds < LONGEST for size, seconds in made.items()):
         raise ValueError("no measurement")
     return made

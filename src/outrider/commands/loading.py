@@ -9,8 +9,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import hub
-from ..params import InputError
+from .. import hub, plugins
+from ..params import InputError, check_exact
 from ..targets.names import DEMO, SMOLLM2, Place, find
 from . import check_place
 
@@ -31,9 +31,10 @@ def load(
 ) -> LLM:
     """The model of a command line with its drafters and its budget."""
     check_budget(budget, len(drafter or [""]))
-    place = located(model)
+    check_exact(exact)
     for spec in drafter or ():
         check_drafter(spec)
+    place = located(model)
     here = Path(place.where).exists()
     if here:  # the spinner says it; a download shows its own progress
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -60,8 +61,11 @@ def located(model: str | Place | None) -> Place:
 
 
 def check_drafter(spec: str) -> None:
-    """Refuse the SPEC of a drafter that is on the hub, such as eagle:ORG/NAME, if the hub cannot be reached."""
-    where = spec.partition("?")[0].partition(":")[2]
+    """Refuse the SPEC of a drafter that there is not, or that is on the hub (eagle:ORG/NAME) and out of reach."""
+    body = spec.partition("?")[0]
+    name, _, where = body.partition(":")
+    if name not in plugins.names("drafters") and not (Path(body) / "config.json").is_file():
+        raise InputError(plugins.lacking(body))
     if where.count("/") == 1 and hub.is_id(where) and where.split("/")[0] not in (DEMO, SMOLLM2):
         hub.ensure(where)
 

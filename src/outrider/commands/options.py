@@ -65,7 +65,13 @@ Prompts = Annotated[
 Limit = Annotated[int | None, given("--limit", metavar="N", help="Take so many prompts at most.")]
 BatchSize = Annotated[int, machine("--batch-size", help="Prompts side by side.")]
 
-Dtype = Annotated[str, machine("--dtype", help="auto, float64, float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str,
+    machine(
+        "--dtype",
+        help="auto (the checkpoint's; float32 on CPUs without 16-bit products), float64, float32, bfloat16, float16.",
+    ),
+]
 Device = Annotated[str, machine("--device", help="auto, cpu or cuda.")]
 Exact = Annotated[
     str,

@@ -32,8 +32,8 @@ def serve(
         int, typer.Option(help="MiB for what texts have read, so that prompts which begin alike are read once.", min=0)
     ] = 512,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs.", min=0)] = 30.0,
-    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
     no_compile: opt.NoCompile = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
 ) -> None:
@@ -47,9 +47,9 @@ def serve(
     from .loading import check_drafter, located
 
     check_names(dtype, device)
-    place = located(model)  # before torch is imported
     for spec in drafter or ():
         check_drafter(spec)
+    place = located(model)  # before torch is imported
     check_place(dtype, device)
     try:
         from ..serve.server import listen, run

@@ -69,7 +69,7 @@ def _method_of(folder: str) -> str:
         if method in names():
             return str(method)
         raise InputError(f"{folder} does not say which drafter it is; name the method, as in model:{folder}")
-    raise InputError(f"there is no drafter {folder!r}; choose one of {', '.join(names())}, as in lookup or model:DIR")
+    raise InputError(plugins.lacking(folder))
 
 
 def options_of(spec: str, query: str, function: Any) -> dict[str, Any]:
@@ -96,5 +96,5 @@ def value_of(spec: str, name: str, text: str, default: Any) -> Any:
             return tuple(int(x) for x in text.replace("x", ",").split(","))
         return type(default)(text) if default is not None else text
     except (KeyError, ValueError):
-        kind = {bool: "true or false", tuple: "whole numbers with commas"}.get(type(default), type(default).__name__)
-        raise InputError(f"{spec!r}: {name} must be {kind}, not {text!r}") from None
+        kinds = {bool: "true or false", tuple: "whole numbers with commas", int: "a whole number", float: "a number"}
+        raise InputError(f"{spec!r}: {name} must be {kinds[type(default)]}, not {text!r}") from None

@@ -27,6 +27,7 @@ import transformers
 
 from .. import kept
 from ..core.tree import chain, from_paths
+from ..params import check_exact
 from ..types import InputError
 from . import kernels
 from .exact import BLOCK, Exactness
@@ -52,9 +53,7 @@ def settle(target: HFTarget, exact: str) -> None:
     "auto" is bits where they cost next to nothing: in 16 bits, on kernels that need few rows. What would decide
     by the clock might decide otherwise tomorrow, and change texts.
     """
-    if exact not in ("auto", "bits", "rounding"):
-        raise InputError(f"exact is auto, bits or rounding, not {exact!r}")
-    if exact == "rounding" or (exact == "auto" and target.dtype not in HALF):
+    if check_exact(exact) == "rounding" or (exact == "auto" and target.dtype not in HALF):
         return
     found = find(target)
     if found.exactness is not None and (exact == "bits" or found.exactness.rows <= CHEAP):
