@@ -119,12 +119,27 @@ def default(value: ast.expr) -> str:
     return str(found).lower() if isinstance(found, bool) else str(found)
 
 
+def example(file: str) -> Callable[[], str]:
+    """Makes a program of `examples/` as a block of code."""
+    return lambda: f"```python\n{(ROOT / 'examples' / file).read_text(encoding='utf-8')}```"
+
+
 # page -> the parts made for it
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"families": families},
     "docs/commands.md": {"commands": commands},
     "docs/training.md": {"options": options},
     "docs/structure.md": {"rooms": rooms, "house": house},
+    **{
+        f"docs/howto/{page}.md": {file: example(file) for file in files}
+        for page, files in {
+            "engines": ["export_to_vllm.py"],
+            "generate": ["generate.py", "stream.py"],
+            "measure": ["read_a_report.py"],
+            "transformers": ["transformers_dropin.py"],
+            "write-a-drafter": ["write_a_drafter.py"],
+        }.items()
+    },
 }
 
 
