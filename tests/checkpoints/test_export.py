@@ -42,7 +42,7 @@ def eagle3(**changes: Any) -> Found:
     config = {
         "layer": layer, "vocab": V, "draft_vocab": VD, "target_hidden": H, "taps": [2, LAYERS // 2, LAYERS - 3],
         "scale": 0.75, "norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False,
-        "own_embedding": False, **changes,
+        "own_embedding": False, "layers": 1, "parallel": 0, "mask_token": 0, **changes,
     }  # fmt: skip
     found = filled("eagle3", config)
     few = config["draft_vocab"]

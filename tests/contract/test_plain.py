@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from contract_world import PROMPTS, World, outputs, plain, stop_at
+from contract_world import NAMES, PROMPTS, World, outputs, plain, stop_at
 
 from outrider import drafters
 from outrider.budgets.adaptive import AdaptiveBudget, Report
@@ -14,7 +14,6 @@ from outrider.drafters._choice import ChoiceDrafter
 from outrider.engine import Request
 from outrider.types import Budget, InputError, Rows, Sampling
 
-NAMES = drafters.names()
 LAWS = {
     "greedy": Sampling(),
     "T.7": Sampling(0.7),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contract_world import PROMPTS, VOCAB, World, outputs, plain
+from contract_world import NAMES, PROMPTS, VOCAB, World, outputs, plain
 
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
@@ -14,8 +14,6 @@ from outrider.core import tree
 from outrider.engine import Batch, Request, Row
 from outrider.targets import hf
 from outrider.types import Budget, DraftTree, Rows, Sampling
-
-NAMES = drafters.names()
 
 
 def started(world: World, drafter: object, made: list[Request], budget: object = None) -> Batch:

@@ -13,6 +13,7 @@ from outrider.drafters import eagle, eagle3, hydra, medusa
 from outrider.nets.block import BlockConfig, BlockNet
 from outrider.nets.layer import LayerShape
 
+VARIANTS = ("peagle",)  # drafters that share another one's name
 OPTIONS = {"eagle": "?width=3&top_k=3", "eagle3": "?width=3&top_k=3", "mamba": "?top_k=3"}
 
 
@@ -33,6 +34,20 @@ def make_eagle3(folder: Path, vocab: int, hidden: int) -> None:
         shape(24, 48), vocab, len(kept), hidden, (0, 1, 2), own_embedding=True, norm_before_residual=True
     )
     net = eagle3.Eagle3Net(config).double()
+    net.d2t = torch.tensor(kept) - torch.arange(len(kept))
+    net.t2d = torch.tensor([t % 7 > 0 for t in range(vocab)])
+    native.save(folder, "eagle3", net)
+
+
+def make_peagle(folder: Path, vocab: int, hidden: int) -> None:
+    """P-EAGLE of two layers that drafts five tokens, with a draft vocabulary of every token that no seventh is."""
+    torch.manual_seed(9)
+    kept = [t for t in range(vocab) if t % 7]
+    net = eagle3.Eagle3Net(
+        eagle3.Eagle3Config(
+            shape(hidden, 2 * hidden), vocab, len(kept), hidden, (0, 1, 2), layers=2, parallel=5, mask_token=3
+        )
+    ).double()
     net.d2t = torch.tensor(kept) - torch.arange(len(kept))
     net.t2d = torch.tensor([t % 7 > 0 for t in range(vocab)])
     native.save(folder, "eagle3", net)
@@ -77,4 +92,5 @@ MAKERS: dict[str, Callable[[Path, int, int], None]] = {
     "hydra": make_hydra,
     "mamba": make_mamba,
     "medusa": make_medusa,
+    "peagle": make_peagle,
 }

@@ -30,6 +30,7 @@ from outrider.targets import load_target
 from outrider.types import Sampling, Target
 
 VOCAB, CONTEXT, WIDE = 61, 160, 32
+NAMES = [*drafters.names(), *contract_weights.VARIANTS]
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 7, 18, 28], [1], [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]]
 
 
@@ -41,7 +42,8 @@ def needs(name: str, folder: str) -> str:
         where = Path(folder).with_name(f"{Path(folder).name}-{name}")
         if not where.exists():
             contract_weights.MAKERS[name](where, VOCAB, WIDE)
-        return f"{name}:{where}{contract_weights.OPTIONS.get(name, '')}"
+        method = "" if name in contract_weights.VARIANTS else f"{name}:"  # a folder says by itself what it holds
+        return f"{method}{where}{contract_weights.OPTIONS.get(name, '')}"
     return name
 
 
@@ -52,7 +54,7 @@ class World:
     folder: str
 
     def drafter(self, name: str) -> Any:
-        return drafters.load(needs(name, self.folder) if name in drafters.names() else name, self.target)
+        return drafters.load(needs(name, self.folder) if name in NAMES else name, self.target)
 
     def engine(self, drafter: Any, rule: str = "coupled", nodes: int = 12, depth: int = 4, **more: Any) -> Engine:
         budget = more.pop("budget", None) or FixedBudget(nodes, depth)

@@ -160,7 +160,7 @@ def test_a_cache_fed_piece_by_piece_is_the_whole() -> None:
     made.fuse()
     sizes = [[4, 3, 2], [1, 5, 0], [6, 0, 3]]
     texts = torch.randn(3, 9, 12).double()
-    cache = KVCache(made.shape, 3, 4, torch.float64, "cpu")
+    cache = KVCache(made.shape, 3, 4, torch.ones(1).double())
     got: list[list[Tensor]] = [[], [], []]
     for turn in range(3):
         counts = [s[turn] for s in sizes]
@@ -190,7 +190,7 @@ def test_scratch_slots_behind_scratch_slots() -> None:
     made.fuse()
     for host in ([3, 3], [4, 1]):
         texts, nodes = torch.randn(2, 4, 12).double(), torch.randn(2, 4, 12).double()
-        cache = KVCache(made.shape, 2, 16, torch.float64, "cpu")
+        cache = KVCache(made.shape, 2, 16, torch.ones(1).double())
         lower = torch.ones(1, 4, 4).tril().bool()
         made(texts, texts, torch.arange(4)[None].expand(2, 4), cache.mask(lower, texts.dtype), cache.place(4))
         cache.advance(host)
@@ -211,7 +211,7 @@ def test_scratch_slots_behind_scratch_slots() -> None:
 
 def test_rows_move() -> None:
     made = shape()
-    a, b = (KVCache(made, 2, c, torch.float64, "cpu") for c in (3, 9))
+    a, b = (KVCache(made, 2, c, torch.ones(1).double()) for c in (3, 9))
     for cache, counts in ((a, [2, 3]), (b, [8, 1])):
         m = max(counts)
         k = torch.randn(2, 2, m, 6).double()

@@ -6,7 +6,6 @@ sign is a low acceptance. The folder is judged by its own config and by the targ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ import torch
 
 from ..nets.network import to_dict
 from ..types import InputError
-from . import dflash, medusa, native
+from . import dflash, medusa, native, peagle, speculators
 from .files import Weights, json_of, weights_of
 from .parts import Shape, flag, layer_of, number
 from .target import Facts
 
 EAGLE = ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
 EAGLE3 = ["LlamaForCausalLMEagle3"]
-SPECULATORS = ["Eagle3DraftModel"]
 MEDUSA = ["MedusaModel"]
 DFLASH = ["DFlashDraftModel"]
 
@@ -49,7 +47,7 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
         "safeailab": (EAGLE, EAGLE3),
         "sglang": (EAGLE, EAGLE3, DFLASH),
         "vllm": (EAGLE, EAGLE3, MEDUSA, DFLASH),
-        "speculators": (SPECULATORS,),
+        "speculators": tuple([name] for name in speculators.ARCHITECTURES.values()),
     }[to]
     if architectures not in allowed:
         yield f"architectures is {architectures}, where {to} needs {' or '.join(map(str, allowed))}"
@@ -66,7 +64,7 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
         if not isinstance(inner, dict):
             yield "transformer_layer_config is missing"
             return
-        yield from _llama(inner, folder)
+        yield from _llama(inner, folder, peagle.MASK in weights)
         if architectures == EAGLE:
             table, free = _eagle(config, to, folder)
             wide = number(config, "hidden_size", folder)
@@ -80,6 +78,8 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
     yield from _tensors(weights, table, free)
     if architectures == EAGLE and to == "vllm" and "fc.bias" in weights and bool(weights["fc.bias"].any()):
         yield "fc.bias is not zero, and vLLM ignores it"
+    if peagle.MASK in weights:
+        yield from _mask_token(config, to, facts)
     if "d2t" in weights:
         yield from _vocabulary(weights, table, facts)
     if "embed_tokens.weight" in weights and (architectures == EAGLE or to == "speculators"):
@@ -93,9 +93,9 @@ def _sizes(vocab: int, hidden: int, facts: Facts) -> Iterator[str]:
         yield f"the target's features are {hidden} wide here and {facts.hidden} in {facts.name}"
 
 
-def _llama(config: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def _llama(config: Mapping[str, Any], folder: Path, parallel: bool) -> Iterator[str]:
     for name, value in (("model_type", "llama"), ("num_hidden_layers", 1), ("tie_word_embeddings", False)):
-        if config.get(name) != value:
+        if config.get(name) != value and not (parallel and name == "num_hidden_layers"):
             yield f"{name} is {config.get(name)!r}, where engines need {value!r}"
     nested = config.get("rope_parameters")
     if "rope_theta" not in config or not isinstance(nested, dict) or "rope_theta" not in nested:
@@ -122,17 +122,17 @@ def _eagle3(
     layer, vocab = layer_of(inner, folder, 2), number(inner, "vocab_size", folder)
     h = layer.hidden
     wide = number(config, "target_hidden_size", folder, h)
-    few = number(config, "draft_vocab_size", folder)
+    few, parallel = number(config, "draft_vocab_size", folder), peagle.MASK in names
     made = {
         "layer": to_dict(layer), "vocab": vocab, "draft_vocab": few, "target_hidden": wide, "taps": [0, 1, 2],
-        "own_embedding": h != wide,
+        "own_embedding": h != wide, "parallel": int(parallel), "layers": number(inner, "num_hidden_layers", folder),
         "norm_before_fc": flag(config, "norm_before_fc", folder), "fc_norm": flag(config, "fc_norm", folder),
     }  # fmt: skip
     table = native.table("eagle3", made, folder)
     if few == vocab:
         del table["d2t"], table["t2d"]
-    if to == "speculators":
-        table = {re.sub("^midlayer[.]", "layers.0.", name): shape for name, shape in table.items()}
+    middle = "layers.0." if to == "speculators" else "midlayer."
+    table = {peagle.named(name, middle): shape for name, shape in table.items()}
     said = to == "safeailab" and "target_hidden_size" in config  # its code then takes the file's embedding
     if to == "speculators" or h != wide or facts.scaled or said or "embed_tokens.weight" in names:
         table["embed_tokens.weight"] = (vocab, h)
@@ -160,8 +160,9 @@ def _speculators(config: Mapping[str, Any], facts: Facts) -> Iterator[str]:
     for name in ("speculators_version", "draft_vocab_size", "norm_before_residual"):
         if config.get(name) is None:
             yield f"{name} is missing"
-    if config.get("speculators_model_type") != "eagle3":
-        yield f"speculators_model_type is {config.get('speculators_model_type')!r}, not 'eagle3'"
+    kind = config.get("speculators_model_type")
+    if config.get("architectures") != [speculators.ARCHITECTURES.get(str(kind))]:
+        yield f"speculators_model_type is {kind!r}, and the architecture {config.get('architectures')} another one's"
     given = config.get("speculators_config") or {}
     methods = given.get("proposal_methods") or [{}]
     if given.get("default_proposal_method") not in [m.get("proposal_type") for m in methods]:
@@ -173,6 +174,13 @@ def _speculators(config: Mapping[str, Any], facts: Facts) -> Iterator[str]:
         yield "speculators_config names no verifier"
     if verifier.get("architectures") != facts.architectures:
         yield f"the verifier is {verifier.get('architectures')}, and {facts.name} is {facts.architectures}"
+
+
+def _mask_token(config: Mapping[str, Any], to: str, facts: Facts) -> Iterator[str]:
+    for name in ("mask_token_id",) if to == "speculators" else peagle.VLLM:
+        token = config.get(name)
+        if not isinstance(token, int) or not 0 <= token < facts.vocab:
+            yield f"{name} is {token}, where the number of a token of {facts.name} belongs"
 
 
 def _tensors(weights: Weights, table: Mapping[str, Shape], free: frozenset[str]) -> Iterator[str]:

@@ -4,11 +4,11 @@ EAGLE   `fc.weight [h, 2h]` over cat(embedding, feature), `fc.bias` unless the c
         configs leave it out and mean true), `layers.0.*` without an input norm, `embed_tokens.weight`, the target's.
 EAGLE-3 `fc.weight [h, 3H]`, `midlayer.*` or `layers.0.*`, `norm`, `lm_head [Vd, h]` (absent: the target's), `d2t`
         offsets (absent: the whole vocabulary), `t2d`, an embedding only where it is the drafter's own.
+        With P-EAGLE's parts: see `peagle.py`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from ..nets.layer import LayerShape
 from ..nets.network import from_dict, to_dict
 from ..types import InputError
-from . import native
+from . import native, peagle
 from .parts import Bag, Found, extras, flag, layer_of, llama, number
 from .target import Facts
 
 OURS = ("scale", "trained", "bias")
-OURS3 = ("scale", "own_embedding")
+OURS3 = ("scale", "own_embedding", "parallel")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -111,7 +111,6 @@ def _single(config: Mapping[str, Any], where: object) -> None:
 
 def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     """An EAGLE-3 folder as a drafter. Raises InputError for what is missing, left over or of another shape."""
-    _single(config, bag.where)
     vocab = number(config, "vocab_size", bag.where)
     block = extras(config, OURS3, bag.where)
     eagle_config = config.get("eagle_config") or {}
@@ -134,7 +133,9 @@ def eagle3_of(
     few = number(config, "draft_vocab_size", where, vocab)
     if facts is not None:
         fits(where, facts, vocab, wide)
-    own = "embed_tokens.weight" in bag
+    own, parallel = "embed_tokens.weight" in bag, peagle.MASK in bag
+    if not parallel:
+        _single(config, where)
     if h != wide and not own:
         raise InputError(
             f"the weights of {where} lack embed_tokens.weight, which a drafter that is not as wide as its target needs"
@@ -148,11 +149,17 @@ def eagle3_of(
         "scale": block.get("scale", 1.0),
         **flags,
         "own_embedding": own,
+        **(peagle.fields(config, block, where, notes) if parallel else peagle.NONE),
     }
     asked = native.table("eagle3", made)
     middle = "midlayer." if "midlayer.self_attn.q_proj.weight" in bag else "layers.0."
     virtual = {name for name in ("d2t", "t2d", "lm_head.weight") if name not in bag}
-    tensors = bag.all({k: v for k, v in asked.items() if k not in virtual}, lambda k: re.sub("^midlayer[.]", middle, k))
+    if parallel:
+        asked[peagle.MASK] = bag.shape(peagle.MASK)  # 3 H numbers, whatever their shape
+    tensors = bag.all({k: v for k, v in asked.items() if k not in virtual}, lambda k: peagle.named(k, middle))
+    if parallel:
+        tensors[peagle.MASK] = tensors[peagle.MASK].reshape(1, 1, -1)
+        peagle.shed(bag, notes)
     bag.close()
     if middle != "midlayer.":
         notes.append("layers.0.* is read as midlayer.*")
@@ -283,6 +290,8 @@ def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], 
         raise InputError(f"{engine} has no EAGLE-3 with {', '.join(unknown)}; export this drafter for vllm")
     if layer.qkv_bias:
         raise InputError(f"{engine} has no EAGLE-3 with biases in its attention alone; train it without")
+    if config["parallel"]:
+        peagle.check_export(config, engine)
     check_export_taps(taps, facts)
     if to == "safeailab" and taps != default_taps(facts.layers):
         raise InputError(f"SafeAILab's code reads hidden states {default_taps(facts.layers)}, not {taps}")
@@ -295,6 +304,8 @@ def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], 
     made = {
         "architectures": ["LlamaForCausalLMEagle3"],
         **llama(layer, config["vocab"], facts.context),
+        "num_hidden_layers": config["layers"],
+        **(dict.fromkeys(peagle.VLLM, config["mask_token"]) if config["parallel"] else {}),
         "draft_vocab_size": config["draft_vocab"],
         **({"target_hidden_size": config["target_hidden"]} if wide else {}),
         "num_aux_hidden_states": 3,
@@ -304,7 +315,7 @@ def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], 
         "dtype": str(tensors["fc.weight"].dtype).removeprefix("torch."),
         "outrider": {name: config[name] for name in OURS3},
     }
-    return made, tensors
+    return made, {peagle.named(name, "midlayer."): t for name, t in tensors.items()}
 
 
 def check_export_taps(taps: list[int], facts: Facts) -> None:

@@ -130,18 +130,12 @@ class FeatureDrafting:
         """Feed the pairs that wait, as one chain per row."""
         if not self.pending:
             return
-        features, tokens, counts = self.pending[0] if len(self.pending) == 1 else merged(self.pending)
+        features, tokens, counts = merged(self.pending)
         self.pending, self.waiting = [], 0
-        m, drafter, cache = max(counts), self.drafter, self.cache
+        m, cache = max(counts), self.cache
         if m == 0:
             return
-        features, tokens = features[:, :m], tokens[:, :m]
-        mask = None
-        if cache.longest and (m > 1 or not cache.level):
-            lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
-            mask = cache.mask(lower, features.dtype, drafter.layer.groups)
-        turn = self._turn(m, features.dtype, torch.arange(m, device=tokens.device))
-        made = drafter.step(drafter.given(features), tokens, mask, cache.place(m), turn)
+        made = self._chain(self.drafter.given(features[:, :m]), tokens[:, :m])
         if m == 1 and min(counts) == 1:
             self.last = made
         else:
@@ -152,6 +146,15 @@ class FeatureDrafting:
                 ends = torch.where(fed[:, None, None], ends, self.last)
             self.last = ends
         cache.advance(counts)
+
+    def _chain(self, given: Float[Tensor, "b m h"], tokens: Int[Tensor, "b m"]) -> Float[Tensor, "b m h"]:
+        """Vectors and tokens behind each row's text, each seeing those before it."""
+        m, drafter, cache, mask = tokens.shape[1], self.drafter, self.cache, None
+        if cache.longest and (m > 1 or not cache.level):
+            lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
+            mask = cache.mask(lower, given.dtype, drafter.layer.groups)
+        turn = self._turn(m, given.dtype, torch.arange(m, device=tokens.device))
+        return drafter.step(given, tokens, mask, cache.place(m), turn)
 
     def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> Float[Tensor, "b m h"]:
         """The nodes from `since` on, each fed its parent's vector. Node 0 is the root's pair, which is committed."""
@@ -188,6 +191,8 @@ def merged(
     pending: Sequence[tuple[Tensor, Tensor, list[int]]],
 ) -> tuple[Float[Tensor, "b m f"], Int[Tensor, "b m"], list[int]]:
     """Several rounds' pairs behind one another, the gaps closed."""
+    if len(pending) == 1:
+        return pending[0]
     features, tokens = torch.cat([p[0] for p in pending], 1), torch.cat([p[1] for p in pending], 1)
     index: list[list[int]] = [[] for _ in pending[0][2]]
     first = 0

@@ -14,15 +14,72 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core import sampling
 from ..core.tree import from_lists, trim
-from ..types import DraftTree, Price
+from ..types import Budget, DraftTree, InputError, Price, Rows
+from ._growth import Growth, Step, static
 
 Table = Sequence[Sequence[Sequence[float]]]  # [depth][parent's rank][child's order]
+Extra = Callable[[Tensor], Tensor | None]
+
+
+def nothing(tokens: Tensor) -> None:
+    """No pair head."""
+
+
+def check(tree: str) -> None:
+    """Raise InputError for a way to grow that has no meaning here."""
+    if tree == "best":
+        raise InputError("a dynamic tree of one pass is the best one already; use tree=dynamic")
+
+
+def propose(
+    rows: Rows,
+    logits: Float[Tensor, "b d vd"],
+    budget: Budget,
+    growth: Growth,
+    names: Int[Tensor, " vd"] | None,
+    vocab: int,
+    extra: Extra = nothing,
+    scores: Extra = nothing,
+) -> DraftTree:
+    """The tree that `growth` asks for, from the logits of every slot: slot 0 drafts the first token.
+
+    names, vocab   as in `_growth.py`
+    extra          what the pair head adds to the logits below given tokens: [b, m] -> [b, m, vd]
+    scores         the same for pairs of neighbouring slots' candidates: [b, d, k] -> [b, d, k above, k]
+    """
+    parents, growth = growth.fixed(budget, logits.shape[1]), growth.scaled(budget)
+    if parents is not None:
+        return static(rows, *steps(rows, logits, extra), parents, growth, names, vocab)[0]
+    b, d, _ = logits.shape
+    depths = torch.arange(1, d + 1, device=logits.device).repeat(b, 1)
+    tokens, confidence = sampling.rank(logits, rows, depths, growth.top_k, growth.scale, names=names)
+    pairs = scores(tokens)
+    pairs = None if pairs is None else pairs.float() / growth.scale
+    useful = [min(d, remaining - 1) for remaining in rows.remaining]
+    logs = conditional(confidence.clamp(max=0), pairs)
+    return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor, budget.price)
+
+
+def steps(rows: Rows, logits: Float[Tensor, "b d vd"], extra: Extra = nothing) -> tuple[Tensor, Step]:
+    """Logits below the root, and below any fed node, as the drafters that step give them; no pass is needed."""
+
+    def below(tokens: Tensor, depth: Tensor) -> Tensor:
+        found = logits.gather(1, depth[..., None].expand(*depth.shape, logits.shape[2]))
+        more = extra(tokens)
+        return found if more is None else found + more
+
+    def step(fed: DraftTree, since: int) -> Tensor:
+        return below(fed.tokens[:, since:], fed.depths[:, since:])
+
+    return below(rows.root[:, None], torch.zeros_like(rows.root)[:, None]), step
 
 
 def conditional(confidence: Float[Tensor, "b d k"], pairs: Float[Tensor, "b d p k"] | None) -> Float[Tensor, "b d p k"]:

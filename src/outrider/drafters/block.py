@@ -10,23 +10,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..core import sampling
 from ..core.padding import additive
 from ..nets import vocabulary
 from ..nets.block import BlockConfig, BlockNet
-from ..nets.layer import KVCache, LayerShape
+from ..nets.layer import KVCache
 from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
-from . import _heads, _ranks, _weights
+from . import _heads, _lattice, _ranks, _weights
 from ._features import FLUSH, merged
-from ._growth import Growth, static
-from ._lattice import conditional, lattice
+from ._growth import Growth
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,8 @@ class BlockDrafter:
         return self.config.taps
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockDrafting:
-        weight, shape, layers = self.net.fc.weight, self.config.layer, self.config.layers
-        wide = LayerShape(1, shape.heads * layers, shape.kv_heads * layers, shape.head_dim, 1, 1)
-        return BlockDrafting(self, KVCache(wide, len(prompts), capacity, weight.dtype, weight.device))
+        config = self.config
+        return BlockDrafting(self, KVCache(config.layer, len(prompts), capacity, self.net.fc.weight, config.layers))
 
     def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
         return self.target.head(hidden) if self.names is None else self.net.lm_head(hidden)
@@ -79,17 +77,13 @@ class BlockDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter, growth = self.drafter, self.drafter.growth
-        depth = min(growth.reach(budget, rows), drafter.config.drafts)
-        logits = self._logits(rows)
-        parents = growth.fixed(budget, depth)
-        if parents is None:
-            return self._lattice(rows, logits[:, :depth], budget)
-        first, step = self._steps(rows, logits)
-        return static(rows, first, step, parents, growth.scaled(budget), drafter.names, drafter.target.vocab)[0]
+        logits = self._logits(rows)[:, : min(growth.reach(budget, rows), drafter.config.drafts)]
+        names, vocab, scores = drafter.names, drafter.target.vocab, partial(self._scores, rows)
+        return _lattice.propose(rows, logits, budget, growth, names, vocab, drafter.net.pairs, scores)
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
-        first, step = self._steps(rows, self._logits(rows))
+        first, step = _lattice.steps(rows, self._logits(rows), self.drafter.net.pairs)
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 
     def select(self, index: Sequence[int]) -> None:
@@ -109,7 +103,7 @@ class BlockDrafting:
         """Write the waiting features' keys and values behind each row's text."""
         if not self.pending:
             return
-        features, _, counts = self.pending[0] if len(self.pending) == 1 else merged(self.pending)
+        features, _, counts = merged(self.pending)
         self.pending, self.waiting = [], 0
         m, net, cache = max(counts), self.drafter.net, self.cache
         if m:
@@ -144,35 +138,14 @@ class BlockDrafting:
         seen = additive(text, own.dtype)[:, None, None].expand(b, 1, m, -1)
         return torch.cat([seen, own.expand(b, -1, -1, -1)], -1)
 
-    def _steps(self, rows: Rows, logits: Tensor) -> tuple[Tensor, Any]:
-        """Logits below the root, and below any fed node, as the drafters that step give them; no pass is needed."""
-        net = self.drafter.net
-
-        def below(tokens: Tensor, depth: Tensor) -> Tensor:
-            found = logits.gather(1, depth[..., None].expand(*depth.shape, logits.shape[2]))
-            extra = net.pairs(tokens)
-            return found if extra is None else found + extra
-
-        def step(fed: DraftTree, since: int) -> Tensor:
-            return below(fed.tokens[:, since:], fed.depths[:, since:])
-
-        return below(rows.root[:, None], torch.zeros_like(rows.root)[:, None]), step
-
-    def _lattice(self, rows: Rows, logits: Float[Tensor, "b d vd"], budget: Budget) -> DraftTree:
-        drafter, growth, net = self.drafter, self.drafter.growth.scaled(budget), self.drafter.net
-        b, d, _ = logits.shape
-        depths = torch.arange(1, d + 1, device=logits.device).repeat(b, 1)
-        tokens, confidence = sampling.rank(logits, rows, depths, growth.top_k, growth.scale, names=drafter.names)
-        pairs = None
-        if drafter.config.pair_head == "markov":
-            k = tokens.shape[2]
-            above = torch.cat([rows.root[:, None, None].expand(b, 1, k), tokens[:, :-1]], 1)
-            inside = tokens if drafter.places is None else drafter.places[tokens]
-            pairs = net.markov_w1(above) @ net.markov_w2.weight[inside].transpose(-1, -2)
-            pairs = pairs.float() / growth.scale
-        logs = conditional(confidence.clamp(max=0), pairs)
-        useful = [min(d, remaining - 1) for remaining in rows.remaining]
-        return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor, budget.price)
+    def _scores(self, rows: Rows, tokens: Int[Tensor, "b d k"]) -> Float[Tensor, "b d k k"] | None:
+        """What the Markov head says of every candidate below every candidate of the slot above."""
+        if self.drafter.config.pair_head == "none":
+            return None
+        drafter, net, (b, _, k) = self.drafter, self.drafter.net, tokens.shape
+        above = torch.cat([rows.root[:, None, None].expand(b, 1, k), tokens[:, :-1]], 1)
+        inside = tokens if drafter.places is None else drafter.places[tokens]
+        return net.markov_w1(above) @ net.markov_w2.weight[inside].transpose(-1, -2)
 
 
 def drafter(net: BlockNet, target: Target, growth: Growth | None = None) -> BlockDrafter:
@@ -216,8 +189,7 @@ def load(
     """
     if causal not in ("", "true", "false"):
         raise InputError(f"causal must be true or false, not {causal!r}")
-    if tree == "best":
-        raise InputError("a block drafter's dynamic tree is the best one already; use tree=dynamic")
+    _lattice.check(tree)
     net: BlockNet = _weights.network(path, "block", target, **({"causal": causal == "true"} if causal else {}))
     assert target is not None
     growth = Growth(

@@ -119,8 +119,7 @@ class EagleDrafter:
         return self.target.vocab
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FeatureDrafting:
-        weight = self.net.fc.weight
-        return FeatureDrafting(self, KVCache(self.config.layer, len(prompts), capacity, weight.dtype, weight.device))
+        return FeatureDrafting(self, KVCache(self.config.layer, len(prompts), capacity, self.net.fc.weight))
 
     def given(self, features: Tensor) -> Tensor:
         return features

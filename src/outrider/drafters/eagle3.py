@@ -3,24 +3,29 @@
 g_i     = fc(cat(l_i, m_i, h_i))                   hidden states of three layers, low, middle and high
 a_{i+1} = layer(cat(norm(e(t_{i+1})), norm(g_i)))  at position i, residual g_i; then a takes the place of g
 law of t_{i+2} = lm_head(norm(a_{i+1}))            over the draft vocabulary; target id = i + d2t[i]
+
+P-EAGLE (Hui et al. 2026, `parallel`) drafts all tokens in one pass. Behind the last pair stand pairs of a mask token
+and a learned feature, one for each further token; each sees the pairs and masks before it, and nothing is fed back.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..nets import vocabulary
 from ..nets.layer import Attend, KVCache, Layer, LayerShape, RMSNorm, Store, linear
 from ..nets.network import Network
-from ..types import InputError, Target
-from . import _heads, _weights
-from ._features import FeatureDrafting, loader
+from ..types import Budget, DraftTree, InputError, Rows, Target
+from . import _heads, _lattice, _ranks, _weights
+from ._features import FeatureDrafting, loader, merged
 from ._growth import STATIC, Growth
 
 
@@ -28,7 +33,9 @@ from ._growth import STATIC, Growth
 class Eagle3Config:
     """`taps`: indices of the target's hidden states (k: the input of layer k). The flags are those found in published
     checkpoints: the residual is the normed hidden state; norms before fc over the whole or over each tap; the step fed
-    back is taken after the final norm. `own_embedding`: the network has one (it must where the widths differ)."""
+    back is taken after the final norm. `own_embedding`: the network has one (it must where the widths differ).
+    `parallel`: how many tokens one pass drafts (0: they come one after the other), with `layers`; the embedding of
+    `mask_token` fills the places behind the last pair."""
 
     layer: LayerShape
     vocab: int
@@ -41,6 +48,9 @@ class Eagle3Config:
     fc_norm: bool = False
     norm_output: bool = False
     own_embedding: bool = False
+    layers: int = 1
+    parallel: int = 0
+    mask_token: int = 0
 
     def __post_init__(self) -> None:
         check_taps(self.taps)
@@ -49,6 +59,10 @@ class Eagle3Config:
         if self.layer.hidden != self.target_hidden and not self.own_embedding:
             raise InputError("an EAGLE-3 drafter that is not as wide as its target needs an embedding of its own")
         vocabulary.check_size(self.draft_vocab, self.vocab)
+        if self.parallel < 0 or self.layers < 1 or (self.layers > 1 and not self.parallel):
+            raise InputError("EAGLE-3 has one layer; only one that drafts in parallel may have more")
+        if not 0 <= self.mask_token < self.vocab:
+            raise InputError(f"the mask token {self.mask_token} lies outside the vocabulary of {self.vocab} tokens")
 
 
 def default_taps(layers: int) -> tuple[int, int, int]:
@@ -76,6 +90,14 @@ class MidLayer(Layer):
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
 
 
+class UpperLayer(Layer):
+    """A plain decoder layer above that one."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__(replace(shape, inputs=shape.hidden))
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+
+
 class Eagle3Net(nn.Module):
     """`fuse` once per true token, `forward` per step, `logits` over the draft vocabulary."""
 
@@ -93,6 +115,9 @@ class Eagle3Net(nn.Module):
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab, h)
         self.midlayer = MidLayer(config.layer)
+        self.upper = nn.ModuleList([UpperLayer(config.layer) for _ in range(config.layers - 1)])
+        if config.parallel:
+            self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * wide))
         self.norm = RMSNorm(h, eps)
         self.lm_head = nn.Linear(h, config.draft_vocab, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
@@ -123,6 +148,8 @@ class Eagle3Net(nn.Module):
         x = torch.cat([layer.input_layernorm(embeds), normed], -1)
         residual = normed if self.config.norm_before_residual else hidden
         out = layer(x, residual, positions, mask, store, turn, attention)
+        for above in cast("Iterable[UpperLayer]", self.upper):
+            out = above(above.input_layernorm(out), out, positions, mask, store, turn)
         return self.norm(out) if self.config.norm_output else out
 
     def logits(self, hidden: Float[Tensor, "*s h"]) -> Float[Tensor, "*s vd"]:
@@ -143,6 +170,7 @@ class Eagle3Drafter:
     config: Eagle3Config
     growth: Growth
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
+    mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
     shifted: bool = True
 
     @property
@@ -158,8 +186,8 @@ class Eagle3Drafter:
         return self.target.vocab
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FeatureDrafting:
-        weight = self.net.fc.weight
-        return FeatureDrafting(self, KVCache(self.config.layer, len(prompts), capacity, weight.dtype, weight.device))
+        cache = KVCache(self.config.layer, len(prompts), capacity, self.net.fc.weight, self.config.layers)
+        return FeatureDrafting(self, cache) if self.mask is None else ParallelDrafting(self, cache)
 
     def given(self, features: Tensor) -> Tensor:
         return self.net.fuse(features)
@@ -170,6 +198,45 @@ class Eagle3Drafter:
 
     def logits(self, vectors: Tensor) -> Tensor:
         return self.net.logits(vectors)
+
+
+class ParallelDrafting(FeatureDrafting):
+    """P-EAGLE's: one pass reads the pairs that wait and the masks behind them. Only the pairs stay in the cache."""
+
+    drafter: Eagle3Drafter
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter, growth = self.drafter, self.drafter.growth
+        depth = min(growth.reach(budget, rows), drafter.config.parallel)
+        return _lattice.propose(rows, self._logits(rows, depth), budget, growth, drafter.names, drafter.vocab)
+
+    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+        first, step = _lattice.steps(rows, self._logits(rows, truth.shape[1]))
+        return _ranks.below(rows, first, step, truth, k, self.drafter.names)
+
+    def _logits(self, rows: Rows, depth: int) -> Float[Tensor, "b d vd"]:
+        """Those of the next `depth` tokens."""
+        drafter, cache, b, device = self.drafter, self.cache, len(rows), rows.root.device
+        assert drafter.mask is not None
+        features, tokens, counts = merged(self.pending) if self.pending else (None, None, [0] * b)
+        self.pending, self.waiting = [], 0
+        m = max(counts)
+        n, count = m + max(depth, 1) - 1, torch.tensor(counts, device=device)[:, None]
+        given = drafter.mask.expand(b, n, -1)
+        spelled = torch.full((b, n), drafter.config.mask_token, device=device)
+        if features is not None and tokens is not None:
+            here, room = torch.arange(n, device=device) < count, n - m
+            pairs = functional.pad(drafter.given(features[:, :m]), (0, 0, 0, room))
+            given = torch.where(here[..., None], pairs, given)
+            spelled = torch.where(here, functional.pad(tokens[:, :m], (0, room)), spelled)
+        made = self._chain(given, spelled) if n else given
+        before = made.new_zeros(b, 1, made.shape[2]) if self.last is None else self.last
+        at = (count + torch.arange(max(depth, 1), device=device))[..., None].expand(-1, -1, made.shape[2])
+        found = torch.cat([before, made], 1).gather(1, at)  # the last pair's output, and the masks' behind it
+        self.last = found[:, :1]
+        cache.advance(counts)
+        assert cache.host == list(rows.start), "one pair for every token but the first, the root included"
+        return drafter.logits(found[:, :depth])
 
 
 def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Eagle3Drafter:
@@ -185,8 +252,13 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
         _heads.check_embedding(target, config.layer.hidden)
     vocabulary.check_ids(ids, config.vocab)
     own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
-    net.midlayer.fuse()
-    return Eagle3Drafter(net, target, config, growth, None if own else ids)
+    for layer in (net.midlayer, *net.upper):
+        layer.fuse()
+    mask = None
+    if config.parallel:
+        _lattice.check(growth.tree)
+        mask = net.fuse(net.mask_hidden)
+    return Eagle3Drafter(net, target, config, growth, None if own else ids, mask)
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

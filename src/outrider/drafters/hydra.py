@@ -191,7 +191,7 @@ class HydraDrafter:
         if shape is None:
             return HydraDrafting(self)
         some = next(self.net.parameters())
-        return HydraDrafting(self, prefix=KVCache(shape, len(prompts), capacity, some.dtype, some.device))
+        return HydraDrafting(self, prefix=KVCache(shape, len(prompts), capacity, some))
 
 
 @dataclass

@@ -23,7 +23,7 @@ from torch.nn import functional
 from ..core.padding import additive
 from ..types import InputError
 
-# Given keys and values [b, g, m, d] of this pass, what its queries attend to: [b, g, s, d] twice.
+# Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
 ROPES = ("default", "linear", "llama3", "yarn")
@@ -267,15 +267,13 @@ def attend(
 
 
 class KVCache:
-    """Keys and values of one layer: those of committed pairs, then scratch slots for whatever is fed on trial.
+    """Keys and values, the layers' heads side by side: those of committed pairs, then scratch slots for trials.
+    Row b has `host[b]` committed slots, 0 .. host[b] - 1. Slots beyond hold finite leftovers that masks hide."""
 
-    Row b has `host[b]` committed slots, 0 .. host[b] - 1. Slots beyond hold finite leftovers that masks hide.
-    """
-
-    def __init__(self, shape: LayerShape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str):
-        size = (rows, max(capacity, 1), shape.kv_heads, shape.head_dim)
+    def __init__(self, shape: LayerShape, rows: int, capacity: int, like: Tensor, layers: int = 1):
+        size = (rows, max(capacity, 1), layers * shape.kv_heads, shape.head_dim)
         with torch.inference_mode(False):
-            self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+            self.keys, self.values = (torch.zeros(size, dtype=like.dtype, device=like.device) for _ in range(2))
         self._set([0] * rows)
 
     def _set(self, host: list[int]) -> None:
@@ -292,13 +290,15 @@ class KVCache:
                 self.keys, self.values = (functional.pad(x, (0, 0, 0, 0, 0, more)) for x in (self.keys, self.values))
 
     def place(self, m: int, first: int = 0) -> Store:
-        """Where the next m keys and values go: slots first .. first + m - 1 behind each row's text. They see the slots
-        before them, those of `mask`."""
+        """Where every layer's next m keys and values go: slots first .. first + m - 1 behind each row's text. They see
+        the slots before them, those of `mask`."""
         self.reserve(self.longest + first + m)
-        view = self.longest + first + m
+        view, layer = self.longest + first + m, iter(range(self.keys.shape[2]))
 
         def store(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            for kept, new in ((self.keys, k), (self.values, v)):
+            heads, at = k.shape[1], next(layer)
+            keys, values = (x.narrow(2, at * heads, heads) for x in (self.keys, self.values))
+            for kept, new in ((keys, k), (values, v)):
                 if self.level:
                     kept.narrow(1, self.longest + first, m).copy_(new.transpose(1, 2))
                 else:
@@ -306,7 +306,7 @@ class KVCache:
                     slots = self.lengths[:, None] + torch.arange(first, first + m, device=kept.device)
                     slots = slots + capacity * torch.arange(b, device=kept.device)[:, None]
                     kept.flatten(0, 1).index_copy_(0, slots.flatten(), new.transpose(1, 2).flatten(0, 1))
-            return self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)
+            return keys[:, :view].transpose(1, 2), values[:, :view].transpose(1, 2)
 
         return store
 

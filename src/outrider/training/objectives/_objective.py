@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...checkpoints import native
@@ -40,6 +42,15 @@ class Objective(Protocol):
 
     def save(self, folder: str | Path) -> None:
         """Write the drafter's folder, which must become complete or raise."""
+
+
+def uniform(batch: Batch, step: int, salt: int, *size: int) -> Float[Tensor, "b ..."]:
+    """Numbers drawn from U(0, 1): a function of step and row, whatever process holds the row. On the CPU."""
+    drawn = []
+    for key in batch.keys:
+        seed = (0x9E3779B1 * (step + 1) + salt * key) % 2**32  # a CPU generator reads 32 bits of a seed
+        drawn.append(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
+    return torch.stack(drawn)
 
 
 class NetworkObjective(nn.Module):

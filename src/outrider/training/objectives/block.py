@@ -27,7 +27,7 @@ from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
 from ._layer import layer_like
 from ._losses import cross_entropy
-from ._objective import NetworkObjective, Optimiser
+from ._objective import NetworkObjective, Optimiser, uniform
 
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
 LOSSES = ("kl", "ce", "tv", "lk")
@@ -82,11 +82,7 @@ class BlockObjective(NetworkObjective):
     def _anchors(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a"]]:
         """Places drawn without replacement, ascending, and which of them are real; a function of step and row alone."""
         open_ = batch.learn & batch.wanted(1)
-        scores = []
-        for key in batch.keys:
-            seed = (0x9E3779B1 * (step + 1) + 0xC2B2AE35 * key) % 2**32  # a CPU generator reads 32 bits of a seed
-            scores.append(torch.rand(open_.shape[1], generator=torch.Generator().manual_seed(seed)))
-        score = torch.stack(scores).to(open_.device).masked_fill(~open_, -1.0)
+        score = uniform(batch, step, 0xC2B2AE35, open_.shape[1]).to(open_.device).masked_fill(~open_, -1.0)
         top = score.topk(min(self.anchors, score.shape[1]), -1)
         real = top.values >= 0
         order = torch.where(real, top.indices, score.shape[1]).sort(-1).values

@@ -22,7 +22,7 @@ from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, visible
 from ._layer import layer_like
 from ._losses import LOSSES, smooth_l1, soft_cross_entropy
-from ._objective import NetworkObjective, Optimiser
+from ._objective import NetworkObjective, Optimiser, uniform
 from ._passes import Passes, moved
 
 OPTIMISER = Optimiser(lr=3e-5)
@@ -93,13 +93,8 @@ class EagleObjective(NetworkObjective):
         return loss, (student.argmax(-1) == teacher.argmax(-1)).float().sum().detach() / count
 
     def _noise(self, batch: Batch, like: Tensor, step: int) -> Tensor:
-        """U(-noise, noise), a function of step and row, whatever process holds the row."""
-        rows = []
-        for key in batch.keys:
-            seed = (0x9E3779B1 * (step + 1) + 0x85EBCA77 * key) % 2**32  # a CPU generator reads 32 bits of a seed
-            generator = torch.Generator().manual_seed(seed)
-            rows.append(torch.rand(like.shape[1:], generator=generator))
-        return ((torch.stack(rows) * 2 - 1) * self.noise).to(like)
+        """U(-noise, noise), a function of step and row."""
+        return ((uniform(batch, step, 0x85EBCA77, *like.shape[1:]) * 2 - 1) * self.noise).to(like)
 
 
 def fresh(

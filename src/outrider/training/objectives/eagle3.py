@@ -22,6 +22,7 @@ from ..features import TargetFeatures, visible
 from ._layer import layer_like
 from ._losses import cross_entropy
 from ._objective import NetworkObjective, Optimiser
+from ._parallel import ParallelObjective
 from ._passes import Passes, moved
 
 OPTIMISER = Optimiser(lr=5e-5)
@@ -34,8 +35,6 @@ class Eagle3Objective(NetworkObjective):
 
     def __init__(self, target: HFTarget, net: eagle3.Eagle3Net, passes: int = 7, decay: float = 0.8):
         super().__init__(target, net)
-        if passes < 1:
-            raise InputError("passes must be at least 1")
         self.passes, self.decay = passes, decay
         self.taps = (*net.config.taps, -1)
 
@@ -75,14 +74,20 @@ def build(
     draft_vocab: int = 0,
     hidden: int = 0,
     taps: tuple[int, ...] = (),
-) -> Eagle3Objective:
+    parallel: bool = False,
+    layers: int = 1,
+    mask_token: int = 0,
+) -> Eagle3Objective | ParallelObjective:
     """EAGLE-3 for a target. `passes`: steps over outputs of its own, each weighing `decay` times the one before;
     `draft_vocab` tokens that can be drafted, the most frequent (0: all); `hidden`: its width (0: the target's); `taps`:
-    the three hidden states that are read (default: 2, L/2, L-3).
+    the three hidden states that are read (default: 2, L/2, L-3). `parallel`: P-EAGLE, which drafts `passes` tokens in
+    one pass of `layers`; `mask_token` stands for the tokens to come.
     """
     wide = int(target.config.hidden_size)
     chosen = tuple(taps) or eagle3.default_taps(int(target.config.num_hidden_layers))
     eagle3.check_taps(chosen)
+    if passes < 1:
+        raise InputError("passes must be at least 1")
     size = draft_vocab or target.vocab
     config = eagle3.Eagle3Config(
         layer=layer_like(target, 2, hidden or wide),
@@ -91,6 +96,9 @@ def build(
         target_hidden=wide,
         taps=(chosen[0], chosen[1], chosen[2]),
         own_embedding=bool(hidden) and hidden != wide,
+        layers=layers,
+        parallel=passes if parallel else 0,
+        mask_token=mask_token,
     )
     net = eagle3.Eagle3Net(config)
     kept = frequent(documents, target.vocab, size)
@@ -100,4 +108,4 @@ def build(
     if head.shape == (target.vocab, config.layer.hidden):
         with torch.no_grad():
             net.lm_head.weight.copy_(head[kept])
-    return Eagle3Objective(target, net, passes, decay)
+    return ParallelObjective(target, net, decay) if parallel else Eagle3Objective(target, net, passes, decay)

@@ -1,0 +1,221 @@
+"""P-EAGLE's objective: against loops, against what the drafter does when it decodes, what it may not see, by heart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from objective_world import (
+    VOCAB,
+    SlowLayer,
+    continued,
+    cross_entropy,
+    decoded,
+    overfit,
+    packed,
+    sharp,
+    states,
+    target,
+    texts,
+    value,
+)
+from torch import Tensor
+
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.core.noise import GumbelNoise
+from outrider.drafters import eagle3 as network
+from outrider.engine import Batch as Rows
+from outrider.engine import Engine, Request, Row
+from outrider.targets import HFTarget
+from outrider.training import objectives
+from outrider.training.data import Document
+from outrider.training.features import see
+from outrider.training.objectives import _parallel
+from outrider.types import InputError, Sampling
+
+TAPS, MASK = (0, 2, 3), 7
+
+
+def build(of: HFTarget, words: list[int] = (), **options: Any) -> Any:
+    torch.manual_seed(1)
+    documents = [Document(tuple(words), (True,) * len(words), "x")]
+    given = {"taps": TAPS, "parallel": True, "passes": 4, "layers": 2, "mask_token": MASK, **options}
+    objective = objectives.build("eagle3", of, documents, given).to(of.dtype)
+    with torch.no_grad():
+        for name, weight in objective.net.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.uniform_(0.5, 1.5)
+    return objective
+
+
+def norm(x: Tensor, by: Any) -> Tensor:
+    return x / (x.pow(2).mean() + by.eps).sqrt() * by.weight
+
+
+def outputs(of: HFTarget, objective: Any, words: list[int], pair: int, depths: int) -> list[Tensor]:
+    """What the network makes of the last true pair and of the masks behind it: one sequence, token by token."""
+    net, layers = objective.net, states(of, words)
+    embedding = net.embed_tokens.weight if net.config.own_embedding else of.model.get_input_embeddings().weight
+    vectors = [net.fc(torch.cat([layers[tap][t] for tap in TAPS])) for t in range(pair + 1)]
+    vectors += [net.fc(net.mask_hidden[0, 0])] * (depths - 1)
+    spelled = [*words[1 : pair + 2], *[MASK] * (depths - 1)]
+    made, mid = vectors, net.midlayer
+    for number, layer in enumerate([mid, *net.upper]):
+        slow, keys, found = SlowLayer(layer), [], []
+        for t, vector in enumerate(made):
+            x = norm(vector, mid.hidden_norm if number == 0 else layer.input_layernorm)
+            if number == 0:
+                x = torch.cat([norm(embedding[spelled[t]], mid.input_layernorm), x])
+            keys.append(slow.key(x, t))
+            found.append(slow.out(x, vector, t, keys, []))
+        made = found
+    return made[pair:]
+
+
+def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> tuple[float, int]:
+    """The loss of one text if every chain is drawn, and its pairs."""
+    net, last = objective.net, states(of, words)[-1]
+    kept, total, count = [i for i in range(VOCAB) if net.t2d[i]], 0.0, 0
+    for pair in range(len(words) - 2):
+        if not learn[pair + 2]:
+            continue
+        count += 1
+        for d, made in enumerate(outputs(of, objective, words, pair, net.config.parallel)):
+            if pair + d + 2 >= len(words) or not learn[pair + d + 2]:
+                continue
+            law = of.head(last[pair + d + 1]).softmax(-1)
+            if int(law.argmax()) not in kept:
+                continue
+            p = torch.stack([law[i] for i in kept])
+            student = net.lm_head(norm(made, net.norm))
+            total += objective.decay**d * float(cross_entropy(student, p / p.sum()))
+    return total, count
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"draft_vocab": 40, "passes": 3, "decay": 0.5}, {"hidden": 24, "draft_vocab": 50, "layers": 1}]
+)
+def test_loss_equals_loops_over_pairs_and_depths(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several texts in a row, chains that run over a text's end, turns that are not learned. Every chain is drawn."""
+    monkeypatch.setattr(_parallel, "LEAST", 2.0)
+    of = target()
+    rows = [texts(i, sizes) for i, sizes in enumerate([[9, 5], [11], [3, 6]])]
+    objective = build(of, [w for row in rows for words, _ in row for w in words], **options)
+    with torch.no_grad():
+        loss, weight, _ = value(objective, of, packed(rows, 16))
+        found = [slow(of, objective, *text) for row in rows for text in row]
+    assert float(weight) == sum(count for _, count in found)
+    assert float(loss) == pytest.approx(sum(total for total, _ in found), rel=2e-5)
+
+
+def test_training_sees_what_decoding_sees() -> None:
+    """Logits of a chain equal those that the drafter gives where its pair is the last one."""
+    of, prompt = target(), [3, 1, 4, 1, 5, 9, 2]
+    objective = build(of)
+    engine = Engine(of, network.drafter(objective.net, of), FixedBudget(8, 4), GumbelNoise(of.vocab))
+    with torch.no_grad():
+        batch, _ = Rows.start(engine, [Row(Request(prompt, 0, 30, Sampling()), 0)])
+        assert batch is not None
+        found = batch.drafting._logits(batch.view(), 4)[0]  # type: ignore[attr-defined]
+        made = outputs(of, objective, [*prompt, int(batch.root[0])], len(prompt) - 1, 4)
+        expected = torch.stack([objective.net.lm_head(norm(m, objective.net.norm)) for m in made])
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_a_mask_sees_nothing_that_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and features behind a chain's pair, and other texts of the row, do not move it; all before it do."""
+    monkeypatch.setattr(_parallel, "LEAST", 2.0)
+    of = target()
+    words, other = texts(1, [9])[0][0], texts(2, [6])[0][0]
+    objective, seen_by = build(of), []
+    objective.net.register_forward_hook(lambda module, given, out: seen_by.append(out[0]))
+
+    def masks(first: list[int], second: list[int]) -> dict[tuple[int, int], Tensor]:
+        seen_by.clear()
+        batch = packed([[(first, [True] * len(first)), (second, [True] * len(second))]])
+        value(objective, of, batch)
+        pair, depth, real = objective._chains(batch, 0)
+        places = zip(pair[0].tolist(), depth[0].tolist(), real[0].tolist(), seen_by[1], strict=True)
+        return {(p, d): x for p, d, r, x in places if r}
+
+    plain = masks(words, other)
+    assert {d for _, d in plain} == {1, 2, 3}
+    for changed in range(1, len(words)):
+        moved = masks([*words[:changed], (words[changed] + 1) % VOCAB, *words[changed + 1 :]], other)
+        assert moved.keys() == plain.keys()
+        for (p, d), x in plain.items():
+            if p < len(words):  # pair p holds token p + 1
+                assert torch.equal(x, moved[p, d]) == (changed > p + 1), (p, d, changed)
+            else:
+                assert torch.equal(x, moved[p, d])
+
+
+def test_chains_are_a_function_of_step_and_row_and_thin_out() -> None:
+    of, batch = target(), packed([texts(3, [900]), texts(4, [700])])
+    objective = build(of, passes=7)
+    pair, depth, real = objective._chains(batch, 5)
+    assert torch.equal(objective._chains(batch, 5)[0], pair)
+    assert not torch.equal(objective._chains(batch, 6)[0][:, :9], pair[:, :9])
+    swapped = objective._chains(batch.rows([1, 0]), 5)
+    for row, there in ((0, 1), (1, 0)):
+        mine = set(zip(pair[row][real[row]].tolist(), depth[row][real[row]].tolist(), strict=True))
+        again = swapped[2][there]
+        assert mine == set(zip(swapped[0][there][again].tolist(), swapped[1][there][again].tolist(), strict=True))
+        assert all(d == 1 or (p, d - 1) in mine for p, d in mine), "a chain has its beginning"
+    starts = float(batch.wanted(2).sum())
+    for d, share in enumerate((0.7, 0.49, 0.343, 0.24, 0.2, 0.2), 1):
+        assert float((real & (depth == d)).sum()) / starts == pytest.approx(share, abs=0.05)
+
+
+def test_one_sample_is_learned_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All depths: a label or a position that is off by one cannot be drafted to full depth."""
+    monkeypatch.setattr(_parallel, "LEAST", 2.0)
+    of = sharp()
+    words = continued(of, [3, 1, 4, 1, 5], 14)
+    objective = build(of, words, draft_vocab=30)
+    hits = overfit(objective, of, packed([[(words, [False] * 5 + [True] * 14)]]))
+    assert set(hits) == {"hit1", "hit2", "hit3", "hit4"}
+    assert min(hits.values()) == 1.0, hits
+    objective.save(tmp_path / "d")
+    output, usage = decoded(of, drafters.load(f"{tmp_path / 'd'}", of), words[:5], 11, 4)
+    assert output == words[5:16]
+    assert usage.accepted_at == [2, 2, 2, 2]
+    output, usage = decoded(of, drafters.load(f"{tmp_path / 'd'}", of), words[:5], 11, 9)
+    assert usage.accepted == usage.drafted == 8, "four tokens are drafted at most, however deep the budget is"
+
+
+def test_half_precision() -> None:
+    of, batch = target(torch.float32), packed([texts(2, [12, 9])])
+    objective = build(of)
+    plain = value(objective, of, batch)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _, _ = objective(batch, see(of, batch, objective.taps))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(plain), rel=0.03)
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in objective.net.parameters())
+
+
+def test_a_text_without_chains() -> None:
+    """One token to learn: no mask has a label, and one depth has no masks at all."""
+    of = target()
+    for words, passes in (([5, 6, 7], 4), ([5, 6, 7, 8, 9], 1)):
+        loss, weight, hits = value(build(of, passes=passes), of, packed([[(words, [True] * len(words))]]))
+        assert float(weight) == len(words) - 2
+        assert bool(loss.isfinite())
+        assert len(hits) == passes
+
+
+def test_bad_options() -> None:
+    of = target()
+    for options, says in (
+        ({"passes": 0}, "passes"),
+        ({"mask_token": VOCAB}, "outside the vocabulary"),
+        ({"parallel": False}, "one layer"),
+        ({"layers": 0}, "one layer"),
+    ):
+        with pytest.raises(InputError, match=says):
+            build(of, **options)
