@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from tools.rooms import ROOMS
@@ -124,10 +125,16 @@ def example(file: str) -> Callable[[], str]:
     return lambda: f"```python\n{(ROOT / 'examples' / file).read_text(encoding='utf-8')}```"
 
 
+def scaling(part: str) -> Callable[[], str]:
+    """A part of docs/scaling.md; its module imports torch, so it is read when it is asked for."""
+    return lambda: getattr(import_module("tools.scaling"), part)()
+
+
 # page -> the parts made for it
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"families": families},
     "docs/commands.md": {"commands": commands},
+    "docs/scaling.md": {part: scaling(part) for part in ("constants", "examples", "runs")},
     "docs/training.md": {"options": options},
     "docs/structure.md": {"rooms": rooms, "house": house},
     **{

@@ -45,6 +45,7 @@ GROUPS = {
         "info": "Versions, threads, devices, demo models and drafters here.",
     },
     "Make drafters": {
+        "plan": "Work out what a drafter for a target takes: GPU hours, disk and network.",
         "train": "Train a drafter for a target of your own, on text of your own.",
         "data": "Build training data, also by letting the target write the answers.",
         "tune-tree": "Grow the draft tree that a trained drafter's measured accuracies ask for.",

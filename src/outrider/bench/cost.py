@@ -1,17 +1,18 @@
 """What a replayed answer would cost on a large model: a model of a machine, not a measurement.
 
-    time of a pass = overhead + max(bytes moved / bandwidth, 2 * parameters * nodes / flops)
-    bytes moved    = parameters * bytes + context * kv
+    time of a pass = overhead + max(bytes moved / bandwidth, 2 * (parameters + share * experts) * nodes / flops)
+    bytes moved    = (parameters + experts * (1 - (1 - share)^nodes)) * bytes + context * kv
 
 One pass reads every weight and the text's keys and values once, however many nodes it verifies: nodes are free until
-their arithmetic takes longer than the reading. A COST is MODEL@MACHINE (7b@a100), or the figures themselves:
+their arithmetic takes longer than the reading. A node uses a share of a mixture's experts; the pass reads those of all
+nodes. A COST is MODEL@MACHINE (7b@a100), or the figures themselves:
 
     parameters=8e9,bandwidth=9e11,flops=1.5e14,bytes=2,overhead=2e-4,kv=131072
 
 or both, where figures replace those of the preset: 7b@a100,bytes=0.5. Models: 7b is Llama 2 and Vicuna (32 layers of 32
 key-value heads of 128 numbers, 16 bits each), 8b is Llama 3 (8 key-value heads). A machine's figures are its maker's
 published peaks times an efficiency that we state and did not measure: 75 % of the bandwidth, 65 % of the arithmetic;
-its overhead per pass is a guess.
+its overhead per pass is a guess. docs/scaling.md holds them against published runs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ MODELS: dict[str, dict[str, float]] = {
 }
 PEAKS: dict[str, tuple[float, float, float]] = {  # bytes/s, FLOP/s, seconds of overhead
     "a100": (2.039e12, 312e12, 5e-4),  # SXM, 80 GB; bfloat16, dense
+    "h100": (3.35e12, 989e12, 5e-4),  # SXM
+    "h200": (4.8e12, 989e12, 5e-4),
+    "b200": (8e12, 2.25e15, 5e-4),
+    "b300": (8e12, 2.25e15, 5e-4),
+    "rtx3090": (936e9, 71e12, 5e-4),
     "rtx4090": (1.008e12, 165.2e12, 5e-4),  # bfloat16, dense, float32 sums
     "m2-max": (400e9, 13.6e12, 1e-3),  # 38 GPU cores, float32 sums
     "cpu-ddr5": (89.6e9, 1.15e12, 1e-3),  # two channels of DDR5-5600; 8 cores, two 256-bit units, 4.5 GHz, float32
@@ -52,18 +58,22 @@ class Cost:
     bytes: float = 2.0  # of one parameter
     overhead: float = 0.0  # seconds of every pass
     kv: float = 0.0  # bytes of the keys and values of one token: layers * 2 * heads * size * bytes
+    experts: float = 0.0  # parameters of a mixture's routed experts, which `parameters` leaves out
+    share: float = 0.0  # of them, that one token uses
 
     def __post_init__(self) -> None:
         for key in FIGURES:
-            figure, positive = getattr(self, key), key not in ("overhead", "kv")
+            figure, positive = getattr(self, key), key in ("parameters", "bandwidth", "flops", "bytes")
             if not 0 <= figure < math.inf or (positive and figure == 0):
                 kind = "positive" if positive else "not negative"
                 raise InputError(f"the cost {self.name}: {key} must be {kind} and finite, not {figure:g}")
 
     def pass_seconds(self, nodes: int, context: int) -> float:
-        """One pass over `nodes` tokens (the root included) of a row with `context` tokens in its cache."""
-        moved = self.parameters * self.bytes + context * self.kv
-        return self.overhead + max(moved / self.bandwidth, 2 * self.parameters * nodes / self.flops)
+        """One pass over `nodes` tokens (roots included) of rows with `context` tokens in their caches, all together."""
+        read = self.parameters + self.experts * (1 - (1 - self.share) ** nodes)
+        used = self.parameters + self.experts * self.share
+        moved = read * self.bytes + context * self.kv
+        return self.overhead + max(moved / self.bandwidth, 2 * used * nodes / self.flops)
 
 
 FIGURES = tuple(f.name for f in fields(Cost) if f.name != "name")
@@ -102,9 +112,13 @@ def _preset(name: str) -> dict[str, float]:
     model, _, machine = name.partition("@")
     if model not in MODELS or machine not in PEAKS:
         raise InputError(f"there is no cost {name!r}; choose one of {', '.join(presets())}, or give figures")
+    return {**MODELS[model], **speeds(machine)}
+
+
+def speeds(machine: str, count: int = 1) -> dict[str, float]:
+    """Of Cost's figures those of `count` machines that share every pass and lose no time to one another."""
     bandwidth, flops, overhead = PEAKS[machine]
-    speeds = {"bandwidth": BANDWIDTH * bandwidth, "flops": ARITHMETIC * flops, "overhead": overhead}
-    return {**MODELS[model], **speeds}
+    return {"bandwidth": count * BANDWIDTH * bandwidth, "flops": count * ARITHMETIC * flops, "overhead": overhead}
 
 
 @dataclass(frozen=True)
