@@ -17,7 +17,7 @@ def train(
         opt.given(
             "--data",
             metavar="FILE",
-            help="JSON lines of messages, prompt and completion, or text; or plain text (repeatable).",
+            help="JSON lines of messages, prompt and completion, text or token ids; plain text (repeatable).",
         ),
     ],
     out: Annotated[str, opt.output("--out", metavar="DIR", help="Folder of the run; DIR/best is the drafter.")],
@@ -47,6 +47,10 @@ def train(
         opt.machine("--cache", metavar="DIR", help="Folder that keeps features for repeated epochs."),
     ] = "",
     cache_dtype: Annotated[str, opt.machine("--cache-dtype", help="bfloat16, float16 or float32.")] = "bfloat16",
+    features: Annotated[
+        str,
+        opt.machine("--features", metavar="DIR", help="Folder of hidden states by vLLM, speculators or SpecForge."),
+    ] = "",
     shard: Annotated[bool, opt.machine("--shard", help="FSDP2 over the processes there are.")] = False,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
@@ -77,8 +81,8 @@ def train(
     options = read_options(method, choice or [], options_of(method))
     recipe = Recipe(
         method, steps, rows, length, accumulate, lr, warmup=warmup, clip=clip, decay=decay, seed=seed, bf16=bf16,
-        half_features=half_features, cache=cache, cache_dtype=cache_dtype, evaluate=evaluate, prompts=limit,
-        save=save, options=options, target=str(place), data=tuple(data),
+        half_features=half_features, cache=cache, cache_dtype=cache_dtype, features=features, evaluate=evaluate,
+        prompts=limit, save=save, options=options, target=str(place), data=tuple(data),
     )  # fmt: skip
     recipe.complete()  # what is wrong is refused before a model is loaded
     tokenizer = load_tokenizer(place, trust_remote_code)

@@ -1,8 +1,9 @@
 """Text to rows of tokens: files, chat templates, what is to be learned, the held-out split, packing.
 
 A line of JSONL holds `messages` (the assistant's turns are learned), `prompt` and `completion` (the completion is
-learned) or `text` (all of it is). Any other file is one plain text. Documents longer than a row are cut, short ones
-share a row; within a row every document has its own number and its own positions, and sees only itself.
+learned) or `text` (all of it is); or token ids, `prompt_token_ids` and `token_ids` (these are learned). Any other file
+is one plain text. Documents longer than a row are cut, short ones share a row; within a row every document has its own
+number and its own positions, and sees only itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .. import prompts
 from ..types import InputError
+from . import hidden_states
 
 PIECE = 3000  # characters of a plain text file that make one document
 
@@ -73,8 +75,11 @@ class Batch:
 
 
 def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
-    """The documents of JSONL and plain text files, in order."""
+    """The documents of JSONL and plain text files, and of SpecForge's folders, in order."""
     for path in map(Path, paths):
+        if path.is_dir():
+            yield from _folder(path)
+            continue
         if not path.is_file():
             raise InputError(f"there is no file {path}; give JSONL or plain text to train on")
         try:
@@ -101,6 +106,8 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def _document(given: Any, where: str, tokenizer: Any) -> Document:
+    if isinstance(given, dict) and "token_ids" in given:
+        return tokens(given.get("prompt_token_ids"), given["token_ids"], where)
     ends = not isinstance(given, dict) or bool(given.get("ends", True))
     if isinstance(given, dict) and isinstance(given.get("messages"), list):
         return chat(given["messages"], tokenizer, where, ends)
@@ -111,6 +118,26 @@ def _document(given: Any, where: str, tokenizer: Any) -> Document:
             raise InputError(f"{where} has an empty completion, so there is nothing to learn; fill or remove the line")
         return spans([(given["prompt"], False), (given["completion"], True)], tokenizer, ends)
     raise InputError(f"{where} has neither messages, nor prompt and completion, nor text; give one of them")
+
+
+def _folder(path: Path) -> Iterator[Document]:
+    """Texts of a folder of hidden states whose files say what is to be learned."""
+    there = list(hidden_states.paths(path))
+    for file in there:
+        ids, learn = hidden_states.learned(file)
+        yield Document(tuple(ids), tuple(learn), hashlib.sha256(repr(ids).encode()).hexdigest())
+    if not there:
+        raise InputError(f"{path} is a folder without hidden states; give files of JSONL or plain text to train on")
+
+
+def tokens(asked: Any, answer: Any, where: str) -> Document:
+    """A prompt's tokens and those of its answer, which are learned, as a server wrote them. Raises InputError where
+    they are no token ids."""
+    for ids in (asked, answer):
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise InputError(f"{where}: prompt_token_ids and token_ids must be lists of token ids; correct the line")
+    made, learn = (*asked, *answer), (False,) * len(asked) + (True,) * len(answer)
+    return Document(made, learn, hashlib.sha256(repr(made).encode()).hexdigest())
 
 
 def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -> Document:

@@ -28,6 +28,7 @@ from . import checkpoint, objectives, sharding
 from .data import Batch, Document, order, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
 from .features import FeatureCache, TargetFeatures, digest, fingerprint, see
+from .foreign import ForeignFeatures
 from .log import Log
 from .recipe import Recipe
 
@@ -248,6 +249,9 @@ def _pieces(index: list[int], count: int) -> list[list[int]]:
 def _feature_source(
     target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None], of: str
 ) -> FeaturesOf:
+    if recipe.features:
+        foreign = ForeignFeatures(Path(recipe.features), target, rows, taps, say)
+        return lambda batch: foreign.see(target, batch.to(target.device), recipe.half_features)
     if not recipe.cache:
         return lambda batch: see(target, batch.to(target.device), taps, recipe.half_features)
     width = int(target.config.hidden_size)

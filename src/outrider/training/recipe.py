@@ -37,6 +37,7 @@ class Recipe:
     half_features: bool = False
     cache: str = ""  # a folder for features, for repeated epochs; none: they are computed anew
     cache_dtype: str = "bfloat16"
+    features: str = ""  # a folder of features that another engine has written
     evaluate: int = 0  # steps between evaluations; 0: ten times in all
     prompts: int = 16  # held-out prompts that are decoded at each evaluation
     tokens: int = 32
@@ -55,6 +56,8 @@ class Recipe:
             raise InputError("steps, rows, length, accumulate and save must be at least 1")
         if self.lr < 0 or self.clip < 0 or not 0 <= self.final <= 1:
             raise InputError("rates and clipping must not be negative, and final must lie between 0 and 1")
+        if self.features and self.cache:
+            raise InputError("features come from a folder or are cached in one; give --features or --cache")
         paper = optimiser_of(self.method)
         warmup = min(paper.warmup, self.steps // 10) if self.warmup < 0 else self.warmup
         return replace(

@@ -1,0 +1,197 @@
+"""Features from a folder that another engine has written: found by their texts' tokens, held against the target.
+
+The folder's `features.json` says what its files do not: of which target they are and which layers they hold. Both are
+checked: the first text is read by the target itself, and every layer of the file must be nearest to the one that it is
+said to be, among all of them with and without the final norm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..checkpoints.files import json_of
+from ..targets import HFTarget
+from ..types import InputError
+from . import hidden_states
+from .data import Batch
+from .features import TargetFeatures, learned, see
+
+HEADER = "features.json"
+SAME = ("hidden_size", "num_hidden_layers", "vocab_size")  # of the target's config
+FAR = 0.5  # a layer whose median token differs by this share of its length is none of this target's
+PROBE = 64  # tokens that are read by the target itself
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a folder holds. Layer k is the input of layer k, and the number of layers is the last one's output,
+    `normed` by the target's final norm or not."""
+
+    target: dict[str, int]
+    layers: tuple[int, ...]
+    normed: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> Header:
+        path = folder / HEADER
+        if not path.is_file():
+            raise InputError(f"{folder} has no {HEADER} to say what its files hold; write it as docs/training.md shows")
+        found = json_of(path)
+        try:
+            target = {name: int(found["target"][name]) for name in SAME}
+            layers, normed = tuple(int(k) for k in found["layers"]), found["normed"]
+            assert isinstance(normed, bool)
+            assert layers
+            assert all(a < b for a, b in pairwise(layers))
+        except (KeyError, TypeError, ValueError, AssertionError):
+            raise InputError(
+                f'{path} must have "target" ({", ".join(SAME)}), "layers" (ascending) and "normed" (true or false)'
+            ) from None
+        return cls(target, layers, normed)
+
+    def check(self, target: HFTarget, taps: tuple[int, ...], where: Path) -> None:
+        """Is it of a target of these sizes, with the layers that a drafter reads?"""
+        for name in SAME:
+            if (mine := int(getattr(target.config, name))) != self.target[name]:
+                raise InputError(f"{where} is of a target with {name} {self.target[name]}, and this one has {mine}")
+        if lacking := sorted({place(tap, target) for tap in taps} - set(self.layers)):
+            raise InputError(
+                f"{where} has the layers {_list(self.layers)}, and the drafter reads {_list(lacking)} too; "
+                "write these as well, or choose others by --option taps"
+            )
+
+
+def place(tap: int, target: HFTarget) -> int:
+    """The layer that a tap is called in other engines: -1, after the final norm, is the last one."""
+    return int(target.config.num_hidden_layers) if tap == -1 else tap
+
+
+class ForeignFeatures:
+    """The features of a folder for the texts of `rows`; a batch with a text that has none is seen by the target.
+
+    Raises:
+        InputError: the folder's header or its first text does not fit the target, no text of the rows has features, or
+            one that has is longer than a row.
+    """
+
+    def __init__(self, folder: Path, target: HFTarget, rows: Batch, taps: tuple[int, ...], say: Callable[[str], None]):
+        self.header, self.taps = Header.read(folder), taps
+        self.header.check(target, taps, folder / HEADER)
+        self.files: dict[bytes, Path] = {}
+        length = rows.tokens.shape[1]
+        for path in hidden_states.paths(folder):
+            tokens = hidden_states.tokens_of(path)
+            if len(tokens) > length:
+                raise InputError(f"{path} has {len(tokens)} tokens and rows must not have fewer; give --length")
+            self.files[key(tokens)] = path
+        texts = [key(tokens) for r in range(len(rows.keys)) for _, tokens in _texts(rows, r)]
+        found = [name for name in texts if name in self.files]
+        if not found:
+            raise InputError(
+                f"{folder} has features of {len(self.files)} texts, and the data has none of these with the same tokens"
+            )
+        with torch.no_grad():
+            self.norm = verify(target, self.header, self.files[found[0]])
+        say(f"features in {folder}: {len(found)} of {len(texts)} texts; the target reads the others itself")
+
+    def see(self, target: HFTarget, batch: Batch, half: bool) -> TargetFeatures:
+        """The batch's features: from the folder if all its texts are there, else the target's own."""
+        width, kind = int(target.config.hidden_size), learned(target.dtype)
+        made = {tap: torch.zeros(*batch.tokens.shape, width, dtype=kind, device=target.device) for tap in self.taps}
+        for r in range(len(batch.keys)):
+            for here, tokens in _texts(batch, r):
+                path = self.files.get(key(tokens))
+                if path is None:
+                    return see(target, batch, self.taps, half)
+                layers = hidden_states.load(path, width).layers.to(target.device, kind)
+                for tap in self.taps:
+                    states = layers[:, self.header.layers.index(place(tap, target))]
+                    made[tap][r, here] = self.normed(states) if tap == -1 else states
+        return TargetFeatures(made)
+
+    @torch.no_grad()
+    def normed(self, states: Float[Tensor, "t h"]) -> Float[Tensor, "t h"]:
+        """The last layer's output after the target's final norm."""
+        if self.header.normed:
+            return states
+        return self.norm(states.to(next(self.norm.parameters()).dtype)).to(states.dtype)
+
+
+def verify(target: HFTarget, header: Header, path: Path) -> nn.Module:
+    """Hold a file's layers against what the target itself makes of the same tokens.
+
+    Returns:
+        The target's final norm.
+
+    Raises:
+        InputError: a layer is nearer to another one than to the one that it is said to be, or far from all.
+    """
+    states = hidden_states.load(path, int(target.config.hidden_size))
+    if states.layers.shape[1] != len(header.layers):
+        raise InputError(f"{path} has {states.layers.shape[1]} layers, and {HEADER} names {len(header.layers)}")
+    norm, mine = own(target, states.tokens[:PROBE])
+    last = int(target.config.num_hidden_layers)
+    for i, layer in enumerate(header.layers):
+        theirs = states.layers[: len(states.tokens[:PROBE]), i].to(target.device, torch.float32)
+        apart = {name: float(((theirs - x).norm(dim=-1) / x.norm(dim=-1)).median()) for name, x in mine.items()}
+        nearest = min(apart, key=lambda name: apart[name])
+        said = f"{layer}" if layer < last else f"{last} {'after' if header.normed else 'before'} the final norm"
+        if apart[nearest] > FAR:
+            raise InputError(f"{path} is none of this target's: its layer {said} is like none of the target's layers")
+        if nearest != said:
+            raise InputError(f"{path} holds layer {nearest} where {HEADER} says layer {said}; correct the header")
+    return norm
+
+
+def own(target: HFTarget, tokens: Sequence[int]) -> tuple[nn.Module, dict[str, Float[Tensor, "t h"]]]:
+    """The final norm, and the target's hidden states of a text by the names that `verify` uses."""
+    called: list[tuple[nn.Module, Tensor]] = []
+
+    def note(module: nn.Module, given: Any, out: Any) -> None:
+        if given and isinstance(given[0], Tensor) and given[0].is_floating_point() and isinstance(out, Tensor):
+            called.append((module, given[0]))
+
+    decoder = target.model.get_decoder()
+    hooks = [child.register_forward_hook(note) for child in decoder.children()]
+    try:
+        out = target.model(
+            input_ids=torch.tensor([list(tokens)], device=target.device),
+            use_cache=False, output_hidden_states=True, return_dict=True,
+        )  # fmt: skip
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise InputError(f"{target.config.model_type} has no final norm that could be found; leave --features out")
+    norm, before = called[-1]  # the decoder's last part
+    last = int(target.config.num_hidden_layers)
+    mine = {str(k): x[0].float() for k, x in enumerate(out.hidden_states[:last])}
+    mine[f"{last} before the final norm"] = before[0].float()
+    mine[f"{last} after the final norm"] = out.hidden_states[-1][0].float()
+    return norm, mine
+
+
+def key(tokens: Sequence[int]) -> bytes:
+    """A text's name."""
+    return hashlib.sha256(json.dumps(list(tokens)).encode()).digest()
+
+
+def _texts(batch: Batch, row: int) -> list[tuple[Tensor, list[int]]]:
+    """The texts of a row: where they stand, and their tokens."""
+    numbers = batch.documents[row]
+    places = [(numbers == number).nonzero()[:, 0] for number in range(int(numbers.max()) + 1)]
+    return [(here, batch.tokens[row, here].tolist()) for here in places]
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
