@@ -28,8 +28,9 @@ from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.targets import HFTarget, load_tokenizer
 from outrider.training.data import Document, read
-from outrider.training.generate import questions, write
+from outrider.training.generate import write
 from outrider.training.loop import train
+from outrider.training.questions import questions
 from outrider.training.recipe import Recipe
 from outrider.types import Sampling
 from recipes.demo.drafters import DOMAINS, SHARED, demo, documents, target

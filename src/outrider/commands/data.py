@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +34,12 @@ def generate(
     ],
     model: opt.Model = None,
     limit: opt.Limit = None,
-    opening: Annotated[int, opt.given("--opening", help="Tokens of a text that are given.")] = 64,
+    opening: Annotated[int, opt.given("--opening", help="Tokens of a text that are given (--endpoint: words).")] = 64,
+    endpoint: Annotated[
+        list[str] | None,
+        opt.machine("--endpoint", metavar="URL", help="An OpenAI-compatible server that serves MODEL (repeatable)."),
+    ] = None,
+    concurrency: Annotated[int, opt.machine("--concurrency", help="Questions that a server has at a time.")] = 32,
     drafter: opt.Drafter = None,
     max_new_tokens: opt.MaxNewTokens = 256,
     temperature: opt.Temperature = 1.0,
@@ -43,44 +51,85 @@ def generate(
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Let the target write the answers: what a drafter should learn is how its target writes. Resumes."""
-    import json
+    """Let the target write the answers: what a drafter should learn is how its target writes. Resumes.
+
+    The target runs here, or on servers (vLLM, SGLang, llama.cpp's, outrider serve) that are named by --endpoint.
+    """
     from pathlib import Path
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from ..params import InputError
-    from .loading import load
+    from ..training import questions
 
     check_names(dtype, device)
-    if max_new_tokens < 1 or opening < 1 or batch_size < 1 or temperature < 0:
-        raise InputError("max-new-tokens, opening and batch-size must be at least 1, and the temperature not negative")
+    if min(max_new_tokens, opening, batch_size, concurrency) < 1 or temperature < 0:
+        raise InputError(
+            "max-new-tokens, opening, batch-size and concurrency must be at least 1, and the temperature not negative"
+        )
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, not {limit}")
-    from ..training import generate as answers
-
-    asked = list(answers.questions(data))[:limit]
-    if asked and answers.finished(Path(out)) >= set(range(len(asked))):
-        if as_json:
-            typer.echo(json.dumps({"written": 0, "questions": len(asked), "out": out}))
-        else:
-            typer.echo(f"all {len(asked)} questions are answered in {out} already; nothing was written")
+    asked = list(questions.questions(data))[:limit]
+    names: list[Any] = questions.keys([what for _, what in asked]) if endpoint else list(range(len(asked)))
+    have = questions.finished(Path(out), str if endpoint else int)
+    if asked and have >= set(names):
+        there = f"all {len(asked)} questions are answered in {out} already; nothing was written"
+        tell(as_json, out, len(asked), 0, there)
         return
+    if endpoint:
+        if drafter or no_compile or trust_remote_code or (dtype, device, batch_size) != ("auto", "auto", 8):
+            raise InputError("with --endpoint the servers decide how the model is run; leave out what concerns it here")
+        from ..training import answering, endpoints
+
+        urls, served = endpoints.connect(endpoint, model)
+        wish = endpoints.Wish(served, max_new_tokens, temperature, seed, opening)
+        with progress(as_json, len(asked), len(have & set(names))) as (done, say):
+            found = answering.write(urls, asked, out, wish, concurrency, done, say)
+        tell(
+            as_json, out, len(asked), found.answers, said(out, found),
+            without_token_ids=found.texts, refused=found.refused,
+        )  # fmt: skip
+        return
+    from ..training import generate as answers
+    from .loading import load
+
     llm: Any = load(
         model, drafter, dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code
     )
     if llm.tokenizer is None:
         raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
-    columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(asked))
+    with progress(as_json, len(asked), len(have & set(names))) as (done, _):
         written = answers.write(
             llm.target, llm.drafter, llm.tokenizer, asked, out, max_new_tokens, temperature, seed, batch_size, opening,
-            llm.eos, lambda n: bar.advance(task, n),
+            llm.eos, done,
         )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps({"written": written, "questions": len(asked), "out": out}))
-    else:
-        typer.echo(f"{written} answers written to {out}")
+    tell(as_json, out, len(asked), written, f"{written} answers written to {out}")
+
+
+@contextmanager
+def progress(quiet: bool, total: int, there: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """A bar with the time that is left, on a terminal: what tells it of answers, and what prints a line above it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("", total=total, completed=there)
+        yield lambda n: bar.advance(task, n), lambda words: console.print(f"outrider: {words}", highlight=False)
+
+
+def said(out: str, found: Any) -> str:
+    """The sentence at the end of a run with servers."""
+    words = f"{found.answers} answers written to {out}"
+    if found.texts:
+        words += f"; {found.texts} of them as text, to be tokenised anew, since a server gave no token ids"
+    elif found.answers:
+        words += ", with the servers' token ids"
+    if found.refused:
+        words += f"; {len(found.refused)} questions were not answered, the first: {found.refused[0]}"
+    return words
+
+
+def tell(as_json: bool, out: str, questions: int, written: int, words: str, **more: Any) -> None:
+    """The result: one line, or JSON."""
+    found = {"written": written, "questions": questions, "out": out, **more}
+    typer.echo(json.dumps(found) if as_json else words)

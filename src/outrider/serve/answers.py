@@ -31,7 +31,8 @@ async def whole(service: Service, call: Call) -> dict[str, Any]:
         for i, voice in enumerate(call.voices)
     ]
     kind = "chat.completion" if chat else "text_completion"
-    return {**head(service, call, kind), "choices": choices, "usage": usage(call), **extras(call)}
+    read = prompt_ids(call, call.voices[0]) if chat else {}
+    return {**head(service, call, kind), **read, "choices": choices, "usage": usage(call), **extras(call)}
 
 
 def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: Delta) -> dict[str, Any]:
@@ -54,10 +55,15 @@ def text_choice(service: Service, call: Call, index: int, voice: Voice, delta: D
     before = call.echoes[index] if call.echoes else ""
     asked = call.request.logprobs is not None
     return {
-        "index": index, "text": before + delta.text, "finish_reason": voice.finish,
+        **prompt_ids(call, voice), "index": index, "text": before + delta.text, "finish_reason": voice.finish,
         "logprobs": service.spelled.completion(delta.scores, len(before)) if asked else None,
         **of_choice(service, call, voice, delta),
     }  # fmt: skip
+
+
+def prompt_ids(call: Call, voice: Voice) -> dict[str, list[int]]:
+    """The prompt's tokens, where token ids were asked for."""
+    return {"prompt_token_ids": list(voice.job.request.prompt)} if call.request.return_token_ids else {}
 
 
 def of_choice(service: Service, call: Call, voice: Voice, delta: Delta) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,8 @@ from .. import files
 from ..core.stopping import Stop
 from ..engine import Engine, Request, generate
 from ..params import Interrupted
-from ..prompts import prompt, rows
-from ..types import Drafter, InputError, Sampling, Target
-
-
-def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Any]]:
-    """(where, what to answer) of each line: messages up to the first answer, a prompt, or the opening of a text."""
-    for path in map(Path, paths):
-        if not path.is_file():
-            raise InputError(f"there is no file {path}; give JSONL whose prompts are to be answered")
-        for where, row in rows(path):
-            asked = prompt(where, row)
-            if not isinstance(asked, str):
-                asked = list(takewhile(lambda m: m["role"] != "assistant", asked))
-                if not asked:
-                    raise InputError(f"{where} begins with an answer; put a question before it")
-            yield where, asked
+from ..types import Drafter, Sampling, Target
+from .questions import finished
 
 
 def write(
@@ -94,27 +79,6 @@ def write(
         more = f"{written} answer{'' if written == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
     return written
-
-
-def finished(out: Path) -> set[int]:
-    """The numbers of the questions that have an answer; a line cut off by an interruption is removed.
-
-    Raises:
-        InputError: it is no regular file, or none of this command's.
-    """
-    if not files.regular(out).exists():
-        return set()
-    with files.writing(out):
-        lines = out.read_text(encoding="utf-8", errors="replace").split("\n")
-    if lines and lines[-1]:
-        files.write(out, "".join(line + "\n" for line in lines[:-1]))
-    found = set()
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            found.add(int(json.loads(line)["id"]))
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{out}:{number} was not written by this command; give another --out") from None
-    return found
 
 
 def _ids(tokenizer: Any, what: Any, opening: int) -> list[int]:

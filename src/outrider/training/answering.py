@@ -1,0 +1,193 @@
+"""Training data by servers: each question is put to one of several OpenAI-compatible servers until it is answered once.
+
+A server's workers take the next question when they have an answer to the last, so that a quick server answers more. A
+question on which a server fails goes back to all of them, and that server rests: as long as it asks for
+(`Retry-After`), or twice as long each time. An answer is a line under an id made from the question's content, so that
+a run that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from .. import files
+from ..params import Interrupted
+from .endpoints import Failed, Refused, Wish, ask, body, headers, line
+from .questions import Asked, finished, keys
+
+PATIENCE = 1800.0  # seconds until an answer counts as lost
+REST, REST_LONGEST = 0.25, 60.0  # seconds that a server rests after its first failure, and at most by our choice
+GIVEN_UP = 300.0  # seconds of failures alone, three at least, after which a server is asked no more
+SPOILT = 5  # answers to a question that were cut off or unreadable, then it is left out
+REFUSALS = 16  # more refusals than answers that end the run
+
+
+class EndpointError(RuntimeError):
+    """The servers give no answers; what was written is kept. The command line exits with 1."""
+
+
+@dataclass
+class Server:
+    """One server: when it may be asked again (of the monotonic clock), and how often it failed in a row."""
+
+    url: str
+    rests: float = 0.0
+    failures: int = 0
+    since: float = 0.0  # the first of them
+    reason: str = ""
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures >= 3 and time.monotonic() - self.since > GIVEN_UP
+
+    def fail(self, failed: Failed) -> None:
+        now = time.monotonic()
+        if now >= self.rests:  # those that fail together count once
+            self.since = self.since if self.failures else now
+            self.failures, self.reason = self.failures + 1, failed.reason
+        ours = min(REST_LONGEST, REST * 2 ** (self.failures - 1)) * random.uniform(0.5, 1.0)
+        self.rests = max(self.rests, now + (ours if failed.wait is None else failed.wait))
+
+
+@dataclass
+class Written:
+    """What a run did: answers, how many of them without token ids, and what was refused, with the place of the
+    question."""
+
+    answers: int = 0
+    texts: int = 0
+    refused: list[str] = field(default_factory=list)
+
+
+def write(
+    urls: Sequence[str],
+    asked: Sequence[tuple[str, Asked]],
+    out: str | Path,
+    wish: Wish,
+    concurrency: int = 32,
+    done: Callable[[int], None] = lambda count: None,
+    say: Callable[[str], None] = print,
+) -> Written:
+    """Append an answer for every question that has none in `out`.
+
+    Args:
+        urls: the servers, as `connect` gives them.
+        asked: (where it stands, the question).
+        out: JSON lines.
+        wish: the model and how it writes.
+        concurrency: questions that a server has at the same time.
+        done: told 1 for each question that is settled.
+        say: told of servers that are given up.
+
+    Returns:
+        What was done. A text without a word is not written, since nothing can be learned from it.
+
+    Raises:
+        InputError: `out` is not a file of this command, or cannot be written; or a server refuses us.
+        EndpointError: no server is left, or next to all questions are refused.
+        Interrupted: at Ctrl-C; the answers so far are kept.
+    """
+    out, found = Path(out), Written()
+    have = finished(out, str)
+    names = keys([what for _, what in asked])
+    waiting = [
+        _Question(where, key, body(what, wish, i))
+        for i, ((where, what), key) in enumerate(zip(asked, names, strict=True))
+        if key not in have
+    ]
+    with files.writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(_answer([Server(url) for url in urls], waiting, out, concurrency, found, done, say))
+    except KeyboardInterrupt:
+        more = f"{found.answers} answer{'' if found.answers == 1 else 's'} more"
+        raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
+    return found
+
+
+@dataclass
+class _Question:
+    where: str
+    key: str
+    body: dict[str, Any]
+    spoilt: int = 0
+
+
+async def _answer(
+    servers: list[Server],
+    waiting: list[_Question],
+    out: Path,
+    concurrency: int,
+    found: Written,
+    done: Callable[[int], None],
+    say: Callable[[str], None],
+) -> None:
+    queue: asyncio.Queue[_Question] = asyncio.Queue()
+    for question in waiting:
+        queue.put_nowait(question)
+
+    def settle(question: _Question, row: dict[str, Any] | None, refusal: str = "") -> None:
+        if row is None:
+            found.refused.append(f"{question.where}: {refusal}")
+        elif "token_ids" in row or row.get("completion", row.get("messages", [{}])[-1].get("content")).strip():
+            files.append(out, json.dumps(row))
+            found.answers, found.texts = found.answers + 1, found.texts + ("token_ids" not in row)
+        done(1)
+        if len(found.refused) >= found.answers + REFUSALS:
+            raise EndpointError(f"{len(found.refused)} questions were refused, the last: {found.refused[-1]}")
+
+    async def work(client: httpx2.AsyncClient, server: Server) -> None:
+        while not server.given_up:
+            if (rest := server.rests - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
+                continue
+            question = await queue.get()
+            try:
+                if server.rests > time.monotonic():  # another worker failed meanwhile: others may answer
+                    queue.put_nowait(question)
+                    continue
+                settle(question, line(question.key, question.body, await ask(client, server.url, question.body)))
+                server.failures = 0
+            except Refused as refused:
+                settle(question, None, str(refused))
+            except Failed as failed:
+                server.fail(failed)
+                question.spoilt += failed.spoilt
+                if question.spoilt >= SPOILT:
+                    settle(question, None, f"{server.url}: {failed.reason}")
+                else:
+                    queue.put_nowait(question)
+            finally:
+                queue.task_done()
+
+    options: dict[str, Any] = {"limits": httpx2.Limits(max_connections=None), "headers": headers()}
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(PATIENCE, connect=10), **options) as client:
+        workers = {asyncio.create_task(work(client, s)): s for s in servers for _ in range(concurrency)}
+        end = asyncio.create_task(queue.join())
+        told: set[str] = set()
+        try:
+            while not end.done():
+                ready, _ = await asyncio.wait({end, *workers}, return_when=asyncio.FIRST_COMPLETED)
+                for task in ready - {end}:
+                    task.result()
+                    server = workers.pop(task)
+                    if server.url not in told:
+                        told.add(server.url)
+                        say(f"{server.url} {server.reason}; it is asked no more")
+                if not workers and not end.done():
+                    raise EndpointError(
+                        f"no server is left, {servers[-1].url} {servers[-1].reason}; {out} keeps what there is"
+                    )
+        finally:
+            for task in (end, *workers):
+                task.cancel()
+            await asyncio.gather(end, *workers, return_exceptions=True)

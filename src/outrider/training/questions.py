@@ -1,0 +1,70 @@
+"""What is to be answered, and what has been: the questions of JSONL files, and the answers that a file has already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..params import InputError
+from ..prompts import prompt, rows
+
+Asked = str | list[dict[str, str]]
+
+
+def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Asked]]:
+    """(where, what to answer) of each line: messages up to the first answer, a prompt, or the opening of a text."""
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise InputError(f"there is no file {path}; give JSONL whose prompts are to be answered")
+        for where, row in rows(path):
+            asked = prompt(where, row)
+            if not isinstance(asked, str):
+                asked = list(takewhile(lambda m: m["role"] != "assistant", asked))
+                if not asked:
+                    raise InputError(f"{where} begins with an answer; put a question before it")
+            yield where, asked
+
+
+def keys(asked: Sequence[Asked]) -> list[str]:
+    """A name of 16 hexadecimal digits for each question, from its content; of equal ones each has its own."""
+    seen: Counter[str] = Counter()
+    found = []
+    for what in asked:
+        text = json.dumps(what, sort_keys=True)
+        found.append(hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()[:16])
+        seen[text] += 1
+    return found
+
+
+def finished(out: Path, kind: type = int) -> set[Any]:
+    """The ids of the questions that have an answer; a line cut off by an interruption is removed.
+
+    Args:
+        out: the file of answers, which may be absent.
+        kind: of ids: int (numbers of questions) or str (`keys`).
+
+    Raises:
+        InputError: it is no regular file, or none that this command wrote in this way.
+    """
+    if not files.regular(out).exists():
+        return set()
+    with files.writing(out):
+        lines = out.read_text(encoding="utf-8", errors="replace").split("\n")
+    if lines and lines[-1]:
+        files.write(out, "".join(line + "\n" for line in lines[:-1]))
+    found = set()
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            key = json.loads(line)["id"]
+        except (ValueError, KeyError, TypeError):
+            key = None
+        if not isinstance(key, kind):
+            raise InputError(f"{out}:{number} was not written by this command; give another --out")
+        found.add(key)
+    return found
