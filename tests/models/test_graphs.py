@@ -75,6 +75,25 @@ def test_prompts_longer_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(a.logits, b.logits)
 
 
+def test_a_closed_target_records_nothing_more() -> None:
+    """What a server meets is recorded beforehand; a pass of another kind takes the model's own forward."""
+    model = build("llama")
+    plain, recorded = HFTarget(model), HFTarget(model)
+    recorded.compile(patience=100)
+    recorded.record((-1,))
+    assert recorded.graphs is not None
+    known = set(recorded.graphs.made)
+    assert known
+    for prompts in ([[1, 2, 3, 4]], [[1, 2, 3], [4]], [[1, 2], [3, 4]]):
+        for taps in ((-1,), (1,)):
+            for a, b in zip(rounds(plain, prompts, taps), rounds(recorded, prompts, taps), strict=True):
+                assert torch.equal(a.logits, b.logits)
+                assert torch.equal(a.features[taps[0]], b.features[taps[0]])
+    assert set(recorded.graphs.made) == known
+    plain.record()  # never recorded: nothing happens
+    assert plain.graphs is None
+
+
 def chunks(target: HFTarget, prompts: list[list[int]]) -> list[Tensor]:
     return [chunk.output.logits for chunk in target.open(64).prefill(prompts)]
 

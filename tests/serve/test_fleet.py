@@ -8,8 +8,10 @@ import math
 import pytest
 import torch
 
+from outrider.budgets.calibration import inside
 from outrider.core.tree import check, from_lists
 from outrider.serve.fleet import shared, side_by_side
+from outrider.serve.start import start
 from outrider.types import Price
 
 
@@ -47,3 +49,15 @@ def test_trees_side_by_side_keep_their_values() -> None:
     assert made.values is not None
     wanted = torch.tensor([[0.0, -0.5, -1.0], [0.0, none, none], [0.0, -0.2, none], [0.0, none, none]])
     assert torch.equal(made.values, wanted)
+
+
+@pytest.mark.trained
+def test_passes_are_recorded_before_the_first_request() -> None:
+    """The target's and the draft model's, with what the drafters read of the target; none is recorded later."""
+    service = start("demo", ["eagle:demo/hass", "model"])
+    target, draft = service.llm.target, service.scheduler.fleet.drafters["model"]
+    for model, taps in ((target, (-1,)), (inside(draft).model, ())):  # type: ignore[attr-defined]
+        assert model.graphs.closed
+        assert {(kind[0], kind[1]) for kind in model.graphs.made} >= {(True, True), (False, True), (False, False)}
+        assert {kind[5] for kind in model.graphs.made} == {taps}
+        assert None not in model.graphs.made.values()

@@ -44,7 +44,7 @@ def serve(
     """
     from ..params import InputError
     from . import check_names, check_place
-    from .loading import check_drafter, located
+    from .loading import check_drafter, located, spinner
 
     check_names(dtype, device)
     for spec in drafter or ():
@@ -60,11 +60,12 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("outrider.serve").setLevel(logging.WARNING if quiet else logging.INFO)
     with listen(host, port) as sock:
-        service = start(
-            place, drafter or None, name=name or place.name, rows=rows, queue=queue, seconds=timeout,
-            prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
-            dtype=dtype, device=device, **({"compile": False} if no_compile else {}),
-        )  # fmt: skip
+        with spinner(f"loading {place}, recording its passes"):
+            service = start(
+                place, drafter or None, name=name or place.name, rows=rows, queue=queue, seconds=timeout,
+                prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
+                dtype=dtype, device=device, **({"compile": False} if no_compile else {}),
+            )  # fmt: skip
         where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         drafters = ", ".join(service.scheduler.fleet.drafters) or "none"
         typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import drafters
+from ..budgets.calibration import inside
 from ..llm import LLM, load
-from ..types import Drafter
+from ..targets import HFTarget
+from ..types import Drafter, Target
 from .fleet import Fleet
 from .metrics import Metrics
 from .prefixes import Prefixes
@@ -39,7 +41,17 @@ def start(
     for spec in chosen[1:]:
         loaded[spec] = drafters.load(spec, llm.target, llm.tokenizer)
     loaded.pop("none", None)
-    return service_of(llm, loaded, name or llm.name, rows, queue, seconds, prefill_share, prefix_cache)
+    service = service_of(llm, loaded, name or llm.name, rows, queue, seconds, prefill_share, prefix_cache)
+    record(llm.target, service.scheduler.fleet)
+    return service
+
+
+def record(target: Target, fleet: Fleet) -> None:
+    """Record the passes of the target and of draft models before the first request: later, all texts would wait."""
+    drafts = (getattr(inside(drafter), "model", None) for drafter in fleet.drafters.values())
+    for model, taps in ((target, fleet.taps), *((draft, ()) for draft in drafts)):
+        if isinstance(model, HFTarget):
+            model.record(taps)
 
 
 def service_of(

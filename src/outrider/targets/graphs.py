@@ -62,7 +62,8 @@ class Recording:
 class Graphs:
     """The recordings of one target: one for each kind of pass, made when it has been needed more than `patience` times.
 
-    A recording wins its own time back in one or two hundred passes, which a short text does not have.
+    A recording wins its own time back in one or two hundred passes, which a short text does not have. `closed`: no more
+    are made, and passes of another kind take the stock forward.
     """
 
     def __init__(self, target: Recordable, patience: int = 0):
@@ -71,7 +72,7 @@ class Graphs:
             raise InputError(f"{kind} reads positions off its cache, so it cannot be recorded; leave compile out")
         if not hasattr(torch.jit, "trace"):
             raise InputError(f"torch {torch.__version__} cannot record a forward pass; leave compile out")
-        self.target, self.patience = target, patience
+        self.target, self.patience, self.closed = target, patience, False
         self.seen: Counter[tuple[Any, ...]] = Counter()
         self.made: dict[Kind, Recording | None] = {}
 
@@ -88,6 +89,8 @@ class Graphs:
         course = self._course(given, inputs)
         kind = (one, alone, given.level, open_, given.embeds is not None, given.taps, course)
         if kind not in self.made:
+            if self.closed:
+                return stock(session, given)
             self.made[kind] = self._record(session.cache, given, inputs, kind)
         recording = self.made[kind]
         if recording is None:

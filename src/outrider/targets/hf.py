@@ -150,6 +150,13 @@ class HFTarget:
                 session.forward(chain_of(tokens, size), taps)
                 session.keep(tokens[:, :1] * 0, size * 0 + 1)
 
+    def record(self, taps: tuple[int, ...] = ()) -> None:
+        """Make the recordings now and none later, as a server wants it: all texts wait while one is made."""
+        if self.graphs is not None:
+            self.graphs.patience = 0
+            self.warm(taps)
+            self.graphs.closed = True
+
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
         """One forward pass of the model over the tree cache; those over trees may be recorded, prompts' chunks not."""
         if self.graphs is not None and given.ancestors is not None and given.asked is None:
