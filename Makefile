@@ -46,7 +46,7 @@ test: $(READY)
 	@CHECK_SHAPES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(SHAPED)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(SHAPED:%=--ignore %)
 
-# One part at a time, without a trained model or another process: two minutes. What to run after every change.
+# One part at a time, without a trained model or another process. What to run after every change.
 quick: $(READY)
 	@CHECK_SHAPES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not trained and not process" tests/unit
 

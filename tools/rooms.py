@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "targets": ("params kept hub types core", "stock models as targets: tree cache, masks, positions, recorded passes"),
     "checkpoints": ("types files hub plugins nets", "drafters' weights on disk: the native layout and those of others"),
     "drafters": ("types plugins core nets budgets targets checkpoints", "one file = one way to draft"),
-    "request": ("params types core", "what an output is asked to be, and the row that it becomes"),
+    "request": ("params types core", "what an output is asked to be, the row that it becomes, and the output"),
     "engine": ("params types core budgets request", "the loop: draft, verify, commit, for rows that come and go"),
     "llm": ("params types encoding core budgets request engine targets drafters", "the public face: `load`, `LLM`"),
     "integrations": ("params types core budgets request engine targets drafters", "Outrider inside other libraries"),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .integrations.transformers import custom_generate
-    from .llm import LLM, Output, load
+    from .llm import LLM, load
     from .params import InputError, Sampling
+    from .request import Output
     from .types import Usage
 
 __version__ = "0.1.0"
@@ -16,7 +17,7 @@ __all__ = ["LLM", "InputError", "Output", "Sampling", "Usage", "__version__", "c
 
 # Imported when first asked for (PEP 562): torch and transformers take seconds, and `outrider --help` needs neither.
 _HOMES = {
-    "LLM": "llm", "Output": "llm", "load": "llm", "custom_generate": "integrations.transformers",
+    "LLM": "llm", "Output": "request", "load": "llm", "custom_generate": "integrations.transformers",
     "InputError": "params", "Sampling": "params", "Usage": "types",
 }  # fmt: skip
 

@@ -78,7 +78,11 @@ class Engine:
 
 
 def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -> Iterator[Piece]:
-    """Decode all requests, at most `batch_size` at a time, yielding what each round adds to each row."""
+    """Decode all requests, at most `batch_size` at a time, yielding what each round adds to each row.
+
+    Rows are numbered as the requests come (`piece.row.index`) and join as places get free. Raises InputError for a
+    prompt that cannot be decoded, when its turn comes.
+    """
     waiting = deque(Row(request, i) for i, request in enumerate(requests))
     batch: Batch | None = None
     with torch.no_grad():

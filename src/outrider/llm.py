@@ -22,47 +22,21 @@ from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
 from .params import check_rule, whole
-from .request import Request, Row, check_prompt, spread_seeds
+from .request import Chunk, Output, Request, Row, check_prompt, spread_seeds
 from .targets import HFTarget, find, load_target, load_tokenizer
 from .targets.graphs import PATIENCE
 from .targets.names import SMOLLM2
-from .types import Drafter, InputError, Rule, Sampling, Target, Usage
+from .types import Drafter, InputError, Rule, Sampling, Target
 
 logger = logging.getLogger(__name__)
 
 OPTIONS = ("max_new_tokens", "n", "seed", "batch_size", "rule", "budget", "stop", "ignore_eos", "sampling")
 
 
-@dataclass(frozen=True)
-class Output:
-    """One text. `prompt` is the index of its prompt; `tokens` holds the end of text where the model wrote it."""
-
-    prompt: int
-    text: str
-    tokens: list[int]
-    finish_reason: str  # eos, stop, length, or interrupted where a stream was left
-    seed: int
-    usage: Usage
-    exact: str = "rounding"  # equal to what plain decoding writes: bit for bit ("bits"), or up to rounding
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one round added to a streamed text: what the drafter had guessed, then what the target chose itself."""
-
-    drafted: str
-    own: str
-
-    @property
-    def text(self) -> str:
-        return self.drafted + self.own
-
-
 class Stream(Iterator[str]):
-    """A text as it comes, never half a character, never the start of a stop string.
+    """A text as it comes, never half a character, never the start of a stop string; from `LLM.stream`.
 
-    Iterate over it for text, or over `chunks()` to tell drafted text from the target's own. `output` is what there is
-    so far: text, tokens and usage. `close()` stops the decoding.
+    Iterate over it for text, or over `chunks()` to tell drafted text from the target's own.
     """
 
     def __init__(self, llm: LLM, engine: Engine, request: Request, stop: Stop):
@@ -73,7 +47,7 @@ class Stream(Iterator[str]):
         return next(text for chunk in self._chunks if (text := chunk.text))
 
     def chunks(self) -> Iterator[Chunk]:
-        """The rest of the text, round by round; the texts of chunks may be empty."""
+        """The rest of the text, a `Chunk` a round; the texts of chunks may be empty."""
         return self._chunks
 
     def close(self) -> None:
@@ -82,6 +56,7 @@ class Stream(Iterator[str]):
 
     @property
     def output(self) -> Output:
+        """What there is so far: text, tokens and usage."""
         return self.llm.output(self.row, 0, self.stop)
 
     def _decode(self, engine: Engine, request: Request) -> Any:
@@ -95,14 +70,17 @@ class Stream(Iterator[str]):
 
 @dataclass(repr=False)
 class LLM:
-    """A target, its tokenizer and a drafter. `target.model` is the stock transformers model: nobody is locked in."""
+    """A target, its tokenizer and a drafter; made by `load`.
+
+    `target.model` is the stock transformers model and `tokenizer` its own (None without one): nobody is locked in.
+    """
 
     target: Target
     tokenizer: Any
     drafter: Drafter
     name: str = ""
     drafter_name: str = ""
-    eos: frozenset[int] = frozenset()
+    eos: frozenset[int] = frozenset()  # every token that ends a text
     budget: Budgeter | str = "auto"  # where a call names none
     budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learnt stays
     gumbel: GumbelNoise | None = None
@@ -143,6 +121,9 @@ class LLM:
             ignore_eos: go on after the model's end of text.
             sampling: the law as a `Sampling`; or its fields one by one, as in `temperature=0.7, top_p=0.9`.
 
+        Returns:
+            An `Output` for each text: the first prompt's `n`, then the second's, and so on.
+
         Raises:
             InputError: an argument that is unknown or makes no sense, before anything is computed.
         """
@@ -169,7 +150,7 @@ class LLM:
         sampling: Sampling | None = None,
         **law: Any,
     ) -> Stream:
-        """The text of one prompt as it comes; arguments and errors are those of `generate`."""
+        """The text of one prompt as it comes, a `Stream` of strings; arguments and errors are those of `generate`."""
         engine = self.engine(rule, budget)
         requests, stops = self.requests(
             prompt, max_new_tokens=max_new_tokens, seed=seed, stop=stop, ignore_eos=ignore_eos, sampling=sampling, **law
@@ -207,7 +188,10 @@ class LLM:
         return requests, stops
 
     def engine(self, rule: Rule = "coupled", budget: Budgeter | str | None = None) -> Engine:
-        """The engine that serves this model under a rule; a budget that is spelled remembers what it learnt."""
+        """The engine that serves this model under a rule; a budget that is spelled remembers what it learnt.
+
+        Raises InputError for a rule or budget that there is not, or that does not go with the drafter.
+        """
         if self.gumbel is None:
             self.gumbel = GumbelNoise(self.target.vocab, self.target.device)
         chosen = self.budget if budget is None else budget
@@ -233,11 +217,14 @@ class LLM:
             memory.keep()
 
     def prompts(self, prompts: Any) -> list[list[int]]:
-        """Token ids of one prompt or many."""
+        """Token ids of one prompt or many, a list for each; errors are those of `encode`."""
         return [self.encode(p) for p in encoding.listed(prompts)]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Text as the tokenizer has it, chat messages through the model's own template, ids as they are."""
+        """Token ids: text as the tokenizer has it, chat messages through the model's own template, ids as they are.
+
+        Raises InputError for what is no prompt, is empty, or needs a tokenizer or template that the model lacks.
+        """
         return encoding.encode(prompt, self.tokenizer, self.name)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -300,6 +287,9 @@ def load(
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
             shapes). Set by a budget that names them, as in "1:3,2,1 2:1,1".
         options: for transformers' `from_pretrained` (revision, quantization_config, ...).
+
+    Returns:
+        An `LLM`, ready to write.
 
     Raises:
         InputError: in one sentence, why the model or the drafter cannot be had.

@@ -1,4 +1,4 @@
-"""One output from what it is asked to be to what it has become: requests and their running rows."""
+"""One output from what it is asked to be to what it has become: requests, their running rows, outputs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Process = Callable[[list[int], Tensor], Tensor]  # (output so far, logits [1, v]
 class Request:
     """What one output is asked to be. Seed, law and end belong to the row: a text does not depend on its neighbours."""
 
-    prompt: Sequence[int]
-    seed: int
-    max_new_tokens: int
+    prompt: Sequence[int]  # token ids, at least one
+    seed: int  # any whole number
+    max_new_tokens: int  # at least 1
     sampling: Sampling = field(default_factory=Sampling)
-    cut: Cut = lambda output, new: (len(new), None)  # how many of the new tokens are kept, and why the row ends
+    # (output so far, new tokens) -> how many of the new tokens are kept, and why the row ends there; None: it goes on
+    cut: Cut = lambda output, new: (len(new), None)
     process: Process | None = None  # transformers' logits processors, where they came prepared
 
 
@@ -39,7 +40,7 @@ class Row:
     output: list[int] = field(default_factory=list)
     length: int = 0  # committed tokens, = the root's position
     serial: int = 0
-    finish: str | None = None
+    finish: str | None = None  # why it has ended: what `cut` said, length, error, or what `Batch.cancel` was told
     mixed: int | None = None  # a hash of seed and prompt
     usage: Usage = field(default_factory=Usage)
 
@@ -53,6 +54,7 @@ class Row:
         return self.mixed
 
     def remaining(self, context: int) -> int:
+        """Tokens it may still emit, in a context of so many positions."""
         return min(self.request.max_new_tokens - len(self.output), context - 1 - self.length)
 
 
@@ -98,8 +100,35 @@ class Done:
         )
 
 
+@dataclass(frozen=True)
+class Output:
+    """One text, as a caller gets it."""
+
+    prompt: int  # the index of its prompt
+    text: str  # without special tokens, and without the stop string that ended it
+    tokens: list[int]  # ids of what was written, the end of text and the tokens of a stop string included
+    finish_reason: str  # eos, stop, length, interrupted (a stream was left) or error (logits were not numbers)
+    seed: int  # asked for again, it gives the same text
+    usage: Usage
+    exact: str = "rounding"  # equal to what plain decoding writes: bit for bit ("bits"), or up to rounding
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added to a streamed text: what the drafter had guessed, then what the target chose itself."""
+
+    drafted: str
+    own: str
+
+    @property
+    def text(self) -> str:
+        """Both."""
+        return self.drafted + self.own
+
+
 def check_prompt(request: Request, target: Target) -> None:
-    """Refuse what cannot be decoded, before anything is computed."""
+    """Raise InputError for what cannot be decoded, before anything is computed: a prompt that is empty or fills the
+    context, no token to write, or tokens beyond the vocabulary."""
     if not request.prompt:
         raise InputError("the prompt is empty; give at least one token (most models have a begin-of-text token)")
     if len(request.prompt) >= target.context:
@@ -115,7 +144,7 @@ def check_prompt(request: Request, target: Target) -> None:
 
 
 def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
-    """The seed of every sample [prompt][sample]: see `LLM.generate`."""
+    """The seed of every sample [prompt][sample]; `seed`, `n` and errors are those of `LLM.generate`."""
     whole("n", n)
     given = [seed] * prompts if seed is None or not isinstance(seed, Sequence) or isinstance(seed, str) else seed
     if len(given) != prompts:

@@ -72,12 +72,15 @@ class TableTarget:
         return self.table[tuple(last[-self.order :])]
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float64[Tensor, "*s v"]:
+        """One-hot rows."""
         return torch.nn.functional.one_hot(tokens, self.vocab).double()
 
     def head(self, features: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
+        """The features themselves."""
         return features
 
     def open(self, capacity: int) -> TableSession:
+        """An empty session."""
         return TableSession(self, capacity)
 
 

@@ -42,6 +42,7 @@ class DraftTree:
 
     @property
     def nodes(self) -> int:
+        """Nodes of the widest row, the root and padding included."""
         return self.tokens.shape[1]
 
 
@@ -66,7 +67,8 @@ class Verdict:
 class Gumbel(Protocol):
     """Gumbel noise, a function of (seed, absolute position, token id) alone; see `outrider.core.noise`."""
 
-    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Tensor: ...
+    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Tensor:
+        """Noise [b, v] in float32, row b's for seeds[b] at positions[b]; of tokens `ids` [b, ...] in their shape."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Rows:
 
     @property
     def temperature(self) -> Float[Tensor, " b"]:
+        """Of each row; 0 is greedy."""
         return torch.tensor([s.temperature for s in self.sampling], device=self.root.device)
 
     def noise(self, depth: int, ids: Tensor | None = None) -> Tensor:
@@ -156,13 +159,16 @@ class Round:
 
 @dataclass
 class Usage:
-    """What one output cost. `tau` counts the target's own token; the prompt's pass is no round."""
+    """What one output cost. `tau` counts the target's own token; the prompt's pass is no round.
+
+    Times are those of the rounds it took part in: rows that decode side by side have the same seconds, not shares.
+    """
 
     prompt_tokens: int = 0
     new_tokens: int = 0
     rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    drafted: int = 0  # nodes proposed, roots left out
+    accepted: int = 0  # of these, on accepted paths
     tested: int = 0  # drafted positions that were tested: depths entered with a child to test
     accepted_at: list[int] = field(default_factory=list)  # [d]: rounds that accepted depth d + 1
     tested_at: list[int] = field(default_factory=list)  # [d]: rounds that tested depth d + 1
@@ -194,6 +200,7 @@ class Usage:
 
     @property
     def overhead_seconds(self) -> float:
+        """Decoding that was neither draft nor verification."""
         return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds)
 
 
@@ -218,6 +225,7 @@ class Kept:
 
     @property
     def bytes(self) -> int:
+        """Of all its tensors."""
         tensors = [part for layer in self.layers for part in layer] + list(self.features.values())
         return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -229,21 +237,31 @@ class Session(Protocol):
     lengths: Tensor  # [b] committed tokens, on the device
     longest: int  # an upper bound of `lengths`, on the host
 
-    def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]: ...
+    def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
+        """Read and commit the prompts, a chunk at a time. Each chunk holds the features of its tokens for the taps."""
+
     def forward(
         self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
     ) -> TargetOutput:
-        """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already."""
+        """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already.
+
+        `embeds` [b, n - since, h]: embeddings to read in place of the tokens'.
+        """
 
     def keep(self, path: Tensor, count: Tensor) -> None:
         """Commit `path[:, :count]` (node ids of the last tree; gathers, never crops)."""
 
-    def rewind(self, lengths: Sequence[int]) -> None: ...
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first `lengths[b]` tokens of row b."""
+
     def wipe(self, rows: Sequence[int]) -> None:
         """Leave nothing in these rows that is not a number; they are left out next."""
 
-    def select(self, index: Sequence[int]) -> None: ...
-    def join(self, other: Session) -> None: ...
+    def select(self, index: Sequence[int]) -> None:
+        """Row i becomes old row index[i]; repeats are forks."""
+
+    def join(self, other: Session) -> None:
+        """Append the rows of another session of this target."""
 
 
 @runtime_checkable
@@ -294,10 +312,17 @@ class Target(Protocol):
 class Drafting(Protocol):
     """A drafter's state for one batch. `select` and `join` come only between `observe` and `propose`."""
 
-    def observe(self, round: Round) -> None: ...
-    def propose(self, rows: Rows, budget: Budget) -> DraftTree: ...
-    def select(self, index: Sequence[int]) -> None: ...
-    def join(self, other: Drafting) -> None: ...
+    def observe(self, round: Round) -> None:
+        """Learn what was committed: told of every chunk of a prompt and of every round."""
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        """A tree below each row's root: at most `budget.nodes` nodes, the root included, and `budget.depth` deep."""
+
+    def select(self, index: Sequence[int]) -> None:
+        """Row i becomes old row index[i]; repeats are forks that share nothing that changes."""
+
+    def join(self, other: Drafting) -> None:
+        """Append the rows of another drafting of this drafter."""
 
 
 @runtime_checkable
@@ -308,4 +333,5 @@ class Drafter(Protocol):
     def taps(self) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads; () for none."""
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting: ...
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting:
+        """The state for rows that begin with these prompts; text and tree of a row have at most `capacity` tokens."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import saved
 
 import outrider
 from outrider.bench import methods, tasks
@@ -148,7 +149,8 @@ def test_references_that_do_not_fit_are_left_out(models: Models, tmp_path: Path)
     assert found.exact is None, "a chat has no answer to compare with"
 
 
-def test_a_variant_is_judged_beside_its_own_plain_decoding(models: Models, tmp_path: Path) -> None:
+def test_a_variant_is_judged_beside_its_own_plain_decoding(tmp_path: Path) -> None:
+    models = Models(saved(tmp_path / "model", "llama", max_position_embeddings=1024), device="cpu", compile=False)
     runner = runner_of(models, tmp_path, 6)
     rows = methods.rows(["lookup"], ["typical"], ["8x3"], ["plain", "int8"], [])
     (group,) = runner.groups([tasks.load("demo/gsm8k", None, 1)], [1.0], [1], rows, 1)

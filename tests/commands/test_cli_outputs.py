@@ -25,10 +25,12 @@ from outrider.params import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ROOT / "recipes" / "demo" / "questions.jsonl"
-TRAIN = ("train", "eagle", "demo", "--data", str(ROOT / "docs" / "structure.md"), "--steps", "2", "--rows", "1",
-         "--length", "64", "--limit", "1", "--evaluate", "1", "--save", "1", "--option", "noise=0")  # fmt: skip
-BENCH = ("bench", "demo", "--limit", "1", "--max-new-tokens", "4", "--drafter", "lookup", "--no-explain",
-         "--no-compile")  # fmt: skip
+PAGES = ROOT / "docs" / "howto"
+TRAIN = ("train", "eagle", "demo", "--data", str(PAGES / "prove.md"), "--data", str(PAGES / "choose.md"),
+         "--steps", "2", "--rows", "1", "--length", "64", "--limit", "1",
+         "--evaluate", "1", "--save", "1", "--option", "noise=0")  # fmt: skip
+BENCH = ("bench", "demo", "--task", "demo/tldr", "--limit", "1", "--max-new-tokens", "4",
+         "--drafter", "lookup", "--no-explain", "--no-compile")  # fmt: skip
 DATA = ("data", "generate", "demo", "--data", str(QUESTIONS), "--limit", "2", "--max-new-tokens", "8")
 TREE = ("tune-tree", "demo", "--drafter", "medusa:demo/medusa", "--prompts", str(QUESTIONS), "--limit", "1",
         "--max-new-tokens", "8")  # fmt: skip

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import shutil
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small import PROMPTS, build
+from small import PROMPTS, build, saved
 from torch import nn
 
 from outrider import InputError
@@ -124,15 +122,7 @@ def test_all_layers_but_the_head(name: str, tied: bool) -> None:
 def test_a_model_without_linear_layers_is_not_called_int8(tmp_path: Path) -> None:
     """GPT-2 has layers of another class: its int8 row would be the full model under another name."""
     with pytest.raises(InputError, match="leave the variant int8 out"):
-        Models(str(saved(tmp_path, "gpt2")), device="cpu").llm("int8")
-
-
-def saved(folder: Path, name: str) -> Path:
-    """A tiny random model with the demo's tokenizer."""
-    build(name, torch.float32, vocab_size=4096).save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(str(files("outrider") / "demo" / "target" / file), folder)
-    return folder
+        Models(saved(tmp_path, "gpt2"), device="cpu").llm("int8")
 
 
 def written(llm: LLM, batch: int, temperature: float, tokens: int = 12) -> list[list[int]]:
@@ -176,7 +166,7 @@ def test_speculation_writes_the_int8_targets_own_text(models: Models, temperatur
 
 def test_int8_and_recorded(tmp_path: Path) -> None:
     """A tiny model: recording the demo's passes takes seconds."""
-    models = Models(str(saved(tmp_path, "llama")), device="cpu")
+    models = Models(saved(tmp_path, "llama"), device="cpu")
     target: Any = models.llm("compile+int8").target
     assert len(target.graphs.made) > 1
     assert all(target.graphs.made.values()), "all kinds of passes are recorded"

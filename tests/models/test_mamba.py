@@ -12,9 +12,11 @@ import pytest
 import torch
 from mamba_world import TEXTS, VOCAB, path, small_target
 from safetensors.torch import save_file
+from small import saved
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
+import outrider
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.calibration import inside
@@ -376,16 +378,14 @@ def _flat(given: Any) -> tuple[Tensor, ...]:
     return logits, state.conv, state.ssm
 
 
-def test_the_target_that_is_compiled_has_a_drafter_that_is(target: Target) -> None:
-    import outrider
-
-    plain = outrider.load("demo", "none")
-    texts = ["Once upon a time", "def add(a, b):"]
+def test_the_target_that_is_compiled_has_a_drafter_that_is(tmp_path: Path) -> None:
+    where, texts = saved(tmp_path, "llama"), ["Once upon a time", "def add(a, b):"]
+    asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "temperature": 1.0}
+    plain = outrider.load(where, "none").generate(texts, **asked)
     for way in ("", "?vocab=text"):
-        llm = outrider.load("demo", f"mamba:demo{way}", compile=True)
+        llm = outrider.load(where, f"mamba:demo{way}", compile=True)
         drafter: Any = inside(llm.drafter)
         drafter = drafter.inner if way else drafter
-        asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "temperature": 1.0}
         found = llm.generate(texts, budget=FixedBudget(8, 4), **asked)
-        assert [o.tokens for o in found] == [o.tokens for o in plain.generate(texts, **asked)]
+        assert [o.tokens for o in found] == [o.tokens for o in plain]
         assert drafter.steps.replay is not None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import outrider
+from outrider.bench.models import Models
 from outrider.budgets.adaptive import FixedBudget
 
 DEMO = Path(str(files("outrider"))) / "demo"
@@ -17,25 +18,34 @@ SPECS = {"medusa:demo": 1.5, "hydra:demo": 1.7, "eagle:demo": 2.0, "eagle:demo/h
          "mamba:demo": 1.7, "model:demo/llama": 1.5}  # fmt: skip
 
 
+LAWS = {t: {"temperature": t, "max_new_tokens": 24, "seed": 3} for t in (0.0, 1.0)}
+
+
 @pytest.fixture(scope="module")
-def plain() -> outrider.LLM:
-    return outrider.load("demo", "none")
+def models() -> Models:
+    return Models(compile=False)
 
 
-def prompts(llm: outrider.LLM) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def prompts(models: Models) -> list[list[int]]:
+    """The end of the first held-out prompt of every domain."""
     rows = [json.loads(line) for line in (DEMO / "heldout.jsonl").read_text(encoding="utf-8").splitlines()]
     first = {row["domain"]: row for row in reversed(rows)}
-    return [llm.encode(row.get("messages") or row["text"]) for row in first.values()]
+    return [models.llm().encode(row.get("messages") or row["text"])[-160:] for row in first.values()]
+
+
+@pytest.fixture(scope="module")
+def plain(models: Models, prompts: list[list[int]]) -> dict[float, list[list[int]]]:
+    """What the target writes alone, by temperature."""
+    return {t: [text.tokens for text in models.llm().generate(prompts, **law)] for t, law in LAWS.items()}
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_drafts_for_the_demo_target(plain: outrider.LLM, spec: str) -> None:
-    llm = outrider.load("demo", spec)
-    given = prompts(llm)
-    for temperature in (0.0, 1.0):
-        law = {"temperature": temperature, "max_new_tokens": 24, "seed": 3}
-        texts = llm.generate(given, budget=FixedBudget(16, 5), **law)
-        assert [t.tokens for t in texts] == [t.tokens for t in plain.generate(given, **law)]
+def test_drafts_for_the_demo_target(models: Models, prompts: list[list[int]], plain: Any, spec: str) -> None:
+    llm = models.with_drafter("plain", spec)
+    for temperature, law in LAWS.items():
+        texts = llm.generate(prompts, budget=FixedBudget(16, 5), **law)
+        assert [t.tokens for t in texts] == plain[temperature]
         tau = sum(t.usage.new_tokens - 1 for t in texts) / sum(t.usage.rounds for t in texts)
         assert tau > SPECS[spec], f"T = {temperature}"
 

@@ -54,7 +54,7 @@ class World:
     folder: str
 
     def drafter(self, name: str) -> Any:
-        return drafters.load(needs(name, self.folder) if name in NAMES else name, self.target)
+        return drafters.load(needs(name, self.folder), self.target)
 
     def engine(self, drafter: Any, rule: str = "coupled", nodes: int = 12, depth: int = 4, **more: Any) -> Engine:
         budget = more.pop("budget", None) or FixedBudget(nodes, depth)

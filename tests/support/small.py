@@ -5,7 +5,10 @@ Weights are wide (initializer_range 0.2) so that logits differ clearly; windows 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,6 +121,14 @@ def build(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def saved(folder: Path, name: str, **more: Any) -> str:
+    """The folder of a tiny random model in float32 with the demo's tokenizer."""
+    build(name, torch.float32, vocab_size=4096, **more).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(str(files("outrider") / "demo" / "target" / file), folder)
+    return str(folder)
 
 
 @torch.no_grad()

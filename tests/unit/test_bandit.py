@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from outrider.types import InputError, Rows, Sampling
 A, B, C = ARMS
 
 
+@lru_cache
 def rows(serial: int = 0, b: int = 1) -> Rows:
     zero = torch.zeros(b, dtype=torch.long)
     laws = (Sampling(),) * b
@@ -92,7 +94,7 @@ def played(bandit: BanditBudget, law: dict[Any, list[int]], rounds: int, seed: i
 
 
 @pytest.mark.parametrize("kind", ["paper", "exact"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_best_arm_is_found_and_regret_grows_slowly(seed: int, kind: str) -> None:
     law = {A: [2, 3, 4], B: [3, 4, 5], C: [1, 2, 3], (): [1]}
     bandit = ready(arms=((), *ARMS), reward=kind)

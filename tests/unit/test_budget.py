@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from functools import lru_cache
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from outrider.core.tree import check, from_lists, trim
 from outrider.types import Budget, Price, Rows, Sampling
 
 
+@lru_cache
 def rows(b: int = 1, remaining: int = 100) -> Rows:
     zero = torch.zeros(b, dtype=torch.long)
     return Rows(
@@ -74,7 +76,7 @@ def test_a_hopeless_drafter_is_left_alone() -> None:
 def test_a_good_drafter_is_used_to_the_depth_that_pays(alpha: float, b: int) -> None:
     budget = AdaptiveBudget()
     play(budget, alpha, 150, b=b)
-    rate, _ = play(budget, alpha, 800, b=b)
+    rate, _ = play(budget, alpha, 500, b=b)
     best = max((1 - alpha ** (g + 1)) / (1 - alpha) / (1 + (0.02 * b + 0.05) * g) for g in range(1, budget.depth + 1))
     assert rate > 0.9 * best
 

@@ -54,8 +54,11 @@ class Report:
 class Budgeter(Protocol):
     """Decides before each round how much to draft, and is told afterwards what came of it."""
 
-    def choose(self, rows: Rows) -> Budget: ...
-    def learn(self, report: Report) -> None: ...
+    def choose(self, rows: Rows) -> Budget:
+        """How much to draft for these rows in the round that begins."""
+
+    def learn(self, report: Report) -> None:
+        """Take in what that round cost and gave."""
 
 
 @dataclass

@@ -11,7 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from ..bench.peers.transformers import Stock
-    from ..llm import LLM, Output
+    from ..llm import LLM
+    from ..request import Output
 
 REPEATS, ENOUGH = 3, 1.0  # a prompt is decoded so often, or once where a plain text takes more seconds than ENOUGH
 

@@ -17,8 +17,9 @@ from . import check_names
 from . import options as opt
 
 if TYPE_CHECKING:
-    from ..llm import LLM, Output
+    from ..llm import LLM
     from ..prompts import Messages
+    from ..request import Output
 
 DRAFTED = "cyan"
 ASKED = (

@@ -253,7 +253,7 @@ def trim(tree: DraftTree, price: Price | None) -> DraftTree:
 
 
 def check(tree: DraftTree) -> None:
-    """Assert every invariant of a tree (it looks at the values: for tests and for trees made by hand)."""
+    """Raise AssertionError where a tree breaks an invariant (it looks at values: for tests and trees made by hand)."""
     b, n = tree.tokens.shape
     assert tree.ancestors is not None, "a proposed tree carries its ancestor matrix"
     assert tree.parents.shape == tree.depths.shape == (b, n), "tokens, parents and depths have one shape"

@@ -28,8 +28,17 @@ def names() -> list[str]:
 def load(
     specs: str | Sequence[str], target: Target | None = None, tokenizer: Any = None, choose: bool = False
 ) -> Drafter:
-    """The drafter that a SPEC describes, for this target; several SPECs make a mix, in order of trust, or with `choose`
-    drafters of which the budget names one each round."""
+    """The drafter that a SPEC describes; several SPECs make a mix.
+
+    Args:
+        specs: one SPEC (`docs/formats.md` has the grammar), or several in order of trust.
+        target: what it drafts for; drafters with weights are held to it.
+        tokenizer: the target's, for drafters that read text.
+        choose: no mix: the budget names one of several drafters each round.
+
+    Raises:
+        InputError: there is no such drafter or option, its files are missing, or it does not fit the target.
+    """
     if isinstance(specs, str):
         return load_one(specs, target, tokenizer)
     if len(specs) == 1:
@@ -46,7 +55,7 @@ def load(
 
 
 def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> Drafter:
-    """The drafter of a single SPEC."""
+    """The drafter of a single SPEC; see `load`."""
     body, _, query = spec.partition("?")
     name, _, path = body.partition(":")
     if name not in names():

@@ -75,6 +75,9 @@ def custom_generate(
         budget: how much to draft (`outrider.budgets.parse`).
         The rest is what transformers gives to a decoding method.
 
+    Returns:
+        The ids, prompts included; with `return_dict_in_generate` transformers' output that holds them as `sequences`.
+
     Raises:
         InputError: an option of `model.generate` that cannot be honoured, by name.
 

@@ -40,6 +40,8 @@ def load_target(
     `options` go to `from_pretrained` (quantization_config, revision, ...). A family that our tests do not prove is
     proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
     texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
+
+    Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
     if isinstance(model, PreTrainedModel):
         stock = model
@@ -93,7 +95,7 @@ def physical_memory() -> int:
 
 
 def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = False) -> Any:
-    """The model's own tokenizer; None for a model in memory that came from nowhere."""
+    """The model's own tokenizer; None for a model in memory that came from nowhere. Raises InputError without one."""
     if not model:
         return None
     place = names.find(model)

@@ -75,7 +75,10 @@ class Batch:
 
 
 def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
-    """The documents of JSONL and plain text files, and of SpecForge's folders, in order."""
+    """The documents of JSONL and plain text files, and of SpecForge's folders, in order.
+
+    Raises InputError for what is none of these, with the line's number.
+    """
     for path in map(Path, paths):
         if path.is_dir():
             yield from _folder(path)

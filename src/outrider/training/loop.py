@@ -44,10 +44,10 @@ class Result:
     """`folder` holds the drafter that did best on held-out text."""
 
     folder: Path
-    steps: int
-    loss: float
-    best: float
-    tau: float
+    steps: int  # done
+    loss: float  # of the last step
+    best: float  # the lowest held-out loss
+    tau: float  # that drafter's tokens a round on held-out prompts
 
 
 def train(
@@ -61,7 +61,19 @@ def train(
 ) -> Result:
     """Train a drafter for a frozen target; `out/best` is the drafter. The same call goes on after an interruption.
 
-    `stop`: end after this many steps, as if interrupted. `shard`: FSDP2 over the processes there are.
+    Args:
+        target: the model that it will draft for, frozen.
+        documents: what is learned and held out (`data.read`).
+        out: the folder of the run.
+        recipe: method, sizes and rates. A run in `out` may be made longer, and is otherwise held to its recipe.
+        stop: end after this many steps, as if interrupted.
+        shard: FSDP2 over the processes there are.
+        quiet: say nothing on stderr.
+
+    Raises:
+        InputError: recipe, documents and target do not go together, or `out` cannot be written or holds another run.
+        TrainingError: a loss was not a number; the checkpoint before it is kept.
+        Interrupted: Ctrl-C; the step that was reached is kept.
     """
     out = Path(out)
     recipe = recipe.continuing(out).complete()
