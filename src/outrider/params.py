@@ -53,15 +53,29 @@ def check_rule(rule: str) -> Rule:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The parameters of the law; `temperature=0` is greedy. Semantics are those of transformers' processors."""
+    """The parameters of the law; semantics are those of transformers' processors.
+
+    Attributes:
+        temperature: at least 0; 0 is greedy.
+        top_k: only so many of the likeliest tokens; 0: all.
+        top_p: only the likeliest tokens that make up this probability; above 0, and 1: all.
+        min_p: only tokens at least this share as likely as the likeliest; 0: all.
+        repetition_penalty: logits of tokens of prompt and output are divided by it, those below 0 multiplied; 1: none.
+        presence_penalty: taken once from the logit of every token of the output.
+        frequency_penalty: taken from a token's logit as often as it stands in the output.
+        logit_bias: added to the logits of these token ids.
+
+    Raises:
+        InputError: a value is of another type or out of its range.
+    """
 
     temperature: float = 0.0
-    top_k: int = 0  # 0: off
+    top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output, multiplicative
-    presence_penalty: float = 0.0  # over the output alone, additive, once per distinct token
-    frequency_penalty: float = 0.0  # over the output alone, additive, per occurrence
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -102,15 +102,25 @@ class Done:
 
 @dataclass(frozen=True)
 class Output:
-    """One text, as a caller gets it."""
+    """One text, as a caller gets it.
 
-    prompt: int  # the index of its prompt
-    text: str  # without special tokens, and without the stop string that ended it
-    tokens: list[int]  # ids of what was written, the end of text and the tokens of a stop string included
-    finish_reason: str  # eos, stop, length, interrupted (a stream was left) or error (logits were not numbers)
-    seed: int  # asked for again, it gives the same text
+    Attributes:
+        prompt: the index of its prompt.
+        text: without special tokens, and without the stop string that ended it.
+        tokens: ids of what was written, the end of text and the tokens of a stop string included.
+        finish_reason: eos, stop, length, interrupted (a stream was left) or error (logits were not numbers).
+        seed: what its randomness came from; asked for again under the default rule, it gives the same text.
+        usage: what it cost.
+        exact: equal to what plain decoding writes: bit for bit ("bits"), or up to rounding ("rounding").
+    """
+
+    prompt: int
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    seed: int
     usage: Usage
-    exact: str = "rounding"  # equal to what plain decoding writes: bit for bit ("bits"), or up to rounding
+    exact: str = "rounding"
 
 
 @dataclass(frozen=True)

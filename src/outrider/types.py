@@ -161,17 +161,19 @@ class Round:
 class Usage:
     """What one output cost. `tau` counts the target's own token; the prompt's pass is no round.
 
+    `drafted` counts the nodes proposed, roots left out, `accepted` those on accepted paths, `tested` the depths at
+    which a draft was tested; `accepted_at[d]` and `tested_at[d]` are the rounds that accepted or tested depth d + 1.
     Times are those of the rounds it took part in: rows that decode side by side have the same seconds, not shares.
     """
 
     prompt_tokens: int = 0
     new_tokens: int = 0
     rounds: int = 0
-    drafted: int = 0  # nodes proposed, roots left out
-    accepted: int = 0  # of these, on accepted paths
-    tested: int = 0  # drafted positions that were tested: depths entered with a child to test
-    accepted_at: list[int] = field(default_factory=list)  # [d]: rounds that accepted depth d + 1
-    tested_at: list[int] = field(default_factory=list)  # [d]: rounds that tested depth d + 1
+    drafted: int = 0
+    accepted: int = 0
+    tested: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    tested_at: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
