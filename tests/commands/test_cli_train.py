@@ -16,13 +16,14 @@ from outrider.commands.info import PACKAGE
 from outrider.engine import Batch
 from outrider.training.log import Log
 
-QUESTIONS = Path(__file__).resolve().parents[2] / "recipes" / "demo" / "questions.jsonl"
+ROOT = Path(__file__).resolve().parents[2]
+QUESTIONS = ROOT / "recipes" / "demo" / "questions.jsonl"
+TEXTS = ["--data", str(ROOT / "docs" / "howto" / "prove.md"), "--data", str(ROOT / "docs" / "howto" / "choose.md")]
 
 
 def test_train_says_where_the_drafter_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = Path(__file__).resolve().parents[2] / "docs" / "structure.md"
     small = ["--steps", "2", "--rows", "1", "--length", "64", "--limit", "1", "--option", "noise=0"]
-    call = ["train", "eagle", "demo", "--data", str(data), "--out", str(tmp_path / "run"), *small, "--json"]
+    call = ["train", "eagle", "demo", *TEXTS, "--out", str(tmp_path / "run"), *small, "--json"]
     assert main(call) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["method"] == "eagle"
@@ -112,9 +113,9 @@ def test_ctrl_c_keeps_a_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 130, one line with what is kept, and the same command goes on."""
-    data, out = Path(__file__).resolve().parents[2] / "docs" / "structure.md", tmp_path / "run"
+    out = tmp_path / "run"
     small = ["--steps", "4", "--rows", "1", "--length", "32", "--limit", "1", "--evaluate", "4", "--json"]
-    call = ["train", "medusa", "demo", "--data", str(data), "--out", str(out), *small]
+    call = ["train", "medusa", "demo", *TEXTS, "--out", str(out), *small]
     with monkeypatch.context() as patch:
         interrupts(patch, Log, "step", 2)
         assert main(call) == 130
@@ -144,7 +145,6 @@ def test_a_damaged_target_is_named_by_its_file(file: str, tmp_path: Path, capsys
     folder = tmp_path / "target"
     shutil.copytree(PACKAGE / "demo" / "target", folder)
     (folder / file).write_bytes((folder / file).read_bytes()[:400])
-    data = Path(__file__).resolve().parents[2] / "docs" / "structure.md"
-    assert main(["train", "eagle", str(folder), "--data", str(data), "--out", str(tmp_path / "run")]) == 2
+    assert main(["train", "eagle", str(folder), *TEXTS, "--out", str(tmp_path / "run")]) == 2
     assert f"{folder / file} is " in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run").exists()
