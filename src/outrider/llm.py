@@ -259,6 +259,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     exact: str = "auto",
+    weights: str = "full",
     trust_remote_code: bool = False,
     compile: bool | None = None,
     choose: bool = False,
@@ -277,13 +278,13 @@ def load(
         dtype: auto (the checkpoint's; float32 on CPUs without 16-bit products), float64, float32, bfloat16 or float16.
         device: auto, cpu, cuda, ...
         exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
-            in 16 bits where this machine's kernels allow it at next to no cost, which a probe of some seconds finds
-            out once (docs/exactness.md).
+            in 16 bits where a probe finds that this machine's kernels allow it at next to no cost (docs/exactness.md).
+        weights: full: as the checkpoint has them; int8: linear layers in eight bits; native: the four-bit blocks of a
+            .gguf file as they are. The last two are for CPUs, and other targets than the full one: their texts differ.
         trust_remote_code: run code that comes with the model.
         compile: record the models' passes and replay them without their Python: the same logits sooner, once each
-            kind of pass has been proved (`targets/graphs.py`). True: at load, in a second or two. False: never.
-            Default: after the first rounds, for models loaded by name, whose weights must not change from then on;
-            those of a model in memory may.
+            kind of pass has been proved (`targets/graphs.py`). True: at load, in some seconds. False: never.
+            Default: after the first rounds, for models loaded by name; their weights must not change from then on.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
             shapes). Set by a budget that names them, as in "1:3,2,1 2:1,1".
         options: for transformers' `from_pretrained` (revision, quantization_config, ...).
@@ -300,8 +301,9 @@ def load(
         raise InputError("choose is for two drafters or more; give their SPECs")
     place = None if isinstance(model, PreTrainedModel) else find(model)
     target = load_target(
-        place or model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, **options
-    )
+        place or model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights,
+        **options,
+    )  # fmt: skip
     if compile:
         if not isinstance(target, HFTarget):
             raise InputError("only decoder-only models can be compiled; leave compile out")
@@ -310,7 +312,7 @@ def load(
         target.compile(PATIENCE)
     stock = target.model
     origin = stock.config._name_or_path
-    name = str(place or origin or type(stock).__name__)
+    name = str(place or origin or type(stock).__name__) + (f", {weights} weights" if weights != "full" else "")
     tokenizer = load_tokenizer(place or origin, trust_remote_code)
     chosen = drafter if drafter is not None else (place.drafter if place else "lookup")
     if named := isinstance(chosen, str | Sequence):
@@ -322,9 +324,8 @@ def load(
         label = type(chosen).__name__
     if compile and isinstance(target, HFTarget):
         target.warm(chosen.taps)
-    llm = LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget)
-    llm.kept_as = name if place is not None and named else ""
-    return llm
+    kept_as = name if place is not None and named else ""
+    return LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget, kept_as=kept_as)
 
 
 def chooses(budget: Any) -> bool:
@@ -335,6 +336,5 @@ def chooses(budget: Any) -> bool:
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every token that ends a text: the generation config's, else the tokenizer's."""
     ends = getattr(model.generation_config, "eos_token_id", None)
-    if ends is None:
-        ends = getattr(tokenizer, "eos_token_id", None)
+    ends = getattr(tokenizer, "eos_token_id", None) if ends is None else ends
     return frozenset([ends] if isinstance(ends, int) else ends or ())

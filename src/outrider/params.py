@@ -35,6 +35,7 @@ def whole(name: str, value: Any, least: int | None = 1) -> int:
 
 
 EXACT = ("auto", "bits", "rounding")
+WEIGHTS = ("full", "int8", "native")
 
 
 def check_exact(exact: str) -> str:
@@ -42,6 +43,13 @@ def check_exact(exact: str) -> str:
     if exact not in EXACT:
         raise InputError(f"exact is auto, bits or rounding, not {exact!r}")
     return exact
+
+
+def check_weights(weights: str) -> str:
+    """How weights are kept, if it is one of the three words; raises InputError."""
+    if weights not in WEIGHTS:
+        raise InputError(f"weights are full, int8 or native, not {weights!r}")
+    return weights
 
 
 def check_rule(rule: str) -> Rule:

@@ -65,7 +65,7 @@ def test_names_are_unique_over_a_large_grid() -> None:
     drafters = ["lookup", "lookup?ngram=2", "mine=lookup", "eagle:demo/hass", "eagle:demo?tree=chain", "mamba:demo"]
     rules = [*RULES, "typical?epsilon=0.2", "typical?epsilon=0.2&delta=0.1"]
     names = [m.name for m in rows(drafters, rules, ["auto", "16x6", "6x16", "3", "3,2 none"], VARIANTS)]
-    assert len(set(names)) == len(names) == 4 + 6 * 6 * 5 * 4
+    assert len(set(names)) == len(names) == 6 + 6 * 6 * 5 * 6
 
 
 def test_another_variant_is_always_said() -> None:
@@ -308,7 +308,7 @@ def test_options_of_a_peer() -> None:
 @pytest.mark.parametrize(
     ("variant", "words"),
     [
-        ("int4", "no variant 'int4' of a target; choose from plain, eager, int8, eager"),
+        ("int4", "no variant 'int4' of a target; choose from plain, eager, int8, native, eager"),
         ("compile", "recorded by default: instead of --variant compile say plain"),
         ("compile+int8", "say int8"),
     ],

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from ..budgets.calibration import Bin
 from ..proofs.divergence import Divergence
 from .theory import Comparison
-from .types import OURS, PLAIN, VERSION
+from .types import OURS, PLAIN, VERSION, weights_of
 
 State = Literal["done", "partial", "invalid", "failed"]
 T = TypeVar("T")
@@ -191,8 +191,8 @@ class Cell:
 
     @property
     def target(self) -> str:
-        """Which weights decoded: int8 is another target than the unchanged one."""
-        return "int8" if "int8" in self.variant else "plain"
+        """Which weights decoded: packed ones are another target than the full one."""
+        return weights_of(self.variant)
 
 
 @dataclass

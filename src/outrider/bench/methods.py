@@ -11,17 +11,12 @@ from ..budgets import parse
 from ..budgets.shapes import read
 from ..params import LOSSY, RULES, InputError
 from . import peers
-from .types import PLAIN, Method
+from .types import PACKED, PLAIN, Method
 
 if TYPE_CHECKING:
     from ..budgets.adaptive import Budgeter
 
-VARIANTS = (
-    "plain",
-    "eager",
-    "int8",
-    "eager+int8",
-)  # of the target: eager does not record passes, int8 has 8-bit layers
+VARIANTS = ("plain", "eager", *PACKED, *(f"eager+{kind}" for kind in PACKED))  # eager does not record passes
 BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"
 OPTIONS = ("epsilon", "delta")  # of the rule typical
 

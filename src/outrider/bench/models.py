@@ -8,9 +8,8 @@ from typing import Any
 from .. import drafters
 from ..llm import LLM, load
 from ..targets import HFTarget
-from ..targets.int8 import quantise
-from ..types import InputError
 from .config import Config
+from .types import weights_of
 
 
 @dataclass
@@ -37,12 +36,9 @@ class Models:
         """The target of a variant (`methods.VARIANTS`), loaded once, with no drafter; "": the usual one."""
         variant = variant or self.usual
         if variant not in self.loaded:
-            exact = "rounding" if "int8" in variant else "auto"  # what is found out is found out of the full weights
             place: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust}
-            llm = load(self.target, "none", **place, exact=exact, compile=False)
+            llm = load(self.target, "none", **place, weights=weights_of(variant), compile=False)
             target: Any = llm.target
-            if "int8" in variant and not quantise(target.model):
-                raise InputError(f"{self.target} has no linear layers to keep in int8; leave the variant {variant} out")
             if self.compile and "eager" not in variant and isinstance(target, HFTarget):
                 target.compile()
                 target.warm()

@@ -46,7 +46,7 @@ def headline(document: Document) -> list[str]:
         words = f"{cell.method} on {cell.task}, {best.text()} times as fast as plain decoding"
         return [f"Predicted for {cell.predicted.cost if cell.predicted else ''}: {words}."]
     wrong, about = {c.method for c in document.cells if c.state == "invalid"}, document.methods
-    base = next((c.target for c in about.values() if c.plain), "plain")
+    base = next((c.target for c in about.values() if c.plain), "full")
     fair = {n for n, c in about.items() if c.lossless and c.target == base and not c.plain} - wrong
     rows = [(m.speedup, m) for m in document.means if m.method in fair and m.speedup]
     whole = [(f, m) for f, m in rows if m.tasks == len(counted(document, m.setting))]

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 VERSION = 2  # of the files of a run
 OURS = "outrider"  # the peer that runs our drafters
 PLAIN = "none"  # the drafter of plain decoding: what speeds are ratios to
+PACKED = "int8", "native"  # weights in fewer bits: another target than the full one
+
+
+def weights_of(variant: str) -> str:
+    """How a variant of the target keeps its weights: full, int8 or native."""
+    kind = variant.rpartition("+")[2]
+    return kind if kind in PACKED else "full"
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def bench(
         list[str] | None,
         opt.machine(
             "--variant",
-            help=f"Of the target: plain (default), eager (no recorded passes), int8, eager+int8. {AGAIN}",
+            help="Of the target: plain (default), eager (no recorded passes), int8, native (a .gguf file's four bits), "
+            f"eager+int8. {AGAIN}",
         ),
     ] = None,
     threads: Annotated[int | None, opt.machine("--threads", help="Default: torch's own number.")] = None,

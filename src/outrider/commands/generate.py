@@ -63,6 +63,7 @@ def generate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     exact: opt.Exact = "auto",
+    weights: opt.Weights = "full",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
     compare: Annotated[bool, opt.output("--compare", help="Also decode plainly; show equality and speed.")] = False,
@@ -88,7 +89,7 @@ def generate(
     from . import loading
 
     llm = loading.load(
-        model, drafter, budget=budget, dtype=dtype, device=device, exact=exact, no_compile=no_compile,
+        model, drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights, no_compile=no_compile,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": strings, "rule": rule, "sampling": sampling}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import hub, plugins
-from ..params import InputError, check_exact
+from ..params import InputError, check_exact, check_weights
 from ..targets.names import DEMO, SMOLLM2, Place, find
 from . import check_place
 
@@ -26,12 +26,14 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     exact: str = "auto",
+    weights: str = "full",
     no_compile: bool = False,
     trust_remote_code: bool = False,
 ) -> LLM:
     """The model of a command line with its drafters and its budget."""
     check_budget(budget, len(drafter or [""]))
     check_exact(exact)
+    check_weights(weights)
     for spec in drafter or ():
         check_drafter(spec)
     place = located(model)
@@ -45,7 +47,7 @@ def load(
         recorded: dict[str, Any] = {"compile": False} if no_compile else {}
         return llm.load(
             place, list(drafter) if drafter else None, dtype=dtype, device=device, budget=budget,
-            exact=exact, trust_remote_code=trust_remote_code, **recorded,
+            exact=exact, weights=weights, trust_remote_code=trust_remote_code, **recorded,
         )  # fmt: skip
 
 

@@ -80,6 +80,12 @@ Exact = Annotated[
         "in 16 bits where this machine's kernels allow it.",
     ),
 ]  # fmt: skip
+Weights = Annotated[
+    str,
+    machine("--weights",
+        help="full; int8: linear layers in eight bits; native: a .gguf file's own four bits. The last two on CPUs.",
+    ),
+]  # fmt: skip
 NoCompile = Annotated[bool, machine("--no-compile", help="Run the model's own Python instead of recorded passes.")]
 TrustRemoteCode = Annotated[bool, machine("--trust-remote-code", help="Run the Python that the model brings along.")]
 

@@ -34,6 +34,7 @@ def serve(
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs.", min=0)] = 30.0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    weights: opt.Weights = "full",
     no_compile: opt.NoCompile = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
 ) -> None:
@@ -42,11 +43,12 @@ def serve(
     An answer is a function of prompt, seed and parameters; load, neighbours and drafters do not change it. Open the
     address in a browser for a page to chat on.
     """
-    from ..params import InputError
+    from ..params import InputError, check_weights
     from . import check_names, check_place
     from .loading import check_drafter, located, spinner
 
     check_names(dtype, device)
+    check_weights(weights)
     for spec in drafter or ():
         check_drafter(spec)
     place = located(model)  # before torch is imported
@@ -64,7 +66,7 @@ def serve(
             service = start(
                 place, drafter or None, name=name or place.name, rows=rows, queue=queue, seconds=timeout,
                 prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
-                dtype=dtype, device=device, **({"compile": False} if no_compile else {}),
+                dtype=dtype, device=device, weights=weights, **({"compile": False} if no_compile else {}),
             )  # fmt: skip
         where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         drafters = ", ".join(service.scheduler.fleet.drafters) or "none"

@@ -16,6 +16,7 @@ def validate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     exact: opt.Exact = "auto",
+    weights: opt.Weights = "full",
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -24,19 +25,22 @@ def validate(
     It is read in the precision that generate runs. A control with a wrong mask must be far off, or the proof proves
     nothing. Ends in PASS bits, PASS rounding or FAIL, and exits 1 on FAIL.
     """
-    from ..params import check_exact
+    from ..params import check_exact, check_weights
     from . import check_names, check_place
     from .loading import located, spinner
 
     check_names(dtype, device)
     check_exact(exact)
+    check_weights(weights)
     place = located(model)
     check_place(dtype, device)
     from ..targets import load_target
     from ..targets.validate import validate as prove
 
     with spinner(f"loading {place}"):
-        target = load_target(place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact)
+        target = load_target(
+            place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights
+        )
     report = prove(target, seed)
     if as_json:
         import json

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 MAGIC = b"GGUF"
 KEPT = {"F32": "float32", "F64": "float32", "F16": "float16"}  # precision of files that are not quantised
 SOURCE = "source.json"
+FOUR_BITS, EIGHT_BITS = ("Q4_0", "Q4_1"), "Q8_0"
 _direct: set[Path] = set()  # files of which it was said that they are read anew each time
 
 
@@ -80,6 +81,41 @@ def precision(file: Path) -> str:
     """float32 or float16 if that is what most of the matrices are kept in, else bfloat16."""
     counts = Counter(t.tensor_type.name for t in _reader(file).tensors if len(t.shape) > 1)
     return KEPT.get(counts.most_common(1)[0][0], "bfloat16") if counts else "bfloat16"
+
+
+def file_of(where: str, direct: str | None) -> Path | None:
+    """The .gguf file that a folder was converted from, or that is read as it is; None where it is not there."""
+    made = Path(where) / direct if direct else (_source(Path(where)) or {}).get("path")
+    return Path(made) if made and Path(made).is_file() else None
+
+
+def blocks(file: Path) -> Iterator[tuple[Any, Any]]:
+    """The matrices that a file keeps in four or eight bits: (weights [o, i], what they are made of).
+
+    That is (numbers 0 .. 15 [o, i], scales [o, i / 32], offsets [o, i / 32]) with w = (number - 8) * scale + offset for
+    those of four bits, None for those of eight.
+    """
+    import numpy as np
+    import torch
+
+    for tensor in _reader(file).tensors:
+        kind = tensor.tensor_type.name
+        if kind not in (*FOUR_BITS, EIGHT_BITS) or len(tensor.shape) != 2:
+            continue
+        head = 4 if kind == "Q4_1" else 2  # bytes of scale, and of minimum, before the numbers of 32 weights
+        raw = np.ascontiguousarray(tensor.data).reshape(
+            tensor.data.shape[0], -1, head + (32 if kind == EIGHT_BITS else 16)
+        )
+        known = torch.from_numpy(raw[..., :head].copy().view(np.float16).astype(np.float32))
+        scale = known[..., :1]
+        if kind == EIGHT_BITS:
+            yield (scale * torch.from_numpy(raw[..., head:].copy().view(np.int8))).flatten(1), None
+            continue
+        numbers = torch.from_numpy(np.concatenate([raw[..., head:] & 15, raw[..., head:] >> 4], -1))
+        full = numbers.float() if kind == "Q4_1" else numbers.float() - 8
+        full = full.mul_(scale).add_(known[..., 1:]) if kind == "Q4_1" else full.mul_(scale)
+        offsets = known[..., 1] + 8 * known[..., 0] if kind == "Q4_1" else torch.zeros_like(known[..., 0])
+        yield full.flatten(1), (numbers.flatten(1), known[..., 0], offsets)
 
 
 def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from . import aligned
 from .attention import switched
 from .exact import BLOCK, WINDOW
 from .hf import HFTarget
+from .packed import PACKED
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 18, 20, 24, 31, 32, 33, 47, 48, 63, 64, 65, 96, 128, 129, 256)
 FEWEST = 16  # a class of row counts must reach this far, or passes would be cut to pieces
@@ -53,14 +54,17 @@ def products(target: HFTarget) -> Iterator[tuple[str, Callable[[int], Tensor]]]:
 def _product(target: HFTarget, module: Any) -> Callable[[int], Tensor]:
     """A copy of the layer, with weights and inputs that cancel out."""
     twin = copy.deepcopy(module)
+    if isinstance(twin, PACKED):
+        x, pairs = _inputs(twin.in_features)
+        twin.fill(_opposed(torch.randn(twin.out_features, twin.in_features), pairs))
+        return lambda n: twin(x[:n].to(target.dtype))
     weights = [w for w in twin.parameters(False) if w.dim() >= 2 and w.is_floating_point()]
     if any(w.dim() == 3 for w in weights):
         for bias in (w for w in weights if w.dim() == 2):
             bias.zero_()
         return _experts(target, twin, [w for w in weights if w.dim() == 3])
     width = int(getattr(twin, "in_features", 0) or getattr(twin, "nx", 0) or _matrix(twin).shape[-1])
-    pairs = torch.randperm(width)
-    x = _twice(torch.randn(SIZES[-1], width) * torch.randint(-3, 4, (SIZES[-1], width)).exp2(), pairs)
+    x, pairs = _inputs(width)
     for weight in weights:
         axis = -1 if weight.shape[-1] == width and not hasattr(twin, "nx") else 0
         weight.copy_(_opposed(torch.randn(weight.shape).transpose(axis, -1), pairs).transpose(axis, -1))
@@ -100,6 +104,12 @@ def _experts(target: HFTarget, twin: Any, weights: list[Tensor]) -> Callable[[in
         return torch.cat(found, -1)
 
     return experts
+
+
+def _inputs(width: int) -> tuple[Tensor, Tensor]:
+    """Rows of random numbers, every second of which is the one before it in the order that is returned too."""
+    pairs = torch.randperm(width)
+    return _twice(torch.randn(SIZES[-1], width) * torch.randint(-3, 4, (SIZES[-1], width)).exp2(), pairs), pairs
 
 
 def _twice(x: Tensor, pairs: Tensor) -> Tensor:

@@ -14,10 +14,12 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from .. import hub
+from ..params import check_weights
 from ..types import InputError
 from . import gguf, names
 from .hf import HFTarget
 from .names import Place
+from .packed import pack
 from .probe import HALF, settle
 from .seq2seq import SeqTarget
 from .validate import ensure
@@ -33,6 +35,7 @@ def load_target(
     device: str = "auto",
     trust_remote_code: bool = False,
     exact: str = "rounding",
+    weights: str = "full",
     **options: Any,
 ) -> HFTarget | SeqTarget:
     """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
@@ -40,15 +43,23 @@ def load_target(
     `options` go to `from_pretrained` (quantization_config, revision, ...). A family that our tests do not prove is
     proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
     texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
+    `weights`: "full" as the checkpoint has them; on CPUs also "int8" rows, or the "native" blocks of a .gguf file
+    (`packed.py`).
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
+    check_weights(weights)
     if isinstance(model, PreTrainedModel):
+        if weights != "full":
+            raise InputError(f"weights={weights} is for models that are loaded by name; leave it out")
         stock = model
     elif isinstance(model, str | Path | Place):
-        stock = from_pretrained(model, dtype, device, trust_remote_code, options)
-        if dtype == "auto" and exact != "bits":
-            stock = widened(stock)
+        if weights == "full":
+            stock = from_pretrained(model, dtype, device, trust_remote_code, options)
+            if dtype == "auto" and exact != "bits":
+                stock = widened(stock)
+        else:
+            stock = packed(model, weights, dtype, device, trust_remote_code, options)
     else:
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
@@ -62,6 +73,23 @@ def load_target(
         ensure(target)
     settle(target, exact)
     return target
+
+
+def packed(
+    model: str | Path | Place, weights: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]
+) -> PreTrainedModel:
+    """The stock model with its linear layers packed. dtype "auto": bfloat16, for which torch has the products."""
+    if device not in ("auto", "cpu"):
+        raise InputError(f"weights={weights} is for CPUs; leave it out, or device={device}")
+    place = names.find(model)
+    file = gguf.file_of(place.where, place.gguf)
+    if weights == "native" and file is None:
+        raise InputError(f"native weights are those of a .gguf file, and {place.name} has none; take weights=int8")
+    stock = from_pretrained(place, "bfloat16" if dtype == "auto" else dtype, "cpu", trust, options)
+    if pack(stock, weights, file) < 2:  # an LM head alone makes no packed model
+        more = "no blocks of four bits; take weights=int8" if weights == "native" else "no linear layers; leave it out"
+        raise InputError(f"{place.name} has {more}")
+    return stock
 
 
 def widened(stock: Any) -> Any:

@@ -32,6 +32,7 @@ from ..types import InputError
 from . import kernels
 from .exact import BLOCK, Exactness
 from .hf import HFTarget
+from .packed import PACKED
 
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
@@ -92,7 +93,7 @@ def lacking(target: HFTarget) -> str:
         return "trees were seen to change a bit of this family's logits"
     if not target.family.bits:
         return f"{target.config.model_type} computes its attention in code of its own"
-    if any("int" in kind for kind in map(kernels.kind_of, target.model.modules()) if kind):
+    if any("int" in (kernels.kind_of(m) or "") for m in target.model.modules() if not isinstance(m, PACKED)):
         return "the sums of quantised layers cannot be probed"
     if target.dtype not in (*HALF, torch.float32):
         return f"torch's fused attention for CPUs knows no {str(target.dtype).removeprefix('torch.')}"

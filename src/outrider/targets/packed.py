@@ -1,0 +1,145 @@
+"""Weights in fewer than 16 bits, by torch's products for CPUs: int8 rows, or a .gguf file's own blocks of four bits.
+
+Activations keep 16 bits and no row looks at another, so drafts are exact for the packed model, bit for bit where the
+probe says so. It is another target than the full one: its texts differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from . import gguf
+
+GROUP = 32  # weights of a block, which share a scale and an offset
+TILE = 16  # rows that the product of four bits is packed by
+Blocks = tuple[Int[Tensor, "o i"], Float[Tensor, "o g"], Float[Tensor, "o g"]]  # numbers 0 .. 15, scales, offsets
+
+
+class Int8Linear(nn.Module):
+    """y = (x W8^T) * s with W = W8 * s: symmetric, one scale for each output."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, full: Float[Tensor, "o i"], bias: Tensor | None):
+        super().__init__()
+        self.out_features, self.in_features = full.shape
+        for name in ("weight", "scale"):
+            self.register_buffer(name, None)
+        self.bias = bias
+        self.fill(full)
+
+    def fill(self, full: Float[Tensor, "o i"]) -> None:
+        """Take these weights, rounded."""
+        scale = full.float().abs().amax(1).clamp(min=1e-12) / 127
+        self.weight = (full.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.scale = scale.to(full.dtype)
+
+    def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
+        if x.device.type == "cpu" and x.dtype != torch.float64:
+            y = torch.ops.aten._weight_int8pack_mm(_rows(x), self.weight, self.scale.to(x.dtype))
+            y = y.view(*x.shape[:-1], self.out_features)
+        else:
+            y = nn.functional.linear(x, self.weight.to(x.dtype)) * self.scale
+        return y if self.bias is None else y + self.bias
+
+
+class Int4Linear(nn.Module):
+    """y = x W^T with W = (q - 8) * scale + offset, q of four bits; scales and offsets are for 32 weights each."""
+
+    weight: Tensor
+    scales: Tensor
+
+    def __init__(self, blocks: Blocks, bias: Tensor | None):
+        super().__init__()
+        self.out_features, self.in_features = blocks[0].shape
+        for name in ("weight", "scales"):
+            self.register_buffer(name, None)
+        self.bias = bias
+        self._hold(blocks)
+
+    def fill(self, full: Float[Tensor, "o i"]) -> None:
+        """Take these weights, rounded symmetrically."""
+        scale = full.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 7
+        scales = scale.expand(-1, full.shape[1] // GROUP)
+        self._hold(((full.float() / scale).round().int() + 8, scales, torch.zeros_like(scales)))
+
+    def _hold(self, blocks: Blocks) -> None:
+        numbers, scales, offsets = blocks
+        self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.int().contiguous(), 1)
+        self.scales = torch.stack([scales, offsets], -1).transpose(0, 1).to(torch.bfloat16).contiguous()
+
+    def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
+        flat = _rows(x).to(torch.bfloat16)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.weight, GROUP, self.scales).to(x.dtype)
+        y = y.view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+
+def _rows(x: Tensor) -> Tensor:
+    return (x.flatten(end_dim=-2) if x.dim() > 1 else x[None]).contiguous()
+
+
+PACKED = (Int8Linear, Int4Linear)
+
+
+def pack(model: nn.Module, weights: str, file: Path | None = None) -> int:
+    """Pack a model's linear layers in place, the LM head's among them; how many they were.
+
+    Args:
+        model: a stock model on the CPU. Layers whose shapes torch's products do not take stay as they are.
+        weights: "int8", or "native" for the blocks of `file`.
+        file: the .gguf file that the model was made from.
+    """
+    blocks = dict(_native(model, file)) if weights == "native" and file is not None else {}
+    packed = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or child.weight.shape[1] % TILE:
+                continue
+            if (found := blocks.get(child)) is not None:
+                made: nn.Module = Int4Linear(found, child.bias)
+            elif weights == "int8" or child in blocks:
+                made = Int8Linear(child.weight.detach(), child.bias)
+            else:
+                continue
+            setattr(parent, name, made)
+            packed += 1
+    return packed
+
+
+def _native(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks | None]]:
+    """The layers whose weights the file keeps in blocks; None for those of eight bits, which become int8 rows.
+
+    Layers are known by their numbers: transformers gives tensors other names, and their rows another order.
+    """
+    layers: dict[tuple[int, ...], list[tuple[nn.Linear, Tensor, Tensor]]] = {}
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            marks = _marks(layer.weight.detach())
+            layers.setdefault(tuple(layer.weight.shape), []).append((layer, marks, marks.argsort()))
+    for full, blocks in gguf.blocks(file):
+        marks = _marks(full)
+        order = marks.argsort()
+        for layer, theirs, their_order in layers.get(tuple(full.shape), ()):
+            if torch.equal(theirs[their_order], marks[order]) and _same(layer.weight[their_order], full[order]):
+                rows = torch.empty_like(order)
+                rows[their_order] = order
+                fits = blocks is not None and full.shape[0] % TILE == 0 and full.shape[1] % GROUP == 0
+                yield layer, tuple(part[rows] for part in blocks) if blocks is not None and fits else None
+
+
+def _marks(weight: Float[Tensor, "o i"]) -> Int[Tensor, " o"]:
+    """A number for each row that hardly any other row has, of its first two blocks."""
+    some = weight[:, : 2 * GROUP].to(torch.bfloat16).contiguous()
+    factors = torch.randint(-(2**62), 2**62, (some.shape[1],), generator=torch.Generator().manual_seed(0))
+    return (some.view(torch.int16).long() * factors).sum(1)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.to(torch.bfloat16), other.to(torch.bfloat16))
