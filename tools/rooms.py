@@ -26,10 +26,13 @@ ROOMS: dict[str, tuple[str, str]] = {
     "request": ("params types core", "what an output is asked to be, the row that it becomes, and the output"),
     "engine": ("params types core budgets request", "the loop: draft, verify, commit, for rows that come and go"),
     "llm": ("params types encoding core budgets request engine targets drafters", "the public face: `load`, `LLM`"),
-    "integrations": ("params types core budgets request engine targets drafters", "Outrider inside other libraries"),
     "training": (
         "params types files plugins prompts core nets budgets engine targets checkpoints drafters",
         "objectives, data, and the one training loop",
+    ),
+    "integrations": (
+        "params types files core budgets request engine targets drafters training",
+        "Outrider inside other libraries",
     ),
     "proofs": ("types core budgets engine drafters checkpoints llm", "evidence of losslessness; parity with vLLM"),
     "bench": (

@@ -98,16 +98,15 @@ def write(
     """
     out, found = Path(out), Written()
     have = finished(out, str)
-    names = keys([what for _, what in asked])
-    waiting = [
-        _Question(where, key, body(what, wish, i))
-        for i, ((where, what), key) in enumerate(zip(asked, names, strict=True))
-        if key not in have
-    ]
+    waiting = [question for question in put(asked, wish) if question.key not in have]
     with files.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(row: dict[str, Any]) -> None:
+        files.append(out, json.dumps(row))
+
     try:
-        asyncio.run(_answer([Server(url) for url in urls], waiting, out, concurrency, found, done, say))
+        asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, found, done, say))
     except KeyboardInterrupt:
         more = f"{found.answers} answer{'' if found.answers == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
@@ -115,32 +114,51 @@ def write(
 
 
 @dataclass
-class _Question:
+class Question:
+    """Where it stands, its id, and the request; `spoilt`: answers that were not finished."""
+
     where: str
     key: str
     body: dict[str, Any]
     spoilt: int = 0
 
 
-async def _answer(
-    servers: list[Server],
-    waiting: list[_Question],
-    out: Path,
+def put(asked: Sequence[tuple[str, Asked]], wish: Wish) -> list[Question]:
+    """Questions as requests."""
+    names = keys([what for _, what in asked])
+    return [
+        Question(where, key, body(what, wish, i))
+        for i, ((where, what), key) in enumerate(zip(asked, names, strict=True))
+    ]
+
+
+async def answer(
+    servers: Sequence[Server],
+    waiting: Sequence[Question],
     concurrency: int,
+    keep: Callable[[dict[str, Any]], None],
     found: Written,
-    done: Callable[[int], None],
-    say: Callable[[str], None],
+    done: Callable[[int], None] = lambda count: None,
+    say: Callable[[str], None] = print,
 ) -> None:
-    queue: asyncio.Queue[_Question] = asyncio.Queue()
+    """Put every question to the servers, and give each answer's line to `keep` as it comes; `found` counts them.
+
+    Raises:
+        InputError, EndpointError: as `write`.
+    """
+    queue: asyncio.Queue[Question] = asyncio.Queue()
     for question in waiting:
         queue.put_nowait(question)
 
-    def settle(question: _Question, row: dict[str, Any] | None, refusal: str = "") -> None:
+    def settle(question: Question, row: dict[str, Any] | None, refusal: str = "") -> None:
         if row is None:
             found.refused.append(f"{question.where}: {refusal}")
-        elif "token_ids" in row or row.get("completion", row.get("messages", [{}])[-1].get("content")).strip():
-            files.append(out, json.dumps(row))
-            found.answers, found.texts = found.answers + 1, found.texts + ("token_ids" not in row)
+        else:
+            bare = "token_ids" not in row
+            text = row["messages"][-1]["content"] if "messages" in row else row["completion"]
+            if text.strip() or not bare:
+                keep(row)
+                found.answers, found.texts = found.answers + 1, found.texts + bare
         done(1)
         if len(found.refused) >= found.answers + REFUSALS:
             raise EndpointError(f"{len(found.refused)} questions were refused, the last: {found.refused[-1]}")
@@ -184,9 +202,7 @@ async def _answer(
                         told.add(server.url)
                         say(f"{server.url} {server.reason}; it is asked no more")
                 if not workers and not end.done():
-                    raise EndpointError(
-                        f"no server is left, {servers[-1].url} {servers[-1].reason}; {out} keeps what there is"
-                    )
+                    raise EndpointError(f"no server is left, {servers[-1].url} {servers[-1].reason}")
         finally:
             for task in (end, *workers):
                 task.cancel()

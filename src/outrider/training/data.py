@@ -109,7 +109,7 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def _document(given: Any, where: str, tokenizer: Any) -> Document:
-    if isinstance(given, dict) and "token_ids" in given:
+    if isinstance(given, dict) and given.get("token_ids") is not None:
         return tokens(given.get("prompt_token_ids"), given["token_ids"], where)
     ends = not isinstance(given, dict) or bool(given.get("ends", True))
     if isinstance(given, dict) and isinstance(given.get("messages"), list):

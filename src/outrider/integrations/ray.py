@@ -1,0 +1,83 @@
+"""Answers from servers as a Ray Data pipeline: several machines ask, and what was written stays written.
+
+Ray shards the questions, runs the askers and keeps the checkpoints; what is asked and what is kept are those of
+`outrider data generate --endpoint`. Ray's own `HttpRequestProcessorConfig` (2.60) is not used: it sends the requests of
+a batch one after the other, and does not wait as long as a server asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray.data
+from ray.data.checkpoint import CheckpointConfig
+
+from .. import files
+from ..training.answering import Question, Server, Written, answer, put
+from ..training.endpoints import Wish
+from ..training.questions import Asked
+
+TOKENS = pa.list_(pa.int64())
+LINES = pa.schema(
+    {
+        "id": pa.string(), "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+        "prompt": pa.string(), "completion": pa.string(), "ends": pa.bool_(),
+        "prompt_token_ids": TOKENS, "token_ids": TOKENS,
+    }
+)  # fmt: skip
+
+
+def answers(batch: pa.Table, urls: Sequence[str], concurrency: int) -> pa.Table:
+    """The row function: a batch of questions to the lines of their answers. What is refused has no line."""
+    rows: list[dict[str, Any]] = []
+    waiting = [Question(row["id"], row["id"], json.loads(row["body"])) for row in batch.to_pylist()]
+    asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, rows.append, Written()))
+    return pa.Table.from_pylist(rows, LINES)
+
+
+def write(
+    urls: Sequence[str],
+    asked: Sequence[tuple[str, Asked]],
+    out: str | Path,
+    wish: Wish,
+    concurrency: int = 32,
+    block: int = 256,
+    askers: int = 1,
+) -> None:
+    """Write an answer for every question that has none in `out`; the same call goes on after an interruption.
+
+    Args:
+        urls: the servers, as `outrider.training.endpoints.connect` gives them; each asker spreads its questions on all.
+        asked: (where it stands, the question), as `outrider.training.questions.questions` gives them.
+        out: a folder that all machines see. `out/answers` are JSON lines for `outrider train --data`.
+        wish: the model and how it writes.
+        concurrency: questions that a server has from an asker at the same time.
+        block: questions of a file, which is whole or not there: what a kill can cost.
+        askers: tasks that ask at the same time, on whatever machines the cluster has.
+
+    Raises:
+        InputError: `out` cannot be written. Ray's own errors are its own.
+    """
+    out = Path(out).absolute()
+    waiting = put(asked, wish)
+    with files.folder(out / "questions", replace=True) as made:
+        for first in range(0, len(waiting), block):
+            lines = [json.dumps({"id": q.key, "body": json.dumps(q.body)}) for q in waiting[first : first + block]]
+            files.write(made / f"{first // block:06d}.json", "\n".join(lines) + "\n")
+    context = ray.data.DataContext.get_current()
+    before = context.checkpoint_config
+    context.checkpoint_config = CheckpointConfig("id", str(out / "checkpoint"), delete_checkpoint_on_success=False)
+    try:
+        ds = ray.data.read_json(str(out / "questions"), override_num_blocks=-(-len(waiting) // block))
+        ds = ds.map_batches(
+            answers, batch_size=None, batch_format="pyarrow", compute=ray.data.TaskPoolStrategy(askers),
+            fn_kwargs={"urls": list(urls), "concurrency": concurrency},
+        )  # fmt: skip
+        ds.write_json(str(out / "answers"))
+    finally:
+        context.checkpoint_config = before
