@@ -1,4 +1,4 @@
-"""Questions and answers as one compressed file, and back: `python -m recipes.smollm2.answers --pack` or `--unpack`."""
+"""Questions and answers as compressed files, and back: `python -m recipes.smollm2.answers --pack` or `--unpack`."""
 
 from __future__ import annotations
 
@@ -9,49 +9,53 @@ from pathlib import Path
 
 from recipes.smollm2.questions import places
 
-FILE = Path(__file__).with_name("answers.jsonl.xz")
+FOLDER = Path(__file__).with_name("kept")  # a file for each of the work folder's
 KINDS = ("openings-answered", "questions", "answers")
 
 
-def pack(work: Path, file: Path = FILE) -> int:
-    """Write everything that the model and the texts gave to one file; its size in bytes."""
-    files = sorted(f for kind in KINDS for f in work.glob(f"{kind}*.jsonl"))
-    with lzma.open(file.with_suffix(".tmp"), "wt", preset=9, encoding="utf-8") as out:
-        for path in files:
-            for line in path.read_text(encoding="utf-8").splitlines():
-                row = json.loads(line)
-                if path.stem.startswith("answers"):  # the question stands in its part
-                    row = {"id": row["id"], "answer": row["messages"][-1]["content"], "ends": row["ends"]}
-                elif "prompt" in row:
-                    row.pop("prompt")
-                out.write(json.dumps([path.stem, row], ensure_ascii=False) + "\n")
-    file.with_suffix(".tmp").replace(file)
-    return file.stat().st_size
+def pack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
+    """Write everything that the model and the texts gave; bytes by file. What is kept already and is longer stays."""
+    folder.mkdir(exist_ok=True)
+    sizes = {}
+    for path in sorted(f for kind in KINDS for f in work.glob(f"{kind}*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.stem.startswith("answers"):  # the question stands in its part
+            rows = [{"id": r["id"], "answer": r["messages"][-1]["content"], "ends": r["ends"]} for r in rows]
+        kept = folder / f"{path.name}.xz"
+        if not kept.exists() or len(read(kept)) < len(rows):
+            rows = [{name: value for name, value in r.items() if name != "prompt"} for r in rows]
+            lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+            made = kept.with_suffix(".tmp")
+            made.write_bytes(lzma.compress(lines.encode(), preset=9))
+            made.replace(kept)
+        sizes[kept.name] = kept.stat().st_size
+    return sizes
 
 
-def unpack(work: Path, file: Path = FILE) -> dict[str, int]:
+def unpack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
     """Write the files that `data.py` goes on from; how many lines each has. Longer files that are there stay."""
-    rows: dict[str, list[dict]] = {}
-    with lzma.open(file, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            name, row = json.loads(line)
-            rows.setdefault(name, []).append(row)
-    for name, found in rows.items():
-        if name.startswith("answers"):
-            asked = rows[name.replace("answers", "questions")]
-            found = [
+    work.mkdir(parents=True, exist_ok=True)
+    counts = {}
+    for kept in sorted(folder.glob("*.xz")):
+        rows, path = read(kept), work / kept.stem
+        if path.stem.startswith("answers"):
+            asked = read(folder / kept.name.replace("answers", "questions"))
+            rows = [
                 {
                     "id": r["id"],
                     "messages": [*asked[r["id"]]["messages"], {"role": "assistant", "content": r["answer"]}],
                     "ends": r["ends"],
                 }
-                for r in found
+                for r in rows
             ]
-        path = work / f"{name}.jsonl"
-        if not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < len(found):
-            work.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in found), encoding="utf-8")
-    return {name: len(found) for name, found in rows.items()}
+        if not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < len(rows):
+            path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
+        counts[path.name] = len(rows)
+    return counts
+
+
+def read(kept: Path) -> list[dict]:
+    return [json.loads(line) for line in lzma.decompress(kept.read_bytes()).decode().split("\n") if line]
 
 
 def main() -> None:
@@ -62,9 +66,9 @@ def main() -> None:
     places(parser)
     a = parser.parse_args()
     if a.pack:
-        print(f"{FILE.name}: {pack(a.work) / 1e6:.2f} MB")
-    elif not FILE.is_file():
-        parser.error(f"there is no {FILE.name} yet; write answers by python -m recipes.smollm2.data, then --pack")
+        print({name: f"{size / 1e6:.2f} MB" for name, size in pack(a.work).items()})
+    elif not FOLDER.is_dir():
+        parser.error(f"nothing is kept in {FOLDER.name}/ yet; write answers by python -m recipes.smollm2.data, then --pack")
     else:
         print(unpack(a.work))
 

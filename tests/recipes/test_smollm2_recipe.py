@@ -69,7 +69,7 @@ def test_functions_are_cut_where_they_are_whole() -> None:
 
 
 def test_packed_answers_come_back(tmp_path: Path) -> None:
-    work, file = tmp_path / "work", tmp_path / "answers.jsonl.xz"
+    work, kept = tmp_path / "work", tmp_path / "kept"
     asked = [{"kind": "own", "messages": [{"role": "user", "content": f"Question {i}?"}]} for i in range(3)]
     told = [
         {"id": i, "messages": [*asked[i]["messages"], {"role": "assistant", "content": f"Answer {i}."}], "ends": i > 0}
@@ -81,23 +81,30 @@ def test_packed_answers_come_back(tmp_path: Path) -> None:
         work / "openings-answered.jsonl",
         [{"id": 0, "prompt": TURN, "completion": "What is it good for?", "ends": True}],
     )
-    assert answers.pack(work, file) == file.stat().st_size
+    assert answers.pack(work, kept) == {f.name: f.stat().st_size for f in kept.iterdir()}
     there = tmp_path / "there"
-    assert answers.unpack(there, file) == {"openings-answered": 1, "questions-0": 3, "answers-0": 2}
+    assert answers.unpack(there, kept) == {"openings-answered.jsonl": 1, "questions-0.jsonl": 3, "answers-0.jsonl": 2}
     for name in ("questions-0.jsonl", "answers-0.jsonl"):
         assert (there / name).read_text(encoding="utf-8") == (work / name).read_text(encoding="utf-8")
     assert list(questions.own(there / "openings-answered.jsonl")) == ["What is it good for?"]
     more = lines(there / "answers-0.jsonl", [*told, {**told[0], "id": 1}]).read_text(encoding="utf-8")
-    answers.unpack(there, file)
+    answers.unpack(there, kept)
     assert (there / "answers-0.jsonl").read_text(encoding="utf-8") == more, "what is further along stays"
+    before = (kept / "questions-0.jsonl.xz").stat().st_mtime_ns
+    answers.pack(there, kept)
+    assert len(answers.read(kept / "answers-0.jsonl.xz")) == 3
+    assert (kept / "questions-0.jsonl.xz").stat().st_mtime_ns == before, "what has not grown is not written again"
+    lines(there / "answers-0.jsonl", told)
+    answers.pack(there, kept)
+    assert len(answers.read(kept / "answers-0.jsonl.xz")) == 3
 
 
 def test_without_the_file_there_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(answers, "FILE", tmp_path / "answers.jsonl.xz")
+    monkeypatch.setattr(answers, "FOLDER", tmp_path / "kept")
     monkeypatch.setattr("sys.argv", ["answers", "--unpack", "--work", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         answers.main()
     assert end.value.code == 2
-    assert "there is no answers.jsonl.xz yet" in capsys.readouterr().err
+    assert "nothing is kept in kept/ yet" in capsys.readouterr().err
