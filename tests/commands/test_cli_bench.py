@@ -13,7 +13,7 @@ from outrider.bench.runner import Group, Runner
 from outrider.cli import main
 
 disable_progress_bar()
-SMALL = ["demo", "--task", "demo/tldr", "--limit", "2", "--max-new-tokens", "16", "--threads", "1"]
+SMALL = ["demo", "--task", "demo/tldr", "--limit", "2", "--max-new-tokens", "8", "--threads", "1"]
 TYPICAL = "typical?epsilon=0.3&delta=0.5"
 GRID = [
     *("--temperature", "0", "--temperature", "1", "--rule", "coupled", "--rule", TYPICAL, "--lossy", "--observe"),
@@ -137,8 +137,8 @@ def test_bad_input_is_refused_in_a_sentence(
 
 
 def test_another_setting_in_the_same_folder_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(*SMALL, *GRID, "--max-new-tokens", "17", "--out", str(run)) == 2
-    assert "tokens 16, not 17" in capsys.readouterr().err
+    assert bench(*SMALL, *GRID, "--max-new-tokens", "9", "--out", str(run)) == 2
+    assert "tokens 8, not 9" in capsys.readouterr().err
 
 
 def test_a_replay_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
