@@ -9,9 +9,9 @@ PARITY   ?= .parity-venv
 DRAFTERS ?= src/outrider/demo/eagle src/outrider/demo/eagle3
 
 # What `make recording` shows.
-RECORDED ?= smollm2 --chat --max-new-tokens 110 --budget 16x6 "Rewrite this with the name Emma in place of Anna: Anna \
-	opened the window and looked at the garden. The old tree that Anna had climbed as a child was full of red apples, and \
-	below it stood the small wooden table at which Anna and her grandmother used to drink tea."
+RECORDED ?= smollm2 --chat --max-new-tokens 110 --budget 16x6 "Shorten this text: The old bridge was built of stone in \
+	1820. In the spring the river rises and the old bridge is closed. In the summer children jump from the old bridge into \
+	the river."
 
 .PHONY: recording demo test quick slow check bench parity docs setup clean
 .DEFAULT_GOAL := demo
