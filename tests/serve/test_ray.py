@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.trained,
     pytest.mark.process,
     pytest.mark.slow,
-    pytest.mark.timeout(1500),  # Ray takes minutes to begin where the cores are busy
+    pytest.mark.timeout(1500),  # three minutes on two shared cores, ten on crowded ones
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'outrider[ray]'"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
