@@ -76,7 +76,14 @@ def ask(url: str, body: dict[str, Any]) -> Stream:
 @contextmanager
 def ours(model: str, drafters: Sequence[str], rows: int) -> Iterator[str]:
     """The URL of an `outrider serve` of its own process, which ends with the block."""
-    command = [sys.executable, "-m", "outrider", "serve", model, "--port", "0", "--quiet", "--rows", str(rows)]
+    with started(model, drafters, "--rows", str(rows)) as (url, _):
+        yield url
+
+
+@contextmanager
+def started(model: str, drafters: Sequence[str], *options: str) -> Iterator[tuple[str, int]]:
+    """The same, with any options: its URL and its process's id."""
+    command = [sys.executable, "-m", "outrider", "serve", model, "--port", "0", "--quiet", *options]
     process = subprocess.Popen(
         [*command, *(part for spec in drafters for part in ("--drafter", spec))], stderr=subprocess.PIPE, text=True
     )
@@ -86,7 +93,7 @@ def ours(model: str, drafters: Sequence[str], rows: int) -> Iterator[str]:
         for line in process.stderr:
             heard.append(line)
             if found := re.search(r" at (http://127\.0\.0\.1:\d+) ", line):
-                yield found[1]
+                yield found[1], process.pid
                 return
         raise RuntimeError("outrider serve did not start: " + "".join(heard))
     finally:

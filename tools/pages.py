@@ -134,7 +134,7 @@ def scaling(part: str) -> Callable[[], str]:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"families": families},
     "docs/commands.md": {"commands": commands},
-    "docs/scaling.md": {part: scaling(part) for part in ("constants", "examples", "runs")},
+    "docs/scaling.md": {part: scaling(part) for part in ("constants", "examples", "runs", "checked", "loads", "sizes")},
     "docs/training.md": {"options": options},
     "docs/structure.md": {"rooms": rooms, "house": house},
     **{

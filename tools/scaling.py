@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from outrider.bench import plan
 from outrider.targets.names import find
@@ -152,6 +155,57 @@ def constants() -> str:
         f"a copy; {plan.STEP:,} tokens of a GPU between two exchanges of gradients.\nGPUs: {gpus}.\n\n"
         + "\n".join(rows)
     )
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    """What `benchmarks/farm_runs.py` wrote."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def checked() -> str:
+    """The simulated server beside the real one."""
+    rows = ["| clients | drafted | what | real | simulated | ratio |", "|--:|--:|---|--:|--:|--:|"]
+    for clients in (1, 4):
+        for depth in (0, 4):
+            mine = [r for r in results("farm_check") if (r["clients"], r["depth"]) == (clients, depth)]
+            for what, says in (("tokens_per_second", "all clients"), ("speed", "one client")):
+                real, guess = (fmean(row[side][what] for row in mine) for side in ("real", "simulated"))
+                rows.append(f"| {clients} | {depth} | {says} | {real:.1f} | {guess:.1f} | {guess / real:.2f} |")
+    return "\n".join(rows)
+
+
+def loads() -> str:
+    """Every policy under every load, beside plain decoding; the best in bold."""
+    found = []
+    for name in ("llama-3.1-8b", "llama-3.1-70b"):
+        rows = results(f"farm_{name}")
+        busy, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("busy", "policy"))
+        pace = {(row["busy"], row["policy"]): row["pace"] for row in rows}
+        found += [f"| {name} | {' | '.join(map(str, busy))} |", "|---|" + "--:|" * len(busy)]
+        plain = [f"{pace[b, 'plain']:.0f} tokens/s" for b in busy]
+        found.append(f"| plain | {' | '.join(plain)} |")
+        best = {b: max(pace[b, p] for p in names) for b in busy}
+        for policy in names[1:]:
+            cells = [
+                f"{'**' * (pace[b, policy] == best[b])}{pace[b, policy] / pace[b, 'plain']:.2f}"
+                f"{'**' * (pace[b, policy] == best[b])}"
+                for b in busy
+            ]
+            found.append(f"| {policy} | {' | '.join(cells)} |")
+        found.append("")
+    return "\n".join(found[:-1])
+
+
+def sizes() -> str:
+    """Farms of different size under the same load for each GPU."""
+    rows = ["| GPUs | texts/s | plain, a user's tokens/s | eagle, 4 tokens | times |", "|--:|--:|--:|--:|--:|"]
+    for count in (1, 10, 100, 1000):
+        plain, drafted = results(f"farm_{count}_gpus")
+        rows.append(
+            f"| {count:,} | {plain['rate']:,.0f} | {plain['pace']:.0f} | {drafted['pace']:.0f} | "
+            f"{drafted['pace'] / plain['pace']:.2f} |"
+        )
+    return "\n".join(rows)
 
 
 def examples() -> str:
