@@ -164,7 +164,7 @@ class Found:
 def farm(
     servers: Sequence[Server], texts: Sequence[Text], seconds: float, rate: float = 0.0, clients: int = 0, seed: int = 1
 ) -> Found:
-    """Run a farm for so many simulated seconds, of which the first fifth warms up; or until all texts are written.
+    """Run a farm for so many simulated seconds, of which the first third warms up; or until all texts are written.
 
     Args:
         servers: Fresh ones; they are used up.
@@ -211,7 +211,7 @@ def farm(
         server.busy = end > now
         if server.busy:
             push(end, what)
-    begin = 0.0 if clients else seconds / 5
+    begin = 0.0 if clients else seconds / 3
     seconds = served[-1][0] if clients else seconds
     counted = [one for _, one in served if one.came >= begin]
     made = sum(one.text.tokens for when, one in served if when >= begin)

@@ -204,10 +204,10 @@ def check(turns: int = 2, texts: int = 4) -> None:
 # ------------------------------------------------------------------------------------------------ the sweep
 
 COPIES = {"llama-3.1-8b": ("h100", 1), "llama-3.1-70b": ("h100", 4)}  # target -> the GPUs of a copy
-BUSY = (1, 4, 16, 64, 192)  # texts that plain decoding writes at a time: the load
+BUSY = (1, 4, 16, 64, 256, 640)  # texts that plain decoding writes at a time: the load
 SIZES = (1, 10, 100, 1000)  # GPUs of a farm
 STEP = 1e-4  # seconds of overhead of a drafter's step, a guess like the target's
-PROMPT, JOINED = 500, 4  # tokens of a prompt; traces that make one text
+PROMPT, JOINED, ROWS = 500, 4, 700  # tokens of a prompt; traces that make one text; texts that a copy holds
 
 
 def policies() -> dict[str, tuple[str, Callable[[], Budgeter]]]:
@@ -249,8 +249,8 @@ def sweep(name: str) -> None:
     for busy in BUSY:
         rate = rate_of(machine(name, "lookup"), traced["eagle"], busy)
         for policy, (drafter, budget) in policies().items():
-            copy = servers(1, machine(name, drafter), budget, plan.ROWS)
-            made = farm(copy, traced[drafter], max(10.0, 60 / rate), rate)
+            copy = servers(1, machine(name, drafter), budget, ROWS)
+            made = farm(copy, traced[drafter], max(24.0, 60 / rate), rate)
             found.append({"busy": busy, "rate": rate, "policy": policy, **asdict(made)})
             print(json.dumps(found[-1]), flush=True)
     write(f"farm_{name}", found)
@@ -262,7 +262,7 @@ def size(count: int) -> None:
     for policy in ("plain", "eagle, 4 tokens"):
         drafter, budget = policies()[policy]
         rate = count * rate_of(machine(name, "lookup"), traced["eagle"], 16)
-        made = farm(servers(count, machine(name, drafter), budget, plan.ROWS), traced[drafter], 400 / rate + 2, rate)
+        made = farm(servers(count, machine(name, drafter), budget, ROWS), traced[drafter], 400 / rate + 1.5, rate)
         found.append({"gpus": count, "rate": rate, "policy": policy, **asdict(made)})
         print(json.dumps(found[-1]), flush=True)
     write(f"farm_{count}_gpus", found)
