@@ -154,7 +154,7 @@ def cpu(process: int) -> float:
 
 def real(url: str, process: int, texts: Sequence[str], clients: int, depth: int, salt: str) -> dict[str, float]:
     """Clients without pauses at the real server: tokens per CPU second of the server, of all and of a user."""
-    made, line, lock = list[Stream](), iter(texts), threading.Lock()
+    made, line, lock = list[tuple[float, Stream]](), iter(texts), threading.Lock()
     body: dict[str, Any] = {
         "temperature": 0, "max_tokens": TOKENS, "stream_options": {"include_usage": True}, "cache_salt": salt,
         "outrider": {"speculate": depth > 0},
@@ -166,20 +166,23 @@ def real(url: str, process: int, texts: Sequence[str], clients: int, depth: int,
                 text = next(line, None)
             if text is None:
                 return
+            began = time.monotonic()
             stream = ask(url, {**body, "prompt": text})
             with lock:
-                made.append(stream)
+                made.append((began, stream))
 
-    began, spent = time.monotonic(), cpu(process)
-    threads = [threading.Thread(target=client) for _ in range(clients)]
+    threads, times = [threading.Thread(target=client) for _ in range(clients)], [(time.monotonic(), cpu(process))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    wall, spent = time.monotonic() - began, cpu(process) - spent
-    speed = fmean((s.tokens - 1) / s.decode for s in made if s.tokens > 1)
-    rate = sum(s.tokens for s in made) / spent
-    return {"tokens_per_second": rate, "speed": speed * wall / spent, "share": spent / wall}
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(0.01)
+        times.append((time.monotonic(), cpu(process)))
+
+    def spent(when: float) -> float:
+        return float(np.interp(when, *zip(*times, strict=True)))
+
+    speeds = [(s.tokens - 1) / (spent(at + s.end) - spent(at + s.first)) for at, s in made]
+    return {"tokens_per_second": sum(s.tokens for _, s in made) / (times[-1][1] - times[0][1]), "speed": fmean(speeds)}
 
 
 def check(turns: int = 2, texts: int = 4) -> None:
@@ -188,23 +191,30 @@ def check(turns: int = 2, texts: int = 4) -> None:
     said, found, llm = [prompts()[number] for number in traced], [], load("demo", DRAFTERS["eagle"], compile=False)
     options = ["--budget", ",".join("1" * DRAFTED), "--no-compile", "--rows", "8", "--prefix-cache", "0"]
     with started("demo", [DRAFTERS["eagle"]], *options) as (url, process):
-        real(url, process, said[:1], 1, DRAFTED, "warm")
+        after = calibrate(llm, said, range(1, max(LOADS) + 1), 6)
         for turn in range(turns):
-            machine = calibrate(llm, said, LOADS, 8)
-            for clients, depth in ((c, d) for c in LOADS for d in (0, DRAFTED)):
-                measured = real(url, process, said, clients, depth, f"{turn} {clients} {depth}")
-                copy = Server(machine, FixedBudget(depth + 1, depth), 8)
-                guess = farm([copy], list(traced.values()), math.inf, clients=clients)
+            kinds = [(clients, depth) for clients in LOADS for depth in (0, DRAFTED)]
+            measured = [real(url, process, said * 2, c, d, f"{turn} {c} {d}") for c, d in kinds]
+            before, after = after, calibrate(llm, said, range(1, max(LOADS) + 1), 6)
+            for (clients, depth), seen in zip(kinds, measured, strict=True):
+                copy = Server(between(before, after), FixedBudget(depth + 1, depth), 8)
+                guess = farm([copy], list(traced.values()) * 2, math.inf, clients=clients)
                 made = {"tokens_per_second": guess.tokens_per_second, "speed": guess.speed}
-                found.append({"clients": clients, "depth": depth, "real": measured, "simulated": made})
+                found.append({"clients": clients, "depth": depth, "real": seen, "simulated": made})
                 print(json.dumps(found[-1]), flush=True)
             write("farm_check", found)
+
+
+def between(before: Measured, after: Measured) -> Measured:
+    """The mean of two calibrations."""
+    rounds = {key: (seconds + after.rounds[key]) / 2 for key, seconds in before.rounds.items()}
+    return Measured((before.prompt + after.prompt) / 2, rounds)
 
 
 # ------------------------------------------------------------------------------------------------ the sweep
 
 COPIES = {"llama-3.1-8b": ("h100", 1), "llama-3.1-70b": ("h100", 4)}  # target -> the GPUs of a copy
-BUSY = (1, 4, 16, 64, 256, 640)  # texts that plain decoding writes at a time: the load
+BUSY = (1, 4, 16, 64, 256)  # texts that plain decoding writes at a time: the load
 SIZES = (1, 10, 100, 1000)  # GPUs of a farm
 STEP = 1e-4  # seconds of overhead of a drafter's step, a guess like the target's
 PROMPT, JOINED, ROWS = 500, 4, 700  # tokens of a prompt; traces that make one text; texts that a copy holds

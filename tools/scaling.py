@@ -181,9 +181,10 @@ def loads() -> str:
         rows = results(f"farm_{name}")
         busy, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("busy", "policy"))
         pace = {(row["busy"], row["policy"]): row["pace"] for row in rows}
-        found += [f"| {name} | {' | '.join(map(str, busy))} |", "|---|" + "--:|" * len(busy)]
+        most = {row["policy"]: row["tokens_per_second"] for row in rows if row["busy"] == busy[-1]}
+        found += [f"| {name} | {' | '.join(map(str, busy))} | all users |", "|---|" + "--:|" * (len(busy) + 1)]
         plain = [f"{pace[b, 'plain']:.0f} tokens/s" for b in busy]
-        found.append(f"| plain | {' | '.join(plain)} |")
+        found.append(f"| plain | {' | '.join(plain)} | {most['plain']:,.0f} tokens/s |")
         best = {b: max(pace[b, p] for p in names) for b in busy}
         for policy in names[1:]:
             cells = [
@@ -191,7 +192,7 @@ def loads() -> str:
                 f"{'**' * (pace[b, policy] == best[b])}"
                 for b in busy
             ]
-            found.append(f"| {policy} | {' | '.join(cells)} |")
+            found.append(f"| {policy} | {' | '.join(cells)} | {most[policy] / most['plain']:.2f} |")
         found.append("")
     return "\n".join(found[:-1])
 
