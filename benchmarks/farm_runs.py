@@ -7,7 +7,7 @@
     python benchmarks/farm_runs.py plot             docs/scaling.svg
 
 Results go to benchmarks/results; `python -m tools.pages` writes docs/scaling.md from them. All times of `check` are CPU
-seconds of the engine's thread, so that other processes of the machine do not count: set OMP_NUM_THREADS=1.
+seconds of one thread, so that other processes of the machine do not count: set OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -146,22 +146,14 @@ def calibrate(llm: LLM, texts: Sequence[str], rows: Sequence[int], rounds: int) 
     return Measured(fmean(read), found)
 
 
-def spent(thread: Path) -> float:
-    """CPU seconds that a thread has used: `thread` is its folder in /proc."""
-    fields = (thread / "stat").read_text().rpartition(")")[2].split()
+def cpu(process: int) -> float:
+    """CPU seconds that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def engine_of(url: str, process: int, text: str) -> Path:
-    """The server's thread that computes most for a text: the engine's."""
-    tasks = Path(f"/proc/{process}/task")
-    before = {task: spent(task) for task in tasks.iterdir()}
-    ask(url, {"prompt": text, "max_tokens": TOKENS, "cache_salt": "warm"})
-    return max(tasks.iterdir(), key=lambda task: spent(task) - before.get(task, 0.0))
-
-
-def real(url: str, engine: Path, texts: Sequence[str], clients: int, depth: int, salt: str) -> dict[str, float]:
-    """Clients without pauses at the real server: tokens per CPU second of the engine, of all and of a user."""
+def real(url: str, process: int, texts: Sequence[str], clients: int, depth: int, salt: str) -> dict[str, float]:
+    """Clients without pauses at the real server: tokens per CPU second of the server, of all and of a user."""
     made, line, lock = list[tuple[float, Stream]](), iter(texts), threading.Lock()
     body: dict[str, Any] = {
         "temperature": 0, "max_tokens": TOKENS, "stream_options": {"include_usage": True}, "cache_salt": salt,
@@ -179,17 +171,17 @@ def real(url: str, engine: Path, texts: Sequence[str], clients: int, depth: int,
             with lock:
                 made.append((began, stream))
 
-    threads, times = [threading.Thread(target=client) for _ in range(clients)], [(time.monotonic(), spent(engine))]
+    threads, times = [threading.Thread(target=client) for _ in range(clients)], [(time.monotonic(), cpu(process))]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         time.sleep(0.01)
-        times.append((time.monotonic(), spent(engine)))
+        times.append((time.monotonic(), cpu(process)))
 
-    def at(when: float) -> float:
+    def spent(when: float) -> float:
         return float(np.interp(when, *zip(*times, strict=True)))
 
-    speeds = [(s.tokens - 1) / (at(began + s.end) - at(began + s.first)) for began, s in made]
+    speeds = [(s.tokens - 1) / (spent(at + s.end) - spent(at + s.first)) for at, s in made]
     return {"tokens_per_second": sum(s.tokens for _, s in made) / (times[-1][1] - times[0][1]), "speed": fmean(speeds)}
 
 
@@ -199,11 +191,10 @@ def check(turns: int = 2, texts: int = 4) -> None:
     said, found, llm = [prompts()[number] for number in traced], [], load("demo", DRAFTERS["eagle"], compile=False)
     options = ["--budget", ",".join("1" * DRAFTED), "--no-compile", "--rows", "8", "--prefix-cache", "0"]
     with started("demo", [DRAFTERS["eagle"]], *options) as (url, process):
-        engine = engine_of(url, process, said[0])
         after = calibrate(llm, said, range(1, max(LOADS) + 1), 6)
         for turn in range(turns):
             kinds = [(clients, depth) for clients in LOADS for depth in (0, DRAFTED)]
-            measured = [real(url, engine, said * 2, c, d, f"{turn} {c} {d}") for c, d in kinds]
+            measured = [real(url, process, said * 2, c, d, f"{turn} {c} {d}") for c, d in kinds]
             before, after = after, calibrate(llm, said, range(1, max(LOADS) + 1), 6)
             for (clients, depth), seen in zip(kinds, measured, strict=True):
                 copy = Server(between(before, after), FixedBudget(depth + 1, depth), 8)
