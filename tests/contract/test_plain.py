@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
-from contract_world import NAMES, PROMPTS, World, outputs, plain, stop_at
+from contract_world import NAMES, PROMPTS, World, needs, outputs, plain, stop_at
 from restless import Restless
 
 from outrider import drafters
@@ -155,13 +155,15 @@ def test_row_order_and_company_do_not_matter(world: World) -> None:
     assert together == backwards == alone
 
 
-def test_a_mix_of_drafters(world: World) -> None:
-    mixed = drafters.load(
-        ["lookup", f"model:{world.folder}?top_k=2", "lookahead?window=3&ngram=3&guesses=3"], world.target
-    )
-    made = requests([*BOTH, LAWS["penalties"]], [40, 12, 40, 30])
-    rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)
-    assert [r.output for r in rows] == expected(world, made)
+@pytest.mark.parametrize("others", [["lookahead?window=3&ngram=3&guesses=3"], ["suffix", "eagle", "peagle"]], ids=len)
+def test_a_mix_of_drafters(world: World, others: list[str]) -> None:
+    """In their order, and where all of them have confidences, by value."""
+    specs = [needs(name, world.folder) if name in NAMES else name for name in ["lookup", "model", *others]]
+    mixed = drafters.load(specs, world.target)
+    for law in ("greedy", "T1", "penalties"):
+        made = requests(LAWS[law], [40, 12, 40, 30])
+        rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)
+        assert [r.output for r in rows] == expected(world, made)
 
 
 @pytest.mark.parametrize(

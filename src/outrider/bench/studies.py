@@ -74,7 +74,7 @@ def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | No
     rounds: list[dict[int, int]] = [{} for _ in prompts]
 
     def note(prompt: int, round: Round) -> None:
-        for family in families(round):
+        for family in families(round.tree, round.tokens):
             pairs.extend(family.pairs)
         size, count = int(round.tree.size[0]), int(round.count[0])
         accepted = set(round.path[0, 1:count].tolist())

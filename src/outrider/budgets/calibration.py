@@ -4,9 +4,10 @@ A node's confidence is conditional on its parent's acceptance: softmax(r / s) am
 r = log q + T * G under `coupled` and log q elsewhere (`sampling.rank`). A round tests it only where the parent was
 accepted. A `Family` is such a test: the drafted children of one accepted node, and which of them the target chose.
 
-    families(round)              the families that a round tested
+    families(tree, tokens)       the families of a tree that a round's tokens tested
     Calibrated(drafter, fit)     a drafter whose s is fitted to its past rounds: every one that ranks, unless its SPEC
                                  names an s, as in `?scale=1`
+    Rates                        for confidences that are counts: how often those of about this size came true
 
 The fit. For c = softmax(r / s) and the target's choice y, the log-likelihood log c_y has the slope, along log s,
 
@@ -38,6 +39,7 @@ KEEP = 0.998  # of the information, per family: what the fit remembers is worth 
 PRIOR = 16.0  # information that the first s is worth
 STEP = 0.25  # the most that one family moves log s
 BOUNDS = (0.05, 20.0)  # of s
+BINS = 20  # of confidences
 LEAST = 1e-4  # what drafted children leave over at least: no confidence is certainty
 
 
@@ -54,17 +56,17 @@ class Family:
         return [(math.exp(x), i == self.hit) for i, x in enumerate(self.logs)]
 
 
-def families(round: Round) -> list[Family]:
-    """What a round tells, in all its rows; nothing if its tree carries no confidences."""
-    tree = round.tree
+def families(tree: DraftTree, chosen: Sequence[Sequence[int]]) -> list[Family]:
+    """What a round that added these tokens tells of a tree, whether it was verified or not, in all its rows; nothing if
+    the tree carries no confidences."""
     if tree.values is None or tree.nodes < 2:
         return []
     real = torch.arange(tree.nodes, device=tree.size.device) < tree.size[:, None]
     values = tree.values.double().masked_fill(~real, -math.inf)
     packed = torch.stack([tree.tokens.double(), tree.parents.double(), values], 1).tolist()  # one sync
     found: list[Family] = []
-    for (tokens, parents, logs), chosen in zip(packed, round.tokens, strict=True):
-        found += _along(tokens, parents, logs, chosen)
+    for (tokens, parents, logs), added in zip(packed, chosen, strict=True):
+        found += _along(tokens, parents, logs, added)
     return found
 
 
@@ -140,6 +142,24 @@ class Fit:
         self.scale = min(max(self.scale * math.exp(step), BOUNDS[0]), BOUNDS[1])
 
 
+@dataclass
+class Rates:
+    """How often children were right, by their confidence. It begins as half of that: a count is no probability."""
+
+    tested: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    accepted: list[float] = field(default_factory=lambda: [0.0] * BINS)
+
+    def learn(self, family: Family) -> None:
+        for confidence, hit in family.pairs:
+            i = min(BINS - 1, int(BINS * confidence))
+            self.tested[i] = KEEP * self.tested[i] + 1
+            self.accepted[i] = KEEP * self.accepted[i] + hit
+
+    def of(self, confidence: float) -> float:
+        i = min(BINS - 1, int(BINS * confidence))
+        return (self.accepted[i] + confidence) / (self.tested[i] + 2)
+
+
 @dataclass(frozen=True)
 class Calibrated:
     """A drafter whose confidences are scaled by what its past rounds taught, in all generations that share it.
@@ -165,11 +185,11 @@ class CalibratedDrafting:
 
     inner: Any
     fit: Fit
-    mine: DraftTree | None = None  # the last one: other drafters' trees teach nothing
+    mine: DraftTree | None = None  # this round's: what the target wrote tells of it, whoever's tree was verified
 
     def observe(self, round: Round) -> None:
-        if round.tree is self.mine and round.rows.rule == "coupled":
-            for family in families(round):
+        if self.mine is not None and round.rows.rule == "coupled":
+            for family in families(self.mine, round.tokens):
                 self.fit.learn(family)
         self.mine = None
         self.inner.observe(round)

@@ -7,20 +7,27 @@ the draft, up to `tokens` (10) of it. Beyond the original, which offers one matc
    then recent before old, so that a small budget keeps the best match;
  * a match so recent that its continuation runs into the end of the text goes on periodically, as in LZ77.
 
+A token's confidence is 1 - 1 / (l + 2), l being the tokens that it goes on from and that match, 16 at most; a later
+path has what earlier ones left. It counts only in a mix (`_mix.py`), where it is learned what it is worth.
+
 A match is found through an index, never by scanning: `last[n]` maps an n-gram to where it last ended, `before[n]`
 maps every position to the previous end of the same n-gram. One round costs microseconds however long the text is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from ..core.tree import from_paths
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from ._common import refuse, selected, useful, whole
 
+LONG = 16  # tokens of a match that are looked at
 TRIES = 8  # occurrences looked at per match wanted: bounds a round on repetitive texts
 
 
@@ -79,18 +86,25 @@ class Index:
                     yield end
                 end = self.before[n][end]
 
-    def paths(self, tokens: int, matches: int) -> list[list[int]]:
-        """The best `matches` different continuations of `tokens` tokens."""
-        found: list[list[int]] = []
+    def paths(self, tokens: int, matches: int) -> list[tuple[list[int], int]]:
+        """The best `matches` different continuations of `tokens` tokens, and how much text before them matches."""
+        found: list[tuple[list[int], int]] = []
         for _, end in zip(range(TRIES * matches), self.occurrences(), strict=False):
             path = self.text[end + 1 : end + 1 + tokens]
             period = len(path)
             path += [path[i % period] for i in range(period, tokens)]
-            if path not in found:
-                found.append(path)
+            if all(path != other for other, _ in found):
+                found.append((path, self.match(end)))
                 if len(found) == matches:
                     break
         return found
+
+    def match(self, end: int) -> int:
+        """How many tokens before `end`, itself included, are those at the text's end."""
+        n, text = 0, self.text
+        while n < LONG and n <= end and text[end - n] == text[-1 - n]:
+            n += 1
+        return n
 
     def fork(self) -> Index:
         return Index(list(self.text), [dict(d) for d in self.last], [list(b) for b in self.before])
@@ -113,7 +127,13 @@ class LookupDrafting:
             row.paths(depth, self.drafter.matches) if depth else []
             for row, depth in zip(self.rows, depths, strict=True)
         ]
-        return from_paths([row.text[-1] for row in self.rows], paths, max(1, budget.nodes), rows.root.device)[0]
+        spelled, roots = [[path for path, _ in row] for row in paths], [row.text[-1] for row in self.rows]
+        tree, where = from_paths(roots, spelled, max(1, budget.nodes), rows.root.device)
+        if tree.nodes == 1:
+            return tree
+        values = [_values(ids, [n for _, n in row]) for ids, row in zip(where, paths, strict=True)]
+        made = [row + [-math.inf] * (tree.nodes - len(row)) for row in values]
+        return replace(tree, values=torch.tensor(made, device=rows.root.device))
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)
@@ -121,6 +141,21 @@ class LookupDrafting:
     def join(self, other: Drafting) -> None:
         assert isinstance(other, LookupDrafting)
         self.rows += other.rows
+
+
+def _values(where: Sequence[Sequence[int]], matched: Sequence[int]) -> list[float]:
+    """Logs of the products of confidences of every node, the root's first."""
+    values, left = [0.0], [1.0]
+    for ids, n in zip(where, matched, strict=True):
+        above = 0
+        for depth, node in enumerate(ids):
+            if node == len(values):  # new nodes come in their order
+                confidence = left[above] * (1 - 1 / (n + depth + 2))
+                left[above] -= confidence
+                values.append(values[above] + math.log(confidence))
+                left.append(1.0)
+            above = node
+    return values
 
 
 def load(

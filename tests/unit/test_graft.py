@@ -1,0 +1,232 @@
+"""Grafts: trees whose nodes compete by value. By hand, against all paths, by enumeration, and a biased mutant."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import heads
+import oracle
+import pytest
+import torch
+from enumerating import Branches, Draft, Text, World, bias, repeat, sampled, world
+
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.calibration import Family, Rates
+from outrider.core import verify
+from outrider.core.tree import check, from_lists
+from outrider.drafters import _mix, eagle
+from outrider.drafters._growth import Growth
+from outrider.testing import TableTarget, plain
+from outrider.types import Budget, DraftTree, InputError, Price
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
+Paths = dict[tuple[int, ...], float]  # of nodes without the root: the chance of each, given its parent
+
+
+def tree(*rows: Paths, root: int = 9) -> DraftTree:
+    """A tree per row from its paths, parents first."""
+    tokens, parents, values = [], [], []
+    for paths in rows:
+        place: dict[tuple[int, ...], int] = {(): 0}
+        names, ups, logs = [root], [0], [0.0]
+        for path, chance in paths.items():
+            place[path] = len(names)
+            names.append(path[-1])
+            ups.append(place[path[:-1]])
+            logs.append(logs[ups[-1]] + math.log(chance))
+        tokens.append(names)
+        parents.append(ups)
+        values.append(logs)
+    return from_lists(tokens, parents, values)
+
+
+def paths_of(made: DraftTree, row: int = 0) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for i in range(1, int(made.size[row])):
+        found.append((*found[int(made.parents[row, i])], int(made.tokens[row, i])))
+    return found
+
+
+class Known(Rates):
+    """Rates that have learnt that the confidences are right."""
+
+    def of(self, confidence: float) -> float:
+        return confidence
+
+
+def graft(trees: list[DraftTree], budget: Budget, rates: Any = None) -> tuple[DraftTree, list[torch.Tensor]]:
+    made, maps = _mix.graft(trees, rates or [None, *[Known()] * (len(trees) - 1)], budget)
+    check(made)
+    return made, maps
+
+
+def test_by_hand() -> None:
+    """The network is sure of 4 and not of what follows; the text once went on as 4 5 6, or as 8."""
+    network = tree({(4,): 0.8, (7,): 0.1, (4, 1): 0.3, (4, 2): 0.2})
+    text = tree({(4,): 0.1, (4, 5): 0.5, (4, 5, 6): 0.9, (8,): 0.3})
+    made, maps = graft([network, text], Budget(5, 4))
+    # 4: .8, 4 1: .24, 4 5: half of what 1 and 2 leave, .2, 4 5 6: .18; 4 2: .16, 7: .1, 8: .3 of .1
+    assert set(paths_of(made)) == {(), (4,), (4, 1), (4, 5), (4, 5, 6)}
+    assert made.values is not None
+    assert sorted(made.values.exp()[0].tolist()) == pytest.approx([0.18, 0.2, 0.24, 0.8, 1.0])
+    for given, where in zip((network, text), maps, strict=True):
+        for path, place in zip(paths_of(given), where[0].tolist(), strict=True):
+            assert (place >= 0) == (path in paths_of(made))
+            assert place < 0 or paths_of(made)[place] == path
+
+
+def test_networks_come_first_whatever_their_place() -> None:
+    network, text = tree({(1,): 0.9, (1, 1): 0.8}), tree({(2,): 0.6, (1,): 0.3})
+    one, two = graft([network, text], Budget(9, 4)), graft([text, network], Budget(9, 4), [Known(), None])
+    assert sorted(paths_of(one[0])) == sorted(paths_of(two[0])) == [(), (1,), (1, 1), (2,)]
+    assert one[0].values is not None
+    assert one[0].values.exp()[0].tolist() == pytest.approx([1.0, 0.9, 0.72, 0.06])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_nodes_of_all_trees(seed: int) -> None:
+    """Ragged rows, three trees, against sorted paths."""
+    g = torch.Generator().manual_seed(seed)
+
+    def some() -> Paths:
+        found: Paths = {}
+        for _ in range(8):
+            above = [(), *found][int(torch.randint(len(found) + 1, (1,), generator=g))]
+            path = (*above, int(torch.randint(4, (1,), generator=g)))
+            found.setdefault(path, float(torch.rand(1, generator=g)) * 0.9 + 0.05)
+        return found
+
+    given = [[some(), some()] for _ in range(3)]
+    made, maps = graft([tree(*rows) for rows in given], Budget(7, 9))
+    for row in range(2):
+        chance: Paths = {}
+        for k, rows in enumerate(given):
+            before: Paths = {}
+            for path, c in chance.items():
+                before[path[:-1]] = before.get(path[:-1], 0.0) + c
+            for path, c in rows[row].items():
+                chance.setdefault(path, max(1e-4, c * (1 - min(1.0, before.get(path[:-1], 0.0)) if k else 1.0)))
+
+        def value(path: tuple[int, ...], chance: Paths = chance) -> float:
+            return math.prod(chance[path[:i]] for i in range(1, len(path) + 1))
+
+        best = sorted(chance, key=value, reverse=True)[:6]
+        assert set(paths_of(made, row)) == {(), *best}
+        for rows, where in zip(given, maps, strict=True):
+            spelled = [(), *rows[row]]
+            for path, place in zip(spelled, where[row, : len(spelled)].tolist(), strict=True):
+                assert (paths_of(made, row)[place] == path) if place >= 0 else path not in paths_of(made, row)
+
+
+def test_floor_and_price_cut_them_all() -> None:
+    trees = [tree({(1,): 0.6, (1, 1): 0.5}), tree({(2,): 0.75, (2, 2): 0.95})]
+    assert len(paths_of(graft(trees, Budget(9, 4, floor=0.29))[0])) == 4
+    assert paths_of(graft(trees, Budget(9, 4, price=Price((1.0, 1.1, 2.0, 3.0, 4.0))))[0]) == [(), (1,)]
+
+
+# --- exactness
+
+
+def guessed(seed: int, nodes: int) -> Draft:
+    """Two trees whose shape, tokens and chances depend on the text alone, grafted by the real code."""
+
+    def draft(chance: Branches, w: World, text: Text) -> DraftTree:
+        g = torch.Generator().manual_seed(seed + 97 * w.code(text) + len(text))
+        q = w.q(torch.tensor([w.code(text)]), len(text))[0]
+        first = {(int(t),): float(q[t].clamp(0.05, 0.9)) for t in q.topk(2).indices}
+        second: Paths = {}
+        for depth in range(1, int(torch.randint(1, 4, (1,), generator=g)) + 1):
+            path = tuple(torch.randint(w.v, (depth,), generator=torch.Generator().manual_seed(seed)).tolist())
+            second[path] = float(torch.rand(1, generator=g)) * 0.8 + 0.1
+        root = text[-1] if text else 0
+        made = _mix.graft([tree(first, root=root), tree(second, root=root)], [None, Rates()], Budget(nodes, 3))[0]
+        return repeat(made, len(chance))
+
+    return draft
+
+
+@pytest.mark.parametrize("kind", ["random", "zeros", "near", "opposed"])
+def test_grafts_are_exact_under_rejection(kind: str) -> None:
+    for seed in range(3):
+        assert bias(verify.rejection, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
+        assert bias(verify.block, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
+
+
+def test_a_graft_beside_drawn_children_would_be_biased() -> None:
+    """The mutant: a retrieved child among children drawn from q, judged as if it had been drawn."""
+    drawn = sampled((1,))
+
+    def draft(chance: Branches, w: World, text: Text) -> DraftTree:
+        made = drawn(chance, w, text)
+        root, children = text[-1] if text else 0, made.tokens[:, 1].tolist()
+        rows = [[root, 0, x] if x else [root, 0] for x in children]
+        return replace(from_lists(rows, [[0] * len(row) for row in rows]), q=made.q)
+
+    assert bias(verify.rejection, draft, world(seed=5, length=1)) > 0.03
+    target, net = oracle.of_eagle()
+    mixed = _mix.of([eagle.drafter(net, target, Growth("chain")), drafters.load("lookup")])
+    with pytest.raises(InputError, match="cannot be mixed"):
+        heads.run(target, mixed, PROMPTS[:1], 9, 1.0, FixedBudget(6, 3), "rejection")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_that_of_plain_decoding_and_rates_are_learnt(temperature: float) -> None:
+    target = TableTarget(12, order=1, seed=5, scale=2.0)
+    mixed = drafters.load(["lookup", "suffix"], target)
+    before = copy.deepcopy(mixed.rates)  # type: ignore[attr-defined]
+    found = heads.written(target, mixed, PROMPTS, 60, temperature, budget=FixedBudget(8, 4))
+    assert found == [plain(target, p, 60, temperature, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    assert before != mixed.rates  # type: ignore[attr-defined]
+
+
+def test_under_rejection_no_rate_is_learnt_or_used() -> None:
+    target = TableTarget(12, order=1, seed=5, scale=2.0)
+    texts = []
+    for spoiled in (False, True):
+        mixed = drafters.load(["lookup", "suffix"], target)
+        rates = mixed.rates  # type: ignore[attr-defined]
+        if spoiled:
+            rates[0].tested[10:], rates[0].accepted[10:] = [500.0] * 10, [1.0] * 10
+        kept = copy.deepcopy(rates)
+        texts.append(heads.written(target, mixed, PROMPTS, 40, 1.0, "rejection", FixedBudget(5, 3)))
+        assert rates == kept
+    assert texts[0] == texts[1]
+
+
+def test_an_oracle_keeps_its_depth_beside_lookup() -> None:
+    """A network that knows the target is fitted to be sure, so that what lookup guesses displaces nothing of its."""
+    target, net = oracle.of_eagle()
+    mixed = _mix.of([eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load("lookup")])
+    for temperature in (0.0, 1.0):
+        for row in heads.run(target, mixed, PROMPTS, 31, temperature, FixedBudget(14, 4)):
+            assert row.usage.accepted_at == [6, 6, 6, 6]
+
+
+def test_rates() -> None:
+    rates = Rates()
+    assert rates.of(0.62) == pytest.approx(0.31)
+    for i in range(2000):
+        rates.learn(Family((math.log(0.62), math.log(0.31)), -1 if i % 4 else 0))
+    assert rates.of(0.63) == pytest.approx(0.25, abs=0.05)
+    assert rates.of(0.31) < 0.05
+    assert rates.of(0.9) == pytest.approx(0.45)
+
+
+def test_a_rate_is_learnt_where_no_tree_before_was_right() -> None:
+    network, text = tree({(1,): 0.7, (1, 2): 0.5, (3,): 0.1}), tree({(3,): 0.62, (4,): 0.22, (1,): 0.12, (1, 5): 0.92})
+    for chosen, tested in (
+        ([3], {}),  # the network had it
+        ([4], {0.22: 1}),  # 3 is the network's, 4 was spoken for, and right
+        ([8], {0.22: 0}),
+        ([1, 5, 7], {0.92: 1}),  # below 1, where the network had 2
+        ([1, 2], {}),
+        ([1, 6], {0.92: 0}),
+    ):
+        rates = Rates()
+        _mix.learn([network, text], [None, rates], [chosen])
+        found = {i: hits for i, (n, hits) in enumerate(zip(rates.tested, rates.accepted, strict=True)) if n}
+        assert found == {int(20 * c): hit for c, hit in tested.items()}, chosen
