@@ -160,10 +160,9 @@ def test_a_mix_of_drafters(world: World, others: list[str]) -> None:
     """In their order, and where all of them have confidences, by value."""
     specs = [needs(name, world.folder) if name in NAMES else name for name in ["lookup", "model", *others]]
     mixed = drafters.load(specs, world.target)
-    for law in ("greedy", "T1", "penalties"):
-        made = requests(LAWS[law], [40, 12, 40, 30])
-        rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)
-        assert [r.output for r in rows] == expected(world, made)
+    made = requests([*BOTH, LAWS["penalties"]], [40, 12, 40, 30])
+    rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)
+    assert [r.output for r in rows] == expected(world, made)
 
 
 @pytest.mark.parametrize(
