@@ -68,7 +68,7 @@ def main() -> None:
     if a.pack:
         print({name: f"{size / 1e6:.2f} MB" for name, size in pack(a.work).items()})
     elif not FOLDER.is_dir():
-        parser.error(f"nothing is kept in {FOLDER.name}/ yet; write answers by python -m recipes.smollm2.data, then --pack")
+        parser.error(f"nothing is kept in {FOLDER.name}/ yet; run python -m recipes.smollm2.data, then --pack")
     else:
         print(unpack(a.work))
 
