@@ -279,8 +279,8 @@ def load(
         device: auto, cpu, cuda, ...
         exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
             in 16 bits where a probe finds that this machine's kernels allow it at next to no cost (docs/exactness.md).
-        weights: full: as the checkpoint has them; int8: linear layers in eight bits; native: the four-bit blocks of a
-            .gguf file as they are. The last two are for CPUs, and other targets than the full one: their texts differ.
+        weights: full: as the checkpoint has them; int8: linear layers in eight bits; native: the four-bit numbers of a
+            .gguf file. The last two are for CPUs, compute in bfloat16, and are other targets than the full one.
         trust_remote_code: run code that comes with the model.
         compile: record the models' passes and replay them without their Python: the same logits sooner, once each
             kind of pass has been proved (`targets/graphs.py`). True: at load, in some seconds. False: never.

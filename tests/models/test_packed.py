@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
-from outrider import InputError
+from outrider import InputError, drafters
 from outrider.bench.models import Models
 from outrider.budgets.adaptive import FixedBudget
 from outrider.llm import LLM
 from outrider.targets import gguf, load_target
 from outrider.targets.kernels import SIZES
 from outrider.targets.packed import GROUP, PACKED, Int4Linear, Int8Linear, pack
+from outrider.training.data import Document
+from outrider.training.loop import train
+from outrider.training.recipe import Recipe
 
 IDS = torch.tensor(PROMPTS[:1])
 SHAPES = [(7, 16), (1, 32), (48, 32), (33, 48), (16, 272)]
@@ -31,58 +35,56 @@ SHAPES = [(7, 16), (1, 32), (48, 32), (33, 48), (16, 272)]
 # -- one layer ---------------------------------------------------------------------------------------------------------
 
 
-def eight(shape: tuple[int, int], dtype: torch.dtype, bias: bool = True) -> tuple[Int8Linear, nn.Linear]:
-    """A layer of int8 rows, and the stock layer of the same numbers."""
-    linear = nn.Linear(shape[1], shape[0], bias=bias).to(dtype)
+def eight(shape: tuple[int, int]) -> tuple[Int8Linear, nn.Linear]:
+    """A layer of int8 rows, and the stock layer of the same numbers in float64."""
+    linear = nn.Linear(shape[1], shape[0]).bfloat16()
     layer = Int8Linear(linear.weight.detach(), linear.bias)
-    linear.weight.copy_(layer.weight.to(dtype) * layer.scale[:, None])
-    return layer, linear
+    return layer, stock_of(layer.weight.double() * layer.scale.double()[:, None], linear.bias)
 
 
-def four(shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> tuple[Int4Linear, nn.Linear]:
-    """A layer of four-bit blocks, and the stock layer of the same numbers in float32."""
+def four(shape: tuple[int, int]) -> tuple[Int4Linear, nn.Linear]:
+    """A layer of four-bit blocks, and the stock layer of the same numbers in float64."""
     numbers = torch.randint(0, 16, shape)
-    scales, offsets = torch.randn(2, shape[0], shape[1] // GROUP).bfloat16().float()
-    linear = nn.Linear(shape[1], shape[0]).to(dtype)
-    layer = Int4Linear((numbers, scales, offsets), linear.bias)
-    stock = nn.Linear(shape[1], shape[0])
-    stock.weight.copy_((numbers - 8) * scales.repeat_interleave(GROUP, 1) + offsets.repeat_interleave(GROUP, 1))
-    stock.bias.copy_(linear.bias)
-    return layer, stock
+    scales, offsets = torch.randn(2, shape[0], shape[1] // GROUP).bfloat16().double()
+    bias = nn.Linear(shape[1], shape[0]).bfloat16().bias
+    wide = ((numbers - 8) * scales.repeat_interleave(GROUP, 1)) + offsets.repeat_interleave(GROUP, 1)
+    return Int4Linear((numbers, scales, offsets), bias), stock_of(wide, bias)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def stock_of(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+    stock = nn.Linear(weight.shape[1], weight.shape[0]).double()
+    stock.weight.copy_(weight)
+    stock.bias.copy_(bias)
+    return stock
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @torch.no_grad()
-def test_a_layer_of_int8_is_its_weights_rounded(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_layer_of_int8_is_its_weights_rounded(shape: tuple[int, int]) -> None:
     torch.manual_seed(1)
     full = torch.randn(shape) * torch.logspace(0, 2, shape[0])[:, None]  # a scale for each row
-    layer = Int8Linear(full.to(dtype), None)
-    fine = torch.finfo(dtype).eps
+    layer = Int8Linear(full.bfloat16(), None)
     assert layer.weight.dtype == torch.int8
     assert (layer.weight.abs().amax(1) >= 126).all(), "every row uses its whole range"
-    error = (full.to(dtype).double() - layer.weight.double() * layer.scale.double()[:, None]).abs()
-    assert (error <= layer.scale.double()[:, None] * (0.5 + 127 * fine / 2)).all()
-    layer, linear = eight(shape, dtype)
-    near(layer, copy.deepcopy(linear).double(), dtype, fine)
+    error = (full.bfloat16().double() - layer.weight.double() * layer.scale.double()[:, None]).abs()
+    assert (error <= 0.75 * layer.scale.double()[:, None]).all(), "half a step, and a little for the clamped largest"
+    near(*eight(shape))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(16, 32), (48, 64), (192, 576)], ids=str)
 @torch.no_grad()
-def test_a_layer_of_four_bits_is_its_blocks(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_layer_of_four_bits_is_its_blocks(shape: tuple[int, int]) -> None:
     """Every number, scale and offset stands where its weight is: a wrong place would be off by whole weights."""
     torch.manual_seed(3)
-    layer, stock = four(shape, dtype)
-    near(layer, copy.deepcopy(stock).double(), dtype, torch.finfo(torch.bfloat16).eps)  # it computes in bfloat16
+    near(*four(shape))
 
 
-def near(layer: nn.Module, stock: nn.Linear, dtype: torch.dtype, fine: float) -> None:
-    width = stock.in_features
+def near(layer: nn.Module, stock: nn.Linear) -> None:
+    width, fine = stock.in_features, torch.finfo(torch.bfloat16).eps
     for x in (torch.randn(6, width), torch.randn(2, 3, width), torch.randn(width), torch.randn(0, width)):
-        x = x.to(dtype)
+        x = x.bfloat16()
         found, wanted = layer(x), stock(x.double())
-        assert found.dtype == dtype
+        assert found.dtype == torch.bfloat16
         assert found.shape == wanted.shape
         size = nn.functional.linear(x.double().abs(), stock.weight.abs(), stock.bias.abs())
         assert ((found - wanted).abs() <= (4 + width / 16) * fine * size).all(), "rounding alone"
@@ -90,13 +92,12 @@ def near(layer: nn.Module, stock: nn.Linear, dtype: torch.dtype, fine: float) ->
 
 @torch.no_grad()
 def test_a_row_of_zeros_stays_zero() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        weight = torch.randn(16, 32).to(dtype)
-        weight[1] = 0
-        for layer in (Int8Linear(weight, None), filled(weight)):
-            y = layer(torch.ones(2, 32, dtype=dtype))
-            assert (y[:, 1] == 0).all()
-            assert (y[:, 0] != 0).all()
+    weight = torch.randn(16, 32).bfloat16()
+    weight[1] = 0
+    for layer in (Int8Linear(weight, None), filled(weight)):
+        y = layer(torch.ones(2, 32).bfloat16())
+        assert (y[:, 1] == 0).all()
+        assert (y[:, 0] != 0).all()
 
 
 def filled(weight: torch.Tensor) -> Int4Linear:
@@ -110,7 +111,7 @@ def filled(weight: torch.Tensor) -> Int4Linear:
 def test_a_token_does_not_depend_on_its_neighbours() -> None:
     """Activations keep their precision, whatever stands beside them, and their bits, however many they are."""
     torch.manual_seed(2)
-    for layer in (eight((64, 192), torch.bfloat16)[0], four((64, 192))[0]):
+    for layer in (eight((64, 192))[0], four((64, 192))[0]):
         x = torch.randn(SIZES[-1], 192).bfloat16()
         x[4] *= 1e6
         whole = layer(x)
@@ -131,29 +132,27 @@ def linears(model: Any) -> dict[str, nn.Linear]:
 @torch.no_grad()
 def test_all_linear_layers_become_int8(name: str, tied: bool) -> None:
     """The LM head too, beside embeddings that stay whole."""
-    model = build(name, torch.float32, tie_word_embeddings=tied)
+    wide = {"hidden_size": 32, "intermediate_size": 48}
+    model = build(name, torch.bfloat16, tie_word_embeddings=tied, **wide)
     full, before = copy.deepcopy(model), linears(model)
     embeddings = model.get_input_embeddings()
-    assert pack(model, "int8") == len(before) > 10
+    assert pack(model, "int8") == 1.0
     made = {n: m for n, m in model.named_modules() if isinstance(m, Int8Linear)}
     assert set(made) == set(before)
     assert isinstance(model.get_output_embeddings(), Int8Linear)
     assert torch.equal(embeddings.weight, full.get_input_embeddings().weight)
     for layer_name, layer in made.items():
         assert layer.bias is before[layer_name].bias
-        error = (before[layer_name].weight - layer.weight * layer.scale[:, None]).abs()
-        assert (error <= 0.5001 * layer.scale[:, None]).all()
     theirs, mine = full(IDS).logits, model(IDS).logits
     assert not torch.equal(theirs, mine)
     assert (theirs - mine).norm() < 0.06 * theirs.norm()
     for layer_name, layer in made.items():
-        stock = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        stock = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None).bfloat16()
         stock.weight.copy_(layer.weight * layer.scale[:, None])
         if layer.bias is not None:
             stock.bias.copy_(layer.bias)
         full.set_submodule(layer_name, stock)
-    assert torch.allclose(full(IDS).logits, mine, atol=1e-4), "exactly the model of the rounded weights"
-    assert pack(model, "int8") == 0, "once is enough"
+    assert (full(IDS).logits - mine).norm() < 0.02 * mine.norm(), "the model of the rounded weights"
 
 
 @pytest.fixture(scope="module")
@@ -200,11 +199,12 @@ def test_what_cannot_be_packed_says_so(tmp_path: Path, stock: Any) -> None:
     file = write(tmp_path / "m.gguf", stock)  # float32
     folder = saved(tmp_path / "gpt2", "gpt2")  # layers of another class
     for where, more, words in (
-        (file, {"weights": "native"}, "no blocks of four bits; take weights=int8"),
+        (file, {"weights": "native"}, "0% are in blocks .* take weights=int8"),
         (folder, {"weights": "native"}, "has none; take weights=int8"),
-        (folder, {"weights": "int8"}, "no linear layers"),
+        (folder, {"weights": "int8"}, "are in linear layers that can be packed; leave weights out"),
         (file, {"weights": "int4"}, "weights are full, int8 or native, not 'int4'"),
         (file, {"weights": "int8", "device": "cuda"}, "is for CPUs"),
+        (file, {"weights": "int8", "dtype": "float16"}, "computes in bfloat16"),
         (stock, {"weights": "int8"}, "loaded by name"),
     ):
         with pytest.raises(InputError, match=words):
@@ -250,3 +250,32 @@ def test_variants_of_a_benchmark(tmp_path: Path, stock: Any) -> None:
         assert (target.graphs is None) == variant.startswith("eager")
     assert models.llm("native") is models.llm("native")
     assert models.with_drafter("native", "lookup").target is models.llm("native").target
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize(
+    "drafter", ["eagle:demo/hass", "eagle3:demo", "medusa:demo", "hydra:demo", "model", "eagle:demo + lookup"]
+)
+def test_trained_drafters_draft_for_packed_weights(drafter: str, demo: tuple[LLM, list[list[int]]]) -> None:
+    """They were trained for the full weights, and some of their guesses are right for the packed ones too."""
+    llm, plain = demo
+    made = drafters.load(drafter.split(" + "), llm.target, llm.tokenizer)
+    drafted = replace(llm, drafter=made, drafter_name=drafter, budgets={})
+    prompts = ["Once upon a time there was a", "def add(a, b):\n    return"]
+    found = drafted.generate(prompts, max_new_tokens=16, budget=FixedBudget(8, 3), ignore_eos=True)
+    assert [output.tokens for output in found] == plain
+    assert sum(output.usage.tau for output in found) / 2 > 1.05
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[LLM, list[list[int]]]:
+    llm = outrider.load("demo", "none", weights="int8", compile=False, exact="bits")
+    prompts = ["Once upon a time there was a", "def add(a, b):\n    return"]
+    return llm, [o.tokens for o in llm.generate(prompts, max_new_tokens=16, ignore_eos=True)]
+
+
+def test_a_packed_target_trains_no_drafter(tmp_path: Path, stock: Any) -> None:
+    target = load_target(write(tmp_path / "m.gguf", stock, "Q4_1"), weights="native")
+    documents = [Document((1, 2, 3, 4), (True,) * 4, str(i)) for i in range(40)]
+    with pytest.raises(InputError, match="trained for the full weights"):
+        train(target, documents, tmp_path / "out", Recipe("eagle", steps=1, length=16))  # type: ignore[arg-type]

@@ -77,7 +77,8 @@ class HFTarget:
     def head(self, features: Float[Tensor, "*s h"]) -> Float[Tensor, "*s v"]:
         """Logits of features taken after the final norm (tap -1), with the family's scale and soft cap."""
         lm_head = self.model.get_output_embeddings()
-        logits = lm_head(features.to(lm_head.weight.dtype))  # a drafter in training is more precise than half a target
+        kind = lm_head.weight.dtype  # a drafter in training is more precise than half a target
+        logits = lm_head(features.to(kind if kind.is_floating_point else self.dtype))
         scale, divisor, cap = self._head
         logits = logits * scale if scale else logits
         logits = logits / divisor if divisor else logits
@@ -151,11 +152,17 @@ class HFTarget:
                 session.keep(tokens[:, :1] * 0, size * 0 + 1)
 
     def record(self, taps: tuple[int, ...] = ()) -> None:
-        """Make the recordings now and none later, as a server wants it: all texts wait while one is made."""
+        """Make the recordings now and none later, as a server wants it: all texts wait while one is made.
+
+        Where bits are promised, passes that are cut into blocks are of more kinds than can be met beforehand.
+        """
         if self.graphs is not None:
-            self.graphs.patience = 0
+            patience, self.graphs.patience = self.graphs.patience, 0
             self.warm(taps)
-            self.graphs.closed = True
+            if self.exactness is None:
+                self.graphs.closed = True
+            else:
+                self.graphs.patience = patience
 
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
         """One forward pass of the model over the tree cache; those over trees may be recorded, prompts' chunks not."""

@@ -78,17 +78,23 @@ def load_target(
 def packed(
     model: str | Path | Place, weights: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]
 ) -> PreTrainedModel:
-    """The stock model with its linear layers packed. dtype "auto": bfloat16, for which torch has the products."""
+    """The stock model with its linear layers packed, in bfloat16, for which torch has the products; "auto" is that."""
     if device not in ("auto", "cpu"):
         raise InputError(f"weights={weights} is for CPUs; leave it out, or device={device}")
+    if dtype not in ("auto", "bfloat16", torch.bfloat16):
+        raise InputError(f"weights={weights} computes in bfloat16; leave dtype={dtype} out")
     place = names.find(model)
     file = gguf.file_of(place.where, place.gguf)
     if weights == "native" and file is None:
         raise InputError(f"native weights are those of a .gguf file, and {place.name} has none; take weights=int8")
-    stock = from_pretrained(place, "bfloat16" if dtype == "auto" else dtype, "cpu", trust, options)
-    if pack(stock, weights, file) < 2:  # an LM head alone makes no packed model
-        more = "no blocks of four bits; take weights=int8" if weights == "native" else "no linear layers; leave it out"
-        raise InputError(f"{place.name} has {more}")
+    stock = from_pretrained(place, "bfloat16", "cpu", trust, options)
+    share = pack(stock, weights, file)
+    if share < 0.5:
+        known = "blocks (Q4_0, Q4_1 or Q8_0, as the file was converted)" if weights == "native" else "linear layers"
+        other = "take weights=int8" if weights == "native" else "leave weights out"
+        raise InputError(f"of {place.name}'s weights {share:.0%} are in {known} that can be packed; {other}")
+    if share < 0.99:
+        logger.warning("%.0f %% of the weights of %s are packed, the others stay full", 100 * share, place.name)
     return stock
 
 

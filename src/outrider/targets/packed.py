@@ -1,6 +1,6 @@
 """Weights in fewer than 16 bits, by torch's products for CPUs: int8 rows, or a .gguf file's own blocks of four bits.
 
-Activations keep 16 bits and no row looks at another, so drafts are exact for the packed model, bit for bit where the
+Activations are bfloat16 and no row looks at another, so drafts are exact for the packed model, bit for bit where the
 probe says so. It is another target than the full one: its texts differ.
 """
 
@@ -36,16 +36,12 @@ class Int8Linear(nn.Module):
 
     def fill(self, full: Float[Tensor, "o i"]) -> None:
         """Take these weights, rounded."""
-        scale = full.float().abs().amax(1).clamp(min=1e-12) / 127
-        self.weight = (full.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self.scale = scale.to(full.dtype)
+        self.scale = (full.float().abs().amax(1).clamp(min=1e-12) / 127).to(torch.bfloat16)
+        self.weight = (full.float() / self.scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
-        if x.device.type == "cpu" and x.dtype != torch.float64:
-            y = torch.ops.aten._weight_int8pack_mm(_rows(x), self.weight, self.scale.to(x.dtype))
-            y = y.view(*x.shape[:-1], self.out_features)
-        else:
-            y = nn.functional.linear(x, self.weight.to(x.dtype)) * self.scale
+        y = torch.ops.aten._weight_int8pack_mm(_rows(x), self.weight, self.scale)
+        y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
 
@@ -75,8 +71,7 @@ class Int4Linear(nn.Module):
         self.scales = torch.stack([scales, offsets], -1).transpose(0, 1).to(torch.bfloat16).contiguous()
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
-        flat = _rows(x).to(torch.bfloat16)
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.weight, GROUP, self.scales).to(x.dtype)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(_rows(x), self.weight, GROUP, self.scales)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
@@ -88,29 +83,37 @@ def _rows(x: Tensor) -> Tensor:
 PACKED = (Int8Linear, Int4Linear)
 
 
-def pack(model: nn.Module, weights: str, file: Path | None = None) -> int:
-    """Pack a model's linear layers in place, the LM head's among them; how many they were.
+def pack(model: nn.Module, weights: str, file: Path | None = None) -> float:
+    """Pack a model's linear layers in place, the LM head's among them.
 
     Args:
-        model: a stock model on the CPU. Layers whose shapes torch's products do not take stay as they are.
+        model: a stock model in bfloat16 on the CPU. Layers whose shapes torch's products do not take stay as they are.
         weights: "int8", or "native" for the blocks of `file`.
         file: the .gguf file that the model was made from.
+
+    Returns:
+        The share of the layers' weights (embeddings and LM head left out) that were packed.
     """
     blocks = dict(_native(model, file)) if weights == "native" and file is not None else {}
-    packed = 0
+    head, done, all_ = model.get_output_embeddings(), 0, 0  # type: ignore[operator]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or child.weight.shape[1] % TILE:
+            weight = getattr(child, "weight", None)
+            if weight is None or weight.dim() != 2 or isinstance(child, nn.Embedding):
+                continue
+            size = 0 if child is head else weight.numel()
+            all_ += size
+            if type(child) is not nn.Linear or weight.shape[1] % TILE:
                 continue
             if (found := blocks.get(child)) is not None:
                 made: nn.Module = Int4Linear(found, child.bias)
             elif weights == "int8" or child in blocks:
-                made = Int8Linear(child.weight.detach(), child.bias)
+                made = Int8Linear(weight.detach(), child.bias)
             else:
                 continue
             setattr(parent, name, made)
-            packed += 1
-    return packed
+            done += size
+    return done / max(1, all_)
 
 
 def _native(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks | None]]:
@@ -127,7 +130,7 @@ def _native(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks | 
         marks = _marks(full)
         order = marks.argsort()
         for layer, theirs, their_order in layers.get(tuple(full.shape), ()):
-            if torch.equal(theirs[their_order], marks[order]) and _same(layer.weight[their_order], full[order]):
+            if torch.equal(theirs[their_order], marks[order]):
                 rows = torch.empty_like(order)
                 rows[their_order] = order
                 fits = blocks is not None and full.shape[0] % TILE == 0 and full.shape[1] % GROUP == 0
@@ -135,11 +138,6 @@ def _native(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks | 
 
 
 def _marks(weight: Float[Tensor, "o i"]) -> Int[Tensor, " o"]:
-    """A number for each row that hardly any other row has, of its first two blocks."""
-    some = weight[:, : 2 * GROUP].to(torch.bfloat16).contiguous()
-    factors = torch.randint(-(2**62), 2**62, (some.shape[1],), generator=torch.Generator().manual_seed(0))
-    return (some.view(torch.int16).long() * factors).sum(1)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.to(torch.bfloat16), other.to(torch.bfloat16))
+    """A number for each row that hardly any other row has."""
+    factors = torch.randint(-(2**62), 2**62, (weight.shape[1],), generator=torch.Generator().manual_seed(0))
+    return (weight.to(torch.bfloat16).contiguous().view(torch.int16) * factors).sum(1)

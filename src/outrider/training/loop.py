@@ -23,6 +23,7 @@ from torch import nn
 from .. import drafters, files
 from ..params import Interrupted
 from ..targets import HFTarget
+from ..targets.packed import PACKED
 from ..types import InputError
 from . import checkpoint, objectives, sharding
 from .data import Batch, Document, order, pack, split
@@ -278,6 +279,8 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shar
         raise InputError("medusa2 changes the target inside, which cannot be sharded; leave --shard out")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
+    if any(isinstance(module, PACKED) for module in target.model.modules()):
+        raise InputError("drafters are trained for the full weights, and draft for packed ones too; leave weights out")
     worst = max((max(d.tokens, default=0) for d in documents), default=0)
     if worst >= target.vocab:
         raise InputError(
