@@ -194,7 +194,7 @@ def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
 
 def repeat(tree: DraftTree, b: int) -> DraftTree:
     """One row's tree for b rows."""
-    fields = {name: getattr(tree, name) for name in ("tokens", "parents", "depths", "size", "ancestors", "q")}
+    fields = {name: getattr(tree, name) for name in ("tokens", "parents", "depths", "size", "ancestors", "values", "q")}
     return replace(tree, **{k: None if t is None else t.expand(b, *t.shape[1:]) for k, t in fields.items()})
 
 
