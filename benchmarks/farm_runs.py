@@ -45,7 +45,7 @@ from servers import Stream, ask, started
 from serving import prompts
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results" / "farm"  # not of the bench's format
 DRAFTERS = {"eagle": "eagle:demo/hass", "lookup": "lookup"}
 TEXTS, TOKENS, GROUP = 32, 48, 8
 
@@ -202,7 +202,7 @@ def check(turns: int = 2, texts: int = 4) -> None:
                 made = {"tokens_per_second": guess.tokens_per_second, "speed": guess.speed}
                 found.append({"clients": clients, "depth": depth, "real": seen, "simulated": made})
                 print(json.dumps(found[-1]), flush=True)
-            write("farm_check", found)
+            write("check", found)
 
 
 def between(before: Measured, after: Measured) -> Measured:
@@ -263,7 +263,7 @@ def sweep(name: str) -> None:
             made = farm(copy, traced[drafter], max(24.0, 60 / rate), rate)
             found.append({"busy": busy, "rate": rate, "policy": policy, **asdict(made)})
             print(json.dumps(found[-1]), flush=True)
-    write(f"farm_{name}", found)
+    write(name, found)
 
 
 def size(count: int) -> None:
@@ -275,14 +275,14 @@ def size(count: int) -> None:
         made = farm(servers(count, machine(name, drafter), budget, ROWS), traced[drafter], 400 / rate + 1.5, rate)
         found.append({"gpus": count, "rate": rate, "policy": policy, **asdict(made)})
         print(json.dumps(found[-1]), flush=True)
-    write(f"farm_{count}_gpus", found)
+    write(f"{count}_gpus", found)
 
 
 def plot() -> None:
     """docs/scaling.svg: how fast a user's text comes, beside plain decoding, over the load."""
     panels: dict[str, Lines] = {}
     for name in COPIES:
-        rows = json.loads((RESULTS / f"farm_{name}.json").read_text(encoding="utf-8"))
+        rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         plain = {row["busy"]: row["pace"] for row in rows if row["policy"] == "plain"}
         panels[name] = {
             policy: (

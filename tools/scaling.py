@@ -159,7 +159,7 @@ def constants() -> str:
 
 def results(name: str) -> list[dict[str, Any]]:
     """What `benchmarks/farm_runs.py` wrote."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((ROOT / "benchmarks" / "results" / "farm" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def checked() -> str:
@@ -167,7 +167,7 @@ def checked() -> str:
     rows = ["| clients | drafted | what | real | simulated | ratio |", "|--:|--:|---|--:|--:|--:|"]
     for clients in (1, 4):
         for depth in (0, 4):
-            mine = [r for r in results("farm_check") if (r["clients"], r["depth"]) == (clients, depth)]
+            mine = [r for r in results("check") if (r["clients"], r["depth"]) == (clients, depth)]
             for what, says in (("tokens_per_second", "all clients"), ("speed", "one client")):
                 real, guess = (fmean(row[side][what] for row in mine) for side in ("real", "simulated"))
                 rows.append(f"| {clients} | {depth} | {says} | {real:.1f} | {guess:.1f} | {guess / real:.2f} |")
@@ -178,7 +178,7 @@ def loads() -> str:
     """Every policy under every load, beside plain decoding; the best in bold."""
     found = []
     for name in ("llama-3.1-8b", "llama-3.1-70b"):
-        rows = results(f"farm_{name}")
+        rows = results(name)
         busy, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("busy", "policy"))
         pace = {(row["busy"], row["policy"]): row["pace"] for row in rows}
         most = {row["policy"]: row["tokens_per_second"] for row in rows if row["busy"] == busy[-1]}
@@ -201,7 +201,7 @@ def sizes() -> str:
     """Farms of different size under the same load for each GPU."""
     rows = ["| GPUs | texts/s | plain, a user's tokens/s | eagle, 4 tokens | times |", "|--:|--:|--:|--:|--:|"]
     for count in (1, 10, 100, 1000):
-        plain, drafted = results(f"farm_{count}_gpus")
+        plain, drafted = results(f"{count}_gpus")
         rows.append(
             f"| {count:,} | {plain['rate']:,.0f} | {plain['pace']:.0f} | {drafted['pace']:.0f} | "
             f"{drafted['pace'] / plain['pace']:.2f} |"

@@ -110,7 +110,7 @@ def test_a_trace_replays_the_engine(llm: LLM, depth: int) -> None:
     ],
 )  # fmt: skip
 def test_the_simulation_was_near_the_real_server(clients: int, depth: int, what: str, within: float) -> None:
-    found = json.loads((ROOT / "benchmarks/results/farm_check.json").read_text(encoding="utf-8"))
+    found = json.loads((ROOT / "benchmarks/results/farm/check.json").read_text(encoding="utf-8"))
     mine = [row for row in found if (row["clients"], row["depth"]) == (clients, depth)]
     real, simulated = (sum(row[side][what] for row in mine) for side in ("real", "simulated"))
     assert simulated / real == pytest.approx(1, abs=within)

@@ -204,7 +204,7 @@ def test_a_mix_keeps_the_features_of_others_nodes(prefix: bool, tmp_path: Path) 
     """In a mix another drafter's nodes are committed too. What Hydra proposes then is what it proposes alone."""
     target = load_target(build("llama"))
     drafter = saved(tmp_path, random_net(prefix=prefix), target)
-    mixed = stock(target, drafters.load(["ngram", f"hydra:{tmp_path}"], target), PROMPTS)
+    mixed = stock(target, drafters.load(["ngram", f"hydra:{tmp_path}?scale=1"], target), PROMPTS)
     alone = stock(target, drafter, PROMPTS)
     with torch.no_grad():
         for _ in range(5):
