@@ -242,6 +242,16 @@ def test_drafts_do_not_change_a_bit_of_a_packed_models_text(tmp_path: Path, stoc
     assert written(full, 1, 1.0, 40) != texts[0][1]
 
 
+def test_where_bits_are_promised_other_kinds_of_pass_may_be_recorded_later(tmp_path: Path, stock: Any) -> None:
+    """Passes that are cut into blocks are of more kinds than a server can meet before its first request."""
+    target: Any = load_target(write(tmp_path / "m.gguf", stock, "Q4_1"), weights="int8", exact="bits")
+    target.compile(patience=7)
+    target.record()
+    assert target.graphs.made
+    assert not target.graphs.closed
+    assert target.graphs.patience == 7
+
+
 def test_variants_of_a_benchmark(tmp_path: Path, stock: Any) -> None:
     models = Models(str(write(tmp_path / "m.gguf", stock, "Q4_1")), device="cpu")
     for variant, form in (("eager+int8", Int8Linear), ("native", Int4Linear), ("plain", nn.Linear)):
