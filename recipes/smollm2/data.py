@@ -24,7 +24,7 @@ TOKENS = 256  # of an answer, at most
 def generate(target: str, data: Path, out: Path, *options: object) -> None:
     """`outrider data generate`: appends what is missing."""
     command = [sys.executable, "-m", "outrider.cli", "data", "generate", target, "--drafter", "none"]
-    command += ["--data", str(data), "--out", str(out), "--batch-size", "32"]
+    command += ["--data", str(data), "--out", str(out), "--batch-size", "128"]
     if subprocess.run([*command, *map(str, options)], check=False).returncode:
         raise SystemExit(f"{out} was not finished; start again to continue")
 

@@ -319,7 +319,7 @@ class Batch:
         row.finish = row.finish or why
 
     def leave(self) -> Batch | None:
-        """The batch without its finished rows."""
+        """The batch without its finished rows; the last ones move into their places, so that few are copied."""
         live = [i for i, row in enumerate(self.rows) if row.finish is None]
         if not live:
             return None
@@ -327,6 +327,8 @@ class Batch:
             failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
             if failed:
                 self.session.wipe(failed)
+            stay = set(live)
+            live = [i if i in stay else live.pop() for i in range(len(live))]
             self.session.select(live)
             self.drafting.select(live)
             self.rows = [self.rows[i] for i in live]

@@ -14,6 +14,11 @@ from pathlib import Path
 
 from .params import InputError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def write(path: str | Path, content: str | Callable[[Path], object]) -> Path:
     """Write a file, replacing the one of that name.
@@ -62,6 +67,35 @@ def append(path: str | Path, line: str) -> None:
             if not end:
                 path.unlink()
             raise
+
+
+@contextmanager
+def alone(path: str | Path) -> Iterator[None]:
+    """A block that appends to a file, which no other process does meanwhile (where the system has such locks).
+
+    Args:
+        path: the file, which may be there or not; folders above it are made. Without a line it is not left behind.
+
+    Raises:
+        InputError: another process is in such a block, or the file cannot be written.
+    """
+    path = regular(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"another run is writing {path}; wait for its end, or name another file") from None
+            except OSError:  # a file system without locks
+                pass
+        try:
+            yield
+        finally:
+            if path.exists() and not path.stat().st_size:
+                path.unlink()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outrider import files
 from outrider.cli import main
 from outrider.commands.info import PACKAGE
 from outrider.engine import Batch
@@ -88,6 +89,15 @@ def test_answered_questions_are_said_so(tmp_path: Path, capsys: pytest.CaptureFi
     out.write_text('{"id": 0}\n{"id": 1}\n', encoding="utf-8")
     assert main(["data", "generate", "--data", str(QUESTIONS), "--out", str(out), "--limit", "2"]) == 0
     assert capsys.readouterr().out == f"all 2 questions are answered in {out} already; nothing was written\n"
+
+
+def test_a_file_has_one_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "answers.jsonl"
+    call = ["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out), "--limit", "1"]
+    with files.alone(out):
+        assert main(call) == 2
+    assert f"another run is writing {out}; wait for its end" in capsys.readouterr().err
+    assert not out.exists(), "a file without a line is not left behind"
 
 
 @pytest.mark.parametrize("out", ["/dev/full", "/dev/null", "."])

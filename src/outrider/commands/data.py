@@ -57,6 +57,7 @@ def generate(
     """
     from pathlib import Path
 
+    from .. import files
     from ..params import InputError
     from ..training import questions
 
@@ -69,7 +70,8 @@ def generate(
         raise InputError(f"--limit must be at least 1, not {limit}")
     asked = list(questions.questions(data))[:limit]
     names: list[Any] = questions.keys([what for _, what in asked]) if endpoint else list(range(len(asked)))
-    have = questions.finished(Path(out), str if endpoint else int)
+    with files.alone(out):
+        have = questions.finished(Path(out), str if endpoint else int)
     if asked and have >= set(names):
         there = f"all {len(asked)} questions are answered in {out} already; nothing was written"
         tell(as_json, out, len(asked), 0, there)

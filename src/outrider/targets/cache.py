@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -164,12 +163,12 @@ class TreeCache(Cache):
             self._hold(slabs, self.rows)
 
     def select(self, index: Sequence[int], used: int) -> None:
-        """Row i := old row index[i], of which `used` slots matter. Rows that only close ranks move in place."""
+        """Row i := old row index[i], of which `used` slots matter. Rows that only move forward move in place."""
         index = list(index)
         if index == list(range(self.rows)):
             return
-        if all(a < b for a, b in pairwise(index)):
-            for new, old in enumerate(index):  # ascending: a row is read before it is written
+        if all(old >= new for new, old in enumerate(index)):  # then a row is read before it is written
+            for new, old in enumerate(index):
                 if new != old:
                     for slab in self.slabs:
                         slab[:, new, :used] = slab[:, old, :used]

@@ -97,16 +97,15 @@ def write(
         Interrupted: at Ctrl-C; the answers so far are kept.
     """
     out, found = Path(out), Written()
-    have = finished(out, str)
-    waiting = [question for question in put(asked, wish) if question.key not in have]
-    with files.writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(row: dict[str, Any]) -> None:
         files.append(out, json.dumps(row))
 
     try:
-        asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, found, done, say))
+        with files.alone(out):
+            have = finished(out, str)
+            waiting = [question for question in put(asked, wish) if question.key not in have]
+            asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, found, done, say))
     except KeyboardInterrupt:
         more = f"{found.answers} answer{'' if found.answers == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}, the same command goes on from there") from None

@@ -9,10 +9,12 @@ from typing import Any
 
 from .. import files
 from ..core.stopping import Stop
-from ..engine import Engine, Request, generate
+from ..engine import Engine, Request, Row, generate
 from ..params import Interrupted
 from ..types import Drafter, Sampling, Target
 from .questions import finished
+
+WINDOW = 8  # batches: so many questions are ordered by length, since rows of one length read no padding
 
 
 def write(
@@ -40,10 +42,7 @@ def write(
         InputError: `out` is not a file of this command, or cannot be written; what it holds is kept.
         Interrupted: at Ctrl-C; the answers so far are kept.
     """
-    out = Path(out)
-    have = finished(out)
-    waiting = [(i, where, what) for i, (where, what) in enumerate(asked) if i not in have]
-    prompts = [_ids(tokenizer, what, opening) for _, _, what in waiting]
+    out, written = Path(out), 0
 
     def cut(output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
         return stop.cut(output, new)
@@ -51,34 +50,37 @@ def write(
     def text_of(ids: Sequence[int]) -> str:
         return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def line(i: int, what: Any, ids: Sequence[int], row: Row) -> dict[str, Any]:
+        answer, ends = text_of(row.output), row.finish == "eos"  # an answer that was cut off has no end to learn
+        if isinstance(what, str):
+            return {"id": i, "prompt": text_of(ids), "completion": answer, "ends": ends}
+        return {"id": i, "messages": [*what, {"role": "assistant", "content": answer}], "ends": ends}
+
     stop = Stop(eos, (), max_new_tokens, text_of)
     engine = Engine.of(target, drafter)
-    requests = [
-        Request(ids, seed + i, max_new_tokens, Sampling(temperature=temperature), cut)
-        for (i, _, _), ids in zip(waiting, prompts, strict=True)
-    ]
-    written = 0
+    sampling = Sampling(temperature=temperature)
     try:
-        with files.writing(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-        for piece in generate(engine, requests, batch_size):
-            if piece.row.finish is None:
-                continue
-            i, _, what = waiting[piece.row.index]
-            answer = text_of(piece.row.output)
-            if isinstance(what, str):
-                line = {"id": i, "prompt": text_of(prompts[piece.row.index]), "completion": answer}
-            else:
-                line = {"id": i, "messages": [*what, {"role": "assistant", "content": answer}]}
-            line["ends"] = piece.row.finish == "eos"  # an answer that was cut off has no end to learn
-            if answer.strip():
-                files.append(out, json.dumps(line))
-                written += 1
-            done(1)
+        with files.alone(out):
+            have = finished(out)
+            todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(asked) if i not in have]
+            some = WINDOW * batch_size
+            todo = [one for i in range(0, len(todo), some) for one in sorted(todo[i : i + some], key=_length)]
+            requests = [Request(ids, seed + i, max_new_tokens, sampling, cut) for i, _, ids in todo]
+            for piece in generate(engine, requests, batch_size):
+                if piece.row.finish is None:
+                    continue
+                if text_of(piece.row.output).strip():
+                    files.append(out, json.dumps(line(*todo[piece.row.index], piece.row)))
+                    written += 1
+                done(1)
     except KeyboardInterrupt:
         more = f"{written} answer{'' if written == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
     return written
+
+
+def _length(question: tuple[int, Any, list[int]]) -> int:
+    return len(question[2])
 
 
 def _ids(tokenizer: Any, what: Any, opening: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -55,11 +56,11 @@ def finished(out: Path, kind: type = int) -> set[Any]:
     if not files.regular(out).exists():
         return set()
     with files.writing(out):
-        lines = out.read_text(encoding="utf-8", errors="replace").split("\n")
-    if lines and lines[-1]:
-        files.write(out, "".join(line + "\n" for line in lines[:-1]))
+        *lines, rest = out.read_bytes().split(b"\n")
+        if rest:
+            os.truncate(out, out.stat().st_size - len(rest))
     found = set()
-    for number, line in enumerate(lines[:-1], 1):
+    for number, line in enumerate(lines, 1):
         try:
             key = json.loads(line)["id"]
         except (ValueError, KeyError, TypeError):
