@@ -1,6 +1,6 @@
 """Trains a drafter on all answers that are there: `python -m recipes.smollm2.train eagle`; the same command goes on.
 
-The budget is the same for every method and stated beforehand: 8 million tokens.
+The budget is the same for every method and stated beforehand: 8 million tokens, or `--tokens`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import argparse
 import subprocess
 import sys
 
+from outrider.core.eight import multiplies_halves
 from recipes.smollm2.questions import places
 
 BUDGET = 8_000_000  # tokens read in training, epochs counted
-ROWS, LENGTH = 8, 512
+ROWS, LENGTH = 4, 512
 VOCAB = "draft_vocab=8192"
 # method: peak learning rate, options. Networks are small beside the papers', so they learn faster.
 METHODS: dict[str, tuple[float, list[str]]] = {
@@ -36,9 +37,10 @@ def main() -> None:
     if not answers:
         raise SystemExit(f"there are no answers in {a.work}; run recipes.smollm2.data or recipes.smollm2.answers first")
     rate, options = METHODS[a.method]
-    command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target, "--bf16"]
+    command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target]
+    command += ["--bf16"] if multiplies_halves() else []
     command += ["--rows", str(ROWS), "--length", str(LENGTH), "--steps", str(a.tokens // (ROWS * LENGTH))]
-    command += ["--lr", str(rate), "--warmup", "100", "--cache", str(a.work / "features")]
+    command += ["--lr", str(rate), "--warmup", "50", "--cache", str(a.work / "features")]
     command += ["--out", str(a.work / a.method)]
     command += [part for file in answers for part in ("--data", str(file))]
     command += [part for option in options for part in ("--option", option)]

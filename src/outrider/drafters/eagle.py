@@ -20,7 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets import vocabulary
-from ..nets.layer import Attend, KVCache, Layer, LayerShape, Store, linear
+from ..nets.layer import Attend, KVCache, Layer, LayerShape, Store
+from ..nets.linear import Linear
 from ..nets.network import Network
 from ..types import InputError, Target
 from . import _heads, _weights
@@ -62,7 +63,7 @@ class EagleNet(nn.Module):
     def __init__(self, config: EagleConfig):
         super().__init__()
         h, self.config = config.layer.hidden, config
-        self.fc = nn.Linear(2 * h if "+" in config.inputs else h, h, bias=config.bias)
+        self.fc = Linear(2 * h if "+" in config.inputs else h, h, bias=config.bias)
         self.layers = nn.ModuleList([Layer(config.layer)])
         if config.draft_vocab:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
@@ -89,8 +90,7 @@ class EagleNet(nn.Module):
             given = embeds
         else:
             given = torch.cat([embeds, features], -1)
-        fused = self.layers[0].fused is not None
-        x = linear(given, self.fc.weight, self.fc.bias) if fused else self.fc(given)
+        x = self.fc(given)
         return self.layers[0](x, x, positions, mask, store, turn, attention)
 
 
@@ -143,6 +143,7 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     ids = net.ids()
     made = EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids)
     made.layer.fuse()
+    _weights.lighten(net, target)
     return made
 
 
