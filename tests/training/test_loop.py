@@ -51,6 +51,21 @@ def test_a_run_that_was_interrupted_goes_on_bit_for_bit(tmp_path: Path, method: 
     assert all(torch.equal(x, b["module"][name]) for name, x in a["module"].items())
 
 
+def test_an_objective_prepares_itself_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a tenth of what is read, before the first step, and not when the run goes on."""
+    rows: list[int] = []
+
+    def prepare(self: Any, seen: Any) -> None:
+        rows.extend(key for batch, features in seen for key in batch.keys if features.features[-1].shape[0])
+
+    monkeypatch.setattr(objectives.eagle.EagleObjective, "prepare", prepare)
+    recipe = replace(RECIPE, steps=20)
+    run(target(torch.float32), tmp_path, recipe, stop=2)
+    assert rows == [0, 1, 2, 3]
+    run(target(torch.float32), tmp_path, recipe, stop=4)
+    assert rows == [0, 1, 2, 3]
+
+
 def test_the_best_drafter_is_kept_and_loads(model: HFTarget, tmp_path: Path) -> None:
     result = run(model, tmp_path)
     found = losses(tmp_path)

@@ -97,6 +97,42 @@ def test_loss_equals_loops_over_positions(name: str, options: dict[str, Any]) ->
     assert float(loss) == pytest.approx(sum(total for total, _ in found), rel=2e-5)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_it_begins_as_the_nearest_linear_map(inputs: str) -> None:
+    of = target()
+    words = [texts(seed, [12, 9]) for seed in range(40)]
+    batch = packed(words, 24)
+    objective = build(of, "eagle", inputs=inputs, noise=0.0)
+    before = float(value(objective, of, batch)[0])
+    objective.prepare(iter([(batch, see(of, batch, (-1,)))]))
+    net, embedding = objective.net, of.model.get_input_embeddings().weight
+    read, true = [], []
+    for row in words:
+        for text, learn in row:
+            features = states(of, text)[-1]
+            for t in range(len(text) - 2):
+                if learn[t + 2]:
+                    shown = embedding[text[t] if inputs == "feature+unshifted" else text[t + 1]]
+                    parts = {"feature": [features[t]], "token": [shown]}.get(inputs, [shown, features[t]])
+                    read.append(torch.cat(parts)), true.append(features[t + 1])
+    x, y = torch.stack(read), torch.stack(true)
+    exact = torch.linalg.lstsq(x, y).solution
+    found, best = ((x @ w - y).square().sum() for w in (net.fc.weight.T, exact))
+    assert best <= found <= 1.01 * best + 1e-6 * y.square().sum()
+    features, embeds = torch.randn(2, 1, 3, of.hidden, dtype=of.dtype)
+    torch.testing.assert_close(net(features, embeds, torch.arange(3)[None]), net.fc(net.given(features, embeds)))
+    assert float(value(objective, of, batch)[0]) < before
+
+
+def test_it_begins_by_chance_if_asked_or_if_there_is_too_little() -> None:
+    of, few, many = target(), packed([texts(1, [8])]), packed([texts(seed, [12, 9]) for seed in range(40)], 24)
+    for linear, batch in ((False, many), (True, few)):
+        objective = build(of, "hass", linear=linear)
+        before = objective.net.fc.weight.clone()
+        objective.prepare(iter([(batch, see(of, batch, (-1,)))]))
+        assert torch.equal(objective.net.fc.weight, before)
+
+
 def test_published_mask_is_another_one() -> None:
     of, rows = target(), [texts(3, [8])]
     losses = [value(build(of, "hass", noise=0.0, published=p), of, packed(rows))[0] for p in (False, True)]
@@ -197,5 +233,11 @@ def test_bad_options() -> None:
         build(of, "hass", passes=0)
     with pytest.raises(InputError, match="no option 'passes'"):
         build(of, "eagle", passes=2)
-    assert objectives.options_of("eagle") == {"inputs": INPUTS[0], "noise": 0.1, "cls": 0.1, "draft_vocab": 0}
+    assert objectives.options_of("eagle") == {
+        "inputs": INPUTS[0],
+        "noise": 0.1,
+        "cls": 0.1,
+        "draft_vocab": 0,
+        "linear": True,
+    }
     assert build(of, "hass", k=500).k == VOCAB

@@ -72,6 +72,11 @@ class EagleNet(nn.Module):
         """The target's token id of every draft token; None: the vocabularies are one."""
         return vocabulary.ids_of(self.d2t) if self.config.draft_vocab else None
 
+    def given(self, features: Float[Tensor, "*s h"], embeds: Float[Tensor, "*s h"]) -> Float[Tensor, "*s i"]:
+        """What `fc` reads: both, or the one that the paper's ablation leaves."""
+        alone = {"feature": features, "token": embeds}.get(self.config.inputs)
+        return torch.cat([embeds, features], -1) if alone is None else alone
+
     def forward(
         self,
         features: Float[Tensor, "b m h"],
@@ -83,14 +88,7 @@ class EagleNet(nn.Module):
         attention: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """Predicted features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
-        kind = self.config.inputs
-        if kind == "feature":
-            given = features
-        elif kind == "token":
-            given = embeds
-        else:
-            given = torch.cat([embeds, features], -1)
-        x = self.fc(given)
+        x = self.fc(self.given(features, embeds))
         return self.layers[0](x, x, positions, mask, store, turn, attention)
 
 

@@ -33,6 +33,7 @@ from .foreign import ForeignFeatures
 from .log import Log
 from .recipe import Recipe
 
+TENTH = 10  # of what a run reads is looked at beforehand, where an objective prepares itself
 FeaturesOf = Callable[[Batch], TargetFeatures]
 
 
@@ -95,13 +96,21 @@ def train(
         assert isinstance(made, nn.Module)
         return made.to(target.device).train()
 
-    objective = fresh()
+    objective, found = fresh(), checkpoint.read(out / "checkpoint.pt")
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
-    state = _State(objective, recipe, accelerator, shard, of)
-    start, loss, best, tau = state.resume(out)
+    if found is not None and found["of"] != of:
+        raise InputError(f"{out} was trained on another target or other data; give another --out, or remove it")
+    start, loss, best, tau = (0, math.nan, math.inf, 0.0) if found is None else _progress(found)
     log = Log(out, start, recipe.steps, main, quiet)
     features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
+    if found is None and isinstance(objective, objectives.Prepared):
+        first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
+        some = (rows.rows(range(i, min(i + recipe.rows, len(rows.keys)))).to(target.device) for i in first)
+        objective.prepare((part, features_of(part)) for part in some)
+    state = _State(objective, recipe, accelerator, shard, of)
+    if found is not None:
+        state.resume(found)
 
     def see_test(batch: Batch) -> TargetFeatures:
         return see(target, batch.to(target.device), objective.taps, recipe.half_features)
@@ -207,19 +216,13 @@ class _State:
         torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
         self.optimiser.step()
 
-    def resume(self, out: Path) -> tuple[int, float, float, float]:
-        """The step to begin with, the last loss, and the best held-out loss and its tau so far."""
-        found = checkpoint.read(out / "checkpoint.pt")
-        if found is None:
-            return 0, math.nan, math.inf, 0.0
-        if found["of"] != self.of:
-            raise InputError(f"{out} was trained on another target or other data; give another --out, or remove it")
+    def resume(self, found: dict[str, Any]) -> None:
+        """Module and optimiser as a checkpoint has them."""
         if self.shard:
             sharding.restore(self.objective, self.optimiser, found)
         else:
             self.objective.load_state_dict(found["module"])
             self.optimiser.load_state_dict(found["optimiser"])
-        return int(found["step"]), float(found["loss"]), float(found["best"]), float(found["tau"])
 
     def keep(self, out: Path, step: int, loss: float, best: float, tau: float) -> None:
         if self.shard:
@@ -241,6 +244,11 @@ class _State:
         copy = fresh()
         copy.load_state_dict(module)
         return copy
+
+
+def _progress(found: dict[str, Any]) -> tuple[int, float, float, float]:
+    """The step to go on with, the last loss, and the best held-out loss and its tau so far."""
+    return int(found["step"]), float(found["loss"]), float(found["best"]), float(found["tau"])
 
 
 def _rows(recipe: Recipe, count: int, step: int) -> list[int]:

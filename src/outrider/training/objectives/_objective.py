@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -42,6 +43,13 @@ class Objective(Protocol):
 
     def save(self, folder: str | Path) -> None:
         """Write the drafter's folder, which must become complete or raise."""
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """An objective that looks at some of its data before the first step."""
+
+    def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None: ...
 
 
 def uniform(batch: Batch, step: int, salt: int, *size: int) -> Float[Tensor, "b ..."]:

@@ -21,6 +21,7 @@ from ...types import InputError
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, visible
 from ._layer import layer_like
+from ._linear import nearest
 from ._losses import LOSSES, smooth_l1, soft_cross_entropy
 from ._objective import NetworkObjective, Optimiser, uniform
 from ._passes import Passes, moved
@@ -45,8 +46,10 @@ class EagleObjective(NetworkObjective):
         k: int = 10,
         loss: str = "top-k",
         published: bool = False,
+        linear: bool = True,
     ):
         super().__init__(target, net)
+        self.linear = linear
         if loss not in LOSSES:
             raise InputError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
         if passes < 1 or k < 1:
@@ -57,12 +60,32 @@ class EagleObjective(NetworkObjective):
         self.head = _heads.rows(target, ids)
         self.places = None if ids is None else vocabulary.places_of(ids, target.vocab)
 
+    def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None:
+        """Begin as the linear map that comes nearest to the next feature; the layer adds nothing yet."""
+        if not self.linear:
+            return
+
+        def pairs() -> Iterable[tuple[Tensor, Tensor]]:
+            for batch, features in seen:
+                true, wanted = features.features[-1], batch.wanted(2)
+                yield self.net.given(true, self._embeds(batch, true))[wanted], true.roll(-1, 1)[wanted]
+
+        with torch.no_grad():
+            found = nearest(pairs())
+            if found is not None:
+                self.net.fc.weight.copy_(found)
+                for last in (self.net.layers[0].self_attn.o_proj, self.net.layers[0].mlp.down_proj):
+                    last.weight.zero_()
+
+    def _embeds(self, batch: Batch, like: Tensor) -> Tensor:
+        tokens = batch.tokens if self.net.config.inputs == "feature+unshifted" else batch.ahead(1)
+        with torch.no_grad():
+            return self.target.embed(tokens).to(like.dtype)
+
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss summed over the positions learned, how many they are, and the share of right guesses by pass."""
         true = seen.features[-1]
-        tokens = batch.tokens if self.net.config.inputs == "feature+unshifted" else batch.ahead(1)
-        with torch.no_grad():
-            embeds = self.target.embed(tokens).to(true.dtype)
+        embeds = self._embeds(batch, true)
         read = true + self._noise(batch, true, step) if self.noise and self.training else true
         passes, weight, total, hits = Passes(visible(batch), self.published), true.new_zeros(()), true.new_zeros(()), {}
         wanted = batch.wanted(2)
@@ -118,9 +141,12 @@ def build(
     noise: float = 0.1,
     cls: float = 0.1,
     draft_vocab: int = 0,
+    linear: bool = True,
 ) -> EagleObjective:
     """EAGLE for a target: noise on the features, one pass. `inputs` feature+shifted, feature+unshifted, feature or
     token; `noise`: its width; `cls`: the weight of the tokens' loss beside the features'; `draft_vocab` tokens that can
-    be drafted, the most frequent (0: all).
+    be drafted, the most frequent (0: all). `linear`: begin as the linear map that comes nearest to the next feature
+    (false: by chance, as the paper does).
     """
-    return EagleObjective(target, fresh(target, documents, inputs, "eagle", draft_vocab), noise, cls)
+    net = fresh(target, documents, inputs, "eagle", draft_vocab)
+    return EagleObjective(target, net, noise, cls, linear=linear)

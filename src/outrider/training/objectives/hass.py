@@ -24,10 +24,11 @@ def build(
     loss: str = "top-k",
     published: bool = False,
     draft_vocab: int = 0,
+    linear: bool = True,
 ) -> EagleObjective:
-    """HASS for a target: EAGLE's `inputs`, `noise`, `cls` and `draft_vocab`. `passes` of its harmonised alignment, each
-    weighing `beta` times the one before; `topk`: the weight of its ranking loss over `k` tokens; `loss` top-k, top-p,
-    normed-linear, normed-softmax, both-ways, recall or bild; `published`: mask as the published code does.
+    """HASS for a target: EAGLE's `inputs`, `noise`, `cls`, `draft_vocab` and `linear`. `passes` of its harmonised
+    alignment, each weighing `beta` times the one before; `topk`: the weight of its ranking loss over `k` tokens; `loss`
+    top-k, top-p, normed-linear, normed-softmax, both-ways, recall or bild; `published`: the published code's masks.
     """
     net = fresh(target, documents, inputs, "hass", draft_vocab)
-    return EagleObjective(target, net, noise, cls, passes, beta, topk, k, loss, published)
+    return EagleObjective(target, net, noise, cls, passes, beta, topk, k, loss, published, linear)
