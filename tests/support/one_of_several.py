@@ -1,39 +1,112 @@
-"""One of several processes that train together (see test_distributed.py): OUT, and whether to shard."""
+"""One of several processes that train together (test_distributed.py): OUT, and which trainings."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from objective_world import target
 from torch.distributed.tensor import DTensor
-from training_world import RECIPE, documents
+from training_world import CASES, EAGLE3, KILLED, THREE, unequal, watched
 
-from outrider.training import loop
-from outrider.training.loop import _State
+from outrider.params import Interrupted
+from outrider.targets import load_target
+from outrider.training.state import State
+
+KINDS = ("replicas", "shard")
 
 
-def main(out: str, shard: bool) -> None:
-    torch.set_num_threads(1)
-    losses, kinds = [], set()
-    step = _State.step
+def everything(out: Path, found: dict[str, Any]) -> None:
+    """All trainings that end well, one after the other."""
+    spread(out, found)
+    for kind in KINDS:
+        more = {"shard": kind == "shard"}
+        for name, recipe in CASES.items():
+            found[f"{kind}/{name}"] = watched(target(), unequal(), out / kind / name, recipe, **more)
+        of = out / kind / "from-one"  # three steps by one process are there
+        found[f"{kind}/from-one"] = watched(target(), unequal(), of, replace(THREE, steps=5), **more)
+    found["replicas/stopped"] = [
+        *watched(target(torch.float32), unequal(), out / "replicas" / "stopped", KILLED, stop=6),
+        *watched(target(torch.float32), unequal(), out / "replicas" / "stopped", KILLED),
+    ]
+    for kind in KINDS:
+        calm = out / kind / "calm"
+        found[f"{kind}/calm"] = watched(target(torch.float32), unequal(), calm, KILLED, shard=kind == "shard")
+    killed = out / "shard" / "killed"  # what another pair of processes has left
+    found["shard/killed"] = watched(target(torch.float32), unequal(), killed, KILLED, shard=True)
+    found["signal"] = told(out / "signal")
 
-    def watched(self: _State, *given: object) -> tuple[float, int, dict[str, float]]:
-        made = step(self, *given)  # type: ignore[arg-type]
-        losses.append(made[0])
-        kinds.update(isinstance(p, DTensor) for p in self.objective.parameters())
-        return made
 
-    _State.step = watched  # type: ignore[method-assign]
-    loop.train(target(torch.float32), documents(), out, RECIPE, stop=4, shard=shard, quiet=True)  # interrupted
-    result = loop.train(target(torch.float32), documents(), out, RECIPE, shard=shard, quiet=True)
-    rank = torch.distributed.get_rank()
-    found = {"losses": losses, "sharded": sorted(kinds), "best": result.best}
-    Path(f"{out}.{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    torch.distributed.destroy_process_group()
+def spread(out: Path, found: dict[str, Any]) -> None:
+    """Trainings for a target that the processes hold together."""
+    of: Any = load_target(str(out / "target"), dtype="float64", processes=2)
+    parts = {name: isinstance(p, DTensor) for name, p in of.model.named_parameters()}
+    found["parts"] = sorted(name for name, part in parts.items() if part)
+    found["spread/eagle"] = watched(of, unequal(), out / "spread" / "eagle", THREE)
+    found["spread/eagle3"] = watched(of, unequal(), out / "spread" / "eagle3", EAGLE3, shard=True)
+    found["spread/idle"] = watched(of, unequal(), out / "spread" / "idle", CASES["idle"])
+    cached = replace(THREE, cache=str(out / "features"), cache_dtype="float32", steps=8)
+    found["spread/cache"] = watched(of, unequal(), out / "spread" / "cache", cached)
+
+
+def told(out: Path) -> str:
+    """What a process says when one of the two, in its second step, is asked to end."""
+
+    def kill(step: int) -> None:
+        if step == 1 and torch.distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with each(kill):
+        try:
+            watched(target(), unequal(), out, replace(THREE, steps=6))
+        except Interrupted as words:
+            return str(words)
+    return "nothing"
+
+
+class each:
+    """While it is open, a function is called before every step."""
+
+    def __init__(self, function: Callable[[int], None]):
+        self.function = function
+
+    def __enter__(self) -> None:
+        self.before = step = State.step
+
+        def first(state: State, number: int, *given: Any) -> tuple[float, int, dict[str, float]]:
+            self.function(number)
+            return step(state, number, *given)
+
+        State.step = first  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        State.step = self.before  # type: ignore[method-assign]
+
+
+def killed(out: Path, found: dict[str, Any]) -> None:
+    """A training that says when it is in its seventh step, and is killed there: one process waits for the other."""
+
+    def wait(step: int) -> None:
+        if step == 6 and torch.distributed.get_rank() == 0:
+            print("here", flush=True)
+            time.sleep(600)
+
+    with each(wait):
+        watched(target(torch.float32), unequal(), out / "shard" / "killed", KILLED, shard=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "shard")
+    torch.set_num_threads(1)
+    out, found = Path(sys.argv[1]), {}
+    {"everything": everything, "killed": killed, "spread": spread}[sys.argv[2]](out, found)
+    rank = torch.distributed.get_rank()
+    (out / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.destroy_process_group()

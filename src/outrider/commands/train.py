@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -52,6 +53,10 @@ def train(
         opt.machine("--features", metavar="DIR", help="Folder of hidden states by vLLM, speculators or SpecForge."),
     ] = "",
     shard: Annotated[bool, opt.machine("--shard", help="FSDP2 over the processes there are.")] = False,
+    target_parallel: Annotated[
+        int,
+        opt.machine("--target-parallel", metavar="N", help="Hold MODEL on N processes together, a part on each."),
+    ] = 1,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -60,7 +65,7 @@ def train(
     """Train a drafter for MODEL. The same command goes on after an interruption. Only medusa2 changes MODEL: a copy,
     in DIR/best/target.
 
-    Several processes: start it with `accelerate launch`, as any script.
+    Several processes: `torchrun --nproc-per-node 8 -m outrider train ...`.
     """
     import json
 
@@ -89,8 +94,12 @@ def train(
     if tokenizer is None:
         raise InputError(f"{place} has no tokenizer, and training reads text; name a model that has one")
     documents = list(text.read(data, tokenizer))
-    target: Any = load_target(place, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    target: Any = load_target(
+        place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, processes=target_parallel
+    )
     found = loop.train(target, documents, out, recipe, shard=shard, quiet=as_json)
+    if int(os.environ.get("RANK", 0)):  # the first of several processes speaks for all
+        return
     if as_json:
         typer.echo(json.dumps({**found.__dict__, "folder": str(found.folder), "method": method}))
     else:

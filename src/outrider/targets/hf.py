@@ -51,6 +51,11 @@ class HFTarget:
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
 
     @property
+    def processes(self) -> int:
+        """How many processes hold the model together, a part each (`spread.py`). They must run it together."""
+        return int(getattr(self.model, "_tp_size", None) or 1)
+
+    @property
     def recorded(self) -> bool:
         """Are passes over trees recorded and replayed?"""
         return self.graphs is not None

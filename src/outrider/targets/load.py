@@ -17,7 +17,7 @@ from .. import hub
 from ..core import eight
 from ..params import check_weights
 from ..types import InputError
-from . import gguf, names
+from . import gguf, names, spread
 from .hf import HFTarget
 from .names import Place
 from .packed import pack
@@ -37,6 +37,7 @@ def load_target(
     trust_remote_code: bool = False,
     exact: str = "rounding",
     weights: str = "full",
+    processes: int = 1,
     **options: Any,
 ) -> HFTarget | SeqTarget:
     """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
@@ -45,18 +46,21 @@ def load_target(
     proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
     texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
     `weights`: "full" as the checkpoint has them; on CPUs also "int8" rows, or the "native" blocks of a .gguf file
-    (`packed.py`).
+    (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`).
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
     check_weights(weights)
+    if processes < 1 or (processes > 1 and weights != "full"):
+        raise InputError(f"a target of {weights} weights cannot be on {processes} processes; leave processes out")
     if isinstance(model, PreTrainedModel):
-        if weights != "full":
-            raise InputError(f"weights={weights} is for models that are loaded by name; leave it out")
+        if weights != "full" or processes > 1:
+            given = f"weights={weights}" if weights != "full" else f"processes={processes}"
+            raise InputError(f"{given} is for models that are loaded by name; leave it out")
         stock = model
     elif isinstance(model, str | Path | Place):
         if weights == "full":
-            stock = from_pretrained(model, dtype, device, trust_remote_code, options)
+            stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
             if dtype == "auto" and exact != "bits":
                 stock = widened(stock)
         else:
@@ -137,18 +141,25 @@ def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = F
 
 
 def from_pretrained(
-    model: str | Path | Place, dtype: Any, device: str, trust: bool, options: dict[str, Any]
+    model: str | Path | Place, dtype: Any, device: str, trust: bool, options: dict[str, Any], processes: int = 1
 ) -> PreTrainedModel:
     """The stock model of a name, of any kind that transformers knows; one sentence where it fails.
 
-    dtype "auto": the precision of the weights, but float32 for the demo's.
+    dtype "auto": the precision of the weights, but float32 for the demo's. device "auto": this process's GPU, where
+    there is one. `processes`: how many hold the model together.
     """
     place = names.find(model)
     dtype = place.dtype if dtype == "auto" else dtype
+    if processes > 1:
+        options = {**options, "distributed_config": spread.config_for(processes, device)}
+        if place.gguf:
+            raise InputError(
+                f"{place.name} could not be kept converted, and a .gguf file as it is cannot be spread; make room"
+            )
     if place.gguf:
         stock, found = gguf.read(Path(place.where) / place.gguf, dtype)
     else:
-        stock, found = _read(place, dtype, trust, options)
+        stock, found = _read(place, dtype, trust, options, processes)
     lacking = sorted(found["missing_keys"])
     if lacking:  # transformers would fill them with random numbers
         raise InputError(
@@ -160,12 +171,13 @@ def from_pretrained(
             f"the weights of {place.name} do not have the shapes that its config.json says: {name} is "
             f"{list(there)}, not {list(wanted)}; fetch both again"
         )
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return stock if getattr(stock, "hf_device_map", None) else stock.to(device)
+    if processes > 1:
+        spread.gather(stock)
+        return stock
+    return stock if getattr(stock, "hf_device_map", None) else stock.to(spread.own_device(device))
 
 
-def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any]) -> Any:
+def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], processes: int) -> Any:
     """The model of a folder or hub id, and what was found in its files."""
     where, name = place.where, place.name
     if Path(where).exists():
@@ -183,6 +195,8 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any]) -> Any
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if type(config) not in kind._model_mapping and not trust:
         raise InputError(f"{name} is a {config.model_type}, which is no language model that transformers knows")
+    if processes > 1:
+        spread.check(config, name, processes)
     try:
         return kind.from_pretrained(
             where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **{**LENIENT, **options}

@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import kept
 from ..core.tree import from_paths
 from ..types import DraftTree, InputError
-from . import attention
+from . import attention, spread
 from .hf import HFTarget
 from .probe import same_bits
 from .seq2seq import SeqTarget
@@ -170,7 +170,10 @@ def ensure(target: HFTarget | SeqTarget) -> None:
     """
     fine = torch.float32, torch.float64
     proofs = kept.folder("validated")
-    if any((proofs / f"{_key(target, dtype)}.json").is_file() for dtype in {target.dtype, *fine}):
+    known = any((proofs / f"{_key(target, dtype)}.json").is_file() for dtype in {target.dtype, *fine})
+    if isinstance(target, HFTarget) and target.processes > 1:  # they run the proof together or not at all
+        known = spread.agreed(target.model, known)
+    if known:
         return
     kind = target.config.model_type
     try:

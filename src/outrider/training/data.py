@@ -52,6 +52,10 @@ class Batch:
         tokens, positions, documents, learn = (x[at, :used] for x in parts)
         return Batch(tokens, positions, documents, learn, tuple(self.keys[i] for i in index))
 
+    def silent(self) -> Batch:
+        """The same tokens with nothing to learn: all padding."""
+        return replace(self, documents=torch.full_like(self.documents, -1), learn=torch.zeros_like(self.learn))
+
     def to(self, device: torch.device | str) -> Batch:
         moved = {name: getattr(self, name).to(device) for name in ("tokens", "positions", "documents", "learn")}
         return replace(self, **moved)

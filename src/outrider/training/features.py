@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from .. import files
 from ..core.padding import additive
-from ..targets import HFTarget, attention
+from ..targets import HFTarget, attention, spread
 from ..types import InputError
 from .data import Batch
 
@@ -139,7 +140,10 @@ class FeatureCache:
     def see(self, target: HFTarget, batch: Batch, half: bool) -> TargetFeatures:
         """The batch's features: from disk where all rows are there, else computed and kept."""
         keys, n = list(batch.keys), batch.tokens.shape[1]
-        if not all(self.known[t][keys].all() for t in self.taps):
+        there = all(self.known[t][keys].all() for t in self.taps)
+        if target.processes > 1:  # they see it together or not at all
+            there = spread.agreed(target.model, there)
+        if not there:
             seen = see(target, batch, self.taps, half)
             for t in self.taps:
                 raw = seen.features[t].to(self.dtype).cpu().contiguous().view(getattr(torch, self.bits.__name__))
@@ -168,6 +172,7 @@ def fingerprint(target: HFTarget, half: bool = False) -> str:
     """Which target this is, by some numbers of every weight, and in which precision it is run."""
     found = hashlib.sha256(b"half" if half else b"")
     for name, p in target.model.named_parameters():
-        some = p.detach().flatten()[:: max(1, p.numel() // 64)][:64]
+        whole: Any = p.full_tensor() if isinstance(p, DTensor) else p
+        some = whole.detach().flatten()[:: max(1, p.numel() // 64)][:64]
         found.update(name.encode() + some.double().cpu().numpy().tobytes())
     return found.hexdigest()[:16]

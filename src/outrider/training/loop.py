@@ -25,16 +25,16 @@ from ..params import Interrupted
 from ..targets import HFTarget
 from ..targets.packed import PACKED
 from ..types import InputError
-from . import checkpoint, objectives, sharding
-from .data import Batch, Document, order, pack, split
+from . import checkpoint, objectives
+from .data import Batch, Document, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
 from .features import FeatureCache, TargetFeatures, digest, fingerprint, see
 from .foreign import ForeignFeatures
 from .log import Log
 from .recipe import Recipe
+from .state import FeaturesOf, State, rows_of
 
 TENTH = 10  # of what a run reads is looked at beforehand, where an objective prepares itself
-FeaturesOf = Callable[[Batch], TargetFeatures]
 
 
 class TrainingError(RuntimeError):
@@ -80,7 +80,7 @@ def train(
     out = Path(out)
     recipe = recipe.continuing(out).complete()
     _check(target, documents, recipe, shard)
-    accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision="bf16" if recipe.bf16 else "no")
+    accelerator = Accelerator(cpu=target.device.type == "cpu")
     main = accelerator.is_main_process
     target.model.requires_grad_(False)
     learned, held = split(documents)
@@ -94,6 +94,7 @@ def train(
         torch.manual_seed(recipe.seed)
         made = objectives.build(recipe.method, target, learned, dict(recipe.options))
         assert isinstance(made, nn.Module)
+        made = made.double() if target.dtype == torch.float64 else made  # networks begin in float32
         return made.to(target.device).train()
 
     objective, found = fresh(), checkpoint.read(out / "checkpoint.pt")
@@ -102,13 +103,14 @@ def train(
         raise InputError(f"{out} was trained on another target or other data; give another --out, or remove it")
     start, loss, best, tau = (0, math.nan, math.inf, 0.0) if found is None else _progress(found)
     log = Log(out, start, recipe.steps, main, quiet)
-    features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
+    with accelerator.main_process_first() if recipe.cache else nullcontext():  # which makes the files of a cache
+        features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
     if found is None and isinstance(objective, objectives.Prepared):
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
         some = (rows.rows(range(i, min(i + recipe.rows, len(rows.keys)))).to(target.device) for i in first)
         objective.prepare((part, features_of(part)) for part in some)
-    state = _State(objective, recipe, accelerator, shard, of)
+    state = State(objective, recipe, accelerator, of, shard, target.processes)
     if found is not None:
         state.resume(found)
 
@@ -127,28 +129,31 @@ def train(
             loss, tokens, parts = state.step(step, rows, features_of)
             if not math.isfinite(loss):
                 raise TrainingError(
-                    f"the loss of step {step} is {loss} (rows {_rows(recipe, len(rows.keys), step)[:8]} ...); "
+                    f"the loss of step {step} is {loss} (rows {rows_of(recipe, len(rows.keys), step)[:8]} ...); "
                     f"the checkpoint before it is kept in {out}; lower --lr or look at these rows"
                 )
             done = step + 1
             log.step(done, loss, recipe.lr * recipe.rate(step), tokens, time.perf_counter() - began, parts)
             if done % recipe.evaluate == 0 or done == recipe.steps:
-                whole = state.whole(fresh)
-                if main:
-                    tau, best = _evaluate(whole, done, target, recipe, out, test, see_test, prompts, log, best, tau)
-                accelerator.wait_for_everyone()
-            if done % recipe.save == 0 or done == last or asked:
+                tau, best = _evaluate(state, fresh, done, target, out, test, see_test, prompts, log, best, tau)
+            halt = state.any(bool(asked))  # one process's signal is for all of them
+            if done % recipe.save == 0 or done == last or halt:
                 state.keep(out, done, loss, best, tau)
-            if asked:
+            if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command goes on from there")
     return Result(out / "best", last, loss, best, tau)
 
 
+def _progress(found: dict[str, Any]) -> tuple[int, float, float, float]:
+    """The step to go on with, the last loss, and the best held-out loss and its tau so far."""
+    return int(found["step"]), float(found["loss"]), float(found["best"]), float(found["tau"])
+
+
 def _evaluate(
-    objective: Any,
+    state: State,
+    fresh: Callable[[], Any],
     step: int,
     target: HFTarget,
-    recipe: Recipe,
     out: Path,
     test: Batch,
     features_of: FeaturesOf,
@@ -157,114 +162,24 @@ def _evaluate(
     best: float,
     tau: float,
 ) -> tuple[float, float]:
-    """Held-out loss and acceptance; the drafter is kept where its loss is the lowest so far."""
-    loss, parts = held_out_loss(objective, test.to(target.device), features_of, recipe.rows)
-    folder = out / ("best" if loss < best else "last")
-    with files.folder(folder, replace=True) as made:
-        objective.save(made)
-    found = acceptance(target, drafters.load(f"{objective.drafter}:{folder}", target), prompts, recipe.tokens)
-    log.evaluation(step, loss, parts, asdict(found))
-    return (found.tau, loss) if loss < best else (tau, best)
+    """Held-out loss and acceptance; the drafter is kept where its loss is the lowest so far.
 
-
-class _State:
-    """The module, its optimiser and how a step is taken."""
-
-    def __init__(self, objective: Any, recipe: Recipe, accelerator: Accelerator, shard: bool, of: dict[str, str]):
-        self.objective, self.recipe, self.accelerator, self.shard, self.of = objective, recipe, accelerator, shard, of
-        betas = objectives.optimiser_of(recipe.method).betas
-        if shard:
-            sharding.sharded(objective)
-        groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
-        self.optimiser: Any = torch.optim.AdamW(groups, lr=recipe.lr, betas=betas, weight_decay=recipe.decay)
-        self.module = objective
-        if not shard and accelerator.num_processes > 1:
-            self.module = accelerator.prepare_model(objective)
-
-    def step(self, step: int, rows: Batch, features_of: FeaturesOf) -> tuple[float, int, dict[str, float]]:
-        """One optimiser step: the loss per learned position, the tokens read, and parts."""
-        recipe, accelerator = self.recipe, self.accelerator
-        index = _rows(recipe, len(rows.keys), step)
-        mine = index[accelerator.process_index :: accelerator.num_processes]
-        parts = [rows.rows(p) for p in _pieces(mine, recipe.accumulate)]
-        for group in self.optimiser.param_groups:
-            group["lr"] = recipe.lr * recipe.rate(step) * group["scale"]
-        total, count, hits, tokens = 0.0, 0.0, {}, 0
-        for i, part in enumerate(parts):
-            sync = self.module.no_sync if i + 1 < len(parts) and self.module is not self.objective else None
-            seen = features_of(part)  # the frozen target's precision is its own matter
-            with accelerator.autocast(), sync() if sync else nullcontext():
-                loss, weight, shares = self.module(part.to(accelerator.device), seen, step)
-            (loss * accelerator.num_processes).backward()
-            total, count = total + float(loss.detach()), count + float(weight.detach())
-            tokens += int((part.documents >= 0).sum())
-            hits = {k: float(v) for k, v in shares.items()}
-        sums = torch.tensor([total, count, float(tokens)], dtype=torch.float64, device=accelerator.device)
-        if accelerator.num_processes > 1:
-            sums = accelerator.reduce(sums, "sum")
-        total, count, tokens = float(sums[0]), max(float(sums[1]), 1.0), int(sums[2])
-        if math.isfinite(total):
-            self._descend(count)
-        self.optimiser.zero_grad(set_to_none=True)
-        return total / count, tokens, hits
-
-    def _descend(self, count: float) -> None:
-        parameters = [p for g in self.optimiser.param_groups for p in g["params"]]
-        for p in parameters:
-            if p.grad is not None:
-                p.grad.div_(count)
-        torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
-        self.optimiser.step()
-
-    def resume(self, found: dict[str, Any]) -> None:
-        """Module and optimiser as a checkpoint has them."""
-        if self.shard:
-            sharding.restore(self.objective, self.optimiser, found)
-        else:
-            self.objective.load_state_dict(found["module"])
-            self.optimiser.load_state_dict(found["optimiser"])
-
-    def keep(self, out: Path, step: int, loss: float, best: float, tau: float) -> None:
-        if self.shard:
-            module, optimiser = sharding.state(self.objective, self.optimiser)
-        else:
-            module, optimiser = self.objective.state_dict(), self.optimiser.state_dict()
-        if self.accelerator.is_main_process:
-            told = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
-            checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **told})
-        self.accelerator.wait_for_everyone()
-
-    def whole(self, fresh: Callable[[], Any]) -> Any:
-        """The objective as one process has it: to be evaluated and written. All processes take part."""
-        if not self.shard:
-            return self.objective
-        module, _ = sharding.state(self.objective, self.optimiser)
-        if not self.accelerator.is_main_process:
-            return None
-        copy = fresh()
-        copy.load_state_dict(module)
-        return copy
-
-
-def _progress(found: dict[str, Any]) -> tuple[int, float, float, float]:
-    """The step to go on with, the last loss, and the best held-out loss and its tau so far."""
-    return int(found["step"]), float(found["loss"]), float(found["best"]), float(found["tau"])
-
-
-def _rows(recipe: Recipe, count: int, step: int) -> list[int]:
-    """The rows of a step: epochs in orders of their own, one behind the other."""
-    wanted = recipe.rows * recipe.accumulate
-    first = step * wanted
-    found: list[int] = []
-    while len(found) < wanted:
-        epoch, at = divmod(first + len(found), count)
-        found += order(count, recipe.seed, epoch)[at : at + wanted - len(found)]
-    return found
-
-
-def _pieces(index: list[int], count: int) -> list[list[int]]:
-    size = math.ceil(len(index) / count)
-    return [index[i : i + size] for i in range(0, len(index), size)]
+    Every process calls it. The first one evaluates, and those that hold its target with it do the same.
+    """
+    recipe, accelerator, objective = state.recipe, state.accelerator, state.whole(fresh)
+    if objective is not None:
+        loss, parts = held_out_loss(objective, test.to(target.device), features_of, recipe.rows)
+        folder = out / ("best" if loss < best else "last")
+        if accelerator.is_main_process:
+            with files.folder(folder, replace=True) as made:
+                objective.save(made)
+    accelerator.wait_for_everyone()
+    if objective is not None:
+        found = acceptance(target, drafters.load(f"{objective.drafter}:{folder}", target), prompts, recipe.tokens)
+        log.evaluation(step, loss, parts, asdict(found))
+        tau, best = (found.tau, loss) if loss < best else (tau, best)
+    accelerator.wait_for_everyone()
+    return tau, best
 
 
 def _feature_source(
@@ -283,8 +198,9 @@ def _feature_source(
 def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:
     if not isinstance(target, HFTarget):
         raise InputError("drafters are trained for decoder-only targets")
-    if shard and recipe.method == "medusa2":
-        raise InputError("medusa2 changes the target inside, which cannot be sharded; leave --shard out")
+    if recipe.method == "medusa2" and (shard or target.processes > 1):
+        option = "--shard" if shard else "--target-parallel"
+        raise InputError(f"medusa2 changes the target inside, which cannot be sharded; leave {option} out")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     if any(isinstance(module, PACKED) for module in target.model.modules()):

@@ -1,4 +1,8 @@
-"""Sharded training: FSDP2 (`fully_shard`) over all processes. accelerate's own path falls back to replicas on a CPU."""
+"""Sharded training: FSDP2 (`fully_shard`) over all processes. accelerate's own path falls back to replicas on a CPU.
+
+What is kept on disk is what one process would keep: whole tensors under the same names. So a run can go on with
+another number of processes, sharded or not.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def sharded(objective: nn.Module) -> None:
     """Shard the parameters that learn, in place: every one becomes a DTensor over a mesh of all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
 
     kind = next(objective.parameters()).device.type
     mesh = init_device_mesh(kind, (torch.distributed.get_world_size(),))
@@ -21,18 +25,34 @@ def sharded(objective: nn.Module) -> None:
     assert not whole, f"these parameters were not sharded: {', '.join(whole)}"
 
 
-def state(objective: nn.Module, optimiser: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The whole states of module and optimiser, as one process would have them (on the first process; else empty)."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+def whole(state: Any, keep: bool) -> Any:
+    """A state dict with whole tensors in place of shards. All processes take part.
 
-    return get_state_dict(objective, optimiser, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    Args:
+        state: of a module or an optimiser, sharded or not.
+        keep: is it for this process? The others get empty tensors for shards, and need no memory for them.
+
+    Returns:
+        The same, whole tensors on the CPU.
+    """
+    if isinstance(state, DTensor):
+        full = state.full_tensor()
+        return full.detach().cpu() if keep else full.new_empty(0)
+    if isinstance(state, dict):
+        return {name: whole(value, keep) for name, value in state.items()}
+    return state
 
 
-def restore(objective: nn.Module, optimiser: Any, found: dict[str, Any]) -> None:
-    """Load full state dicts into the sharded module and optimiser."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+def restore(objective: nn.Module, optimiser: Any, module: dict[str, Any], moments: dict[str, Any]) -> None:
+    """Load whole states into module and optimiser, each tensor sharded as the parameter that it belongs to."""
+    shape = {name: value for name, value in objective.state_dict().items() if isinstance(value, DTensor)}
+    objective.load_state_dict({name: _like(value, shape.get(name)) for name, value in module.items()})
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    state = {i: {n: _like(x, parameters[i]) for n, x in of.items()} for i, of in moments["state"].items()}
+    optimiser.load_state_dict({**moments, "state": state})
 
-    options = StateDictOptions(full_state_dict=True)
-    set_state_dict(
-        objective, optimiser, model_state_dict=found["module"], optim_state_dict=found["optimiser"], options=options
-    )
+
+def _like(value: Any, other: Any) -> Any:
+    if not isinstance(other, DTensor) or value.shape != other.shape:  # the count of steps is no part of a parameter
+        return value
+    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None)

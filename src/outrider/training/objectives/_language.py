@@ -27,7 +27,7 @@ from ...targets.load import from_pretrained
 from ...types import InputError
 from ..data import Batch
 from ..features import TargetFeatures, hidden, learned
-from ._losses import DIVERGENCES
+from ._losses import DIVERGENCES, precise
 from ._objective import NetworkObjective, Optimiser
 
 STAGES = ("pretrain", "sft", "distil")
@@ -56,11 +56,11 @@ class LanguageObjective(NetworkObjective):
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss summed over the positions learned, how many they are, and the share of right guesses."""
         places = batch.same(1) if self.stage == "pretrain" else batch.wanted(1)
-        student = self.net.lm_head(self.features(batch)[places]).float()[:, : self.target.vocab]
+        student = precise(self.net.lm_head(self.features(batch)[places]))[:, : self.target.vocab]
         tokens = batch.ahead(1)[places]
         if self.stage == "distil":
             with torch.no_grad():
-                teacher = self.target.head(seen.features[-1][places]).float()
+                teacher = precise(self.target.head(seen.features[-1][places]))
             losses, right = DIVERGENCES[self.loss](student, teacher), teacher.argmax(-1)
         else:
             losses, right = functional.cross_entropy(student, tokens, reduction="none"), tokens

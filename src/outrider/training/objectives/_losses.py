@@ -1,4 +1,4 @@
-"""Losses per position, in float32: student and teacher are logits [k, v] at the positions to be learned."""
+"""Losses per position, in float32 at least: student and teacher are logits [k, v] at the positions to be learned."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from torch.nn import functional
 Logits = Float[Tensor, "k v"]
 PerPosition = Float[Tensor, " k"]
 Loss = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def precise(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """In the precision of losses: float32, or that of x if it is finer."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def soft_cross_entropy(student: Logits, teacher: Logits) -> PerPosition:

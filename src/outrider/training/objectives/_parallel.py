@@ -22,7 +22,7 @@ from ...drafters import eagle3
 from ...targets import HFTarget
 from ..data import Batch
 from ..features import TargetFeatures, mask_of, visible
-from ._losses import cross_entropy
+from ._losses import cross_entropy, precise
 from ._objective import NetworkObjective, uniform
 
 SHARE, LEAST = 0.7, 0.2  # of the chains that reach one depth more, and that reach any
@@ -52,15 +52,17 @@ class ParallelObjective(NetworkObjective):
         pair, depth, real = self._chains(batch, step)
         masked = self._masks(batch, pair, depth, kept) if pair.numel() else made[:, :0]
         total, hits = true.new_zeros((), dtype=torch.float32), {}
+        if not pair.numel():  # other processes wait for a gradient of every parameter
+            total = total + 0.0 * net.mask_hidden.sum()
         for d in range(net.config.parallel):
             wanted = batch.wanted(d + 2)
             rows, at = (real & (depth == d) & wanted.gather(1, pair) if d else wanted).nonzero().unbind(1)
             read, last = (masked, pair[rows, at]) if d else (made, at)
             with torch.no_grad():
-                teacher = self.target.head(seen.features[-1][rows, last + d + 1]).float()
+                teacher = precise(self.target.head(seen.features[-1][rows, last + d + 1]))
                 known = net.t2d[teacher.argmax(-1)]
                 law = teacher[known][:, ids].softmax(-1)
-            student = net.logits(read[rows[known], at[known]]).float()
+            student = precise(net.logits(read[rows[known], at[known]]))
             total = total + self.decay**d * cross_entropy(student, law).sum()
             right = (student.argmax(-1) == law.argmax(-1)).float().sum().detach()
             hits[f"hit{d + 1}"] = right / max(1, len(law))

@@ -26,7 +26,7 @@ from ...types import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
 from ._layer import layer_like
-from ._losses import cross_entropy
+from ._losses import cross_entropy, precise
 from ._objective import NetworkObjective, Optimiser, uniform
 
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
@@ -64,7 +64,7 @@ class BlockObjective(NetworkObjective):
         rows, places = learned.nonzero().unbind(1)
         at, slots = inside[rows, places], places % config.block
         with torch.no_grad():
-            teacher = self.target.head(seen.features[-1][rows, at]).float()
+            teacher = precise(self.target.head(seen.features[-1][rows, at]))
             if ids is not None:  # count the places whose likeliest token can be drafted, as EAGLE-3 does
                 known = torch.isin(teacher.argmax(-1), ids)
                 rows, places, at, slots, teacher = rows[known], places[known], at[known], slots[known], teacher[known]
@@ -72,9 +72,10 @@ class BlockObjective(NetworkObjective):
         made = hidden[rows, places]
         student = self.target.head(made) if ids is None else self.net.lm_head(made)
         extra = self.net.pairs(batch.tokens[rows, at])
-        student = (student if extra is None else student + extra).float()
+        student = precise(student if extra is None else student + extra)
         drafted = slots - (0 if config.sample_from_anchor else 1)
-        weight = torch.exp(-drafted / self.decay) if self.decay else torch.ones_like(drafted, dtype=torch.float32)
+        far = drafted.to(student.dtype)
+        weight = torch.exp(-far / self.decay) if self.decay else torch.ones_like(far)
         right = (student.argmax(-1) == teacher.argmax(-1)).float().detach()
         hits = {f"hit{k + 1}": right[drafted == k].mean() for k in range(config.drafts) if bool((drafted == k).any())}
         return (weight * self._loss(student, teacher)).sum(), weight.sum(), hits

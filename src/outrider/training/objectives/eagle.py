@@ -22,7 +22,7 @@ from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, visible
 from ._layer import layer_like
 from ._linear import nearest
-from ._losses import LOSSES, smooth_l1, soft_cross_entropy
+from ._losses import LOSSES, precise, smooth_l1, soft_cross_entropy
 from ._objective import NetworkObjective, Optimiser, uniform
 from ._passes import Passes, moved
 
@@ -102,13 +102,13 @@ class EagleObjective(NetworkObjective):
     def _loss(self, predicted: Tensor, true: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Losses of every position, and the share of right guesses. Laws are learned where the text's own token can be
         drafted, and a position whose token cannot counts as a wrong guess."""
-        near, count = smooth_l1(predicted.float(), true.float()), max(1, len(tokens))
+        near, count = smooth_l1(precise(predicted), precise(true)), max(1, len(tokens))
         if self.places is not None:
             known = self.places[tokens] >= 0
             predicted, true = predicted[known], true[known]
         with torch.no_grad():
-            teacher = self.head(true).float()
-        student = self.head(predicted.to(true.dtype)).float()
+            teacher = precise(self.head(true))
+        student = precise(self.head(predicted.to(true.dtype)))
         law = self.cls * soft_cross_entropy(student, teacher)
         if self.topk:
             law = law + self.topk * self.ranking(student, teacher, self.k)

@@ -20,7 +20,7 @@ from ...types import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures, visible
 from ._layer import layer_like
-from ._losses import cross_entropy
+from ._losses import cross_entropy, precise
 from ._objective import NetworkObjective, Optimiser
 from ._parallel import ParallelObjective
 from ._passes import Passes, moved
@@ -47,7 +47,7 @@ class Eagle3Objective(NetworkObjective):
         with torch.no_grad():
             wanted = batch.wanted(2)
             places = wanted.nonzero()
-            teacher = self.target.head(seen.features[-1][places[:, 0], places[:, 1] + 1]).float()
+            teacher = precise(self.target.head(seen.features[-1][places[:, 0], places[:, 1] + 1]))
             known = net.t2d[teacher.argmax(-1)]
             places, law = places[known], teacher[known][:, ids].softmax(-1)
         rows, columns = places.unbind(1)
@@ -57,7 +57,7 @@ class Eagle3Objective(NetworkObjective):
         for j in range(1, self.passes + 1):
             made = net(read, embeds, batch.positions, attention=passes.attention)
             counted = at >= j - 1
-            student = net.logits(made[rows[counted], columns[counted]]).float()
+            student = precise(net.logits(made[rows[counted], columns[counted]]))
             right = law if j == 1 else law[counted]
             total = total + self.decay ** (j - 1) * cross_entropy(student, right).sum()
             weight = weight + counted.sum()

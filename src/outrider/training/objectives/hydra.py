@@ -20,7 +20,7 @@ from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, mask_of
 from ._layer import layer_like
-from ._losses import soft_cross_entropy
+from ._losses import precise, soft_cross_entropy
 from ._objective import NetworkObjective, Optimiser
 
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
@@ -56,9 +56,9 @@ class HydraObjective(NetworkObjective):
                 tokens = self.places[tokens]
                 counted = counted & (tokens >= 0)
             r, c, tokens = rows[counted], columns[counted], tokens[counted]
-            student = self.net(head - 1, read[r, c], embeds[counted][:, :head]).float()
+            student = precise(self.net(head - 1, read[r, c], embeds[counted][:, :head]))
             with torch.no_grad():
-                law = self.head(true[r, c + head]).float()
+                law = precise(self.head(true[r, c + head]))
             if self.teacher:
                 loss = soft_cross_entropy(student, law)
             else:

@@ -18,7 +18,7 @@ from ...nets import vocabulary
 from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures
-from ._losses import soft_cross_entropy
+from ._losses import precise, soft_cross_entropy
 from ._objective import NetworkObjective, Optimiser
 
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
@@ -49,11 +49,11 @@ class MedusaObjective(NetworkObjective):
             if self.places is not None:  # what cannot be drafted cannot be learned
                 tokens = self.places[tokens]
                 counted = counted & (tokens >= 0)
-            student, tokens = made[head - 1][counted].float(), tokens[counted]
+            student, tokens = precise(made[head - 1][counted]), tokens[counted]
             if self.teacher:
                 with torch.no_grad():
                     law = self.head(features[rows, (columns + head).clamp(max=features.shape[1] - 1)][counted])
-                loss = soft_cross_entropy(student, law.float())
+                loss = soft_cross_entropy(student, precise(law))
             else:
                 loss = functional.cross_entropy(student, tokens, reduction="none")
             total = total + self.decay**head * loss.sum()

@@ -25,7 +25,7 @@ from ...types import InputError
 from ..data import Batch
 from ..features import TargetFeatures, hidden, learned
 from ._lora import Adapter
-from ._losses import forward_kl
+from ._losses import forward_kl, precise
 from ._objective import Optimiser
 from .medusa import MedusaObjective
 
@@ -75,7 +75,7 @@ class Medusa2Objective(nn.Module):
             features = hidden(self.target, batch)[-1]
             features = features.to(learned(features.dtype))
             places = batch.wanted(1)
-            logits = self.target.head(features[places]).float()
+            logits = precise(self.target.head(features[places]))
             if self.distil:
                 language = forward_kl(logits, self._teacher(batch, places)).sum()
             else:
@@ -92,7 +92,7 @@ class Medusa2Objective(nn.Module):
     def _teacher(self, batch: Batch, places: Bool[Tensor, "b n"]) -> Float[Tensor, "k v"]:
         """Logits of the target as it was, with the adapter switched off, at the `k` marked places."""
         with torch.no_grad(), self.adapter.off():
-            return self.target.head(hidden(self.target, batch)[-1][places]).float()
+            return precise(self.target.head(hidden(self.target, batch)[-1][places]))
 
     def save(self, folder: str | Path) -> None:
         """The heads, and in `target/` the changed target that they belong to."""

@@ -1,0 +1,174 @@
+"""What learns and how a step is taken, by one process or several.
+
+Several processes give the losses and weights of one: each reads its share of a step's rows, gradients are summed and
+then divided by what all of them learned. They meet in every exchange, also those that have nothing to learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from . import checkpoint, objectives, sharding
+from .data import Batch, order
+from .features import TargetFeatures
+from .recipe import Recipe
+
+FeaturesOf = Callable[[Batch], TargetFeatures]
+Piece = list[list[int]]  # the rows of every process
+
+
+class State:
+    """The module, its optimiser and how a step is taken.
+
+    Args:
+        objective: what learns.
+        recipe: sizes and rates.
+        accelerator: the processes there are.
+        of: what a checkpoint must have been trained on.
+        shard: FSDP2 instead of replicas.
+        group: processes that hold the target together, and must read it together.
+    """
+
+    def __init__(
+        self,
+        objective: Any,
+        recipe: Recipe,
+        accelerator: Accelerator,
+        of: dict[str, str],
+        shard: bool = False,
+        group: int = 1,
+    ):
+        self.objective, self.recipe, self.accelerator, self.of = objective, recipe, accelerator, of
+        self.shard, self.group = shard, group
+        self.device = next(objective.parameters()).device
+        betas = objectives.optimiser_of(recipe.method).betas
+        if shard:
+            sharding.sharded(objective)
+        groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
+        self.optimiser: Any = torch.optim.AdamW(groups, lr=recipe.lr, betas=betas, weight_decay=recipe.decay)
+        self.module = objective
+        if not shard and accelerator.num_processes > 1:
+            self.module = accelerator.prepare_model(objective)
+
+    @property
+    def evaluates(self) -> bool:
+        """Does this process evaluate? The first one does, and those that hold its target with it."""
+        return self.accelerator.process_index < self.group
+
+    def step(self, step: int, rows: Batch, features_of: FeaturesOf) -> tuple[float, int, dict[str, float]]:
+        """One optimiser step: the loss per learned position, the tokens read, and parts."""
+        recipe, accelerator = self.recipe, self.accelerator
+        pieces = shares(rows_of(recipe, len(rows.keys), step), accelerator.num_processes, recipe.accumulate)
+        for group in self.optimiser.param_groups:
+            group["lr"] = recipe.lr * recipe.rate(step) * group["scale"]
+        total, count, hits, tokens = 0.0, 0.0, {}, 0
+        for i, piece in enumerate(pieces):
+            sync = self.module.no_sync if i + 1 < len(pieces) and self.module is not self.objective else None
+            part, seen = self._read(rows, piece, features_of)  # the frozen target's precision is its own matter
+            with self._cast(), sync() if sync else nullcontext():
+                loss, weight, found = self.module(part.to(self.device), seen, step)
+            (loss * accelerator.num_processes).backward()  # the mean over processes is the sum then
+            total, count = total + float(loss.detach()), count + float(weight.detach())
+            tokens += int((part.documents >= 0).sum())
+            hits = {k: float(v) for k, v in found.items()}
+        total, count, read = self._sums(total, count, float(tokens))
+        count = max(count, 1.0)
+        if math.isfinite(total):
+            self._descend(count)
+        self.optimiser.zero_grad(set_to_none=True)
+        return total / count, int(read), hits
+
+    def _cast(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
+
+    def any(self, here: bool) -> bool:
+        """Is it so in one of the processes? All of them ask."""
+        return self._sums(float(here))[0] > 0
+
+    def _sums(self, *values: float) -> list[float]:
+        """Sums over all processes."""
+        if self.accelerator.num_processes == 1:
+            return list(values)
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        found: list[float] = self.accelerator.reduce(mine, "sum").tolist()
+        return found
+
+    def _read(self, rows: Batch, piece: Piece, features_of: FeaturesOf) -> tuple[Batch, TargetFeatures]:
+        """This process's rows of a piece, and what the target sees in them. A process without rows reads the first of
+        all and learns nothing. Processes that hold the target together read the rows of all of them."""
+        me = self.accelerator.process_index
+        first = me - me % self.group
+        near = [of or piece[0][:1] for of in piece[first : first + self.group]]
+        part = rows.rows(near[me - first])
+        seen = features_of(rows.rows([row for of in near for row in of]))
+        if self.group > 1:
+            at = sum(len(of) for of in near[: me - first])
+            (b, n), features = part.tokens.shape, seen.features
+            seen = TargetFeatures({tap: x[at : at + b, :n] for tap, x in features.items()})
+        return (part if piece[me] else part.silent()), seen
+
+    def _descend(self, count: float) -> None:
+        parameters = [p for g in self.optimiser.param_groups for p in g["params"]]
+        for p in parameters:
+            if p.grad is not None:
+                p.grad.div_(count)
+        torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
+        self.optimiser.step()
+
+    def resume(self, found: dict[str, Any]) -> None:
+        """Module and optimiser as a checkpoint has them."""
+        if self.shard:
+            sharding.restore(self.objective, self.optimiser, found["module"], found["optimiser"])
+        else:
+            self.objective.load_state_dict(found["module"])
+            self.optimiser.load_state_dict(found["optimiser"])
+
+    def keep(self, out: Path, step: int, loss: float, best: float, tau: float) -> None:
+        """Write the checkpoint. All processes take part."""
+        main = self.accelerator.is_main_process
+        module = sharding.whole(self.objective.state_dict(), main)
+        optimiser = sharding.whole(self.optimiser.state_dict(), main)
+        if main:
+            told = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
+            checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **told})
+        self.accelerator.wait_for_everyone()
+
+    def whole(self, fresh: Callable[[], Any]) -> Any:
+        """The objective as one process has it, where it is evaluated; else None. All processes take part."""
+        if not self.shard:
+            return self.objective if self.evaluates else None
+        module = sharding.whole(self.objective.state_dict(), self.evaluates)
+        if not self.evaluates:
+            return None
+        copy = fresh()
+        copy.load_state_dict(module)
+        return copy
+
+
+def rows_of(recipe: Recipe, count: int, step: int) -> list[int]:
+    """The rows of a step: epochs in orders of their own, one behind the other."""
+    wanted = recipe.rows * recipe.accumulate
+    first = step * wanted
+    found: list[int] = []
+    while len(found) < wanted:
+        epoch, at = divmod(first + len(found), count)
+        found += order(count, recipe.seed, epoch)[at : at + wanted - len(found)]
+    return found
+
+
+def shares(index: list[int], processes: int, accumulate: int) -> list[Piece]:
+    """A step's rows as pieces, and in each the rows of every process: as many pieces for all of them, since each piece
+    is an exchange. Some processes may have no rows in the last one.
+
+        shares([7, 3, 9, 4, 1], processes=2, accumulate=2)  ->  [[[7, 9], [3, 4]], [[1], []]]
+    """
+    each = math.ceil(len(index) / processes)
+    size = math.ceil(each / accumulate)
+    return [[index[p::processes][i : i + size] for p in range(processes)] for i in range(0, each, size)]
