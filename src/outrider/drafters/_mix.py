@@ -57,7 +57,7 @@ class MixDrafting:
             if self.maps is None or self.trees is None or self.reads[i]:
                 part.observe(round)
             else:
-                part.observe(_translate(round, self.trees[i], self.maps[i]))
+                part.observe(translated(round, self.trees[i], self.maps[i]))
         self.trees = self.maps = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
@@ -185,12 +185,13 @@ def _read(tree: DraftTree) -> list[tuple[list[int], list[int], list[float]]]:
     return [(tokens[:n], parents[:n], logs[:n]) for tokens, parents, logs, n in host]
 
 
-def _translate(round: Round, tree: DraftTree, where: Tensor) -> Round:
+def translated(round: Round, tree: DraftTree, where: Tensor) -> Round:
     """The round in one drafter's own node ids; -1 for nodes that are not its own."""
     n = round.tree.nodes
     back = torch.full((where.shape[0], n + 1), -1, dtype=torch.long, device=where.device)
     index = torch.arange(where.shape[1], device=where.device).expand_as(where)
     back.scatter_(1, where.masked_fill(where < 0, n), index)
+    back[:, n] = -1  # a round that was translated once knows nodes that are nobody's
     mine = where.clamp(min=0)
 
     def pick(x: Tensor) -> Tensor:
@@ -199,7 +200,7 @@ def _translate(round: Round, tree: DraftTree, where: Tensor) -> Round:
     output = replace(
         round.output, logits=pick(round.output.logits), features={t: pick(f) for t, f in round.output.features.items()}
     )
-    return replace(round, tree=tree, output=output, path=back.gather(1, round.path))
+    return replace(round, tree=tree, output=output, path=back.gather(1, round.path.masked_fill(round.path < 0, n)))
 
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:

@@ -2,13 +2,15 @@
 
     python vllm_decode.py JOB RESULT
 
-JOB    {"target", "drafter", "method", "tokens", "prompts": [[ids]], "max_new_tokens", "context"}
-RESULT {"vllm", "torch", "texts": [[ids]], "drafts": [n], "accepted_at": [[n, ...]]}: rounds with a draft, and of them
-       those that accepted at least 1, 2, ... drafted tokens, prompt by prompt
+JOB    {"target", "prompts": [[ids]], "max_new_tokens", "context",
+        "runs": [{"speculative": vLLM's speculative_config or null, "additional": its additional_config}]}
+RESULT {"vllm", "torch", "runs": [{"texts": [[ids]], "drafts": [n], "accepted_at": [[n, ...]]}]}: of each run, prompt by
+       prompt, the text, the rounds with a draft, and of them those that accepted at least 1, 2, ... drafted tokens
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -28,18 +30,28 @@ COUNTERS = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens_
 def counters(llm: Any, tokens: int) -> list[int]:
     """Drafts so far, then those that accepted at least so many tokens."""
     found = {metric.name: metric for metric in llm.get_metrics() if metric.name in COUNTERS}
-    if len(found) < 2:
+    if len(found) < 2 or not tokens:
         return [0] * (tokens + 1)
     return [int(found[COUNTERS[0]].value), *(int(v) for v in found[COUNTERS[1]].values)]
 
 
 def main(job_file: str, result_file: str) -> None:
-    """Decode the prompts of a job (a JSON file) with vLLM, and write texts and acceptance to another."""
+    """Decode the prompts of a job (a JSON file) with vLLM, once for every run, and write what came out to another."""
     import torch
     import vllm
 
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    k = job["tokens"]
+    runs = []
+    for asked in job["runs"]:
+        runs.append(decode(vllm, job, asked["speculative"], asked["additional"]))
+        gc.collect()  # the engine of a run is gone before the next one takes its memory
+    found = {"vllm": vllm.__version__, "torch": torch.__version__, "runs": runs}
+    Path(result_file).write_text(json.dumps(found), encoding="utf-8")
+
+
+def decode(vllm: Any, job: dict[str, Any], speculative: dict[str, Any] | None, additional: Any) -> dict[str, Any]:
+    """One run: an engine of its own, and every prompt by itself."""
+    k = speculative["num_speculative_tokens"] if speculative else 0
     llm = vllm.LLM(
         job["target"],
         dtype="float32",
@@ -49,7 +61,8 @@ def main(job_file: str, result_file: str) -> None:
         max_num_seqs=1,
         disable_log_stats=False,
         enable_prefix_caching=False,
-        speculative_config={"method": job["method"], "model": job["drafter"], "num_speculative_tokens": k},
+        speculative_config=speculative,
+        additional_config=additional,
     )
     law = vllm.SamplingParams(temperature=0.0, max_tokens=job["max_new_tokens"], ignore_eos=True, detokenize=False)
     texts, drafts, accepted = [], [], []
@@ -61,8 +74,7 @@ def main(job_file: str, result_file: str) -> None:
         drafts.append(now[0] - before[0])
         accepted.append([a - b for a, b in zip(now[1:], before[1:], strict=True)])
         before = now
-    found = {"vllm": vllm.__version__, "torch": torch.__version__, "texts": texts, "drafts": drafts}
-    Path(result_file).write_text(json.dumps({**found, "accepted_at": accepted}), encoding="utf-8")
+    return {"texts": texts, "drafts": drafts, "accepted_at": accepted}
 
 
 if __name__ == "__main__":
