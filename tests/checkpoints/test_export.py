@@ -167,6 +167,16 @@ def test_what_engines_ask_of_eagle3(tmp_path: Path, facts: Facts) -> None:
     assert "d2t" not in load_file(tmp_path / "whole" / "model.safetensors"), "vLLM refuses it there"
 
 
+@pytest.mark.parametrize("to", ["safeailab", "speculators", "vllm", "sglang"])
+def test_folders_older_than_some_of_their_fields(tmp_path: Path, facts: Facts, to: str) -> None:
+    """The EAGLE-3 that ships was written before P-EAGLE; a field that is not there has its default."""
+    new = eagle3()
+    kept = {name: value for name, value in new.config.items() if name not in ("layers", "parallel", "mask_token")}
+    write(new, to, facts, tmp_path / "new")
+    write(Found(new.layout, new.method, kept, new.tensors), to, facts, tmp_path / "old")
+    assert config_of(tmp_path / "old") == config_of(tmp_path / "new")
+
+
 def test_what_speculators_asks(tmp_path: Path, facts: Facts) -> None:
     write(eagle3(), "speculators", facts, tmp_path / "out")
     config, tensors = config_of(tmp_path / "out"), load_file(tmp_path / "out" / "model.safetensors")

@@ -10,24 +10,38 @@ import pytest
 from parity_world import PROMPTS, drafter_at, engine, target_at
 
 from outrider import cli
-from outrider.proofs import parity
+from outrider.proofs import vllm
 
 
 def test_texts_and_acceptance_are_held_against_the_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parity, "vllm", lambda python: engine)
-    monkeypatch.setattr(parity, "check_vllm", lambda python: None)
+    monkeypatch.setattr(vllm, "runner", lambda python: engine)
+    monkeypatch.setattr(vllm, "check", lambda python: None)
     model, drafter = target_at(tmp_path / "target"), drafter_at(tmp_path / "drafter")
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS))
-    asked = ["parity", str(model), "--drafter", str(drafter), "--python", "none", "--tokens", "3"]
+    asked = [
+        "parity",
+        str(model),
+        "--drafter",
+        str(drafter),
+        "--drafter",
+        "lookup",
+        "--python",
+        "none",
+        "--tokens",
+        "3",
+    ]
     asked += ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
     assert cli.main(asked) == 0
     shown = capsys.readouterr().out
     assert "Parity with vLLM 0: all 16 texts are identical" in " ".join(shown.split())
     assert cli.main([*asked, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    found, inside = json.loads(capsys.readouterr().out)
     assert found["passed"]
+    assert inside["passed"]
+    assert (found["method"], inside["method"]) == ("eagle", "custom_class")
+    assert found["plain"] == []
     assert found["acceptance"][0]["outrider"] == found["acceptance"][0]["vllm"]
     assert "torch" in found["versions"]
     for extra, sentence in ((["--to", "medusa"], "vllm and speculators"), (["--tokens", "0"], "must be at least 1")):

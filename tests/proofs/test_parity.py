@@ -13,7 +13,7 @@ from parity_world import HIDDEN, NEW, PROMPTS, TOKENS, VOCAB, drafter_at, engine
 from safetensors.torch import load_file, save_file
 
 from outrider import load
-from outrider.proofs import parity, vllm_decode
+from outrider.proofs import parity, vllm, vllm_decode
 from outrider.types import InputError
 
 
@@ -27,11 +27,12 @@ def drafter(model: Path) -> Path:
     return drafter_at(model.parent / "drafter")
 
 
-def certify(model: Path, drafter: Path, decode: parity.Decode = engine) -> parity.Certificate:
-    def loaded(spec: str) -> Any:
+def certify(model: Path, drafter: Path | str, decode: vllm.Decode = engine) -> parity.Certificate:
+    def loaded(spec: Any) -> Any:
         return load(str(model), spec, dtype="float32")
 
-    return parity.certify(loaded, str(drafter), model, PROMPTS, decode, TOKENS, NEW)
+    (found,) = parity.certify(loaded, [str(drafter)], model, PROMPTS, decode, TOKENS, NEW)
+    return found
 
 
 def test_an_equal_engine_agrees_round_for_round(model: Path, drafter: Path) -> None:
@@ -47,10 +48,21 @@ def test_an_equal_engine_agrees_round_for_round(model: Path, drafter: Path) -> N
     assert "all 16 texts are identical" in found.sentence
 
 
+@pytest.mark.parametrize("spec", ["suffix", "lookup + ngram"])
+def test_a_drafter_inside_agrees(model: Path, spec: str) -> None:
+    found = certify(model, spec)
+    assert found.passed
+    assert found.method == "custom_class"
+    assert found.places[0].ours.hits > 5
+    assert found.same_rounds == len(PROMPTS) or "+" in spec, "the slow engine's mix forgets what it has learnt"
+    with pytest.raises(InputError, match="outrider export"):
+        certify(model, "lookahead")
+
+
 def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
     def shifted(job: dict[str, Any]) -> dict[str, Any]:
         """vLLM would read a damaged folder without a word: here, fc's halves are swapped."""
-        file = Path(job["drafter"]) / "model.safetensors"
+        file = Path(job["runs"][1]["speculative"]["model"]) / "model.safetensors"
         tensors = load_file(file)
         tensors["fc.weight"] = tensors["fc.weight"].roll(HIDDEN, 1)
         save_file({k: t.contiguous() for k, t in tensors.items()}, file)
@@ -65,7 +77,8 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
     def silent(job: dict[str, Any]) -> dict[str, Any]:
         """A vLLM that drafted nothing, or whose counters have other names, is no evidence."""
         made = engine(job)
-        return {**made, "drafts": [0] * len(PROMPTS), "accepted_at": [[0] * TOKENS] * len(PROMPTS)}
+        nothing = {"drafts": [0] * len(PROMPTS), "accepted_at": [[0] * TOKENS] * len(PROMPTS)}
+        return {**made, "runs": [{**run, **nothing} for run in made["runs"]]}
 
     found = certify(model, drafter, silent)
     assert found.same_acceptance
@@ -74,13 +87,25 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
 
     def wrong(job: dict[str, Any]) -> dict[str, Any]:
         made = engine(job)
-        made["texts"][1][5] = (made["texts"][1][5] + 1) % VOCAB
+        text = made["runs"][1]["texts"][1]
+        text[5] = (text[5] + 1) % VOCAB
         return made
 
     found = certify(model, drafter, wrong)
     assert [(s.prompt, s.position, s.rounding) for s in found.splits] == [(1, 5, False)]
     assert found.splits[0].margin > 0.01
+    assert [(s.prompt, s.position, s.rounding) for s in found.plain] == [(1, 5, False)]
     assert "1 of 16 texts differ" in found.sentence
+
+    def unlike_plain(job: dict[str, Any]) -> dict[str, Any]:
+        made = engine(job)
+        made["runs"][0]["texts"][2][7] = (made["runs"][0]["texts"][2][7] + 1) % VOCAB
+        return made
+
+    found = certify(model, drafter, unlike_plain)
+    assert not found.splits
+    assert [(s.prompt, s.position) for s in found.plain] == [(2, 7)]
+    assert not found.passed
     assert parity.Split(0, 0, 1e-6).rounding
 
 
@@ -98,34 +123,43 @@ def test_intervals() -> None:
 
 
 def test_refusals(model: Path, drafter: Path, tmp_path: Path) -> None:
-    job: dict[str, Any] = {}
+    job: dict[str, Any] = {"runs": []}
     with pytest.raises(InputError, match="make parity"):
-        parity.vllm(tmp_path / "python")(job)
+        vllm.runner(tmp_path / "python")(job)
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho 'Traceback' >&2\necho 'ValueError: no such model' >&2\necho 'bye' >&2\nexit 3\n")
     script.chmod(0o755)
     with pytest.raises(RuntimeError, match="failed: ValueError: no such model"):
-        parity.vllm(script)(job)
+        vllm.runner(script)(job)
     script.write_text('#!/bin/sh\necho \'{"texts": [[1]]}\' > "$4"\n')
-    assert parity.vllm(script)(job) == {"texts": [[1]]}
+    assert vllm.runner(script)(job) == {"texts": [[1]]}
     with pytest.raises(InputError, match="the context has 64"):
-        parity.certify(lambda spec: load(str(model), spec), str(drafter), model, [[1] * 60], engine, TOKENS, NEW)
+        parity.certify(lambda spec: load(str(model), spec), [str(drafter)], model, [[1] * 60], engine, TOKENS, NEW)
+    with pytest.raises(InputError, match="has no outrider, which runs inside vLLM"):
+        vllm.runner(lacking(tmp_path))({"runs": [vllm.inside(["lookup"], 3)]})
+
+
+def lacking(folder: Path) -> Path:
+    """A Python that finds no module."""
+    script = folder / "bare"
+    script.write_text("#!/bin/sh\nexit 3\n")
+    script.chmod(0o755)
+    return script
 
 
 def test_the_script_under_vllms_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vLLM of our own making: what it is asked, and how its counters are read."""
-    asked: dict[str, Any] = {}
+    asked: list[dict[str, Any]] = []
     counts = iter([None, (4, [3, 1]), (9, [6, 3])])
 
     class LLM:
         def __init__(self, target: str, **options: Any):
-            asked.update(options, target=target)
+            asked.append({**options, "target": target})
 
         def get_metrics(self) -> list[Any]:
-            now = next(counts)
+            make, now = types.SimpleNamespace, next(counts) if asked[-1]["speculative_config"] else None
             if now is None:
                 return []
-            make = types.SimpleNamespace
             return [make(name=vllm_decode.COUNTERS[0], value=now[0]), make(name=vllm_decode.COUNTERS[1], values=now[1])]
 
         def generate(self, prompts: list[Any], law: Any, use_tqdm: bool) -> list[Any]:
@@ -134,20 +168,21 @@ def test_the_script_under_vllms_python(tmp_path: Path, monkeypatch: pytest.Monke
 
     fake = types.SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: options, __version__="0.0")
     monkeypatch.setitem(sys.modules, "vllm", fake)  # type: ignore[arg-type]
-    job = {
-        "target": "t",
-        "drafter": "d",
-        "method": "eagle",
-        "tokens": 2,
-        "prompts": [[1], [2]],
-        "max_new_tokens": 7,
-        "context": 9,
-    }
+    runs = [vllm.PLAIN, vllm.inside(["lookup"], 2)]
+    job = {"target": "t", "prompts": [[1], [2]], "max_new_tokens": 7, "context": 9, "runs": runs}
     (tmp_path / "job").write_text(json.dumps(job))
     vllm_decode.main(str(tmp_path / "job"), str(tmp_path / "result"))
-    found = json.loads((tmp_path / "result").read_text())
-    assert found["texts"] == [[1, 7], [2, 7]]
+    plain, found = json.loads((tmp_path / "result").read_text())["runs"]
+    assert plain["texts"] == found["texts"] == [[1, 7], [2, 7]]
+    assert plain["drafts"] == [0, 0]
+    assert plain["accepted_at"] == [[], []]
     assert found["drafts"] == [4, 5]
     assert found["accepted_at"] == [[3, 1], [3, 2]]
-    assert asked["speculative_config"] == {"method": "eagle", "model": "d", "num_speculative_tokens": 2}
-    assert asked["dtype"] == "float32"
+    assert asked[0]["speculative_config"] is None
+    assert asked[1]["speculative_config"] == {
+        "method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 2,
+    }  # fmt: skip
+    assert asked[1]["additional_config"] == {"outrider": ["lookup"]}
+    assert asked[1]["dtype"] == "float32"
+    assert vllm.exported("eagle3", "d", 3, True)["speculative"]["parallel_drafting"] is True
+    assert vllm.exported("block", "d", 3, False)["speculative"]["method"] == "dflash"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from .. import files
+from ..nets.network import to_dict
 from ..types import InputError
 from . import dflash, medusa, native, safeailab, speculators
 from .files import WEIGHTS, put
@@ -46,7 +48,9 @@ def made(found: Found, to: str, facts: Facts) -> Made:
     if to not in FORMATS:
         raise InputError(f"there is no format {to!r}; choose one of {', '.join(FORMATS)}")
     native.check(found, "this drafter")
-    method, config = found.method, found.config
+    method = found.method
+    whole = native.network(method).read(found.config, "this drafter")  # a folder may be older than some of its fields
+    found = replace(found, config=(config := to_dict(whole)))
     if to not in FORMATS_OF.get(method, ()):
         others = " or ".join(FORMATS_OF.get(method, ()))
         say = f"export it to {others}" if others else "no engine has one, so use it in Outrider"

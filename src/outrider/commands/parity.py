@@ -16,7 +16,10 @@ def parity(
     drafter: Annotated[
         list[str],
         opt.drafting(
-            "--drafter", metavar="SPEC", help="Folder or SPEC of an EAGLE, EAGLE-3 or Medusa drafter; repeatable."
+            "--drafter",
+            metavar="SPEC",
+            help="Folder or SPEC; 'SPEC + SPEC' is a mix. EAGLE, EAGLE-3, Medusa and block drafters are exported; "
+            "those that read text alone run inside vLLM. Repeatable.",
         ),
     ],
     python: Annotated[
@@ -34,8 +37,9 @@ def parity(
 ) -> None:
     """Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.
 
-    Exports the drafter, lets vLLM load and run it with its own code on the same prompts, greedily and in float32, and
-    compares text and acceptance per position with intervals of 95 %. Exits 1 without parity.
+    Exports the drafter and lets vLLM load and run it with its own code, or runs it inside vLLM, on the same prompts,
+    greedily and in float32. Compares the texts, also with those that vLLM writes without a drafter, and the acceptance
+    per position with intervals of 95 %. Exits 1 without parity.
     """
     from ..params import InputError
     from ..prompts import read
@@ -49,18 +53,15 @@ def parity(
     given = read(prompts_file, limit) if prompts_file else held_out(limit)
     from ..llm import load
     from ..proofs import parity as run
+    from ..proofs import vllm
 
-    run.check_vllm(python)
-    found = []
-    for spec in drafter:
-        llms: dict[str, Any] = {}
+    vllm.check(python)
 
-        def loaded(name: str, llms: dict[str, Any] = llms) -> Any:
-            return llms.setdefault(name, load(where, name, dtype="float32", trust_remote_code=trust_remote_code))
+    def loaded(name: Any) -> Any:
+        return load(where, name, dtype="float32", trust_remote_code=trust_remote_code)
 
-        plain = load(where, "none", dtype="float32", trust_remote_code=trust_remote_code)
-        ids = plain.prompts(list(given))
-        found.append(run.certify(loaded, spec, where, ids, run.vllm(python), tokens, max_new_tokens, to))
+    ids = loaded("none").prompts(list(given))
+    found = run.certify(loaded, drafter, where, ids, vllm.runner(python), tokens, max_new_tokens, to)
     if as_json:
         import json
 
@@ -101,7 +102,8 @@ def document(c: Certificate) -> dict[str, Any]:
         for place in c.places
     ]
     about = {k: v for k, v in asdict(c).items() if k != "places"}
-    about["splits"] = [{**asdict(s), "rounding": s.rounding} for s in c.splits]
+    for name, splits in (("splits", c.splits), ("plain", c.plain)):
+        about[name] = [{**asdict(s), "rounding": s.rounding} for s in splits]
     verdict = {"same_text": c.same_text, "same_acceptance": c.same_acceptance, "passed": c.passed}
     return {**about, "acceptance": rates, **verdict, "sentence": c.sentence, "versions": {**versions(), **c.versions}}
 
@@ -122,9 +124,11 @@ def show(c: Certificate) -> None:
         table.add_row(*row, "" if place.agrees else "DIFFERS")
     console = Console()
     console.print(table)
-    for s in c.splits:
-        why = "rounding decides" if s.rounding else "NOT rounding"
-        console.print(f"prompt {s.prompt + 1} parts at token {s.position + 1}, margin {s.margin:.1e}: {why}")
+    for where, splits in (("here and there", c.splits), ("there with and without drafts", c.plain)):
+        for s in splits:
+            why = "rounding decides" if s.rounding else "NOT rounding"
+            place = f"prompt {s.prompt + 1} parts at token {s.position + 1}"
+            console.print(f"{place} {where}, margin {s.margin:.1e}: {why}")
     console.print(
         f"{c.prompts} prompts, {c.written} tokens each side; tau {c.tau_ours:.3f} here, {c.tau_theirs:.3f} there"
     )

@@ -1,35 +1,36 @@
 """Parity: the same drafter, the same prompts, greedily, in Outrider and in vLLM.
 
-The drafter is exported, vLLM loads it with its own code, and both draft chains of equal length. Texts must be the same
-(up to ties that rounding decides, which are shown with their margin), and so must the acceptance at each position: a
-wrong layer, rotary base, shift or draft vocabulary leaves the text alone and shows there.
+The drafter is exported and vLLM loads it with its own code, or it reads text alone and runs inside vLLM. Both draft
+chains of equal length. Texts must be the same, ours, vLLM's and those that vLLM writes without a drafter (up to ties
+that rounding decides, which are shown with their margin), and so must the acceptance at each position: a wrong layer,
+rotary base, shift or draft vocabulary leaves the text alone and shows there.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from scipy.stats import binomtest
 
-from .. import checkpoints
+from .. import checkpoints, drafters
 from ..budgets.adaptive import FixedBudget
 from ..checkpoints.check import check
 from ..checkpoints.write import write
+from ..drafters import _chain
 from ..engine import generate
 from ..llm import LLM
 from ..types import InputError
+from . import vllm
+from .vllm import Decode
 
 ROUNDING = 1e-3  # of logits: a margin below it is decided by rounding in float32
-METHODS = ("eagle", "eagle3", "medusa")
-SECONDS = 1800
+MIX = " + "  # between the SPECs of a mix
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,12 @@ class Certificate:
     tau_ours: float
     tau_theirs: float
     same_rounds: int  # prompts on which every round accepted the same number of tokens, as the counts tell
+    plain: list[Split]  # where vLLM's texts with and without drafts part
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def same_text(self) -> bool:
-        return all(split.rounding for split in self.splits)
+        return all(split.rounding for split in (*self.splits, *self.plain))
 
     @property
     def same_acceptance(self) -> bool:
@@ -123,12 +125,14 @@ class Certificate:
 
     @property
     def sentence(self) -> str:
-        if not self.splits:
-            text = f"all {self.prompts} texts are identical"
-        elif self.same_text:
-            text = f"texts are identical but {len(self.splits)} of {self.prompts}, which part where rounding decides"
+        parted = {s.prompt for s in (*self.splits, *self.plain)}
+        wrong = {s.prompt for s in (*self.splits, *self.plain) if not s.rounding}
+        if not parted:
+            text = f"all {self.prompts} texts are identical, here, there and there without drafts"
+        elif not wrong:
+            text = f"texts are identical but {len(parted)} of {self.prompts}, which part where rounding decides"
         else:
-            text = f"{sum(not s.rounding for s in self.splits)} of {self.prompts} texts differ"
+            text = f"{len(wrong)} of {self.prompts} texts differ"
         agree = "agrees" if self.same_acceptance else "DIFFERS"
         if not self.speculated:
             rounds = self.places[0].theirs.trials
@@ -138,89 +142,136 @@ class Certificate:
         return f"{head} with {self.engine}: {text}; acceptance {agree} at every position ({counts})."
 
 
-Decode = Callable[[dict[str, Any]], dict[str, Any]]
+@dataclass(frozen=True)
+class Side:
+    """A drafter made ready for both engines: ours, and what vLLM is told."""
+
+    spec: str
+    llm: LLM
+    tokens: int
+    run: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        """As vLLM calls it."""
+        return str(self.run["speculative"]["method"])
 
 
 def certify(
-    load: Callable[[str], LLM], spec: str, target: str | Path, prompts: Sequence[Sequence[int]], decode: Decode,
-    tokens: int = 4, max_new_tokens: int = 64, to: str = "vllm", keep: str | Path | None = None,
-) -> Certificate:  # fmt: skip
-    """Export, decode in both, compare. `load`: an LLM by the drafter's SPEC, in float32."""
-    name, folder = split(spec)
+    load: Callable[[str | Sequence[str]], LLM], specs: Sequence[str], target: str | Path,
+    prompts: Sequence[Sequence[int]], decode: Decode, tokens: int = 4, max_new_tokens: int = 64, to: str = "vllm",
+) -> list[Certificate]:  # fmt: skip
+    """Decode with every drafter in both engines, and in vLLM without one; compare.
+
+    Args:
+        load: an LLM by the drafter's SPEC or SPECs, in float32.
+        specs: of each drafter its SPEC, those of a mix with ` + ` between them.
+        target: the model's folder or hub id.
+        prompts: token ids.
+        decode: runs vLLM on a job (`vllm_decode.py`).
+        tokens: the length of the chains, where the drafter can draft so many.
+        to: the format in which vLLM is given what it loads itself, vllm or speculators.
+
+    Raises InputError for a drafter that vLLM cannot have, and for prompts that are too long.
+    """
     facts = checkpoints.Facts.at(target)
-    found = checkpoints.read(folder, facts)
-    if found.method not in METHODS:
-        raise InputError(f"{folder} holds {found.method}, which vLLM has not; parity is for {', '.join(METHODS)}")
-    chain = min(tokens, found.config["heads"]) if found.method == "medusa" else tokens
-    llm = load(f"{name or found.method}:{folder}?tree=chain")
-    longest = max(map(len, prompts)) + max_new_tokens + chain + 1
-    if longest > llm.target.context:
-        raise InputError(f"a prompt and its text take {longest} tokens, and the context has {llm.target.context}")
     with tempfile.TemporaryDirectory() as temporary:
-        out = Path(keep) if keep else Path(temporary) / "drafter"
-        write(found, to, facts, out)
-        if faults := check(out, to, facts):
-            raise InputError(f"the export is not what {to} loads: {'; '.join(faults)}")
-        theirs = decode(
-            {
-                "target": str(target), "drafter": str(out), "method": "eagle3" if to == "speculators" else found.method,
-                "tokens": chain, "prompts": [list(p) for p in prompts], "max_new_tokens": max_new_tokens,
-                "context": longest,
-            }
-        )  # fmt: skip
-    return compare(llm, spec, str(target), found.method, prompts, chain, max_new_tokens, theirs)
+        sides = [ready(load, spec, facts, tokens, to, Path(temporary) / str(i)) for i, spec in enumerate(specs)]
+        longest = max(map(len, prompts)) + max_new_tokens + tokens + 1
+        for side in sides:
+            if longest > side.llm.target.context:
+                context = side.llm.target.context
+                raise InputError(f"a prompt and its text take {longest} tokens, and the context has {context}")
+        job = {"target": str(target), "prompts": [list(p) for p in prompts], "max_new_tokens": max_new_tokens}
+        found = decode({**job, "context": longest, "runs": [vllm.PLAIN, *(side.run for side in sides)]})
+    known = {name: str(found.get(key, "?")) for name, key in (("vllm", "vllm"), ("vllm_torch", "torch"))}
+    plain, *theirs = found["runs"]
+    return [
+        compare(side, str(target), prompts, max_new_tokens, plain["texts"], run, known)
+        for side, run in zip(sides, theirs, strict=True)
+    ]
+
+
+def ready(
+    load: Callable[[str | Sequence[str]], LLM], spec: str, facts: checkpoints.Facts, tokens: int, to: str, out: Path
+) -> Side:
+    """Load a drafter here, and export it to `out` if vLLM loads it itself."""
+    name, folder = split(spec)
+    if (name or checkpoints.method_of(folder)) not in vllm.METHODS:
+        specs = spec.split(MIX)
+        llm = load(specs)
+        return Side(spec, replace(llm, drafter=_chain.of(llm.drafter, tokens)), tokens, vllm.inside(specs, tokens))
+    found = checkpoints.read(folder, facts)
+    parallel = int(found.config.get("parallel") or 0)
+    most = {"medusa": found.config.get("heads"), "block": found.config.get("block", 1) - 1}.get(found.method, parallel)
+    chain = min(tokens, int(most or tokens))
+    write(found, to, facts, out)
+    if faults := check(out, to, facts):
+        raise InputError(f"the export is not what {to} loads: {'; '.join(faults)}")
+    llm = load(f"{name or found.method}:{folder}?tree=chain")
+    return Side(spec, llm, chain, vllm.exported(found.method, out, chain, parallel > 0))
 
 
 def split(spec: str) -> tuple[str, str]:
-    """Method and folder of a SPEC; "" where it names no method."""
-    from .. import drafters
-
+    """Method and folder of a SPEC; "" where it names no method. A mix has the method "mix"."""
+    if MIX in spec:
+        return "mix", ""
     body = spec.partition("?")[0]
     name, _, folder = body.partition(":")
     return (name, folder) if name in drafters.names() else ("", body)
 
 
 def compare(
-    llm: LLM, spec: str, target: str, method: str, prompts: Sequence[Sequence[int]], tokens: int, new: int,
-    theirs: dict[str, Any],
+    side: Side, target: str, prompts: Sequence[Sequence[int]], new: int, plain: Sequence[Sequence[int]],
+    theirs: dict[str, Any], known: dict[str, str],
 ) -> Certificate:  # fmt: skip
-    """Decode the prompts here, and hold text and acceptance against vLLM's answers `theirs`."""
+    """Decode the prompts here, and hold text and acceptance against vLLM's answers `theirs`, and `plain` without
+    drafts."""
+    llm, tokens = side.llm, side.tokens
     texts, rounds = [], []
     for prompt in prompts:
         text, reached = chain(llm, prompt, tokens, new)
         texts.append(text)
         rounds.append(reached)
-    splits = []
-    for i, (a, b) in enumerate(zip(texts, theirs["texts"], strict=True)):
-        if a != b:
-            at = next((j for j, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            splits.append(Split(i, at, margin(llm, [*prompts[i], *a[:at]], a[at:], b[at:])))
     other = [[d, *a] for d, a in zip(theirs["drafts"], theirs["accepted_at"], strict=True)]
     ours, them = ([sum(column) for column in zip(*rows, strict=True)] for rows in (rounds, other))
     places = [Place(Rate(ours[d + 1], ours[d]), Rate(them[d + 1], them[d])) for d in range(tokens)]
-    known = {"vllm": str(theirs.get("vllm", "?")), "vllm_torch": str(theirs.get("torch", "?"))}
     return Certificate(
-        spec, target, method, f"vLLM {theirs.get('vllm', '?')}", tokens, len(prompts), sum(map(len, texts)), splits,
-        places, 1 + sum(ours[1:]) / max(1, ours[0]), 1 + sum(them[1:]) / max(1, them[0]),
-        sum(a == b for a, b in zip(rounds, other, strict=True)), known,
+        side.spec, target, side.method, f"vLLM {known['vllm']}", tokens, len(prompts), sum(map(len, texts)),
+        splits(llm, prompts, texts, theirs["texts"]), places, 1 + sum(ours[1:]) / max(1, ours[0]),
+        1 + sum(them[1:]) / max(1, them[0]), sum(a == b for a, b in zip(rounds, other, strict=True)),
+        splits(llm, prompts, plain, theirs["texts"]), known,
     )  # fmt: skip
+
+
+def splits(
+    llm: LLM, prompts: Sequence[Sequence[int]], ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
+) -> list[Split]:
+    """Where two sets of texts of the same prompts part."""
+    found = []
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if list(a) != list(b):
+            at = next((j for j, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            found.append(Split(i, at, margin(llm, [*prompts[i], *a[:at]], a[at:], b[at:])))
+    return found
 
 
 def chain(llm: LLM, prompt: Sequence[int], tokens: int, new: int) -> tuple[list[int], list[int]]:
     """Greedy text, and the rounds that accepted at least 0, 1, 2, ... tokens of a chain of `tokens`.
 
-    Like vLLM, the last round drafts a whole chain and counts all of it, though the text ends inside.
+    Like vLLM, rounds without a draft are not counted, and the last round drafts a whole chain and counts all of it,
+    though the text ends inside.
     """
     engine = llm.engine(budget=FixedBudget(tokens + 1, tokens))
     requests, _ = llm.requests(list(prompt), max_new_tokens=new + tokens + 1, seed=0, ignore_eos=True)
     text: list[int] = []
-    reached, first = [0] * (tokens + 1), True
+    reached, drafted = [0] * (tokens + 1), 0
     for piece in generate(engine, requests):
         text += piece.tokens
-        if not first:
+        if piece.row.usage.drafted > drafted:
+            drafted = piece.row.usage.drafted
             for depth in range(piece.drafted + 1):
                 reached[depth] += 1
-        first = False
         if len(text) >= new:
             break
     return text[:new], reached
@@ -236,50 +287,3 @@ def margin(llm: LLM, before: Sequence[int], ours: Sequence[int], theirs: Sequenc
     for chunk in session.prefill([list(before)]):
         logits = chunk.output.logits[0, 0]
     return abs(float(logits[ours[0]] - logits[theirs[0]]))
-
-
-def check_vllm(python: str | Path) -> None:
-    """Refuse a Python that is none, or that has no vLLM; nothing is imported there."""
-    probe = "import sys, importlib.util; sys.exit(3 * (importlib.util.find_spec('vllm') is None))"
-    try:
-        code = subprocess.run([str(python), "-I", "-c", probe], capture_output=True, timeout=60).returncode
-    except (OSError, subprocess.TimeoutExpired):
-        code = 1
-    if code:
-        what = "has no vLLM" if code == 3 else "is no Python that runs"
-        raise InputError(f"{python} {what}; `make parity` makes an environment with vLLM")
-
-
-def vllm(python: str | Path) -> Decode:
-    """Decoding by the vLLM of another Python."""
-
-    def decode(job: dict[str, Any]) -> dict[str, Any]:
-        script = Path(__file__).with_name("vllm_decode.py")
-        with tempfile.TemporaryDirectory() as folder:
-            asked, answer = Path(folder) / "job.json", Path(folder) / "result.json"
-            asked.write_text(json.dumps(job), encoding="utf-8")
-            try:
-                run = subprocess.run(
-                    [str(python), "-I", str(script), str(asked), str(answer)],
-                    capture_output=True,
-                    text=True,
-                    timeout=SECONDS,
-                )
-            except FileNotFoundError:
-                raise InputError(f"there is no Python {python}; `make parity` makes one with vLLM") from None
-            except subprocess.TimeoutExpired:
-                raise RuntimeError(
-                    f"vLLM did not finish within {SECONDS // 60} minutes; ask for fewer prompts"
-                ) from None
-            if run.returncode or not answer.is_file():
-                raise RuntimeError(f"vLLM under {python} failed: {_reason(run.stderr)}")
-            return json.loads(answer.read_text(encoding="utf-8"))
-
-    return decode
-
-
-def _reason(text: str) -> str:
-    """The line of a traceback that says what went wrong."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["it says nothing"])[-1][:300]
