@@ -215,7 +215,8 @@ def _mamba2(
     b, c = (t.unflatten(-1, (groups, n)) for t in (b, c))
     y, ssm = scan2(wide, dt, -mixer.A_log.to(ssm.dtype).exp(), b, c, ssm, fresh)
     y = (y + wide * mixer.D.to(ssm.dtype)[:, None]).flatten(-2) * functional.silu(gate.to(ssm.dtype))
-    grouped = y.unflatten(-1, (-1, mixer.norm.group_size))
+    size = getattr(mixer.norm, "group_size", y.shape[-1])  # older versions of transformers, 5.19 too, have one group
+    grouped = y.unflatten(-1, (-1, size))
     y = (grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + mixer.norm.variance_epsilon)).flatten(-2)
     return mixer.out_proj(mixer.norm.weight * y.to(x.dtype)), conv, ssm
 
