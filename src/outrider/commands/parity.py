@@ -127,8 +127,8 @@ def show(c: Certificate) -> None:
     for where, splits in (("here and there", c.splits), ("there with and without drafts", c.plain)):
         for s in splits:
             why = "rounding decides" if s.rounding else "NOT rounding"
-            place = f"prompt {s.prompt + 1} parts at token {s.position + 1}"
-            console.print(f"{place} {where}, margin {s.margin:.1e}: {why}")
+            at = f"prompt {s.prompt + 1} parts at token {s.position + 1}"
+            console.print(f"{at} {where}, margin {s.margin:.1e}: {why}")
     console.print(
         f"{c.prompts} prompts, {c.written} tokens each side; tau {c.tau_ours:.3f} here, {c.tau_theirs:.3f} there"
     )
