@@ -86,6 +86,9 @@ class Recording:
     def select(self, index: Any) -> None:
         self.inner.select(index)
 
+    def join(self, other: Drafting) -> None:
+        raise AssertionError("one text is decoded alone")
+
 
 def ours(target: Any, specs: list[str], prompt: list[int]) -> tuple[list[int], list[tuple[int, list[int]]]]:
     """The text that our engine writes, and the chains that it drafted."""
