@@ -42,11 +42,11 @@ BASE = {**SHARED, "steps": STEPS, "warmup": 20, "lr": 5e-3, "evaluate": STEPS, "
 
 
 def eagle(**options: Any) -> Recipe:
-    return Recipe("eagle", options=options, **BASE)
+    return Recipe("eagle", options={"linear": False, **options}, **BASE)
 
 
 def hass(**options: Any) -> Recipe:
-    return Recipe("hass", options=options, **BASE)
+    return Recipe("hass", options={"linear": False, **options}, **BASE)
 
 
 RUNS: dict[str, Recipe] = {

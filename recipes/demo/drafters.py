@@ -30,8 +30,8 @@ SHARED = {"steps": STEPS, "rows": 4, "length": 512, "bf16": True, "half_features
 RECIPES: dict[str, Recipe] = {
     "medusa": Recipe("medusa", lr=3e-3, options={"heads": 4}, **SHARED),
     "hydra": Recipe("hydra", lr=3e-3, options={"heads": 4}, **SHARED),
-    "eagle": Recipe("eagle", lr=5e-3, **SHARED),
-    "hass": Recipe("hass", lr=5e-3, **SHARED),
+    "eagle": Recipe("eagle", lr=5e-3, options={"linear": False}, **SHARED),
+    "hass": Recipe("hass", lr=5e-3, options={"linear": False}, **SHARED),
     "eagle3": Recipe("eagle3", lr=5e-3, options={"draft_vocab": 2048, "passes": 4}, **SHARED),
     "block": Recipe("block", lr=4e-3, options={"layers": 1, "block": 8, "pair_rank": 64}, **SHARED),
 }

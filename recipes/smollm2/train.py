@@ -9,7 +9,7 @@ import argparse
 import subprocess
 import sys
 
-from outrider.core.eight import multiplies_halves
+from outrider.targets.load import multiplies_halves
 from recipes.smollm2.questions import places
 
 BUDGET = 8_000_000  # tokens read in training, epochs counted
@@ -40,7 +40,7 @@ def main() -> None:
     command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target]
     command += ["--bf16"] if multiplies_halves() else []
     command += ["--rows", str(ROWS), "--length", str(LENGTH), "--steps", str(a.tokens // (ROWS * LENGTH))]
-    command += ["--lr", str(rate), "--warmup", "10", "--cache", str(a.work / "features")]
+    command += ["--lr", str(rate), "--cache", str(a.work / "features")]
     command += ["--out", str(a.work / a.method)]
     command += [part for file in answers for part in ("--data", str(file))]
     command += [part for option in options for part in ("--option", option)]

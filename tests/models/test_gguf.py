@@ -14,8 +14,7 @@ from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
-from outrider.core import eight
-from outrider.targets import find, gguf, load_target, load_tokenizer, names
+from outrider.targets import find, gguf, load, load_target, load_tokenizer, names
 from outrider.types import InputError
 
 VOCAB = 128
@@ -59,7 +58,7 @@ def test_the_precision_is_the_files(
     near: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(eight, "multiplies_halves", lambda: True)  # otherwise auto is float32
+    monkeypatch.setattr(load, "multiplies_halves", lambda: True)  # otherwise auto is float32
     target = load_target(write(tmp_path / "m.gguf", stock, kind))
     assert target.dtype == dtype
     there, here = logits(target.model), logits(stock)

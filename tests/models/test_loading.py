@@ -13,7 +13,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from small import build
 
-from outrider.core import eight
 from outrider.targets import load, load_target
 from outrider.targets.validate import validate
 from outrider.types import InputError
@@ -182,7 +181,7 @@ def test_pretrained_models_pass_the_proof(shared: Path, name: str, dtype: str) -
 def test_without_products_in_16_bits_a_model_computes_in_float32(
     able: bool, memory: int, asked: dict[str, str], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eight, "multiplies_halves", lambda: able)
+    monkeypatch.setattr(load, "multiplies_halves", lambda: able)
     monkeypatch.setattr(load, "physical_memory", lambda: memory)
     build("llama", torch.bfloat16).save_pretrained(tmp_path)
     assert load_target(tmp_path, **asked).dtype == dtype  # type: ignore[arg-type]

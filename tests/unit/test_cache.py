@@ -110,6 +110,15 @@ def test_rows_that_leave_move_in_place_and_make_room() -> None:
     assert [s.data_ptr() for s in cache.slabs] == before, "newcomers took the places of those who left"
 
 
+def test_the_last_row_fills_a_gap_in_place() -> None:
+    """Three rows leave six: the last takes the place of the second, the others stay where they are."""
+    cache = opened(b=6)
+    before = [s.data_ptr() for s in cache.slabs]
+    cache.select([0, 5, 2], used=4)
+    assert [row[0] for row in read(cache, 1)] == [0, 500, 200]
+    assert [s.data_ptr() for s in cache.slabs] == before
+
+
 @pytest.mark.parametrize("index", [[2, 0, 1], [0, 0, 2, 2], [1, 1]])
 def test_rows_fork_and_change_places(index: list[int]) -> None:
     cache = opened(b=3)

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..checkpoints.target import linear_head
-from ..core import eight
 from ..nets import vocabulary
-from ..nets.linear import Linear, linear
 from ..types import InputError, Round, Target
 
 
@@ -25,8 +23,8 @@ class ResBlock(nn.Module):
     def __init__(self, hidden: int, inputs: int | None = None):
         super().__init__()
         wide = hidden if inputs is None else inputs
-        self.linear = Linear(wide, hidden)
-        self.res_connection = Linear(wide, hidden) if inputs is not None else None
+        self.linear = nn.Linear(wide, hidden)
+        self.res_connection = nn.Linear(wide, hidden) if inputs is not None else None
         with torch.no_grad():
             for layer in (self.linear, self.res_connection):
                 if layer is not None:
@@ -54,12 +52,10 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     weight, shift = weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None
-    if eight.pays(target.device, target.dtype):
-        eight.carry(weight)
     cap = target.config_dict.get("final_logit_softcapping")
 
     def head(features: Tensor) -> Tensor:
-        logits = linear(features.to(weight.dtype), weight, shift)
+        logits = functional.linear(features.to(weight.dtype), weight, shift)
         return torch.tanh(logits / cap) * cap if cap else logits
 
     return head

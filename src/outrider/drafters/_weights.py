@@ -11,9 +11,6 @@ from torch import Tensor, nn
 
 from .. import checkpoints
 from ..checkpoints import native
-from ..core import eight
-from ..nets.layer import Layer
-from ..nets.linear import Linear
 from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -72,20 +69,6 @@ def placed_on(net: Net, target: Target | None) -> Net:
         if target is not None:
             net.to(device=target.device, dtype=target.dtype)
     return net.requires_grad_(False).eval()
-
-
-def lighten(net: nn.Module, target: Target) -> None:
-    """Keep a frozen network's matrices in eight bits too, where this machine reads a few rows faster so."""
-    if not eight.pays(target.device, target.dtype):
-        return
-    joined: set[nn.Module] = set()
-    for module in net.modules():
-        if isinstance(module, Layer) and module.fused is not None:
-            for matrix in (module.fused.qkv, module.fused.o, module.fused.gate_up, module.fused.down):
-                eight.carry(matrix)
-            joined |= set(module.modules())
-        elif isinstance(module, Linear) and module not in joined:
-            eight.carry(module.weight)
 
 
 def fits(where: object, target: Target, vocab: int, hidden: int, taps: Sequence[int] = ()) -> None:

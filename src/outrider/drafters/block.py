@@ -162,7 +162,6 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     if ids is not None:
         vocabulary.check_ids(ids, config.vocab)
         places = vocabulary.places_of(ids, config.vocab)
-    _weights.lighten(net, target)
     seen = torch.ones(config.block, config.block, dtype=torch.bool, device=weight.device)
     own = additive(seen.tril() if config.causal else seen, weight.dtype)[None, None]
     token = config.mask_token

@@ -20,8 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets import vocabulary
-from ..nets.layer import Attend, KVCache, Layer, LayerShape, Store
-from ..nets.linear import Linear
+from ..nets.layer import Attend, KVCache, Layer, LayerShape, Store, linear
 from ..nets.network import Network
 from ..types import InputError, Target
 from . import _heads, _weights
@@ -63,7 +62,7 @@ class EagleNet(nn.Module):
     def __init__(self, config: EagleConfig):
         super().__init__()
         h, self.config = config.layer.hidden, config
-        self.fc = Linear(2 * h if "+" in config.inputs else h, h, bias=config.bias)
+        self.fc = nn.Linear(2 * h if "+" in config.inputs else h, h, bias=config.bias)
         self.layers = nn.ModuleList([Layer(config.layer)])
         if config.draft_vocab:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
@@ -88,7 +87,8 @@ class EagleNet(nn.Module):
         attention: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """Predicted features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
-        x = self.fc(self.given(features, embeds))
+        given, fused = self.given(features, embeds), self.layers[0].fused is not None
+        x = linear(given, self.fc.weight, self.fc.bias) if fused else self.fc(given)
         return self.layers[0](x, x, positions, mask, store, turn, attention)
 
 
@@ -141,7 +141,6 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     ids = net.ids()
     made = EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids)
     made.layer.fuse()
-    _weights.lighten(net, target)
     return made
 
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..nets import vocabulary
-from ..nets.layer import Attend, KVCache, Layer, LayerShape, RMSNorm, Store
-from ..nets.linear import Linear
+from ..nets.layer import Attend, KVCache, Layer, LayerShape, RMSNorm, Store, linear
 from ..nets.network import Network
 from ..types import Budget, DraftTree, InputError, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
@@ -108,7 +107,7 @@ class Eagle3Net(nn.Module):
     def __init__(self, config: Eagle3Config):
         super().__init__()
         h, wide, eps, self.config = config.layer.hidden, config.target_hidden, config.layer.eps, config
-        self.fc = Linear(3 * wide, h, bias=False)
+        self.fc = nn.Linear(3 * wide, h, bias=False)
         if config.norm_before_fc:
             self.input_norm = RMSNorm(3 * wide, eps)
         if config.fc_norm:
@@ -120,7 +119,7 @@ class Eagle3Net(nn.Module):
         if config.parallel:
             self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * wide))
         self.norm = RMSNorm(h, eps)
-        self.lm_head = Linear(h, config.draft_vocab, bias=False)
+        self.lm_head = nn.Linear(h, config.draft_vocab, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(config.vocab) < config.draft_vocab)
 
@@ -155,7 +154,7 @@ class Eagle3Net(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*s h"]) -> Float[Tensor, "*s vd"]:
         hidden = hidden if self.config.norm_output else self.norm(hidden)
-        return self.lm_head(hidden)
+        return self.lm_head(hidden) if self.midlayer.fused is None else linear(hidden, self.lm_head.weight)
 
     def ids(self) -> Int[Tensor, " vd"]:
         """The target's token id of every draft token."""
@@ -255,7 +254,6 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
     own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
     for layer in (net.midlayer, *net.upper):
         layer.fuse()
-    _weights.lighten(net, target)
     mask = None
     if config.parallel:
         _lattice.check(growth.tree)

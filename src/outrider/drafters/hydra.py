@@ -25,8 +25,7 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
-from ..nets.layer import KVCache, Layer, LayerShape, RMSNorm, Store
-from ..nets.linear import Linear, linear
+from ..nets.layer import KVCache, Layer, LayerShape, RMSNorm, Store, linear
 from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _growth, _heads, _ranks, _weights
@@ -72,7 +71,7 @@ class HydraHead(nn.Module):
         h = config.hidden
         wide = [h * (index + 2), *[None] * (config.layers - 1)]
         self.blocks = nn.ModuleList([_heads.ResBlock(h, inputs) for inputs in wide])
-        self.lm_head = Linear(h, config.draft_vocab or config.vocab)
+        self.lm_head = nn.Linear(h, config.draft_vocab or config.vocab)
         self.fused: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Float[Tensor, "*s wide"]) -> Float[Tensor, "*s v"]:
@@ -318,7 +317,6 @@ def load(
         scale=scale or config.scale, ranks=ranks,
     )  # fmt: skip
     net.fuse()
-    _weights.lighten(net, target)
     return HydraDrafter(net, target, config, growth, ids)
 
 

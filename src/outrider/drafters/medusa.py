@@ -32,7 +32,6 @@ from ..checkpoints.target import linear_head
 from ..core import sampling
 from ..core.tree import root_only
 from ..nets import vocabulary
-from ..nets.linear import Linear
 from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _ranks, _weights
@@ -74,7 +73,7 @@ class MedusaHead(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([_heads.ResBlock(config.hidden) for _ in range(config.layers)])
         size = config.draft_vocab or config.vocab
-        self.lm_head = None if config.share_head else Linear(config.hidden, size, bias=config.bias)
+        self.lm_head = None if config.share_head else nn.Linear(config.hidden, size, bias=config.bias)
 
 
 class MedusaNet(nn.Module):

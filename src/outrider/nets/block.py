@@ -27,7 +27,6 @@ from torch.nn import functional
 from ..params import InputError
 from . import vocabulary
 from .layer import MLP, Attention, LayerShape, RMSNorm, Rope, apply_rotary, attend
-from .linear import Linear
 
 PAIR_HEADS = ("none", "markov")
 
@@ -131,20 +130,20 @@ class BlockNet(nn.Module):
     d2t: Tensor
     markov_w1: nn.Embedding
     markov_w2: nn.Linear
-    lm_head: Linear
+    lm_head: nn.Linear
 
     def __init__(self, config: BlockConfig):
         super().__init__()
         shape, self.config = config.layer, config
         self.rope = Rope(shape)
-        self.fc = Linear(len(config.taps) * config.target_hidden, shape.hidden, bias=False)
+        self.fc = nn.Linear(len(config.taps) * config.target_hidden, shape.hidden, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
         self.layers = nn.ModuleList([BlockLayer(shape) for _ in range(config.layers)])
         self.norm = RMSNorm(shape.hidden, shape.eps)
         if config.mask_token < 0:
             self.mask_embedding = nn.Parameter(torch.randn(shape.hidden) * 0.02)
         if config.draft_vocab < config.vocab:
-            self.lm_head = Linear(shape.hidden, config.draft_vocab, bias=False)
+            self.lm_head = nn.Linear(shape.hidden, config.draft_vocab, bias=False)
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
         if config.pair_head == "markov":  # begins as no correction at all
             self.markov_w1 = nn.Embedding(config.vocab, config.pair_rank)

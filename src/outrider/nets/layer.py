@@ -22,7 +22,6 @@ from torch.nn import functional
 
 from ..core.padding import additive
 from ..types import InputError
-from .linear import Linear, linear
 
 # Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -128,10 +127,10 @@ class Attention(nn.Module):
     def __init__(self, shape: LayerShape):
         super().__init__()
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.inputs, wide, bias=shape.qkv_bias)
-        self.k_proj = Linear(shape.inputs, narrow, bias=shape.qkv_bias)
-        self.v_proj = Linear(shape.inputs, narrow, bias=shape.qkv_bias)
-        self.o_proj = Linear(wide, shape.hidden, bias=False)
+        self.q_proj = nn.Linear(shape.inputs, wide, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.inputs, narrow, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.inputs, narrow, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(wide, shape.hidden, bias=False)
 
 
 class MLP(nn.Module):
@@ -139,9 +138,9 @@ class MLP(nn.Module):
 
     def __init__(self, shape: LayerShape):
         super().__init__()
-        self.gate_proj = Linear(shape.hidden, shape.intermediate, bias=False)
-        self.up_proj = Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down_proj = Linear(shape.intermediate, shape.hidden, bias=False)
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
 
 
 @dataclass(frozen=True)
@@ -224,6 +223,15 @@ class Layer(nn.Module):
             return self._finish(residual, attention(q, k, v))
         keys, values = (k, v) if store is None else store(k, v)
         return self._finish(residual, attend(q, keys, values, mask, self.fused is not None))
+
+
+def linear(x: Float[Tensor, "*s i"], weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> Float[Tensor, "*s o"]:
+    """x W^T + b, for inference. A CPU reads the weights of a single bfloat16 vector up to twice as fast by `mv`
+    (docs/log.md); rounding may differ from `functional.linear` in the last bit, so this is for drafters alone."""
+    if x.dtype != torch.bfloat16 or x.numel() != x.shape[-1] or x.device.type != "cpu":
+        return functional.linear(x, weight, bias)
+    made = torch.mv(weight, x.reshape(-1)).view(*x.shape[:-1], -1)
+    return made if bias is None else made + bias
 
 
 def _shared(projections: Sequence[nn.Linear]) -> Tensor:

@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from .. import hub
-from ..core import eight
 from ..params import check_weights
 from ..types import InputError
 from . import gguf, names, spread
@@ -111,10 +110,18 @@ def widened(stock: Any) -> Any:
     """
     if stock.device.type != "cpu" or stock.dtype not in HALF or getattr(stock, "is_quantized", False):
         return stock
-    if eight.multiplies_halves() or 4 * stock.num_parameters() > MEMORY * physical_memory():
+    if multiplies_halves() or 4 * stock.num_parameters() > MEMORY * physical_memory():
         return stock
     logger.info("this processor has no products in %s, so the model computes in float32", stock.dtype)
     return stock.float()
+
+
+def multiplies_halves() -> bool:
+    """Has this processor products in 16 bits? True for builds of torch that do not say."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported() or torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):
+        return True
 
 
 def physical_memory() -> int:

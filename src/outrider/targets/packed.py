@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..core import eight
 from . import gguf
 
 GROUP = 32  # weights of a block, which share a scale and an offset
@@ -37,10 +36,12 @@ class Int8Linear(nn.Module):
 
     def fill(self, full: Float[Tensor, "o i"]) -> None:
         """Take these weights, rounded."""
-        self.weight, self.scale = eight.rounded(full)
+        self.scale = (full.float().abs().amax(1).clamp(min=1e-12) / 127).to(torch.bfloat16)
+        self.weight = (full.float() / self.scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
-        y = eight.product(x, (self.weight, self.scale))
+        y = torch.ops.aten._weight_int8pack_mm(_rows(x), self.weight, self.scale)
+        y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
 
@@ -70,10 +71,13 @@ class Int4Linear(nn.Module):
         self.scales = torch.stack([scales, offsets], -1).transpose(0, 1).to(torch.bfloat16).contiguous()
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
-        rows = (x.flatten(end_dim=-2) if x.dim() > 1 else x[None]).contiguous()
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scales)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(_rows(x), self.weight, GROUP, self.scales)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
+
+
+def _rows(x: Tensor) -> Tensor:
+    return (x.flatten(end_dim=-2) if x.dim() > 1 else x[None]).contiguous()
 
 
 PACKED = (Int8Linear, Int4Linear)
