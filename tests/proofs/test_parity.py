@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import types
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from outrider import load
 from outrider.proofs import parity, vllm, vllm_decode
 from outrider.types import InputError
+
+Events = Generator[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +63,13 @@ def test_a_drafter_inside_agrees(model: Path, spec: str) -> None:
 
 
 def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
-    def shifted(job: dict[str, Any]) -> dict[str, Any]:
+    def shifted(job: dict[str, Any]) -> Events:
         """vLLM would read a damaged folder without a word: here, fc's halves are swapped."""
         file = Path(job["runs"][1]["speculative"]["model"]) / "model.safetensors"
         tensors = load_file(file)
         tensors["fc.weight"] = tensors["fc.weight"].roll(HIDDEN, 1)
         save_file({k: t.contiguous() for k, t in tensors.items()}, file)
-        return engine(job)
+        yield from engine(job)
 
     found = certify(model, drafter, shifted)
     assert not found.splits, "the text does not depend on the drafter"
@@ -74,35 +77,36 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
     assert not found.passed
     assert "acceptance DIFFERS" in found.sentence
 
-    def silent(job: dict[str, Any]) -> dict[str, Any]:
-        """A vLLM that drafted nothing, or whose counters have other names, is no evidence."""
-        made = engine(job)
+    def silent(job: dict[str, Any]) -> Events:
+        """A vLLM that drafted nothing is no evidence."""
         nothing = {"drafts": [0] * len(PROMPTS), "accepted_at": [[0] * TOKENS] * len(PROMPTS)}
-        return {**made, "runs": [{**run, **nothing} for run in made["runs"]]}
+        yield from ({**event, **nothing} if "texts" in event else event for event in engine(job))
 
     found = certify(model, drafter, silent)
     assert found.same_acceptance
     assert not found.passed
     assert "NO parity" in found.sentence
 
-    def wrong(job: dict[str, Any]) -> dict[str, Any]:
-        made = engine(job)
-        text = made["runs"][1]["texts"][1]
-        text[5] = (text[5] + 1) % VOCAB
-        return made
+    def changed(run: int, text: int, at: int) -> vllm.Decode:
+        """Another token in one text of one run."""
 
-    found = certify(model, drafter, wrong)
+        def decode(job: dict[str, Any]) -> Events:
+            number = -1
+            for event in engine(job):
+                number += "texts" in event
+                if number == run and "texts" in event:
+                    event["texts"][text][at] = (event["texts"][text][at] + 1) % VOCAB
+                yield event
+
+        return decode
+
+    found = certify(model, drafter, changed(1, 1, 5))
     assert [(s.prompt, s.position, s.rounding) for s in found.splits] == [(1, 5, False)]
     assert found.splits[0].margin > 0.01
     assert [(s.prompt, s.position, s.rounding) for s in found.plain] == [(1, 5, False)]
     assert "1 of 16 texts differ" in found.sentence
 
-    def unlike_plain(job: dict[str, Any]) -> dict[str, Any]:
-        made = engine(job)
-        made["runs"][0]["texts"][2][7] = (made["runs"][0]["texts"][2][7] + 1) % VOCAB
-        return made
-
-    found = certify(model, drafter, unlike_plain)
+    found = certify(model, drafter, changed(0, 2, 7))
     assert not found.splits
     assert [(s.prompt, s.position) for s in found.plain] == [(2, 7)]
     assert not found.passed
@@ -123,20 +127,38 @@ def test_intervals() -> None:
 
 
 def test_refusals(model: Path, drafter: Path, tmp_path: Path) -> None:
-    job: dict[str, Any] = {"runs": []}
-    with pytest.raises(InputError, match="make parity"):
-        vllm.runner(tmp_path / "python")(job)
+    def run(runs: list[Any]) -> list[dict[str, Any]]:
+        return list(vllm.runner(script)({"runs": runs}))
+
     script = tmp_path / "python"
+    with pytest.raises(InputError, match="make parity"):
+        run([])
     script.write_text("#!/bin/sh\necho 'Traceback' >&2\necho 'ValueError: no such model' >&2\necho 'bye' >&2\nexit 3\n")
     script.chmod(0o755)
     with pytest.raises(RuntimeError, match="failed: ValueError: no such model"):
-        vllm.runner(script)(job)
-    script.write_text('#!/bin/sh\necho \'{"texts": [[1]]}\' > "$4"\n')
-    assert vllm.runner(script)(job) == {"texts": [[1]]}
+        run([])
+    script.write_text("#!/bin/sh\necho '{\"done\": 0}'\necho '{\"texts\": [[1]]}'\n")
+    assert run([vllm.PLAIN]) == [{"done": 0}, {"texts": [[1]]}]
+    with pytest.raises(RuntimeError, match="failed: it says nothing"):
+        run([vllm.PLAIN, vllm.PLAIN])
     with pytest.raises(InputError, match="the context has 64"):
-        parity.certify(lambda spec: load(str(model), spec), [str(drafter)], model, [[1] * 60], engine, TOKENS, NEW)
+        list(
+            parity.certify(lambda spec: load(str(model), spec), [str(drafter)], model, [[1] * 60], engine, TOKENS, NEW)
+        )
+    script = lacking(tmp_path)
     with pytest.raises(InputError, match="has no outrider, which runs inside vLLM"):
-        vllm.runner(lacking(tmp_path))({"runs": [vllm.inside(["lookup"], 3)]})
+        run([vllm.inside(["lookup"], 3)])
+
+
+def test_vllm_ends_when_nobody_reads_on(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/id\necho '{{\"done\": 0}}'\nexec sleep 600\n")
+    script.chmod(0o755)
+    events = vllm.runner(script)({"runs": [vllm.PLAIN]})
+    assert next(events) == {"done": 0}
+    events.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "id").read_text()), 0)
 
 
 def lacking(folder: Path) -> Path:
@@ -147,37 +169,58 @@ def lacking(folder: Path) -> Path:
     return script
 
 
-def test_the_script_under_vllms_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a vLLM of our own making: what it is asked, and how its counters are read."""
+def test_what_is_being_done_is_told(model: Path, drafter: Path) -> None:
+    told: list[tuple[str, int]] = []
+    specs = [str(drafter), "lookup"]
+    found = parity.certify(
+        lambda spec: load(str(model), spec, dtype="float32"), specs, model, PROMPTS, engine, TOKENS, NEW, "vllm",
+        lambda doing, texts: told.append((doing, texts)),
+    )  # fmt: skip
+    first, _ = next(found), told.clear()
+    assert first.drafter == str(drafter)
+    assert first.passed
+    assert [c.drafter for c in found] == ["lookup"]
+    assert [doing for doing, n in told if not n] == [
+        "starting vLLM with lookup (2 of 2)", "decoding with lookup (2 of 2) in vLLM",
+    ]  # fmt: skip
+    texts = len(PROMPTS)
+    assert [told_of for told_of in told if told_of[1]] == [
+        ("decoding with lookup (2 of 2) in vLLM", texts), *[("decoding with lookup (2 of 2) here", 1)] * texts,
+    ]  # fmt: skip
+
+
+def test_the_script_under_vllms_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a vLLM of our own making: what it is asked, in which groups, and how its counts are read."""
     asked: list[dict[str, Any]] = []
-    counts = iter([None, (4, [3, 1]), (9, [6, 3])])
+    make = types.SimpleNamespace
 
     class LLM:
         def __init__(self, target: str, **options: Any):
             asked.append({**options, "target": target})
 
-        def get_metrics(self) -> list[Any]:
-            make, now = types.SimpleNamespace, next(counts) if asked[-1]["speculative_config"] else None
-            if now is None:
-                return []
-            return [make(name=vllm_decode.COUNTERS[0], value=now[0]), make(name=vllm_decode.COUNTERS[1], values=now[1])]
-
         def generate(self, prompts: list[Any], law: Any, use_tqdm: bool) -> list[Any]:
-            ids = [*prompts[0]["prompt_token_ids"], law["max_tokens"]]
-            return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=ids)])]
+            """Every prompt's first token is how many rounds accept two tokens."""
+            assert len(prompts) <= asked[-1]["max_num_seqs"] == 16
+            counts = [make(histogram=[1, 1, p["prompt_token_ids"][0]]) for p in prompts]
+            if "per_request_spec_decode_metrics" not in asked[-1]:
+                counts = [None] * len(prompts)
+            ids = [[*p["prompt_token_ids"], law["max_tokens"]] for p in prompts]
+            return [make(outputs=[make(token_ids=i, spec_decode_metrics=c)]) for i, c in zip(ids, counts, strict=True)]
 
     fake = types.SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: options, __version__="0.0")
     monkeypatch.setitem(sys.modules, "vllm", fake)  # type: ignore[arg-type]
     runs = [vllm.PLAIN, vllm.inside(["lookup"], 2)]
-    job = {"target": "t", "prompts": [[1], [2]], "max_new_tokens": 7, "context": 9, "runs": runs}
-    (tmp_path / "job").write_text(json.dumps(job))
-    vllm_decode.main(str(tmp_path / "job"), str(tmp_path / "result"))
-    plain, found = json.loads((tmp_path / "result").read_text())["runs"]
-    assert plain["texts"] == found["texts"] == [[1, 7], [2, 7]]
-    assert plain["drafts"] == [0, 0]
-    assert plain["accepted_at"] == [[], []]
-    assert found["drafts"] == [4, 5]
-    assert found["accepted_at"] == [[3, 1], [3, 2]]
+    prompts = [[i] for i in range(20)]
+    job = {"target": "t", "prompts": prompts, "max_new_tokens": 7, "context": 9, "runs": runs}
+    events: list[dict[str, Any]] = []
+    vllm_decode.main(job, events.append)
+    assert [event.get("done") for event in events] == [0, 16, 20, None] * 2
+    plain, found = events[3], events[7]
+    assert plain["texts"] == found["texts"] == [[i, 7] for i in range(20)]
+    assert plain["drafts"] == [0] * 20
+    assert plain["accepted_at"] == [[]] * 20
+    assert found["drafts"] == [2 + i for i in range(20)]
+    assert found["accepted_at"] == [[1 + i, i] for i in range(20)]
     assert asked[0]["speculative_config"] is None
     assert asked[1]["speculative_config"] == {
         "method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 2,
@@ -185,4 +228,5 @@ def test_the_script_under_vllms_python(tmp_path: Path, monkeypatch: pytest.Monke
     assert asked[1]["additional_config"] == {"outrider": ["lookup"]}
     assert asked[1]["dtype"] == "float32"
     assert vllm.exported("eagle3", "d", 3, True)["speculative"]["parallel_drafting"] is True
+    assert vllm.exported("eagle3", "d", 3, True)["rows"] == 1
     assert vllm.exported("block", "d", 3, False)["speculative"]["method"] == "dflash"

@@ -3,6 +3,7 @@ applied to the whole text at every step, without any cache."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,18 @@ def drafter_at(folder: Path) -> Path:
     return folder
 
 
-def engine(job: dict[str, Any]) -> dict[str, Any]:
+def engine(job: dict[str, Any]) -> Generator[dict[str, Any]]:
     """What vLLM is asked to do, the slow way: with nothing, from the EXPORTED folder, or with the drafter inside."""
     stock = LlamaForCausalLM.from_pretrained(job["target"]).eval()
 
     def greedy(tokens: list[int]) -> int:
         return int(stock(torch.tensor([tokens])).logits[0, -1].argmax())
 
-    with torch.no_grad():
-        return {"vllm": "0", "runs": [decode(job, run, stock, greedy) for run in job["runs"]]}
+    for run in job["runs"]:
+        yield {"done": 0}
+        with torch.no_grad():
+            found = decode(job, run, stock, greedy)
+        yield {"vllm": "0", **found}
 
 
 def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +11,7 @@ import typer
 from . import options as opt
 
 if TYPE_CHECKING:
-    from ..proofs.parity import Certificate
+    from ..proofs.parity import Certificate, Say
 
 
 def parity(
@@ -39,7 +41,7 @@ def parity(
 
     Exports the drafter and lets vLLM load and run it with its own code, or runs it inside vLLM, on the same prompts,
     greedily and in float32. Compares the texts, also with those that vLLM writes without a drafter, and the acceptance
-    per position with intervals of 95 %. Exits 1 without parity.
+    per position with intervals of 95 %. Says on stderr how far it is. Exits 1 without parity.
     """
     from ..params import InputError
     from ..prompts import read
@@ -61,16 +63,52 @@ def parity(
         return load(where, name, dtype="float32", trust_remote_code=trust_remote_code)
 
     ids = loaded("none").prompts(list(given))
-    found = run.certify(loaded, drafter, where, ids, vllm.runner(python), tokens, max_new_tokens, to)
+    found = []
+    with progress(as_json, len(ids) * (1 + 2 * len(drafter))) as (say, above):
+        for certificate in run.certify(
+            loaded, drafter, where, ids, vllm.runner(python), tokens, max_new_tokens, to, say
+        ):
+            found.append(certificate)
+            if not as_json:
+                with above():
+                    show(certificate)
     if as_json:
         import json
 
         typer.echo(json.dumps([document(c) for c in found]))
-    else:
-        for certificate in found:
-            show(certificate)
     if not all(c.passed for c in found):
         raise typer.Exit(1)
+
+
+@contextmanager
+def progress(quiet: bool, texts: int) -> Iterator[tuple[Say, Callable[[], AbstractContextManager[None]]]]:
+    """What is being done, on stderr: a bar of the texts with the time that is left, or a line for every step where
+    stderr is no terminal. Gives what tells it, and a context in which to print above the bar."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console, last = Console(stderr=True), ""
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task("", total=texts)
+    shown = console.is_terminal and not quiet
+
+    def say(doing: str, written: int) -> None:
+        nonlocal last
+        bar.update(task, description=escape(doing), advance=written)
+        if not (quiet or shown or doing == last):
+            typer.echo(f"outrider: {doing}", err=True)
+        last = doing
+
+    @contextmanager
+    def above() -> Iterator[None]:
+        bar.stop()
+        yield
+        bar.start()
+
+    with bar if shown else nullcontext():
+        yield say, above if shown else nullcontext
 
 
 def held_out(count: int | None) -> list[Any]:

@@ -8,10 +8,12 @@ rotary base, shift or draft vocabulary leaves the text alone and shows there.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from .vllm import Decode
 
 ROUNDING = 1e-3  # of logits: a margin below it is decided by rounding in float32
 MIX = " + "  # between the SPECs of a mix
+
+Say = Callable[[str, int], None]  # what is being done, and how many texts were written since it was told last
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,11 @@ class Side:
 def certify(
     load: Callable[[str | Sequence[str]], LLM], specs: Sequence[str], target: str | Path,
     prompts: Sequence[Sequence[int]], decode: Decode, tokens: int = 4, max_new_tokens: int = 64, to: str = "vllm",
-) -> list[Certificate]:  # fmt: skip
+    say: Say = lambda doing, texts: None,
+) -> Iterator[Certificate]:  # fmt: skip
     """Decode with every drafter in both engines, and in vLLM without one; compare.
+
+    A certificate comes as soon as vLLM is through with its drafter, and vLLM goes on while the next is made here.
 
     Args:
         load: an LLM by the drafter's SPEC or SPECs, in float32.
@@ -171,25 +178,43 @@ def certify(
         decode: runs vLLM on a job (`vllm_decode.py`).
         tokens: the length of the chains, where the drafter can draft so many.
         to: the format in which vLLM is given what it loads itself, vllm or speculators.
+        say: told what is being done, and how many texts were written since it was told last, in either engine.
 
     Raises InputError for a drafter that vLLM cannot have, and for prompts that are too long.
     """
     facts = checkpoints.Facts.at(target)
+    named = [f"{spec} ({i} of {len(specs)})" for i, spec in enumerate(specs, 1)]
     with tempfile.TemporaryDirectory() as temporary:
-        sides = [ready(load, spec, facts, tokens, to, Path(temporary) / str(i)) for i, spec in enumerate(specs)]
+        sides: list[Side] = []
+        for spec, name in zip(specs, named, strict=True):
+            say(f"loading {name} here", 0)
+            sides.append(ready(load, spec, facts, tokens, to, Path(temporary) / str(len(sides))))
         longest = max(map(len, prompts)) + max_new_tokens + tokens + 1
         for side in sides:
             if longest > side.llm.target.context:
                 context = side.llm.target.context
                 raise InputError(f"a prompt and its text take {longest} tokens, and the context has {context}")
         job = {"target": str(target), "prompts": [list(p) for p in prompts], "max_new_tokens": max_new_tokens}
-        found = decode({**job, "context": longest, "runs": [vllm.PLAIN, *(side.run for side in sides)]})
-    known = {name: str(found.get(key, "?")) for name, key in (("vllm", "vllm"), ("vllm_torch", "torch"))}
-    plain, *theirs = found["runs"]
-    return [
-        compare(side, str(target), prompts, max_new_tokens, plain["texts"], run, known)
-        for side, run in zip(sides, theirs, strict=True)
-    ]
+        events = decode({**job, "context": longest, "runs": [vllm.PLAIN, *(side.run for side in sides)]})
+        with contextlib.closing(events):
+            plain = heard(events, "without drafts", say)
+            for side, name in zip(sides, named, strict=True):
+                theirs = heard(events, f"with {name}", say)
+                wrote = partial(say, f"decoding with {name} here", 1)
+                yield compare(side, str(target), prompts, max_new_tokens, plain["texts"], theirs, wrote)
+
+
+def heard(events: Iterator[dict[str, Any]], name: str, say: Say) -> dict[str, Any]:
+    """vLLM's next run, to its end."""
+    say(f"starting vLLM {name}", 0)
+    before = 0
+    for event in events:
+        if "texts" in event:
+            say(f"decoding {name} in vLLM", len(event["texts"]) - before)
+            return event
+        say(f"decoding {name} in vLLM", event["done"] - before)
+        before = event["done"]
+    raise RuntimeError(f"vLLM said nothing of its run {name}")
 
 
 def ready(
@@ -223,16 +248,18 @@ def split(spec: str) -> tuple[str, str]:
 
 def compare(
     side: Side, target: str, prompts: Sequence[Sequence[int]], new: int, plain: Sequence[Sequence[int]],
-    theirs: dict[str, Any], known: dict[str, str],
+    theirs: dict[str, Any], wrote: Callable[[], None],
 ) -> Certificate:  # fmt: skip
     """Decode the prompts here, and hold text and acceptance against vLLM's answers `theirs`, and `plain` without
-    drafts."""
+    drafts. `wrote` is called for every text."""
+    known = {name: str(theirs.get(key, "?")) for name, key in (("vllm", "vllm"), ("vllm_torch", "torch"))}
     llm, tokens = side.llm, side.tokens
     texts, rounds = [], []
     for prompt in prompts:
         text, reached = chain(llm, prompt, tokens, new)
         texts.append(text)
         rounds.append(reached)
+        wrote()
     other = [[d, *a] for d, a in zip(theirs["drafts"], theirs["accepted_at"], strict=True)]
     ours, them = ([sum(column) for column in zip(*rows, strict=True)] for rows in (rounds, other))
     places = [Place(Rate(ours[d + 1], ours[d]), Rate(them[d + 1], them[d])) for d in range(tokens)]
