@@ -38,21 +38,24 @@ $(VENV)/.smollm2: $(READY)
 demo: $(VENV)/.smollm2
 	@$(BIN)/outrider generate --compare --max-new-tokens 96
 
+# Two workers; the tests of a file share its fixtures on one of them.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 # Where every rule and every drafter is met once, the shapes and types of all calls are checked too; it takes twice as long.
 SHAPED = tests/unit tests/contract/test_properties.py
 
 # Everything but the slow tests.
 test: $(READY)
-	@CHECK_SHAPES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(SHAPED)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(SHAPED:%=--ignore %)
+	@CHECK_SHAPES=1 $(PYTEST) -m "not slow" $(SHAPED)
+	@$(PYTEST) -m "not slow" $(SHAPED:%=--ignore %)
 
 # One part at a time, without a trained model or another process. What to run after every change.
 quick: $(READY)
-	@CHECK_SHAPES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not trained and not process" tests/unit
+	@CHECK_SHAPES=1 $(PYTEST) -m "not slow and not trained and not process" tests/unit
 
 # The rest: whole trainings, the tutorial's commands, the wheel.
 slow: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	@$(PYTEST) -m slow
 
 check: $(READY)
 	@$(BIN)/ruff check .

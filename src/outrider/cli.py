@@ -42,7 +42,7 @@ GROUPS = {
         "recommend": "Measure which drafter suits a model on this machine, and what it gives.",
         "bench": "Measure methods side by side and beside stock transformers, with a report.",
         "theory": "What acceptance, draft length and cost promise (Leviathan).",
-        "info": "Versions, threads, devices, demo models and drafters here.",
+        "info": "Versions, threads, devices, models and drafters here; of MODEL where it lies.",
     },
     "Make drafters": {
         "plan": "Work out what a drafter for a target takes: GPU hours, disk and network.",

@@ -123,7 +123,7 @@ def test_a_recommendation_comes_within_its_minutes(capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)
     assert found["seconds"] < 150, "15 s, and what was begun in them on a machine that does other things too"
     assert found["plain"]["tokens_per_second"][0] > 0
-    assert all(bool(c["speedup"]) != bool(c["note"] and not c["prompts"]) for c in found["candidates"])
+    assert [c for c in found["candidates"] if not c["speedup"] and not c["note"]] == []
     assert "demo" in found["sentence"]
 
 

@@ -1,4 +1,4 @@
-"""Folders of DFlash, JetSpec and DSpark from their published key tables: read strictly, run like a plain reference."""
+"""Folders of DFlash, DFlash 2, JetSpec and DSpark from their published key tables: read strictly, run as by hand."""
 
 from __future__ import annotations
 
@@ -25,9 +25,16 @@ DSPARK = {
     "architectures": ["Qwen3DSparkModel"], "mask_token_id": 60, "target_layer_ids": [1, 4], "markov_rank": RANK,
     "is_causal": True,
 }  # fmt: skip
+DFLASH2 = {
+    "architectures": ["DFlash2DraftModel"], "is_causal": False,
+    "dflash_config": {
+        "mask_token_id": 60, "target_layer_ids": [1, 4], "conv_kernel_size": 2, "conv_group_size": 8,
+        "selector_rank": RANK, "selector_top_k": 7,
+    },
+}  # fmt: skip
 
 
-def tensors(markov: bool = False) -> dict[str, Tensor]:
+def tensors(markov: bool = False, second: bool = False) -> dict[str, Tensor]:
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (H, 2 * H), "hidden_norm.weight": (H,), "norm.weight": (H,)}
     for i in range(2):
         at = f"layers.{i}."
@@ -37,6 +44,11 @@ def tensors(markov: bool = False) -> dict[str, Tensor]:
     if markov:
         shapes |= {"markov_head.markov_w1.weight": (V, RANK), "markov_head.markov_w2.weight": (V, RANK)}
         shapes |= {"confidence_head.proj.weight": (1, H + RANK), "confidence_head.proj.bias": (1,)}
+    if second:
+        shapes |= {f"candidate_selector.{name}_codebook": (V, RANK) for name in ("predecessor", "successor")}
+        shapes |= {"candidate_selector.hidden_projection.weight": (RANK, H)}
+        for at in (f"layers.{i}.{part}_conv." for i in range(2) for part in ("attention", "mlp")):
+            shapes |= {f"{at}base_kernel": (2, 2, H), f"{at}kernel_projection.weight": (4 * H // 8, H)}
     return foreign.fill(shapes)
 
 
@@ -51,13 +63,28 @@ def rotated(x: Tensor, position: int) -> Tensor:
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
 
+def mixed(p: dict[str, Tensor], name: str, side: int, given: Tensor, y: Tensor) -> Tensor:
+    """One of DFlash 2's convolutions of the slots y, with the weights that `given` asks for; y where there is none."""
+    if f"{name}.base_kernel" not in p:
+        return y
+    made = []
+    for j in range(len(y)):
+        own = (p[f"{name}.kernel_projection.weight"] @ given[j]).view(2, 2, H // 8)
+        taps = [
+            (p[f"{name}.base_kernel"][side, o] + own[side, o].repeat_interleave(8)) * y[j - o] for o in (0, 1) if j >= o
+        ]
+        made.append(sum(taps))
+    return torch.stack(made)  # type: ignore[arg-type]
+
+
 def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: bool) -> Tensor:
     """Normed slot states, one slot and one head after the other."""
     context, x = rms(features @ w["fc.weight"].T, w["hidden_norm.weight"]), slots
     first = len(features)
     for i in range(2):
         p = {name.removeprefix(f"layers.{i}."): t for name, t in w.items()}
-        normed, made = rms(x, p["input_layernorm.weight"]), []
+        given, made = rms(x, p["input_layernorm.weight"]), []
+        normed = mixed(p, "attention_conv", 0, given, given)
 
         def keys(y: Tensor, position: int, p: dict[str, Tensor] = p) -> tuple[Tensor, Tensor]:
             k, v = ((p[f"self_attn.{n}_proj.weight"] @ y).view(KV, D) for n in "kv")
@@ -73,11 +100,13 @@ def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: boo
                 g = h // (HEADS // KV)
                 scores = torch.stack([q[h] @ k[g] / math.sqrt(D) for k, _ in visible]).softmax(0)
                 heads.append(sum(s * v[g] for s, (_, v) in zip(scores, visible, strict=True)))
-            h1 = x[j] + p["self_attn.o_proj.weight"] @ torch.cat(heads)  # type: ignore[arg-type]
-            n = rms(h1, p["post_attention_layernorm.weight"])
+            made.append(p["self_attn.o_proj.weight"] @ torch.cat(heads))  # type: ignore[arg-type]
+        x = x + mixed(p, "attention_conv", 1, given, torch.stack(made))
+        given, made = rms(x, p["post_attention_layernorm.weight"]), []
+        for n in mixed(p, "mlp_conv", 0, given, given):
             gate = torch.nn.functional.silu(p["mlp.gate_proj.weight"] @ n) * (p["mlp.up_proj.weight"] @ n)
-            made.append(h1 + p["mlp.down_proj.weight"] @ gate)
-        x = torch.stack(made)
+            made.append(p["mlp.down_proj.weight"] @ gate)
+        x = x + mixed(p, "mlp_conv", 1, given, torch.stack(made))
     return rms(x, w["norm.weight"])
 
 
@@ -102,10 +131,11 @@ def run(found: Found, features: Tensor, slots: Tensor) -> Tensor:
         ({**DFLASH, "dflash_config": {**DFLASH["dflash_config"], "causal_head": True}}, True, False, "DFlash"),
         ({**DFLASH, "is_causal": True}, True, False, "DFlash"),
         (DSPARK, True, True, "DSpark"),
+        (DFLASH2, False, False, "DFlash 2"),
     ],
 )
 def test_read(tmp_path: Path, config: dict[str, Any], causal: bool, from_anchor: bool, layout: str) -> None:
-    raw = tensors(markov=layout == "DSpark")
+    raw = tensors(markov=layout == "DSpark", second=layout == "DFlash 2")
     found = read(foreign.folder(tmp_path, {**CONFIG, **config}, raw))
     assert (found.method, found.layout, method_of(tmp_path)) == ("block", layout, "block")
     assert (found.config["causal"], found.config["sample_from_anchor"]) == (causal, from_anchor)
@@ -116,6 +146,9 @@ def test_read(tmp_path: Path, config: dict[str, Any], causal: bool, from_anchor:
     if layout == "DSpark":
         assert torch.equal(found.tensors["markov_w1.weight"], raw["markov_head.markov_w1.weight"])
         assert any("confidence_head" in note for note in found.notes)
+    if layout == "DFlash 2":
+        assert (found.config["pair_head"], found.config["pair_rank"], found.config["pair_top"]) == ("selector", RANK, 7)
+        assert torch.equal(found.tensors["markov_w2.weight"], raw["candidate_selector.successor_codebook"])
 
 
 def test_read_speculators(tmp_path: Path) -> None:
@@ -132,6 +165,17 @@ def test_read_speculators(tmp_path: Path) -> None:
     assert torch.equal(found.tensors["d2t"], raw["d2t"])
 
 
+def test_read_dflash_2_of_speculators(tmp_path: Path) -> None:
+    config = {
+        "speculators_model_type": "dflash2", "transformer_layer_config": CONFIG, "block_size": BLOCK,
+        "aux_hidden_state_layer_ids": list(TAPS), "mask_token_id": 60, "is_causal": False, "selector_top_k": 5,
+    }  # fmt: skip
+    found = read(foreign.folder(tmp_path, config, tensors(second=True)))
+    assert found.layout == "speculators DFlash 2"
+    assert (found.config["conv"], found.config["conv_group"], found.config["pair_top"]) == (2, 8, 5)
+    assert not found.config["sample_from_anchor"]
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -141,6 +185,7 @@ def test_read_speculators(tmp_path: Path) -> None:
         ({"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id"),
         ({"dflash_config": {"mask_token_id": 60}}, "target_layer_ids"),
         ({"block_size": 1}, "at least 2 slots"),
+        ({"layer_types": ["sliding_attention"] * 2}, "give causal="),
     ],
 )
 def test_bad_configs(tmp_path: Path, config: dict[str, Any], says: str) -> None:
@@ -153,10 +198,17 @@ def test_bad_configs(tmp_path: Path, config: dict[str, Any], says: str) -> None:
         judged()
 
 
-def test_parts_of_dflash_2_are_refused_by_name(tmp_path: Path) -> None:
-    raw = {**tensors(), "layers.0.attention_conv.base_kernel": foreign.some(2, 2, H)}
-    with pytest.raises(InputError, match="DFlash 2"):
+def test_parts_of_domino_are_refused_by_name(tmp_path: Path) -> None:
+    raw = {**tensors(), "prefix_gru.weight_ih_l0": foreign.some(2, H)}
+    with pytest.raises(InputError, match="of Domino"):
         read(foreign.folder(tmp_path, {**CONFIG, **DFLASH}, raw))
+
+
+def test_windows_are_said(tmp_path: Path) -> None:
+    config = {**CONFIG, **DFLASH, "is_causal": False, "layer_types": ["sliding_attention"] * 2, "sliding_window": 64}
+    found = read(foreign.folder(tmp_path, config, tensors()))
+    assert not found.config["causal"]
+    assert any("read 64 positions" in note for note in found.notes)
 
 
 def facts() -> Facts:
@@ -164,13 +216,15 @@ def facts() -> Facts:
 
 
 @pytest.mark.parametrize("to", ["vllm", "sglang"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_export_and_back(tmp_path: Path, to: str, causal: bool) -> None:
-    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **DFLASH, "is_causal": causal}, tensors()))
+@pytest.mark.parametrize(("causal", "second"), [(True, False), (False, False), (False, True)])
+def test_export_and_back(tmp_path: Path, to: str, causal: bool, second: bool) -> None:
+    raw, given = tensors(second=second), DFLASH2 if second else DFLASH
+    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **given, "is_causal": causal}, raw))
     write(found, to, facts(), tmp_path / "out")
     assert check(tmp_path / "out", to, facts()) == []
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["is_causal"] == config["dflash_config"]["causal"] == config["dflash_config"]["causal_head"] == causal
+    assert config["architectures"] == given["architectures"]
     again = read(tmp_path / "out")
     assert again.config == found.config
     assert all(torch.equal(again.tensors[name], t) for name, t in found.tensors.items())
@@ -194,6 +248,6 @@ def test_verify_finds_what_loaders_let_through(tmp_path: Path) -> None:
 
 def test_export_refuses_what_dflash_has_no_place_for(tmp_path: Path) -> None:
     found = read(foreign.folder(tmp_path / "in", {**CONFIG, **DSPARK}, tensors(markov=True)))
-    with pytest.raises(InputError, match="pair_head=none, sample_from_anchor=false"):
+    with pytest.raises(InputError, match=r"pair_head=none \(or selector with conv=2\), sample_from_anchor=false"):
         write(found, "vllm", facts(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

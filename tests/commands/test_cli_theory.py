@@ -54,6 +54,16 @@ def test_help_names_every_command(run: Any) -> None:
         assert all(f"─ {group} ─" in shown.out for group in cli.GROUPS)
 
 
+def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
+    found = json.loads(run("info", "demo", "--json").out)
+    assert (Path(found["where"]) / "config.json").is_file()
+    assert (found["model"], found["drafter"]) == ("demo", "eagle:demo/hass")
+    assert f"where     {found['where']}\n" in run("info", "demo").out
+    shown = run("info", str(tmp_path / "lost"))
+    assert (shown.code, shown.out) == (2, "")
+    assert "there is no folder" in shown.err
+
+
 @pytest.mark.parametrize("name", [n for n in cli.COMMANDS if (COMMANDS / f"{cli.file_of(n)}.py").is_file()])
 def test_every_command_loads_and_takes_json(run: Any, name: str) -> None:
     shown = run(name, *(["generate"] if name == "data" else []), "--help")

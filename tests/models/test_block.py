@@ -18,7 +18,7 @@ from outrider.drafters import block
 from outrider.drafters._growth import Growth
 from outrider.drafters._lattice import conditional, lattice
 from outrider.engine import Engine, Request, generate
-from outrider.nets.block import BlockConfig, BlockNet
+from outrider.nets.block import BlockConfig, BlockConv, BlockNet
 from outrider.nets.layer import LayerShape
 from outrider.types import InputError
 
@@ -47,9 +47,10 @@ def run(net: BlockNet, features: Tensor, x: Tensor, at: int) -> Tensor:
     return net(x, turn[:, at:], keys, values, mask)
 
 
+@pytest.mark.parametrize("conv", [0, 2])
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_slot_sees_the_slots_it_may_and_nothing_at_the_anchor(causal: bool) -> None:
-    net = network(replace(CONFIG, causal=causal))
+def test_a_slot_sees_the_slots_it_may_and_nothing_at_the_anchor(causal: bool, conv: int) -> None:
+    net = network(replace(CONFIG, causal=causal, conv=conv, conv_group=4))
     features, x = torch.randn(1, 9, 32).double(), torch.randn(1, 4, 16).double()
     plain = run(net, features, x, 6)
     for j in range(4):
@@ -63,6 +64,73 @@ def test_a_slot_sees_the_slots_it_may_and_nothing_at_the_anchor(causal: bool) ->
     earlier = features.clone()
     earlier[:, 2] += 1
     assert not torch.isclose(run(net, earlier, x, 6), plain).any(-1).any(), "every slot reads the context"
+
+
+def test_a_convolution_begins_as_the_identity_and_keeps_blocks_apart() -> None:
+    conv, x = BlockConv(6, taps=3, group=2, block=4).double().requires_grad_(False), torch.randn(2, 8, 6).double()
+    with torch.no_grad():
+        assert torch.equal(conv.around(torch.tanh, x), torch.tanh(x))
+        torch.nn.init.normal_(conv.base_kernel)
+        torch.nn.init.normal_(conv.kernel_projection.weight)
+        apart = torch.cat([conv.around(torch.tanh, part) for part in x.split(4, 1)], 1)
+        assert torch.equal(conv.around(torch.tanh, x), apart)
+        torch.testing.assert_close(conv.around(torch.tanh, x), mixed(conv, x), rtol=0, atol=1e-12)
+
+
+def mixed(conv: BlockConv, x: Tensor) -> Tensor:
+    """The same by loops over rows, slots, taps and channels."""
+    own = (x @ conv.kernel_projection.weight.T).view(*x.shape[:2], 2, 3, 3)
+
+    def once(y: Tensor, side: int) -> Tensor:
+        found = torch.zeros_like(y)
+        for b, j, o, c in itertools.product(range(2), range(8), range(3), range(6)):
+            if j % 4 >= o:
+                found[b, j, c] += (conv.base_kernel[side, o, c] + own[b, j, side, o, c // 2]) * y[b, j - o, c]
+        return found
+
+    return once(torch.tanh(once(x, 0)), 1)
+
+
+def test_a_selector_chooses_among_the_likeliest_by_what_stands_above_and_the_slot() -> None:
+    """Chains against a walk through the block, slot by slot and candidate by candidate."""
+    vocab, top = 19, 3
+    net = network(replace(CONFIG, pair_head="selector", pair_top=top, taps=(0,), conv=2, conv_group=4))
+    target, prompt, words = planted(vocab), [3, 8, 2], []
+    drafter = block.drafter(net, target, Growth("chain"))
+    chains = []
+
+    class Recorded:
+        taps = drafter.taps
+
+        def open(self, prompts: Any, capacity: int) -> Any:
+            drafting = drafter.open(prompts, capacity)
+            propose = drafting.propose
+
+            def kept(rows: Any, budget: Any) -> Any:
+                tree, hidden = propose(rows, budget), drafting._hidden(rows)[0]
+                chains.append((int(rows.root[0]), hidden, tree.tokens[0, 1:].tolist()))
+                return tree
+
+            drafting.propose = kept
+            return drafting
+
+    for piece in generate(Engine(target, Recorded(), FixedBudget(5, 4), GumbelNoise(vocab)), [Request(prompt, 1, 12)]):
+        words = piece.row.output
+    assert len(words) == 12
+    assert len(chains) > 2
+    changed = 0
+    for above, hidden, chain in chains:
+        for state, drafted in zip(hidden, chain, strict=False):
+            logits = target.head(state).detach()
+            best, least = None, -math.inf
+            for token in logits.topk(top).indices.tolist():
+                gate = net.markov_w1.weight[above] * (net.pair_hidden.weight @ state)
+                score = (logits[token] + net.markov_w2.weight[token] @ gate).item()
+                best, least = (token, score) if score > least else (best, least)
+            assert drafted == best
+            changed += drafted != int(logits.argmax())
+            above = drafted
+    assert changed, "the selector changed nothing here"
 
 
 def test_context_in_pieces_is_context_at_once() -> None:
@@ -176,6 +244,9 @@ def planted(vocab: int) -> Any:
         ({"mask_token": 19}, "outside the vocabulary"),
         ({"target_hidden": 24}, "must be 24 wide"),
         ({"pair_head": "gru"}, "none, markov"),
+        ({"pair_top": -1}, "0 meaning all"),
+        ({"conv": 5}, "1 to 4 slots"),
+        ({"conv": 2, "conv_group": 3}, "groups of 3"),
         ({"draft_vocab": 20}, "1 to 19 tokens"),
     ],
 )

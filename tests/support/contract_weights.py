@@ -66,11 +66,17 @@ def make_hydra(folder: Path, vocab: int, hidden: int) -> None:
 
 
 def make_block(folder: Path, vocab: int, hidden: int) -> None:
-    """Two layers, a draft vocabulary of every token that no seventh is, a Markov head that says something."""
+    """Two layers with convolutions, a draft vocabulary of every token that no seventh is, and a selector that says
+    something."""
     torch.manual_seed(7)
     kept = [t for t in range(vocab) if t % 7]
-    net = BlockNet(BlockConfig(shape(hidden, hidden), 2, vocab, len(kept), hidden, (0, 2), block=5, pair_rank=6))
+    more = {"block": 5, "pair_head": "selector", "pair_rank": 6, "pair_top": 9, "conv": 2, "conv_group": 2}
+    net = BlockNet(BlockConfig(shape(hidden, hidden), 2, vocab, len(kept), hidden, (0, 2), **more))
     torch.nn.init.normal_(net.markov_w2.weight)
+    for layer in net.layers:
+        for conv in (layer.attention_conv, layer.mlp_conv):
+            torch.nn.init.normal_(conv.base_kernel, std=0.5)
+            torch.nn.init.normal_(conv.kernel_projection.weight, std=0.2)
     net.d2t = torch.tensor(kept) - torch.arange(len(kept))
     native.save(folder, "block", net.double())
 

@@ -43,8 +43,11 @@ def build(of: HFTarget, words: list[int] = (), **options: Any) -> Any:
     documents = [Document(tuple(words), (True,) * len(words), "x")]
     given = {"taps": TAPS, "block": 4, "layers": 2, "pair_rank": 5, "anchors": 99, **options}
     objective = objectives.build("block", of, documents, given).to(of.dtype)
-    if objective.net.config.pair_head == "markov":
+    if objective.net.config.pair_head != "none":
         torch.nn.init.normal_(objective.net.markov_w2.weight)
+    for name, p in objective.net.named_parameters():
+        if "_conv." in name:
+            torch.nn.init.normal_(p, std=0.3)
     return objective
 
 
@@ -80,8 +83,9 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
                 continue
             state = made[k if config.sample_from_anchor else k + 1]
             student = of.head(state) if net.ids() is None else net.lm_head(state)
-            if config.pair_head == "markov":
-                student = student + net.markov_w2.weight @ net.markov_w1.weight[words[label - 1]]
+            if config.pair_head != "none":
+                gate = net.pair_hidden.weight @ state if config.pair_head == "selector" else 1.0
+                student = student + net.markov_w2.weight @ (net.markov_w1.weight[words[label - 1]] * gate)
             w = math.exp(-k / objective.decay) if objective.decay else 1.0
             total += w * float(cross_entropy(student, torch.stack([teacher[i] for i in ids]).softmax(-1)))
             weight += w
@@ -94,6 +98,7 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
         {},
         {"draft_vocab": 40, "decay": 2.0},
         {"causal": False, "sample_from_anchor": False, "pair_head": "none", "layers": 1},
+        {"causal": False, "sample_from_anchor": False, "pair_head": "selector", "conv": 2},
     ],
 )
 def test_loss_equals_loops_over_anchors_and_slots(options: dict[str, Any]) -> None:
@@ -118,7 +123,7 @@ def test_training_sees_what_decoding_sees(from_anchor: bool) -> None:
     with torch.no_grad():
         batch, _ = Rows.start(engine, [Row(Request(prompt, 0, 30, Sampling()), 0)])
         assert batch is not None
-        found = batch.drafting._logits(batch.view())[0]  # type: ignore[attr-defined]
+        found = drafter.logits(batch.drafting._hidden(batch.view()))[0]  # type: ignore[attr-defined]
         words = [*prompt, int(batch.root[0])]
         expected = of.head(alone(of, objective, words, len(prompt)))
     torch.testing.assert_close(found, expected if from_anchor else expected[1:], rtol=1e-8, atol=1e-8)

@@ -296,8 +296,8 @@ def _named(c: Candidate) -> str:
 
 
 def _candidate(cell: Cell) -> Candidate:
+    speedup = cell.speedup if cell.result else None
     note = "" if cell.state == "done" else cell.reason
-    return Candidate(
-        cell.spec, cell.budget, cell.prompts, cell.speedup if cell.result else None, cell.tokens_per_second, cell.tau,
-        note,
-    )  # fmt: skip
+    if speedup is None and not cell.plain:
+        note = note or "the time was up before it could be compared with plain decoding"
+    return Candidate(cell.spec, cell.budget, cell.prompts, speedup, cell.tokens_per_second, cell.tau, note)

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from ..budgets.calibration import Bin, ece
 from .document import Estimate
 
-INK, GRID = "#5a6069", "#a4a9b1"
+INK, GRID = "#767c86", "#a4a9b1"  # text that can be read on white and on black
 COLOURS = ("#2a78b8", "#d0662a", "#2f9463", "#9a5fb5", "#b8901a", "#c9486b", "#3d9fae", "#7d8590")
 MARKS = "osD^vPX*"
 WIDTH = 4.0  # inches: on a phone, the 10 points of the text are 12 pixels

@@ -22,7 +22,7 @@ from .target import Facts
 EAGLE = ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
 EAGLE3 = ["LlamaForCausalLMEagle3"]
 MEDUSA = ["MedusaModel"]
-DFLASH = ["DFlashDraftModel"]
+DFLASH, DFLASH2 = ["DFlashDraftModel"], [dflash.DFLASH2]
 
 
 def check(folder: str | Path, to: str, facts: Facts) -> list[str]:
@@ -45,8 +45,8 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
     architectures = config.get("architectures")
     allowed = {
         "safeailab": (EAGLE, EAGLE3),
-        "sglang": (EAGLE, EAGLE3, DFLASH),
-        "vllm": (EAGLE, EAGLE3, MEDUSA, DFLASH),
+        "sglang": (EAGLE, EAGLE3, DFLASH, DFLASH2),
+        "vllm": (EAGLE, EAGLE3, MEDUSA, DFLASH, DFLASH2),
         "speculators": tuple([name] for name in speculators.ARCHITECTURES.values()),
     }[to]
     if architectures not in allowed:
@@ -55,7 +55,7 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
     if architectures == MEDUSA:
         table, free = medusa.table_of(config, folder), frozenset[str]()
         yield from _sizes(number(config, "vocab_size", folder), number(config, "hidden_size", folder), facts)
-    elif architectures == DFLASH:
+    elif architectures in (DFLASH, DFLASH2):
         table, free = dflash.table_of(config, folder), frozenset[str]()
         yield from dflash.faults(config, folder, facts)
         yield from _sizes(number(config, "vocab_size", folder), number(config, "hidden_size", folder), facts)

@@ -1,7 +1,9 @@
-"""Layouts of block drafters: DFlash (z-lab, SpecForge), JetSpec, DSpark (DeepSpec), and those of speculators.
+"""Layouts of block drafters: DFlash and DFlash 2 (z-lab, SpecForge), JetSpec, DSpark (DeepSpec), and speculators'.
 
 fc, hidden_norm, norm, layers.{i}.*                  named as in our network; embedding and head are the target's
 markov_head.markov_{w1,w2}.weight                    DSpark's pair head, [V, r] and [Vd, r]
+candidate_selector.*                                 DFlash 2's pair head: codebooks [V, r], hidden_projection [r, h]
+layers.{i}.{attention,mlp}_conv.*                    DFlash 2's convolutions, named as in our network
 confidence_head.*                                    read by nobody here, so it is left out
 lm_head.weight, d2t, t2d                             speculators: a draft vocabulary
 
@@ -26,8 +28,15 @@ from .safeailab import fits
 from .target import Facts
 
 OURS = ("scale",)
-DSPARK = "Qwen3DSparkModel"
-KINDS = ("dflash", "dspark")  # of speculators
+DSPARK, DFLASH2 = "Qwen3DSparkModel", "DFlash2DraftModel"
+KINDS = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}  # of speculators
+SELECTOR = {
+    "markov_w1.weight": "candidate_selector.predecessor_codebook",
+    "markov_w2.weight": "candidate_selector.successor_codebook",
+    "pair_hidden.weight": "candidate_selector.hidden_projection.weight",
+}
+MARKOV = {name: f"markov_head.{name}" for name in ("markov_w1.weight", "markov_w2.weight")}
+TOP = 16  # candidates of DFlash 2's pair head where nothing else is said
 
 
 def is_block(config: Mapping[str, Any], names: frozenset[str]) -> bool:
@@ -47,30 +56,36 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     if not isinstance(given.get("target_layer_ids"), list):
         raise InputError(f"the config of {bag.where} does not say target_layer_ids; add them")
     taps = [int(i) + 1 for i in given["target_layer_ids"]]
-    return _found(bag, config, given, taps, causal_of(config, inner), dspark, facts, "DSpark" if dspark else "DFlash")
+    second = any(name in bag for name in SELECTOR.values())
+    layout = "DSpark" if dspark else "DFlash 2" if second else "DFlash"
+    return _found(bag, config, given, taps, causal_of(config, inner), dspark, facts, layout)
 
 
 def speculators(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
-    """A `dflash` or `dspark` folder of speculators."""
+    """A `dflash`, `dflash2` or `dspark` folder of speculators."""
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, dict):
         raise InputError(f"the config of {bag.where} has no transformer_layer_config; fetch it again")
-    dspark = config["speculators_model_type"] == "dspark"
+    kind = config["speculators_model_type"]
     given = {**inner, **config}
     taps = [int(i) for i in given.get("aux_hidden_state_layer_ids") or ()]
-    from_anchor = flag(config, "sample_from_anchor", bag.where, dspark)
-    layout = f"speculators {'DSpark' if dspark else 'DFlash'}"
-    return _found(bag, inner, given, taps, causal_of(config, {}), from_anchor, facts, layout)
+    from_anchor = flag(config, "sample_from_anchor", bag.where, kind == "dspark")
+    causal = causal_of({**inner, **config}, {})
+    return _found(bag, inner, given, taps, causal, from_anchor, facts, f"speculators {KINDS[kind]}")
 
 
 def causal_of(config: Mapping[str, Any], inner: Mapping[str, Any]) -> bool | None:
     """Whether a slot sees only the slots before it; None where a config says both.
 
     vLLM reads `is_causal`, else `dflash_config.causal`; JetSpec writes `dflash_config.causal_head`. A config that says
-    nothing is DFlash's own, which is not causal.
+    nothing is DFlash's own, which is not causal; layers that attend to a window are then causal in vLLM, unless
+    `sliding_window_non_causal`.
     """
     said = [config.get("is_causal"), inner.get("causal"), inner.get("causal_head"), config.get("causal_head")]
     known = {bool(value) for value in said if value is not None}
+    windows = "sliding_attention" in (config.get("layer_types") or ())
+    if not known and windows and not config.get("sliding_window_non_causal"):
+        return None
     return None if len(known) > 1 else known == {True}
 
 
@@ -95,14 +110,21 @@ def faults(config: Mapping[str, Any], where: object, facts: Facts) -> Iterator[s
 
 def table_of(config: Mapping[str, Any], where: object) -> dict[str, Shape]:
     """Keys and shapes that the config of a DFlash folder asks for."""
-    layer, vocab = layer_of(config, where), number(config, "vocab_size", where)
+    layer, vocab, inner = (
+        layer_of(config, where),
+        number(config, "vocab_size", where),
+        config.get("dflash_config") or {},
+    )
+    second = "selector_rank" in inner
     made = {
         "layer": to_dict(layer), "layers": number(config, "num_hidden_layers", where), "vocab": vocab,
         "draft_vocab": vocab, "target_hidden": layer.hidden, "block": number(config, "block_size", where),
-        "taps": list(range(1, 1 + len((config.get("dflash_config") or {}).get("target_layer_ids") or [0]))),
-        "pair_head": "none", "sample_from_anchor": False, "mask_token": 0,
+        "taps": list(range(1, 1 + len(inner.get("target_layer_ids") or [0]))),
+        "pair_head": "selector" if second else "none", "pair_rank": inner.get("selector_rank", 1),
+        "conv": inner.get("conv_kernel_size", 0), "conv_group": inner.get("conv_group_size", 1),
+        "sample_from_anchor": False, "mask_token": 0,
     }  # fmt: skip
-    return native.table("block", made, where)
+    return {SELECTOR.get(name, name): shape for name, shape in native.table("block", made, where).items()}
 
 
 def _found(
@@ -118,11 +140,12 @@ def _found(
     where, notes = bag.where, list[str]()
     shape = layer_of(config, where)
     for name in bag.names:
-        if "_conv." in name or name.startswith(("candidate_selector.", "prefix_gru.", "embed_proj.")):
-            raise InputError(f"{where} holds {name}, of DFlash 2 or Domino; Outrider reads DFlash, JetSpec and DSpark")
+        if name.startswith(("prefix_gru.", "embed_proj.")):
+            raise InputError(f"{where} holds {name}, of Domino; Outrider reads DFlash, DFlash 2, JetSpec and DSpark")
     vocab = number(given, "vocab_size", where)
     trimmed = "lm_head.weight" in bag and bag.shape("lm_head.weight")[0] < vocab
-    markov = "markov_head.markov_w1.weight" in bag
+    heads = {"markov": MARKOV, "selector": SELECTOR, "none": {}}
+    pair = next(kind for kind, names in heads.items() if not names or names["markov_w1.weight"] in bag)
     made = {
         "layer": to_dict(shape),
         "layers": number(config, "num_hidden_layers", where),
@@ -133,8 +156,10 @@ def _found(
         "block": number(given, "block_size", where),
         "causal": causal,
         "sample_from_anchor": from_anchor,
-        "pair_head": "markov" if markov else "none",
-        "pair_rank": bag.shape("markov_head.markov_w1.weight")[1] if markov else 1,
+        "pair_head": pair,
+        "pair_rank": bag.shape(heads[pair]["markov_w1.weight"])[1] if heads[pair] else 1,
+        "pair_top": number(given, "selector_top_k", where, TOP) if pair == "selector" else 0,
+        **_conv(bag, shape.hidden),
         "mask_token": _token(given, where),
         "scale": 1.0,
         **extras(config, OURS, where),
@@ -142,7 +167,9 @@ def _found(
     if facts is not None:
         fits(where, facts, vocab, shape.hidden)
     table = native.table("block", {**made, "causal": bool(causal)}, where)
-    tensors = bag.all(table, lambda name: f"markov_head.{name}" if name.startswith("markov_") else name)
+    tensors = bag.all(table, lambda name: heads[pair].get(name, name))
+    if "sliding_attention" in (given.get("layer_types") or ()):
+        notes.append(f"its layers read {given.get('sliding_window')} positions, and here all: longer texts differ")
     for name in sorted(bag.left):
         if name.startswith("confidence_head.") or name in ("embed_tokens.weight", "t2d", "lm_head.weight"):
             notes.append(f"{name} is not used here, so it is left out")
@@ -151,18 +178,30 @@ def _found(
     return Found(layout, "block", made, tensors, notes)
 
 
+def _conv(bag: Bag, hidden: int) -> dict[str, int]:
+    """The sizes of DFlash 2's convolutions, where there are any."""
+    first = "layers.0.attention_conv."
+    if f"{first}base_kernel" not in bag:
+        return {}
+    taps, rows = bag.shape(f"{first}base_kernel")[1], bag.shape(f"{first}kernel_projection.weight")[0]
+    return {"conv": taps, "conv_group": hidden * 2 * taps // max(rows, 1)}
+
+
 def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A DFlash folder as vLLM and SGLang load it, causality spelled for each of them.
+    """A DFlash or DFlash 2 folder as vLLM and SGLang load it, causality spelled for each of them.
 
     Raises:
         InputError: the drafter has parts that DFlash has no place for.
     """
     config = found.config
-    layer, taps = from_dict(LayerShape, config["layer"]), list(config["taps"])
+    layer, taps, second = from_dict(LayerShape, config["layer"]), list(config["taps"]), _second(config)
     lacks = [
         reason
         for wrong, reason in (
-            (config["pair_head"] != "none", "pair_head=none"),
+            (
+                config["pair_head"] == "markov" or (config["pair_head"] != "none") != bool(config["conv"]),
+                "pair_head=none (or selector with conv=2)",
+            ),
             (config["sample_from_anchor"], "sample_from_anchor=false"),
             (config["mask_token"] < 0, "mask_token=ID"),
             (config["draft_vocab"] != config["vocab"], "draft_vocab=0"),
@@ -178,7 +217,7 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
     ids = [tap - 1 for tap in taps]
     made = {
         **llama(layer, config["vocab"], facts.context),
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [DFLASH2 if second else "DFlashDraftModel"],
         "model_type": "qwen3",
         "num_hidden_layers": config["layers"],
         "layer_types": ["full_attention"] * config["layers"],
@@ -190,11 +229,22 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
             "target_layer_ids": ids,
             "causal": config["causal"],
             "causal_head": config["causal"],
+            **second,
         },
         "dtype": str(found.tensors["fc.weight"].dtype).removeprefix("torch."),
         "outrider": {name: config[name] for name in OURS},
     }
-    return made, dict(found.tensors)
+    return made, {SELECTOR.get(name, name): tensor for name, tensor in found.tensors.items()}
+
+
+def _second(config: Mapping[str, Any]) -> dict[str, int]:
+    """What DFlash 2 says beyond DFlash."""
+    if config["pair_head"] != "selector":
+        return {}
+    return {
+        "block_size": config["block"], "conv_kernel_size": config["conv"], "conv_group_size": config["conv_group"],
+        "selector_rank": config["pair_rank"], "selector_top_k": config["pair_top"] or min(TOP, config["vocab"]),
+    }  # fmt: skip
 
 
 def _token(config: Mapping[str, Any], where: object) -> int:

@@ -77,6 +77,7 @@ KINDS = {
     "LlamaForCausalLMEagle3": "eagle3",
     "MedusaModel": "medusa",
     "DFlashDraftModel": "dflash",
+    "DFlash2DraftModel": "dflash",
 }
 
 

@@ -1,4 +1,4 @@
-"""`outrider info`: versions, threads, devices, the models that ship with the package, the drafters found."""
+"""`outrider info [MODEL]`: versions, threads, devices, models and drafters here; or where a model lies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ DEMO = ("target", "draft")
 
 
 def info(
+    model: Annotated[
+        str | None, typer.Argument(help="smollm2, demo, a .gguf file, a folder or a hub id: where it lies.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
-    """Versions, threads, devices, demo models and drafters here."""
+    """Versions, threads, devices, demo models and drafters here; of MODEL where it lies and its best drafter."""
+    if model is not None:
+        of = place(model)
+        typer.echo(json.dumps(of) if as_json else "\n".join(f"{key:8}  {value}" for key, value in of.items() if value))
+        return
     found = collect()
     if as_json:
         typer.echo(json.dumps(found))
@@ -33,6 +40,14 @@ def info(
     width = max(map(len, found["drafters"]))
     for i, (name, line) in enumerate(found["drafters"].items()):
         typer.echo(f"{'drafters' if i == 0 else '':8}  {name:{width}}  {line}")
+
+
+def place(model: str) -> dict[str, str]:
+    """What a model's name stands for here, as JSON: a folder or a hub id. A .gguf file is converted if it never was."""
+    from .loading import located
+
+    found = located(model)
+    return {"model": found.name, "where": found.where, "weights": found.about, "drafter": found.drafter}
 
 
 def collect() -> dict[str, Any]:

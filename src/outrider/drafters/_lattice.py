@@ -26,7 +26,13 @@ from ..types import Budget, DraftTree, InputError, Price, Rows
 from ._growth import Growth, Step, static
 
 Table = Sequence[Sequence[Sequence[float]]]  # [depth][parent's rank][child's order]
-Extra = Callable[[Tensor], Tensor | None]
+Corrected = Callable[[Tensor, Tensor, Tensor], Tensor]
+Scores = Callable[[Tensor], Tensor | None]
+
+
+def as_they_are(logits: Tensor, tokens: Tensor, depth: Tensor) -> Tensor:
+    """No pair head."""
+    return logits
 
 
 def nothing(tokens: Tensor) -> None:
@@ -46,18 +52,18 @@ def propose(
     growth: Growth,
     names: Int[Tensor, " vd"] | None,
     vocab: int,
-    extra: Extra = nothing,
-    scores: Extra = nothing,
+    corrected: Corrected = as_they_are,
+    scores: Scores = nothing,
 ) -> DraftTree:
     """The tree that `growth` asks for, from the logits of every slot: slot 0 drafts the first token.
 
     names, vocab   as in `_growth.py`
-    extra          what the pair head adds to the logits below given tokens: [b, m] -> [b, m, vd]
-    scores         the same for pairs of neighbouring slots' candidates: [b, d, k] -> [b, d, k above, k]
+    corrected      logits [b, m, vd] below given tokens [b, m] of given depths [b, m], with the pair head
+    scores         what it adds for pairs of neighbouring slots' candidates: [b, d, k] -> [b, d, k above, k]
     """
     parents, growth = growth.fixed(budget, logits.shape[1]), growth.scaled(budget)
     if parents is not None:
-        return static(rows, *steps(rows, logits, extra), parents, growth, names, vocab)[0]
+        return static(rows, *steps(rows, logits, corrected), parents, growth, names, vocab)[0]
     b, d, _ = logits.shape
     depths = torch.arange(1, d + 1, device=logits.device).repeat(b, 1)
     tokens, confidence = sampling.rank(logits, rows, depths, growth.top_k, growth.scale, names=names)
@@ -68,13 +74,12 @@ def propose(
     return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor, budget.price)
 
 
-def steps(rows: Rows, logits: Float[Tensor, "b d vd"], extra: Extra = nothing) -> tuple[Tensor, Step]:
+def steps(rows: Rows, logits: Float[Tensor, "b d vd"], corrected: Corrected = as_they_are) -> tuple[Tensor, Step]:
     """Logits below the root, and below any fed node, as the drafters that step give them; no pass is needed."""
 
     def below(tokens: Tensor, depth: Tensor) -> Tensor:
         found = logits.gather(1, depth[..., None].expand(*depth.shape, logits.shape[2]))
-        more = extra(tokens)
-        return found if more is None else found + more
+        return corrected(found, tokens, depth)
 
     def step(fed: DraftTree, since: int) -> Tensor:
         return below(fed.tokens[:, since:], fed.depths[:, since:])

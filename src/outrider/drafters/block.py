@@ -1,4 +1,4 @@
-"""Block drafters (DFlash, JetSpec, DSpark): a whole tree from one pass over a block of future positions.
+"""Block drafters (DFlash, JetSpec, DSpark, DFlash 2): a whole tree from one pass over a block of future positions.
 
 The network (`nets/block.py`) reads the committed text's features and one block of slots, and gives every slot's logits
 at once. A small pair head corrects a slot's logits by the token above. The tree is the best part of the lattice of
@@ -77,13 +77,15 @@ class BlockDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter, growth = self.drafter, self.drafter.growth
-        logits = self._logits(rows)[:, : min(growth.reach(budget, rows), drafter.config.drafts)]
-        names, vocab, scores = drafter.names, drafter.target.vocab, partial(self._scores, rows)
-        return _lattice.propose(rows, logits, budget, growth, names, vocab, drafter.net.pairs, scores)
+        hidden = self._hidden(rows)[:, : min(growth.reach(budget, rows), drafter.config.drafts)]
+        corrected, scores = partial(self._corrected, hidden), partial(self._scores, rows, hidden)
+        logits, vocab = drafter.logits(hidden), drafter.target.vocab
+        return _lattice.propose(rows, logits, budget, growth, drafter.names, vocab, corrected, scores)
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
-        first, step = _lattice.steps(rows, self._logits(rows), self.drafter.net.pairs)
+        hidden = self._hidden(rows)
+        first, step = _lattice.steps(rows, self.drafter.logits(hidden), partial(self._corrected, hidden))
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 
     def select(self, index: Sequence[int]) -> None:
@@ -119,15 +121,15 @@ class BlockDrafting:
             return table[cache.longest : cache.longest + m][None]
         return table[cache.lengths[:, None] + torch.arange(m, device=table.device)]
 
-    def _logits(self, rows: Rows) -> Float[Tensor, "b d vd"]:
-        """Every drafting slot's logits, by one pass over the block."""
+    def _hidden(self, rows: Rows) -> Float[Tensor, "b d h"]:
+        """Every drafting slot's normed hidden state, by one pass over the block."""
         self._read()
         drafter, cache, config = self.drafter, self.cache, self.drafter.config
         assert cache.host == list(rows.start), "one context slot for every token before the root"
         x = drafter.net.slots(drafter.target.embed(rows.root[:, None]).to(cache.keys.dtype), drafter.mask)
         keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
         hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
-        return drafter.logits(hidden if config.sample_from_anchor else hidden[:, 1:])
+        return hidden if config.sample_from_anchor else hidden[:, 1:]
 
     def _mask(self) -> Float[Tensor, "#b 1 m s"]:
         cache, own = self.cache, self.drafter.block_mask
@@ -138,14 +140,23 @@ class BlockDrafting:
         seen = additive(text, own.dtype)[:, None, None].expand(b, 1, m, -1)
         return torch.cat([seen, own.expand(b, -1, -1, -1)], -1)
 
-    def _scores(self, rows: Rows, tokens: Int[Tensor, "b d k"]) -> Float[Tensor, "b d k k"] | None:
-        """What the Markov head says of every candidate below every candidate of the slot above."""
+    def _corrected(
+        self, hidden: Float[Tensor, "b d h"], logits: Tensor, tokens: Int[Tensor, "b m"], depth: Int[Tensor, "b m"]
+    ) -> Float[Tensor, "b m vd"]:
+        """Logits below tokens of these depths, as the pair head corrects them."""
+        at = hidden.gather(1, depth[..., None].expand(*depth.shape, hidden.shape[2]))
+        return self.drafter.net.choice(logits, self.drafter.net.corrected(logits, tokens, at))
+
+    def _scores(
+        self, rows: Rows, hidden: Float[Tensor, "b d h"], tokens: Int[Tensor, "b d k"]
+    ) -> Float[Tensor, "b d k k"] | None:
+        """What the pair head says of every candidate below every candidate of the slot above."""
         if self.drafter.config.pair_head == "none":
             return None
         drafter, net, (b, _, k) = self.drafter, self.drafter.net, tokens.shape
         above = torch.cat([rows.root[:, None, None].expand(b, 1, k), tokens[:, :-1]], 1)
         inside = tokens if drafter.places is None else drafter.places[tokens]
-        return net.markov_w1(above) @ net.markov_w2.weight[inside].transpose(-1, -2)
+        return net.above(above, hidden[:, :, None]) @ net.markov_w2.weight[inside].transpose(-1, -2)
 
 
 def drafter(net: BlockNet, target: Target, growth: Growth | None = None) -> BlockDrafter:

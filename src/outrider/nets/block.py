@@ -1,10 +1,13 @@
-"""The network of block drafters (DFlash, JetSpec, DSpark): one pass reads a whole block of future positions.
+"""The network of block drafters (DFlash, JetSpec, DSpark, DFlash 2): one pass reads a whole block of future positions.
 
     c_t = norm(fc(cat_i f_i(t)))                  the target's features at committed position t; every layer reads them
     x   = [e(anchor), mask, mask, ...]            the block's slots, at positions a, a + 1, ..., a + B - 1
     layer: q from the block; k, v from the context c (positions before a) and from the block
     u_j = head(norm(x_j))                         logits of slot j, in the draft vocabulary
-    score of token c at slot j after token p:     u_j(c) + W2[c] . W1[p]        (the Markov pair head)
+    score of token c at slot j after token p:     u_j(c) + W2[c] . W1[p]              (the pair head of DSpark: markov)
+                                                  u_j(c) + W2[c] . (W1[p] * H x_j)    (that of DFlash 2: selector)
+
+DFlash 2 also mixes neighbouring slots before and after attention and MLP (`BlockConv`).
 
 The anchor is the last committed token, whose target feature does not exist yet. Context keys and values depend on c_t
 alone, so they are written once and never change. With `causal`, slot j sees slots 0 .. j of its block; else all.
@@ -15,7 +18,7 @@ token at a + j, so slot 0 drafts nothing and B slots draft B - 1 tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,7 +31,8 @@ from ..params import InputError
 from . import vocabulary
 from .layer import MLP, Attention, LayerShape, RMSNorm, Rope, apply_rotary, attend
 
-PAIR_HEADS = ("none", "markov")
+PAIR_HEADS = ("none", "markov", "selector")
+OUT = -1e4  # the logit of a token that is not to be drafted
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class BlockConfig:
 
     `draft_vocab` equal to `vocab` means that the target's own head is used; a smaller one has a head of its own and
     `d2t`, as in EAGLE-3. `mask_token` names the token whose embedding fills the slots behind the anchor; -1: a learned
-    vector. `pair_rank` is the width r of the Markov head.
+    vector. `pair_rank` is the width r of the pair head, which chooses among a slot's `pair_top` likeliest tokens (0:
+    all). `conv` is how many slots a convolution reads (0: there is none), `conv_group` how many channels share a weight
+    that it computes.
     """
 
     layer: LayerShape
@@ -51,6 +57,9 @@ class BlockConfig:
     sample_from_anchor: bool = True
     pair_head: str = "markov"
     pair_rank: int = 64
+    pair_top: int = 0
+    conv: int = 0
+    conv_group: int = 16
     mask_token: int = -1
     scale: float = 1.0
 
@@ -75,6 +84,16 @@ class BlockConfig:
             raise InputError(f"the mask token {self.mask_token} lies outside the vocabulary of {self.vocab} tokens")
         if self.pair_head not in PAIR_HEADS:
             raise InputError(f"the pair head is one of {', '.join(PAIR_HEADS)}, not {self.pair_head!r}")
+        if self.pair_top < 0:
+            raise InputError(f"pair_top counts tokens, 0 meaning all; it is {self.pair_top}")
+        if not 0 <= self.conv <= self.block:
+            raise InputError(
+                f"a convolution reads 1 to {self.block} slots of the block (0: there is none), not {self.conv}"
+            )
+        if self.conv and (self.conv_group < 1 or self.layer.hidden % self.conv_group):
+            raise InputError(
+                f"{self.layer.hidden} channels cannot be cut into groups of {self.conv_group}; give conv_group"
+            )
 
     @property
     def drafts(self) -> int:
@@ -90,15 +109,47 @@ class BlockAttention(Attention):
         self.q_norm, self.k_norm = RMSNorm(shape.head_dim, shape.eps), RMSNorm(shape.head_dim, shape.eps)
 
 
+class BlockConv(nn.Module):
+    """DFlash 2's mixing of neighbouring slots around a part f of a layer: z = C1(f(C0(x))).
+
+        C_i(y)_j = sum_{o < taps} (base_{i,o} + (P x_j)_{i,o}) * y_{j-o}
+
+    Slots before the block count as zeros. `base` has a weight for each channel; P x_j, of the part's own input, one for
+    each group of channels. It begins as the identity.
+    """
+
+    def __init__(self, hidden: int, taps: int, group: int, block: int):
+        super().__init__()
+        self.taps, self.group, self.block = taps, group, block
+        self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden))
+        self.kernel_projection = nn.Linear(hidden, 2 * taps * (hidden // group), bias=False)
+        with torch.no_grad():
+            self.base_kernel[:, 0] = 1
+        nn.init.zeros_(self.kernel_projection.weight)
+
+    def around(self, part: Callable[[Tensor], Tensor], x: Float[Tensor, "b m h"]) -> Float[Tensor, "b m h"]:
+        """C1(part(C0(x))) of whole blocks, one after the other along m."""
+        own = self.kernel_projection(x).unflatten(-1, (2, self.taps, -1)).repeat_interleave(self.group, -1)
+        before, after = (self.base_kernel + own).unbind(-3)
+        return self._mixed(part(self._mixed(x, before)), after)
+
+    def _mixed(self, y: Float[Tensor, "b m h"], weight: Float[Tensor, "b m taps h"]) -> Float[Tensor, "b m h"]:
+        blocks, size = y.unflatten(1, (-1, self.block)), self.block
+        shifted = [functional.pad(blocks[:, :, : size - o], (0, 0, o, 0)).flatten(1, 2) for o in range(self.taps)]
+        return (weight * torch.stack(shifted, 2)).sum(2)
+
+
 class BlockLayer(nn.Module):
     """A decoder layer whose keys and values come from the context and from the block."""
 
-    def __init__(self, shape: LayerShape):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.shape = shape
+        self.shape = shape = config.layer
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.self_attn, self.mlp = BlockAttention(shape), MLP(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+        conv = (shape.hidden, config.conv, config.conv_group, config.block)
+        self.attention_conv, self.mlp_conv = (BlockConv(*conv) if config.conv else None for _ in range(2))
 
     def keys_values(self, x: Float[Tensor, "b m h"], turn: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [b, kv, m, d] of context vectors or of normalised block states."""
@@ -115,13 +166,21 @@ class BlockLayer(nn.Module):
         values: Float[Tensor, "b kv s d"],
         mask: Float[Tensor, "#b 1 m sm"],
     ) -> Float[Tensor, "b m h"]:
-        a, shape, n = self.self_attn, self.shape, self.input_layernorm(x)
-        q = apply_rotary(a.q_norm(a.q_proj(n).view(*n.shape[:2], shape.heads, shape.head_dim)), turn).transpose(1, 2)
-        k, v = self.keys_values(n, turn)
-        seen = attend(q, torch.cat([keys, k], 2), torch.cat([values, v], 2), mask, not self.training)
-        h = x + a.o_proj(seen)
+        a, mlp, shape = self.self_attn, self.mlp, self.shape
+
+        def attention(n: Tensor) -> Tensor:
+            heads = n.shape[0], n.shape[1], shape.heads, shape.head_dim
+            q = apply_rotary(a.q_norm(a.q_proj(n).view(heads)), turn).transpose(1, 2)
+            k, v = self.keys_values(n, turn)
+            return a.o_proj(attend(q, torch.cat([keys, k], 2), torch.cat([values, v], 2), mask, not self.training))
+
+        def gated(n: Tensor) -> Tensor:
+            return mlp.down_proj(functional.silu(mlp.gate_proj(n)) * mlp.up_proj(n))
+
+        n = self.input_layernorm(x)
+        h = x + (attention(n) if self.attention_conv is None else self.attention_conv.around(attention, n))
         n = self.post_attention_layernorm(h)
-        return h + self.mlp.down_proj(functional.silu(self.mlp.gate_proj(n)) * self.mlp.up_proj(n))
+        return h + (gated(n) if self.mlp_conv is None else self.mlp_conv.around(gated, n))
 
 
 class BlockNet(nn.Module):
@@ -130,6 +189,7 @@ class BlockNet(nn.Module):
     d2t: Tensor
     markov_w1: nn.Embedding
     markov_w2: nn.Linear
+    pair_hidden: nn.Linear
     lm_head: nn.Linear
 
     def __init__(self, config: BlockConfig):
@@ -138,18 +198,20 @@ class BlockNet(nn.Module):
         self.rope = Rope(shape)
         self.fc = nn.Linear(len(config.taps) * config.target_hidden, shape.hidden, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
-        self.layers = nn.ModuleList([BlockLayer(shape) for _ in range(config.layers)])
+        self.layers = nn.ModuleList([BlockLayer(config) for _ in range(config.layers)])
         self.norm = RMSNorm(shape.hidden, shape.eps)
         if config.mask_token < 0:
             self.mask_embedding = nn.Parameter(torch.randn(shape.hidden) * 0.02)
         if config.draft_vocab < config.vocab:
             self.lm_head = nn.Linear(shape.hidden, config.draft_vocab, bias=False)
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
-        if config.pair_head == "markov":  # begins as no correction at all
+        if config.pair_head != "none":  # begins as no correction at all
             self.markov_w1 = nn.Embedding(config.vocab, config.pair_rank)
             self.markov_w2 = nn.Linear(config.pair_rank, config.draft_vocab, bias=False)
             nn.init.normal_(self.markov_w1.weight, std=0.02)
             nn.init.zeros_(self.markov_w2.weight)
+        if config.pair_head == "selector":
+            self.pair_hidden = nn.Linear(shape.hidden, config.pair_rank, bias=False)
 
     def context(self, features: Float[Tensor, "b m f"]) -> Float[Tensor, "b m h"]:
         """c_t of the target's features [b, m, taps * H], the taps side by side."""
@@ -180,9 +242,21 @@ class BlockNet(nn.Module):
             x = layer(x, turn, k, v, mask)
         return self.norm(x)
 
-    def pairs(self, previous: Int[Tensor, "*s"]) -> Float[Tensor, "*s vd"] | None:
-        """What the Markov head adds to the logits below these tokens (target ids), over the draft vocabulary."""
-        return self.markov_w2(self.markov_w1(previous)) if self.config.pair_head == "markov" else None
+    def above(self, previous: Int[Tensor, "*s"], hidden: Float[Tensor, "*#s h"]) -> Float[Tensor, "*s r"]:
+        """W1[p], or W1[p] * H x: what W2's rows are multiplied with below the tokens p (target ids) in slots x."""
+        found = self.markov_w1(previous)
+        return found * self.pair_hidden(hidden) if self.config.pair_head == "selector" else found
+
+    def corrected(
+        self, logits: Float[Tensor, "*s vd"], previous: Int[Tensor, "*s"], hidden: Float[Tensor, "*s h"]
+    ) -> Float[Tensor, "*s vd"]:
+        """Slots' logits with what the pair head adds below the tokens `previous`."""
+        return logits if self.config.pair_head == "none" else logits + self.markov_w2(self.above(previous, hidden))
+
+    def choice(self, logits: Float[Tensor, "*s vd"], made: Float[Tensor, "*s vd"]) -> Float[Tensor, "*s vd"]:
+        """The corrected logits `made` of the tokens that the pair head chooses among, by the slots' own `logits`."""
+        top = self.config.pair_top
+        return made.masked_fill(logits < logits.topk(top).values[..., -1:], OUT) if 0 < top < logits.shape[-1] else made
 
     def ids(self) -> Int[Tensor, " vd"] | None:
         """The target's token id of every draft token; None: the vocabularies are one."""

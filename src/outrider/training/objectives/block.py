@@ -1,4 +1,4 @@
-"""Objective of block drafters (DFlash, Chen et al. 2026; JetSpec; DSpark): blocks at sampled anchors, learned at once.
+"""Objective of block drafters (DFlash, Chen et al. 2026; JetSpec; DSpark; DFlash 2): blocks at sampled anchors.
 
     L = sum over anchors a and slots k of  w_k * loss(p, q_k),   w_k = exp(-k / decay), or 1
 
@@ -12,6 +12,7 @@ head's scores below the true token before it (teacher forcing). Both are restric
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -71,8 +72,7 @@ class BlockObjective(NetworkObjective):
                 teacher = teacher[:, ids]
         made = hidden[rows, places]
         student = self.target.head(made) if ids is None else self.net.lm_head(made)
-        extra = self.net.pairs(batch.tokens[rows, at])
-        student = precise(student if extra is None else student + extra)
+        student = precise(self.net.corrected(student, batch.tokens[rows, at], made))
         drafted = slots - (0 if config.sample_from_anchor else 1)
         far = drafted.to(student.dtype)
         weight = torch.exp(-far / self.decay) if self.decay else torch.ones_like(far)
@@ -140,6 +140,7 @@ def build(
     sample_from_anchor: bool = True,
     pair_head: str = "markov",
     pair_rank: int = 64,
+    conv: int = 0,
     draft_vocab: int = 0,
     taps: tuple[int, ...] = (),
     mask_token: int = -1,
@@ -148,10 +149,11 @@ def build(
     decay: float = 0.0,
 ) -> BlockObjective:
     """A block drafter for a target. `layers` of the network; `block` slots; `causal`: a slot attends to no later slot;
-    `sample_from_anchor`: the anchor's slot drafts too; `pair_head` markov or none, of rank `pair_rank`; `draft_vocab`
-    tokens that can be drafted, the most frequent (0: all, by the target's own head); `taps`: hidden states that are
-    read (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce,
-    tv or lk; `decay`: slot k weighs exp(-k / decay) (0: all weigh the same).
+    `sample_from_anchor`: the anchor's slot drafts too; `pair_head` markov, selector or none, of rank `pair_rank`;
+    `conv`: slots that a convolution around attention and MLP reads, 2 in DFlash 2 (0: there is none); `draft_vocab`
+    tokens that can be drafted, the most frequent (0: all, by the target's own head); `taps`: the hidden states read
+    (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce, tv or
+    lk; `decay`: slot k weighs exp(-k / decay) (0: all weigh the same).
     """
     size = draft_vocab or target.vocab
     depth = int(target.config.num_hidden_layers)
@@ -167,6 +169,8 @@ def build(
         sample_from_anchor=sample_from_anchor,
         pair_head=pair_head,
         pair_rank=pair_rank,
+        conv=conv,
+        conv_group=math.gcd(16, int(target.config.hidden_size)),
         mask_token=mask_token,
     )
     net = BlockNet(config)
