@@ -5,8 +5,8 @@
     env/bin/pip install speculators==0.9.0
     env/bin/python tools/speculators_files.py tests/checkpoints/speculators
 
-For each of DFlash, DFlash 2 and DSpark: the folder that `save_pretrained` writes, and in it answers.safetensors (the same
-weights computed in float64) with
+For each of DFlash, DFlash 2 and DSpark: the folder that `save_pretrained` writes, and in it answers.safetensors,
+computed in float64 (norms and rotations in float32), with
 
     features [s, 2 h], tokens [s]   a text: the target's hidden states side by side, and its tokens
     table, head [v, h]              the target's embedding and head
