@@ -70,10 +70,11 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
     net, config, last = objective.net, objective.net.config, states(of, words)[-1]
     ids = net.ids().tolist() if net.ids() is not None else list(range(VOCAB))
     total = weight = 0.0
+    pace = objective.dpace
     for anchor in range(len(words) - 1):
         if not (learn[anchor] and learn[anchor + 1]):
             continue
-        made = alone(of, objective, words, anchor)
+        made, block = alone(of, objective, words, anchor), []
         for k in range(config.drafts):
             label = anchor + k + 1
             if label >= len(words) or not learn[label]:
@@ -87,7 +88,13 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
                 gate = net.pair_hidden.weight @ state if config.pair_head == "selector" else 1.0
                 student = student + net.markov_w2.weight @ (net.markov_w1.weight[words[label - 1]] * gate)
             w = math.exp(-k / objective.decay) if objective.decay else 1.0
-            total += w * float(cross_entropy(student, torch.stack([teacher[i] for i in ids]).softmax(-1)))
+            likely = torch.stack([teacher[i] for i in ids])
+            block.append((w, float(cross_entropy(student, likely.softmax(-1))), student.softmax(-1)[likely.argmax()]))
+        for k, (w, loss, _) in enumerate(block):
+            if pace:
+                reach = [math.prod((1 - pace) * float(q) + pace for *_, q in block[: i + 1]) for i in range(len(block))]
+                w = sum(reach[k:])
+            total += w * loss
             weight += w
     return total, weight
 
@@ -97,6 +104,7 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
     [
         {},
         {"draft_vocab": 40, "decay": 2.0},
+        {"draft_vocab": 40, "dpace": 0.5},
         {"causal": False, "sample_from_anchor": False, "pair_head": "none", "layers": 1},
         {"causal": False, "sample_from_anchor": False, "pair_head": "selector", "conv": 2},
     ],
@@ -194,6 +202,8 @@ def test_bad_options() -> None:
     for options, says in (
         ({"loss": "l2"}, "kl, ce, tv, lk"),
         ({"anchors": 0}, "anchors"),
+        ({"dpace": 1.5}, "between 0 and 1"),
+        ({"dpace": 0.5, "decay": 4.0}, "without decay"),
         ({"taps": (1, 1)}, "distinct"),
     ):
         with pytest.raises(InputError, match=says):

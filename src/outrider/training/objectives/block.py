@@ -1,6 +1,6 @@
 """Objective of block drafters (DFlash, Chen et al. 2026; JetSpec; DSpark; DFlash 2): blocks at sampled anchors.
 
-    L = sum over anchors a and slots k of  w_k * loss(p, q_k),   w_k = exp(-k / decay), or 1
+    L = sum over anchors a and slots k of  w_k * loss(p, q_k),   w_k = 1, or exp(-k / decay), or D-PACE's (below)
 
 An anchor is a learned position whose next token is learned too. Its block sees the features before it, never its own,
 as in decoding. p is the target's law of the token that slot k drafts, q_k the law of the slot's logits plus the pair
@@ -8,6 +8,9 @@ head's scores below the true token before it (teacher forcing). Both are restric
 
     kl  forward KL, as the cross entropy with p     ce  cross entropy with the target's likeliest token
     tv  1 - sum min(p, q), the rejection rate       lk  -log sum min(p, q)
+
+D-PACE (arXiv 2605.18810) weighs a slot by how much of the block hangs on it: with s_j = (1 - c) q_j + c, q_j being the
+chance that the drafter gives to the target's likeliest token of slot j,  w_k = sum_{i >= k} prod_{j <= i} s_j.
 """
 
 from __future__ import annotations
@@ -39,13 +42,23 @@ class BlockObjective(NetworkObjective):
 
     drafter = "block"
 
-    def __init__(self, target: HFTarget, net: BlockNet, anchors: int = 64, loss: str = "kl", decay: float = 0.0):
+    def __init__(
+        self,
+        target: HFTarget,
+        net: BlockNet,
+        anchors: int = 64,
+        loss: str = "kl",
+        decay: float = 0.0,
+        dpace: float = 0.0,
+    ):
         super().__init__(target, net)
         if loss not in LOSSES:
             raise InputError(f"the loss of a block drafter is one of {', '.join(LOSSES)}, not {loss!r}")
         if anchors < 1:
             raise InputError(f"anchors must be at least 1, not {anchors}")
-        self.anchors, self.loss, self.decay = anchors, loss, decay
+        if not 0 <= dpace <= 1 or (dpace and decay):
+            raise InputError("dpace lies between 0 and 1, and goes without decay: both say what a slot weighs")
+        self.anchors, self.loss, self.decay, self.dpace = anchors, loss, decay, dpace
         self.taps = tuple(dict.fromkeys((*net.config.taps, -1)))
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -76,6 +89,8 @@ class BlockObjective(NetworkObjective):
         drafted = slots - (0 if config.sample_from_anchor else 1)
         far = drafted.to(student.dtype)
         weight = torch.exp(-far / self.decay) if self.decay else torch.ones_like(far)
+        if self.dpace:
+            weight = self._pace(student.detach(), teacher, (rows, places), hidden.shape[:2])
         right = (student.argmax(-1) == teacher.argmax(-1)).float().detach()
         hits = {f"hit{k + 1}": right[drafted == k].mean() for k in range(config.drafts) if bool((drafted == k).any())}
         return (weight * self._loss(student, teacher)).sum(), weight.sum(), hits
@@ -112,6 +127,17 @@ class BlockObjective(NetworkObjective):
         blocks = blocks.expand(len(anchor), *blocks.shape)
         return additive(torch.cat([context.repeat_interleave(size, 1), blocks], -1), dtype)[:, None]
 
+    def _pace(
+        self, student: Float[Tensor, "k v"], teacher: Float[Tensor, "k v"], at: tuple[Tensor, Tensor], size: torch.Size
+    ) -> Float[Tensor, " k"]:
+        """D-PACE's weight of every learned slot; slots that are not learned are passed over."""
+        chance = student.softmax(-1).gather(-1, teacher.argmax(-1, keepdim=True))[:, 0]
+        smooth, learned = chance.new_ones(size), chance.new_zeros(size)
+        smooth[at], learned[at] = (1 - self.dpace) * chance + self.dpace, 1.0
+        blocks = (-1, self.net.config.block)
+        reach = smooth.unflatten(1, blocks).cumprod(-1) * learned.unflatten(1, blocks)
+        return reach.flip(-1).cumsum(-1).flip(-1).flatten(1)[at]
+
     def _loss(self, student: Float[Tensor, "k v"], teacher: Float[Tensor, "k v"]) -> Float[Tensor, " k"]:
         if self.loss == "kl":
             return cross_entropy(student, teacher.softmax(-1))
@@ -147,13 +173,15 @@ def build(
     anchors: int = 64,
     loss: str = "kl",
     decay: float = 0.0,
+    dpace: float = 0.0,
 ) -> BlockObjective:
     """A block drafter for a target. `layers` of the network; `block` slots; `causal`: a slot attends to no later slot;
     `sample_from_anchor`: the anchor's slot drafts too; `pair_head` markov, selector or none, of rank `pair_rank`;
     `conv`: slots that a convolution around attention and MLP reads, 2 in DFlash 2 (0: there is none); `draft_vocab`
     tokens that can be drafted, the most frequent (0: all, by the target's own head); `taps`: the hidden states read
     (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce, tv or
-    lk; `decay`: slot k weighs exp(-k / decay) (0: all weigh the same).
+    lk; `decay`: slot k weighs exp(-k / decay) (0: all weigh the same); `dpace`: D-PACE's weights of
+    this c, often 0.5 (0: without).
     """
     size = draft_vocab or target.vocab
     depth = int(target.config.num_hidden_layers)
@@ -179,4 +207,4 @@ def build(
         vocabulary.keep(net.d2t, kept)
         with torch.no_grad():
             net.lm_head.weight.copy_(target.model.get_output_embeddings().weight[kept])
-    return BlockObjective(target, net, anchors, loss, decay)
+    return BlockObjective(target, net, anchors, loss, decay, dpace)
