@@ -135,7 +135,7 @@ class Batch:
     def read(
         cls, engine: Engine, rows: list[Row], known: tuple[Kept, int] | None = None
     ) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
-        """The same in steps: it pauses after each chunk of the prompts, so that others may decode in between.
+        """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between.
         `known`: a kept text, and how many of its tokens are the beginning of the one row's prompt."""
         clock, prompts = Clock(), [row.request.prompt for row in rows]
         for row in rows:
@@ -151,11 +151,13 @@ class Batch:
         else:
             assert isinstance(session, Keeper)
             chunks = session.resume(prompts[0], taps, *known)
+        unread = set(range(len(rows)))
         while True:
             with clock("prefill"):
-                if (chunk := next(chunks, None)) is None:
-                    break
-                batch.take(chunk)
+                batch.take(chunk := next(chunks))
+            unread.difference_update(i for i, last in enumerate(chunk.last) if last)
+            if not unread:
+                break
             yield
         batch.root = torch.tensor([row.output[-1] for row in rows], device=batch.root.device)
         pieces = []

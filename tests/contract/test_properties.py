@@ -11,8 +11,10 @@ from contract_world import NAMES, PROMPTS, VOCAB, World, outputs, plain
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.core import tree
-from outrider.engine import Batch, Request, Row
+from outrider.core.noise import GumbelNoise
+from outrider.engine import Batch, Engine, Request, Row
 from outrider.targets import hf
+from outrider.testing import TableTarget
 from outrider.types import Budget, DraftTree, Rows, Sampling
 
 
@@ -150,3 +152,18 @@ def test_forked_rows_are_independent(world: World, name: str) -> None:
         rest = row.output[len(copies[i].output) :]
         again = plain(world.model, known, row.request.seed, Sampling(1.0), len(rest))
         assert rest == again
+
+
+@pytest.mark.parametrize(("length", "pauses"), [(1, 0), (8, 0), (9, 1), (17, 2)])
+def test_a_prompt_that_has_been_read_waits_for_nothing(length: int, pauses: int) -> None:
+    """Reading pauses between chunks of 8 tokens; after the last one the row has its first token and can join."""
+    target = TableTarget(VOCAB, chunk=8)
+    engine = Engine(target, drafters.load("none", target), FixedBudget(1, 0), GumbelNoise(VOCAB))
+    steps = Batch.read(engine, [Row(Request([i % VOCAB for i in range(length)], 1, 4), 0)])
+    for _ in range(pauses):
+        next(steps)
+    with pytest.raises(StopIteration) as done, torch.no_grad():
+        next(steps)
+    batch, (piece,) = done.value.value
+    assert len(piece.tokens) == len(batch.rows[0].output) == 1
+    assert batch.rows[0].length == length
