@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.targets import HFTarget, load_target, load_tokenizer
+from outrider.targets.load import multiplies_halves
 from outrider.training.data import Document, _document
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe
@@ -25,7 +26,10 @@ from outrider.training.recipe import Recipe
 DOMAINS = ("gsm8k", "self_dialogue", "sgd", "stdlib", "algorithms", "tldr", "stories", "books", "oasst")
 TOKENS = 3_000_000  # of documents, a ninth from each domain (fewer where a domain has fewer)
 STEPS = 3000
-SHARED = {"steps": STEPS, "rows": 4, "length": 512, "bf16": True, "half_features": True, "warmup": 100, "save": 200}
+SHARED = {
+    "steps": STEPS, "rows": 4, "length": 512, "bf16": multiplies_halves(), "half_features": True, "warmup": 100,
+    "save": 200,
+}  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {
     "medusa": Recipe("medusa", lr=3e-3, options={"heads": 4}, **SHARED),
@@ -91,6 +95,7 @@ def ship(name: str, work: Path) -> None:
     card = CARD.format(
         name=name, size=size, domains=", ".join(DOMAINS), tokens=TOKENS, steps=recipe.steps, rows=recipe.rows,
         length=recipe.length, lr=recipe.lr, clip=recipe.clip, warmup=recipe.warmup, seed=recipe.seed, options=options,
+        precision="bf16 autocast" if recipe.bf16 else "float32",
         table=steps,
     )  # fmt: skip
     (place / "README.md").write_text(card, encoding="utf-8")
@@ -112,7 +117,7 @@ nothing by itself: what it guesses is kept only where the target agrees.
 where the domains have as many. Sources and licences: the NOTICE of this package and the target's card.
 
 **Recipe.** `python -m recipes.demo.drafters {name}`: {steps} steps of {rows} rows of {length} tokens, AdamW, rate
-{lr:g} with {warmup} steps of warm-up and a cosine down to a tenth, clip {clip:g}, bf16 autocast, seed {seed};
+{lr:g} with {warmup} steps of warm-up and a cosine down to a tenth, clip {clip:g}, {precision}, seed {seed};
 {options}.
 
 **Held out** (2 % of the documents; tau at T = 0 with 16 nodes on 16 prompts of 32 tokens, the target's token counted):
