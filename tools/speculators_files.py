@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from speculators.models.dflash import DFlashDraftModel  # type: ignore[import-not-found]
-from speculators.models.dflash2 import DFlash2DraftModel  # type: ignore[import-not-found]
-from speculators.models.dspark import DSparkDraftModel  # type: ignore[import-not-found]
+from speculators.models.dflash import DFlashDraftModel
+from speculators.models.dflash2 import DFlash2DraftModel
+from speculators.models.dspark import DSparkDraftModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 KINDS = {

@@ -73,8 +73,8 @@ def mixed(p: dict[str, Tensor], name: str, side: int, given: Tensor, y: Tensor) 
         taps = [
             (p[f"{name}.base_kernel"][side, o] + own[side, o].repeat_interleave(8)) * y[j - o] for o in (0, 1) if j >= o
         ]
-        made.append(sum(taps))
-    return torch.stack(made)  # type: ignore[arg-type]
+        made.append(torch.stack(taps).sum(0))
+    return torch.stack(made)
 
 
 def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: bool) -> Tensor:
@@ -99,8 +99,8 @@ def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: boo
             for h in range(HEADS):
                 g = h // (HEADS // KV)
                 scores = torch.stack([q[h] @ k[g] / math.sqrt(D) for k, _ in visible]).softmax(0)
-                heads.append(sum(s * v[g] for s, (_, v) in zip(scores, visible, strict=True)))
-            made.append(p["self_attn.o_proj.weight"] @ torch.cat(heads))  # type: ignore[arg-type]
+                heads.append(scores @ torch.stack([v[g] for _, v in visible]))
+            made.append(p["self_attn.o_proj.weight"] @ torch.cat(heads))
         x = x + mixed(p, "attention_conv", 1, given, torch.stack(made))
         given, made = rms(x, p["post_attention_layernorm.weight"]), []
         for n in mixed(p, "mlp_conv", 0, given, given):
