@@ -62,6 +62,9 @@ def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
     shown = run("info", str(tmp_path / "lost"))
     assert (shown.code, shown.out) == (2, "")
     assert "there is no folder" in shown.err
+    (tmp_path / "notes.txt").write_text("no model")
+    for wrong in (str(tmp_path), str(tmp_path / "notes.txt"), ""):
+        assert (run("info", wrong).code, "no config.json" in run("info", wrong).err) == (2, True)
 
 
 @pytest.mark.parametrize("name", [n for n in cli.COMMANDS if (COMMANDS / f"{cli.file_of(n)}.py").is_file()])
