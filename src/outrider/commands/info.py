@@ -50,7 +50,7 @@ def place(model: str) -> dict[str, str]:
     found = located(model)
     here = Path(found.where)
     if not found.gguf and here.exists() and not (here / "config.json").is_file():
-        raise InputError(f"{model or 'an empty name'} is no model: there is no config.json in it")
+        raise InputError(f"{model or 'an empty name'} has no config.json; it is not the folder of a model")
     return {"model": found.name, "where": found.where, "weights": found.about, "drafter": found.drafter}
 
 
