@@ -20,7 +20,10 @@ ROOMS: dict[str, tuple[str, str]] = {
     "nets": ("params types core", "the small networks that drafters are made of"),
     "budgets": ("params types kept", "how much to draft in each round"),
     "testing": ("types core", "an exact table target, for tests of a drafter"),
-    "targets": ("params kept hub types core", "stock models as targets: tree cache, masks, positions, recorded passes"),
+    "targets": (
+        "params kept hub types core nets",
+        "stock models as targets: tree cache, masks, positions, recorded passes",
+    ),
     "checkpoints": ("types files hub plugins nets", "drafters' weights on disk: the native layout and those of others"),
     "drafters": ("types plugins core nets budgets targets checkpoints", "one file = one way to draft"),
     "request": ("params types core", "what an output is asked to be, the row that it becomes, and the output"),

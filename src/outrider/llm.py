@@ -25,6 +25,7 @@ from .params import check_rule, whole
 from .request import Chunk, Output, Request, Row, check_prompt, spread_seeds
 from .targets import HFTarget, find, load_target, load_tokenizer
 from .targets.graphs import PATIENCE
+from .targets.load import precision_of
 from .targets.names import SMOLLM2
 from .types import Drafter, InputError, Rule, Sampling, Target
 
@@ -88,8 +89,7 @@ class LLM:
     memories: list[Memory] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        where = f"{str(self.target.dtype).removeprefix('torch.')}, {self.target.device}"
-        return f"LLM({self.name}, drafter {self.drafter_name}, {where})"
+        return f"LLM({self.name}, drafter {self.drafter_name}, {precision_of(self.target)}, {self.target.device})"
 
     def generate(
         self,
@@ -206,7 +206,13 @@ class LLM:
         """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""
         made = self.budgets[key] = parse(key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
-            about = self.kept_as, self.drafter_name, str(self.target.dtype), str(self.target.device), self.target.exact
+            about = (
+                self.kept_as,
+                self.drafter_name,
+                precision_of(self.target),
+                str(self.target.device),
+                self.target.exact,
+            )
             self.memories.append(Memory(file_of(*about, *key), made, fits(self.drafter)))
             self.memories[-1].recall()
         return made

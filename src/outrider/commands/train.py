@@ -95,7 +95,12 @@ def train(
         raise InputError(f"{place} has no tokenizer, and training reads text; name a model that has one")
     documents = list(text.read(data, tokenizer))
     target: Any = load_target(
-        place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, processes=target_parallel
+        place,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        processes=target_parallel,
+        training=True,
     )
     found = loop.train(target, documents, out, recipe, shard=shard, quiet=as_json)
     if int(os.environ.get("RANK", 0)):  # the first of several processes speaks for all

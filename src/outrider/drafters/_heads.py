@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
+from ..nets.products import product
 from ..types import InputError, Round, Target
 
 
@@ -51,11 +52,11 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
         return target.head
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
-    weight, shift = weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None
+    kind, linear = weight.dtype, product(weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
     cap = target.config_dict.get("final_logit_softcapping")
 
     def head(features: Tensor) -> Tensor:
-        logits = functional.linear(features.to(weight.dtype), weight, shift)
+        logits = linear(features.to(kind))
         return torch.tanh(logits / cap) * cap if cap else logits
 
     return head

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core.padding import additive
-from ..nets import vocabulary
+from ..nets import products, vocabulary
 from ..nets.block import BlockConfig, BlockNet
 from ..nets.layer import KVCache
 from ..nets.network import Network
@@ -169,6 +169,7 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     config, ids, weight = net.config, net.ids(), net.fc.weight
     _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
     _heads.check_embedding(target, config.target_hidden)
+    products.halve(net, leave=("markov_w2",))  # whose rows are looked up
     places = None
     if ids is not None:
         vocabulary.check_ids(ids, config.vocab)

@@ -20,8 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets import vocabulary
-from ..nets.layer import Attend, KVCache, Layer, LayerShape, Store, linear
+from ..nets.layer import Attend, KVCache, Layer, LayerShape, Store
 from ..nets.network import Network
+from ..nets.products import freeze
 from ..types import InputError, Target
 from . import _heads, _weights
 from ._features import FeatureDrafting, loader
@@ -87,8 +88,7 @@ class EagleNet(nn.Module):
         attention: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """Predicted features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
-        given, fused = self.given(features, embeds), self.layers[0].fused is not None
-        x = linear(given, self.fc.weight, self.fc.bias) if fused else self.fc(given)
+        x = self.fc(self.given(features, embeds))
         return self.layers[0](x, x, positions, mask, store, turn, attention)
 
 
@@ -141,6 +141,7 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     ids = net.ids()
     made = EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids)
     made.layer.fuse()
+    freeze(net, "fc")
     return made
 
 

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..nets import vocabulary
-from ..nets.layer import Attend, KVCache, Layer, LayerShape, RMSNorm, Store, linear
+from ..nets.layer import Attend, KVCache, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
+from ..nets.products import freeze
 from ..types import Budget, DraftTree, InputError, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
 from ._features import FeatureDrafting, loader, merged
@@ -154,7 +155,7 @@ class Eagle3Net(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*s h"]) -> Float[Tensor, "*s vd"]:
         hidden = hidden if self.config.norm_output else self.norm(hidden)
-        return self.lm_head(hidden) if self.midlayer.fused is None else linear(hidden, self.lm_head.weight)
+        return self.lm_head(hidden)
 
     def ids(self) -> Int[Tensor, " vd"]:
         """The target's token id of every draft token."""
@@ -254,6 +255,7 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
     own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
     for layer in (net.midlayer, *net.upper):
         layer.fuse()
+    freeze(net, "fc", "lm_head")
     mask = None
     if config.parallel:
         _lattice.check(growth.tree)

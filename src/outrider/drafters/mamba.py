@@ -23,6 +23,7 @@ from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..core.padding import padded
 from ..nets import mamba as ssm
+from ..nets import products
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _ranks, _weights
 from ._common import accepted, whole
@@ -264,6 +265,8 @@ def _net(path: str, target: Target, dtype: str) -> Any:
     net: Any = _original(path) if original(path) else from_pretrained(path, kind, str(target.device), False, {})
     net = net.to(device=target.device, dtype=kind)
     net.requires_grad_(False)
+    if net.dtype == torch.float32 and net.config.model_type in ssm.KINDS:
+        products.halve(net, leave=("dt_proj",))  # whose parameters are read
     return net.eval()
 
 

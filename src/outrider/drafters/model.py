@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.tree import chain
+from ..nets import products
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
 from . import _ranks
 from ._common import accepted
@@ -133,6 +134,8 @@ def load(
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
     draft = load_target(where, dtype=target.dtype if dtype == "auto" else dtype, device=str(target.device))
+    if draft.dtype == torch.float32:
+        products.halve(draft.model)
     if isinstance(draft, SeqTarget) != isinstance(target, SeqTarget):
         raise InputError(f"{where} and the target are not of one kind: both must be encoder-decoder models, or neither")
     if isinstance(draft, HFTarget) and isinstance(target, HFTarget) and target.graphs is not None:

@@ -22,10 +22,12 @@ from torch.nn import functional
 
 from ..core.padding import additive
 from ..types import InputError
+from .products import HalfLinear, PlainLinear, product
 
 # Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
+Linear = HalfLinear | PlainLinear
 ROPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -145,14 +147,13 @@ class MLP(nn.Module):
 
 @dataclass(frozen=True)
 class Fused:
-    """A layer's matrices for inference, a few attribute look-ups away."""
+    """A layer's products for inference, a few attribute look-ups away."""
 
-    qkv: Tensor
-    bias: Tensor | None
-    o: Tensor
+    qkv: Linear
+    o: Linear
     norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Linear
+    down: Linear
 
 
 class Layer(nn.Module):
@@ -173,14 +174,14 @@ class Layer(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             bias = torch.cat([p.bias for p in three]) if self.shape.qkv_bias else None
             self.fused = Fused(
-                _shared(three), bias, attention.o_proj.weight, self.post_attention_layernorm.weight, _shared(two),
-                mlp.down_proj.weight,
+                product(_shared(three), bias), product(attention.o_proj.weight), self.post_attention_layernorm.weight,
+                product(_shared(two)), product(mlp.down_proj.weight),
             )  # fmt: skip
 
     def _project(self, x: Float[Tensor, "b m inputs"]) -> Float[Tensor, "b m heads d"]:
         """Queries, keys and values, one behind the other."""
         if self.fused is not None:
-            made = linear(x, self.fused.qkv, self.fused.bias)
+            made = self.fused.qkv(x)
         else:
             a = self.self_attn
             made = torch.cat([a.q_proj(x), a.k_proj(x), a.v_proj(x)], -1)
@@ -193,10 +194,10 @@ class Layer(nn.Module):
             h = residual + self.self_attn.o_proj(seen)
             x = self.post_attention_layernorm(h)
             return h + self.mlp.down_proj(functional.silu(self.mlp.gate_proj(x)) * self.mlp.up_proj(x))
-        h = residual + linear(seen, fused.o)
+        h = residual + fused.o(seen)
         x = functional.rms_norm(h, (shape.hidden,), fused.norm, shape.eps)
-        gate, up = linear(x, fused.gate_up).chunk(2, -1)
-        return h + linear(functional.silu(gate).mul_(up), fused.down)
+        gate, up = fused.gate_up(x).chunk(2, -1)
+        return h + fused.down(functional.silu(gate).mul_(up))
 
     def forward(
         self,
@@ -223,15 +224,6 @@ class Layer(nn.Module):
             return self._finish(residual, attention(q, k, v))
         keys, values = (k, v) if store is None else store(k, v)
         return self._finish(residual, attend(q, keys, values, mask, self.fused is not None))
-
-
-def linear(x: Float[Tensor, "*s i"], weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> Float[Tensor, "*s o"]:
-    """x W^T + b, for inference. A CPU reads the weights of a single bfloat16 vector up to twice as fast by `mv`
-    (docs/log.md); rounding may differ from `functional.linear` in the last bit, so this is for drafters alone."""
-    if x.dtype != torch.bfloat16 or x.numel() != x.shape[-1] or x.device.type != "cpu":
-        return functional.linear(x, weight, bias)
-    made = torch.mv(weight, x.reshape(-1)).view(*x.shape[:-1], -1)
-    return made if bias is None else made + bias
 
 
 def _shared(projections: Sequence[nn.Linear]) -> Tensor:

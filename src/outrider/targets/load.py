@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from .. import hub
+from ..nets import products
 from ..params import check_weights
-from ..types import InputError
+from ..types import InputError, Target
 from . import gguf, names, spread
 from .hf import HFTarget
 from .names import Place
@@ -37,6 +38,7 @@ def load_target(
     exact: str = "rounding",
     weights: str = "full",
     processes: int = 1,
+    training: bool = False,
     **options: Any,
 ) -> HFTarget | SeqTarget:
     """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
@@ -45,7 +47,8 @@ def load_target(
     proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
     texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
     `weights`: "full" as the checkpoint has them; on CPUs also "int8" rows, or the "native" blocks of a .gguf file
-    (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`).
+    (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
+    pass through the model.
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
@@ -61,7 +64,7 @@ def load_target(
         if weights == "full":
             stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
             if dtype == "auto" and exact != "bits":
-                stock = widened(stock)
+                stock = widened(stock, training)
         else:
             stock = packed(model, weights, dtype, device, trust_remote_code, options)
     else:
@@ -102,17 +105,20 @@ def packed(
     return stock
 
 
-def widened(stock: Any) -> Any:
+def widened(stock: Any, training: bool = False) -> Any:
     """The model in float32, if this processor has no products in 16 bits and memory allows it; else as it is.
 
     Without them torch multiplies 16-bit matrices row by row: a pass over 16 nodes of SmolLM2 takes eight times as long
-    as one over a single node, and in float32, where plain decoding is as fast, two and a half times (docs/log.md).
+    as one over a single node. The weights stay in 16 bits where that can be had (`nets/products.py`), unless gradients
+    must pass through them.
     """
     if stock.device.type != "cpu" or stock.dtype not in HALF or getattr(stock, "is_quantized", False):
         return stock
     if multiplies_halves() or 4 * stock.num_parameters() > MEMORY * physical_memory():
         return stock
-    logger.info("this processor has no products in %s, so the model computes in float32", stock.dtype)
+    kept = 0 if training else products.halve(stock)
+    also = f", with {kept / 1e6:.0f} million of its weights kept in 16 bits" if kept else ""
+    logger.info("this processor has no products in %s, so the model computes in float32%s", stock.dtype, also)
     return stock.float()
 
 
@@ -122,6 +128,12 @@ def multiplies_halves() -> bool:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported() or torch.ops.mkldnn._is_mkldnn_fp16_supported())
     except (AttributeError, RuntimeError):
         return True
+
+
+def precision_of(target: Target) -> str:
+    """What a target computes in, and that its weights are kept in 16 bits where they are."""
+    kind, model = str(target.dtype).removeprefix("torch."), getattr(target, "model", None)
+    return f"{kind} with 16-bit weights" if model is not None and products.halves(model) else kind
 
 
 def physical_memory() -> int:

@@ -27,6 +27,7 @@ import transformers
 
 from .. import kept
 from ..core.tree import chain, from_paths
+from ..nets import products
 from ..params import check_exact
 from ..types import InputError
 from . import kernels
@@ -95,6 +96,8 @@ def lacking(target: HFTarget) -> str:
         return f"{target.config.model_type} computes its attention in code of its own"
     if any("int" in (kernels.kind_of(m) or "") for m in target.model.modules() if not isinstance(m, PACKED)):
         return "the sums of quantised layers cannot be probed"
+    if products.halves(target.model):
+        return "products of 16-bit weights in float32 sum a single row in another order"
     if target.dtype not in (*HALF, torch.float32):
         return f"torch's fused attention for CPUs knows no {str(target.dtype).removeprefix('torch.')}"
     return ""

@@ -1,0 +1,122 @@
+"""Matrix products with weights that no longer change, by the fastest way that this processor has.
+
+Reading the weights is most of the work of a pass over few tokens. A processor without products of 16-bit numbers
+computes in float32, and FBGEMM, which torch brings for x86, lets the weights stay in 16 bits all the same: they lie
+packed as float16, are widened on their way into the registers, and sums are of float32. On two cores with AVX2 a pass
+of SmolLM2 over 1 / 4 / 16 tokens takes 27 / 31 / 78 ms so, and 55 / 88 / 138 in plain float32 (docs/log.md).
+
+A checkpoint's 16-bit weights survive this: bfloat16 has 8 binary digits and float16 has 11, so that only a layer's
+smallest numbers can change. Weights whose change would exceed float32's own rounding are multiplied as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+ROUNDING = 2.0**-24  # what float32 itself may change a number by, as a share of it
+LARGEST = 14  # the power of two that the largest weight is brought to, where small ones need the room
+
+
+class HalfLinear(nn.Module):
+    """y = x W^T + b in float32, with W packed as float16. No gradient passes through it.
+
+    `weight` tells its shape, dtype and device to who asks; its numbers are all NaN.
+    """
+
+    def __init__(self, weight: Float[Tensor, "o i"], bias: Tensor | None, power: int = 0):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.full((1, 1), torch.nan).expand(weight.shape)
+        self.scale = 2.0**-power
+        with torch.inference_mode(False), torch.no_grad():
+            wide = weight.detach().float() * 2.0**power
+            self.packed = torch.ops.quantized.linear_prepack_fp16(wide, None if bias is None else bias.detach().float())
+
+    def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
+        made: Tensor = torch.ops.quantized.linear_dynamic_fp16(x if self.scale == 1.0 else x * self.scale, self.packed)
+        return made
+
+
+def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | None:
+    """The product with these weights in 16 bits; None where this machine has none, or it would change them.
+
+    FBGEMM has it for x86 processors with AVX2.
+    """
+    if torch.backends.quantized.engine not in ("fbgemm", "x86") or weight.device.type != "cpu":
+        return None
+    with torch.inference_mode(False), torch.no_grad():
+        wide = weight.detach().float()
+        most = wide.abs().max()
+        if not 0 < float(most) < float("inf"):
+            return None
+        powers = 0, LARGEST - int(most.log2().floor())
+        power = next((p for p in powers if _faithful(wide * 2.0**p)), None)
+    return None if power is None else HalfLinear(weight, bias, power)
+
+
+def _faithful(weight: Float[Tensor, "o i"]) -> bool:
+    """Is every row's change smaller than what float32 rounds off?"""
+    change = (weight.half().float() - weight).norm(dim=1)
+    return bool((change <= ROUNDING * weight.norm(dim=1)).all())
+
+
+def layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """A model's plain linear layers, each with its parent and its name there."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                yield parent, name, child
+
+
+def halve(model: nn.Module, leave: Collection[str] = ()) -> int:
+    """Multiply by 16-bit weights in all of a model's linear layers that can, but those of these names.
+
+    Returns:
+        How many weights that are.
+    """
+    done = 0
+    for parent, name, child in layers(model):
+        made = None if name in leave else halved(child.weight, child.bias)
+        if made is not None:
+            setattr(parent, name, made)
+            done += child.weight.numel()
+    return done
+
+
+class PlainLinear(nn.Module):
+    """y = x W^T + b with the weights as they are."""
+
+    def __init__(self, weight: Float[Tensor, "o i"], bias: Tensor | None):
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
+        """A CPU reads the weights of a single bfloat16 vector up to twice as fast by `mv` (docs/log.md)."""
+        if x.dtype != torch.bfloat16 or x.numel() != x.shape[-1] or x.device.type != "cpu":
+            return functional.linear(x, self.weight, self.bias)
+        made = torch.mv(self.weight, x.reshape(-1)).view(*x.shape[:-1], -1)
+        return made if self.bias is None else made + self.bias
+
+
+def halves(model: nn.Module) -> bool:
+    """Is any product of this model one of 16-bit weights?"""
+    return any(isinstance(module, HalfLinear) for module in model.modules())
+
+
+def product(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | PlainLinear:
+    """x W^T + b for drafters while they draft; no gradient passes through it."""
+    made = halved(weight, bias) if weight.dtype == torch.float32 else None
+    return PlainLinear(weight.detach(), None if bias is None else bias.detach()) if made is None else made
+
+
+def freeze(net: nn.Module, *names: str) -> None:
+    """Replace linear layers of a network that drafts by their `product`."""
+    for name in names:
+        layer = getattr(net, name)
+        setattr(net, name, product(layer.weight, layer.bias))

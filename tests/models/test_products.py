@@ -1,0 +1,117 @@
+"""Weights in 16 bits under float32 products: the same numbers, and only where the weights survive it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.nets import products
+from outrider.targets import load
+from outrider.targets.load import load_target
+
+here = pytest.mark.skipif(
+    torch.backends.quantized.engine not in ("fbgemm", "x86"), reason="FBGEMM's products are for x86 processors"
+)
+
+
+def weights(scale: float = 0.05, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(300, 96, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+
+
+@here
+@pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6, 300.0, 1e6])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_checkpoints_weights_survive(scale: float, bias: bool) -> None:
+    weight, shift = weights(scale), torch.randn(300) * scale if bias else None
+    made = products.halved(weight, shift)
+    assert made is not None
+    assert (made.in_features, made.out_features) == (96, 300)
+    for rows in (1, 2, 3, 7, 33):
+        x = torch.randn(2, rows, 96)
+        right = nn.functional.linear(x.double(), weight.double(), None if shift is None else shift.double())
+        near = nn.functional.linear(x, weight.float(), shift)
+        worst = (near - right).abs().max().clamp(min=1e-7 * float(right.abs().max()))
+        assert (made(x) - right).abs().max() <= 4 * worst, "as near to the truth as float32 is"
+
+
+@here
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of recording
+def test_strided_inputs_copies_and_recordings_give_the_same() -> None:
+    made = products.halved(weights())
+    assert made is not None
+    x = torch.randn(4, 96, 5).transpose(1, 2)
+    right = made(x.contiguous())
+    assert torch.equal(made(x), right)
+    assert torch.equal(copy.deepcopy(made)(x), right)
+    recorded = torch.jit.freeze(torch.jit.trace(made.eval(), (x[:2],), check_trace=False))
+    assert torch.equal(recorded(x), right)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        weights(dtype=torch.float32),
+        torch.cat([weights()[:299], weights()[299:] * 2.0**-60]),
+        torch.zeros(4, 8),
+        torch.full((4, 8), torch.inf),
+        torch.full((4, 8), torch.nan),
+    ],
+    ids=["float32", "a tiny row", "zeros", "infinite", "not numbers"],
+)
+def test_weights_that_would_change_stay(weight: torch.Tensor) -> None:
+    assert products.halved(weight) is None
+    layer = products.product(weight.float())
+    x = torch.randn(3, weight.shape[1])
+    assert torch.equal(layer(x).nan_to_num(), nn.functional.linear(x, weight.float()).nan_to_num())
+
+
+@here
+def test_its_weight_says_what_it_is_and_gives_no_wrong_numbers() -> None:
+    made = products.halved(weights())
+    assert made is not None
+    assert (made.weight.shape, made.weight.dtype, made.weight.device.type) == ((300, 96), torch.float32, "cpu")
+    assert made.weight.isnan().all()
+    assert not list(made.parameters())
+
+
+def small(tmp_path: object, **more: int) -> str:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=200, num_hidden_layers=2, max_position_embeddings=256, **sizes, **more)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(str(tmp_path))
+    return str(tmp_path)
+
+
+@here
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_target_on_a_processor_without_such_products(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+    folder = small(tmp_path, tie_word_embeddings=tied)
+    held, plain = load_target(folder), load_target(folder, dtype="float32")
+    assert held.dtype == plain.dtype == torch.float32
+    kinds = [type(m) for m in held.model.modules()]
+    assert kinds.count(products.HalfLinear) == 2 * 7 + 1
+    assert nn.Linear not in kinds
+    text = torch.randint(200, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        a, b = held.model(text).logits, plain.model(text).logits
+        assert (a - b).abs().max() < 1e-5 * b.abs().max()
+        wrote = [t.model.generate(text, max_new_tokens=20, do_sample=False) for t in (held, plain)]
+    assert torch.equal(*wrote)
+    assert (held.vocab, held.hidden) == (plain.vocab, plain.hidden)
+
+
+def test_a_target_that_is_trained_for_keeps_its_gradients(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+    target = load_target(small(tmp_path), training=True)
+    assert products.HalfLinear not in {type(m) for m in target.model.modules()}
+    features = torch.randn(3, 64, requires_grad=True)
+    target.head(features).sum().backward()
+    assert features.grad is not None
+    assert features.grad.abs().sum() > 0
