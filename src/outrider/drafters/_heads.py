@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
-from ..nets.products import product
+from ..nets.products import PlainLinear, halves, product
 from ..types import InputError, Round, Target
 
 
@@ -52,7 +52,8 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
         return target.head
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
-    kind, linear = weight.dtype, product(weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
+    kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
+    linear = product(*kept) if halves(getattr(target, "model", None)) else PlainLinear(*kept)  # training has gradients
     cap = target.config_dict.get("final_logit_softcapping")
 
     def head(features: Tensor) -> Tensor:

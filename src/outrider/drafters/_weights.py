@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import checkpoints
 from ..checkpoints import native
+from ..nets import products
 from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -65,9 +66,12 @@ def fill(build: Callable[[], Net], tensors: Mapping[str, Tensor], where: object,
 
 def placed_on(net: Net, target: Target | None) -> Net:
     """The network itself, frozen, on the target's device and in its precision."""
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), torch.no_grad():
         if target is not None:
             net.to(device=target.device, dtype=target.dtype)
+            if products.halves(getattr(target, "model", None)):  # then the drafter's are rounded to 16 bits too
+                for p in net.parameters():
+                    p.copy_(p.half())
     return net.requires_grad_(False).eval()
 
 

@@ -104,9 +104,9 @@ class PlainLinear(nn.Module):
         return made if self.bias is None else made + self.bias
 
 
-def halves(model: nn.Module) -> bool:
-    """Is any product of this model one of 16-bit weights?"""
-    return any(isinstance(module, HalfLinear) for module in model.modules())
+def halves(model: object) -> bool:
+    """Is this a network, and any product of it one of 16-bit weights?"""
+    return isinstance(model, nn.Module) and any(isinstance(module, HalfLinear) for module in model.modules())
 
 
 def product(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | PlainLinear:

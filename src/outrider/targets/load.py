@@ -132,8 +132,8 @@ def multiplies_halves() -> bool:
 
 def precision_of(target: Target) -> str:
     """What a target computes in, and that its weights are kept in 16 bits where they are."""
-    kind, model = str(target.dtype).removeprefix("torch."), getattr(target, "model", None)
-    return f"{kind} with 16-bit weights" if model is not None and products.halves(model) else kind
+    kind = str(target.dtype).removeprefix("torch.")
+    return f"{kind} with 16-bit weights" if products.halves(getattr(target, "model", None)) else kind
 
 
 def physical_memory() -> int:
