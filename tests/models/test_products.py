@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from contract_world import CONTEXT, PROMPTS, VOCAB, WIDE, needs, outputs
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.budgets.calibration import inside
+from outrider.core.noise import GumbelNoise
+from outrider.engine import Engine, Request
 from outrider.nets import products
 from outrider.targets import load
 from outrider.targets.load import load_target
+from outrider.types import Sampling
 
 here = pytest.mark.skipif(
     torch.backends.quantized.engine not in ("fbgemm", "x86"), reason="FBGEMM's products are for x86 processors"
@@ -78,18 +87,21 @@ def test_its_weight_says_what_it_is_and_gives_no_wrong_numbers() -> None:
     assert not list(made.parameters())
 
 
-def small(tmp_path: object, **more: int) -> str:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(vocab_size=200, num_hidden_layers=2, max_position_embeddings=256, **sizes, **more)
+def small(folder: Path, **more: bool) -> str:
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.25, eos_token_id=None,
+        bos_token_id=None, pad_token_id=0, **more,
+    )  # fmt: skip
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(str(tmp_path))
-    return str(tmp_path)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return str(folder)
 
 
 @here
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_target_on_a_processor_without_such_products(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch, tied: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
     monkeypatch.setattr(load, "multiplies_halves", lambda: False)
     folder = small(tmp_path, tie_word_embeddings=tied)
@@ -98,7 +110,7 @@ def test_a_target_on_a_processor_without_such_products(
     kinds = [type(m) for m in held.model.modules()]
     assert kinds.count(products.HalfLinear) == 2 * 7 + 1
     assert nn.Linear not in kinds
-    text = torch.randint(200, (2, 40), generator=torch.Generator().manual_seed(1))
+    text = torch.randint(1, VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         a, b = held.model(text).logits, plain.model(text).logits
         assert (a - b).abs().max() < 1e-5 * b.abs().max()
@@ -107,11 +119,32 @@ def test_a_target_on_a_processor_without_such_products(
     assert (held.vocab, held.hidden) == (plain.vocab, plain.hidden)
 
 
-def test_a_target_that_is_trained_for_keeps_its_gradients(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_is_trained_for_keeps_its_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "multiplies_halves", lambda: False)
     target = load_target(small(tmp_path), training=True)
     assert products.HalfLinear not in {type(m) for m in target.model.modules()}
-    features = torch.randn(3, 64, requires_grad=True)
+    features = torch.randn(3, WIDE, requires_grad=True)
     target.head(features).sum().backward()
     assert features.grad is not None
     assert features.grad.abs().sum() > 0
+
+
+@here
+@pytest.mark.parametrize("name", ["block", "eagle", "eagle3", "hydra", "mamba", "medusa", "model", "peagle"])
+def test_drafters_do_as_their_target_does_and_the_text_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+    target = load_target(small(tmp_path / "target"))
+    drafter = drafters.load(needs(name, str(tmp_path / "target")), target)
+    found: Any = inside(drafter)
+    net = found.model.model if name == "model" else found.net
+    if name not in ("medusa", "mamba"):  # whose heads are multiplied together; whose weights are no 16-bit ones here
+        assert products.halves(net)
+    for temperature in (0.0, 1.0):
+        wrote = []
+        for each in (drafters.load("none", target), drafter):
+            engine = Engine(target, each, FixedBudget(9, 4), GumbelNoise(VOCAB), "coupled")
+            asked = [Request(p, 50 + i, 24, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
+            wrote.append([row.output for row in outputs(engine, asked, 2)])
+        assert wrote[0] == wrote[1]
