@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from outrider.targets import HFTarget, load_target, load_tokenizer
 from outrider.targets.load import multiplies_halves
 from outrider.training.data import Document, _document
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe
+from recipes.shipping import place
 
 DOMAINS = ("gsm8k", "self_dialogue", "sgd", "stdlib", "algorithms", "tldr", "stories", "books", "oasst")
 TOKENS = 3_000_000  # of documents, a ninth from each domain (fewer where a domain has fewer)
@@ -80,17 +80,9 @@ def target() -> HFTarget:
 
 def ship(name: str, work: Path) -> None:
     """A trained drafter in the package: bf16, with a card."""
-    source, place = work / name / "best", Path(demo()).parent / name
-    place.mkdir(exist_ok=True)
-    tensors = load_file(source / "model.safetensors")
-    kept = {key: t.to(torch.bfloat16) if t.is_floating_point() else t for key, t in tensors.items()}
-    save_file(kept, place / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    lines = [json.loads(line) for line in (work / name / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    evaluations = [line for line in lines if "held_out_loss" in line]
-    recipe, size = RECIPES[name].complete(), sum(t.numel() for t in kept.values() if t.is_floating_point())
-    steps = "\n".join(f"| {e['step']} | {e['held_out_loss']:.4f} | {e['tau']:.2f} |" for e in evaluations)
+    folder = Path(demo()).parent / name
+    size, steps = place(work / name, folder)
+    recipe = RECIPES[name].complete()
     options = ", ".join(f"{k}={v}" for k, v in recipe.options.items()) or "the method's defaults"
     card = CARD.format(
         name=name, size=size, domains=", ".join(DOMAINS), tokens=TOKENS, steps=recipe.steps, rows=recipe.rows,
@@ -98,8 +90,7 @@ def ship(name: str, work: Path) -> None:
         precision="bf16 autocast" if recipe.bf16 else "float32",
         table=steps,
     )  # fmt: skip
-    (place / "README.md").write_text(card, encoding="utf-8")
-    print(f"{place}: {(place / 'model.safetensors').stat().st_size / 1e6:.1f} MB")
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 CARD = """---
