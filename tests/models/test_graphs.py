@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import outrider
 from outrider import llm
-from outrider.core.tree import from_paths
+from outrider.core.tree import chain, from_paths
 from outrider.targets import HFTarget, graphs, hf
 from outrider.types import InputError, TargetOutput
 
@@ -95,6 +95,29 @@ def test_a_closed_target_records_nothing_more() -> None:
     assert set(recorded.graphs.made) == known
     plain.record()  # never recorded: nothing happens
     assert plain.graphs is None
+
+
+def test_once_it_pays_every_kind_is_recorded_soon() -> None:
+    """A drafter that rests while plain passes are recorded must not be judged by tree passes that are not."""
+    target = HFTarget(build("llama"))
+    target.compile(patience=6)
+    assert target.graphs is not None
+    session = target.open(64)
+    for _ in session.prefill([[1, 2, 3]]):
+        pass
+    one = torch.ones(1, dtype=torch.long)
+
+    def passes(nodes: int, times: int) -> int:
+        for _ in range(times):
+            session.forward(chain([list(range(1, nodes + 1))]))
+            session.keep(one[None] * 0, one)
+        assert target.graphs is not None
+        return len(target.graphs.made)
+
+    assert passes(1, 6) == 0
+    assert passes(1, 1) == 1
+    assert passes(4, graphs.SOON) == 1
+    assert passes(4, 1) == 2
 
 
 def chunks(target: HFTarget, prompts: list[list[int]]) -> list[Tensor]:

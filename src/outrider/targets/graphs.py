@@ -28,6 +28,7 @@ from .exact import Exactness
 from .session import Pass, TreeSession
 
 PATIENCE = 128  # passes of a kind before it is recorded, in models that were loaded by name
+SOON = 2  # and of any other kind once the model has made so many passes in all
 PROOFS = 4  # passes of different shape that a recording must equal the stock forward in
 ROUNDINGS = 64  # units in the last place that it may be off by, where bits do not count
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Recording:
 
 
 class Graphs:
-    """The recordings of one target: one for each kind of pass, made when it has been needed more than `patience` times.
+    """The recordings of one target: one for each kind of pass, made when there have been more than `patience` passes.
 
     A recording wins its own time back in one or two hundred passes, which a short text does not have. `closed`: no more
     are made, and passes of another kind take the stock forward.
@@ -82,7 +83,9 @@ class Graphs:
         if self.patience:
             habit = one, alone, given.level, given.embeds is not None, given.taps
             self.seen[habit] += 1
-            if self.seen[habit] <= self.patience:
+            # Were each kind to wait for itself, plain passes would be recorded first, and drafts never pay beside them.
+            wait = SOON if self.seen.total() > self.patience else self.patience
+            if self.seen[habit] <= min(wait, self.patience):
                 return stock(session, given)
         inputs = self.target.inputs(given)
         open_ = tuple(OPEN in mask.__dict__ for mask in _masks(inputs))
