@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -56,12 +57,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """No file can grow beyond `size` bytes. Python ignores the signal for it, so that writing fails with EFBIG."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, compiled = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # or half a module lies in __pycache__, and no later process can import it
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = compiled
 
 
 PLACES = ("file/run", "file/deep/run", "/dev/full", "/dev/null/run")

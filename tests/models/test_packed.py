@@ -21,6 +21,7 @@ from outrider import InputError, drafters
 from outrider.bench.models import Models
 from outrider.budgets.adaptive import FixedBudget
 from outrider.llm import LLM
+from outrider.nets.products import HalfLinear
 from outrider.targets import gguf, load_target
 from outrider.targets.kernels import SIZES
 from outrider.targets.packed import GROUP, PACKED, Int4Linear, Int8Linear, pack
@@ -254,7 +255,7 @@ def test_where_bits_are_promised_other_kinds_of_pass_may_be_recorded_later(tmp_p
 
 def test_variants_of_a_benchmark(tmp_path: Path, stock: Any) -> None:
     models = Models(str(write(tmp_path / "m.gguf", stock, "Q4_1")), device="cpu")
-    for variant, form in (("eager+int8", Int8Linear), ("native", Int4Linear), ("plain", nn.Linear)):
+    for variant, form in (("eager+int8", Int8Linear), ("native", Int4Linear), ("plain", (nn.Linear, HalfLinear))):
         target: Any = models.llm(variant).target
         assert isinstance(target.model.model.layers[0].mlp.up_proj, form)
         assert (target.graphs is None) == variant.startswith("eager")
