@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 def place(run: Path, folder: Path) -> tuple[int, str]:
     """Copy the best drafter of a training's folder; its number of parameters, and a table of the evaluations."""
+    if not (run / "best" / "model.safetensors").is_file():
+        raise SystemExit(f"there is no trained drafter in {run}; train it first")
     folder.mkdir(parents=True, exist_ok=True)
     tensors = load_file(run / "best" / "model.safetensors")
     kept = {key: t.to(torch.bfloat16) if t.is_floating_point() else t for key, t in tensors.items()}

@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "encoding": ("params", "a caller's prompts as token ids"),
     "prompts": ("params", "JSON lines as rows and as prompts"),
     "core": ("types", "trees, noise, sampling, verification, ends of text: pure functions of tensors"),
-    "nets": ("params types core", "the small networks that drafters are made of"),
+    "nets": ("params types core", "the small networks that drafters are made of; fast products with fixed weights"),
     "budgets": ("params types kept", "how much to draft in each round"),
     "testing": ("types core", "an exact table target, for tests of a drafter"),
     "targets": (

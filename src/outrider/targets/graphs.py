@@ -27,8 +27,8 @@ from .cache import TreeCache
 from .exact import Exactness
 from .session import Pass, TreeSession
 
-PATIENCE = 128  # passes of a kind before it is recorded, in models that were loaded by name
-SOON = 2  # and of any other kind once the model has made so many passes in all
+PATIENCE = 128  # passes before the first kind is recorded, in models that were loaded by name
+SOON = 2  # passes of another kind that are not recorded after that
 PROOFS = 4  # passes of different shape that a recording must equal the stock forward in
 ROUNDINGS = 64  # units in the last place that it may be off by, where bits do not count
 logger = logging.getLogger(__name__)

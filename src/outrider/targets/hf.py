@@ -133,7 +133,7 @@ class HFTarget:
         self.graphs = None if self.graphs is None else Graphs(self, self.graphs.patience)
 
     def compile(self, patience: int = 0) -> None:
-        """Record passes over trees and replay them (`graphs.py`), after the first `patience` of a kind.
+        """Record passes over trees and replay them (`graphs.py`), after the first `patience` passes.
 
         The weights must not change any more. Raises InputError for a family that cannot be recorded; with patience,
         its own forward is used without a word.

@@ -64,7 +64,7 @@ def load_target(
         if weights == "full":
             stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
             if dtype == "auto" and exact != "bits":
-                stock = widened(stock, training)
+                stock = widened(stock, training or processes > 1)
         else:
             stock = packed(model, weights, dtype, device, trust_remote_code, options)
     else:
@@ -105,18 +105,18 @@ def packed(
     return stock
 
 
-def widened(stock: Any, training: bool = False) -> Any:
+def widened(stock: Any, whole: bool = False) -> Any:
     """The model in float32, if this processor has no products in 16 bits and memory allows it; else as it is.
 
     Without them torch multiplies 16-bit matrices row by row: a pass over 16 nodes of SmolLM2 takes eight times as long
-    as one over a single node. The weights stay in 16 bits where that can be had (`nets/products.py`), unless gradients
-    must pass through them.
+    as one over a single node. The weights stay in 16 bits where that can be had (`nets/products.py`), unless they are
+    wanted `whole`: for gradients, or for several processes.
     """
     if stock.device.type != "cpu" or stock.dtype not in HALF or getattr(stock, "is_quantized", False):
         return stock
     if multiplies_halves() or 4 * stock.num_parameters() > MEMORY * physical_memory():
         return stock
-    kept = 0 if training else products.halve(stock)
+    kept = 0 if whole else products.halve(stock)
     also = f", with {kept / 1e6:.0f} million of its weights kept in 16 bits" if kept else ""
     logger.info("this processor has no products in %s, so the model computes in float32%s", stock.dtype, also)
     return stock.float()
@@ -133,7 +133,7 @@ def multiplies_halves() -> bool:
 def precision_of(target: Target) -> str:
     """What a target computes in, and that its weights are kept in 16 bits where they are."""
     kind = str(target.dtype).removeprefix("torch.")
-    return f"{kind} with 16-bit weights" if products.halves(getattr(target, "model", None)) else kind
+    return f"{kind} with 16-bit weights" if products.has_halves(getattr(target, "model", None)) else kind
 
 
 def physical_memory() -> int:

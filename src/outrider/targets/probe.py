@@ -96,7 +96,7 @@ def lacking(target: HFTarget) -> str:
         return f"{target.config.model_type} computes its attention in code of its own"
     if any("int" in (kernels.kind_of(m) or "") for m in target.model.modules() if not isinstance(m, PACKED)):
         return "the sums of quantised layers cannot be probed"
-    if products.halves(target.model):
+    if products.has_halves(target.model):
         return "products of 16-bit weights in float32 sum a single row in another order"
     if target.dtype not in (*HALF, torch.float32):
         return f"torch's fused attention for CPUs knows no {str(target.dtype).removeprefix('torch.')}"
