@@ -53,9 +53,8 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    linear = (
-        product(*kept) if has_halves(getattr(target, "model", None)) else PlainLinear(*kept)
-    )  # training has gradients
+    fast = has_halves(getattr(target, "model", None))  # not while training, which needs gradients
+    linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 
     def head(features: Tensor) -> Tensor:
