@@ -80,7 +80,7 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
             if label >= len(words) or not learn[label]:
                 continue
             teacher = of.head(last[label - 1])
-            if int(teacher.argmax()) not in ids:
+            if words[label] not in ids:
                 continue
             state = made[k if config.sample_from_anchor else k + 1]
             student = of.head(state) if net.ids() is None else net.lm_head(state)

@@ -66,7 +66,7 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
     for j in range(1, objective.passes + 1):
         for t in range(j - 1, len(words) - 2):
             law = of.head(layers[-1][t + 1]).softmax(-1)
-            if not learn[t + 2] or int(law.argmax()) not in kept:
+            if not learn[t + 2] or words[t + 2] not in kept:
                 continue
             p = torch.stack([law[i] for i in kept])
             student = net.lm_head(norm(made[j - 1][t], net.norm))

@@ -84,11 +84,9 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
             continue
         count += 1
         for d, made in enumerate(outputs(of, objective, words, pair, net.config.parallel)):
-            if pair + d + 2 >= len(words) or not learn[pair + d + 2]:
+            if pair + d + 2 >= len(words) or not learn[pair + d + 2] or words[pair + d + 2] not in kept:
                 continue
             law = of.head(last[pair + d + 1]).softmax(-1)
-            if int(law.argmax()) not in kept:
-                continue
             p = torch.stack([law[i] for i in kept])
             student = net.lm_head(norm(made, net.norm))
             total += objective.decay**d * float(cross_entropy(student, p / p.sum()))

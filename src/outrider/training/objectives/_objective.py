@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ...checkpoints import native
+from ...drafters import _heads
+from ...nets import vocabulary
 from ...targets import HFTarget
 from ..data import Batch
 from ..features import TargetFeatures
@@ -81,3 +83,25 @@ class NetworkObjective(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write the native folder of the drafter."""
         native.save(folder, self.drafter, self.net)
+
+
+class TrimmedObjective(NetworkObjective):
+    """The same for a network that may have a trimmed draft vocabulary (`nets/vocabulary.py`).
+
+    `head` is the target's own, for the tokens that can be drafted alone. A place whose token cannot be drafted teaches
+    no law: what a drafter can never say it need not learn.
+    """
+
+    places: Tensor | None  # of the target's tokens in the draft vocabulary, -1: none; None: the vocabularies are one
+
+    def __init__(self, target: HFTarget, net: Any):
+        super().__init__(target, net)
+        ids = net.ids()
+        ids = None if ids is None or len(ids) == target.vocab else ids
+        self.head = _heads.rows(target, ids)
+        places = None if ids is None else vocabulary.places_of(ids, target.vocab)
+        self.register_buffer("places", places, persistent=False)
+
+    def draftable(self, tokens: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
+        """Which of the target's tokens this drafter can draft."""
+        return torch.ones_like(tokens, dtype=torch.bool) if self.places is None else self.places[tokens] >= 0

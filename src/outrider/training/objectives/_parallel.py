@@ -23,14 +23,14 @@ from ...targets import HFTarget
 from ..data import Batch
 from ..features import TargetFeatures, mask_of, visible
 from ._losses import cross_entropy, precise
-from ._objective import NetworkObjective, uniform
+from ._objective import TrimmedObjective, uniform
 
 SHARE, LEAST = 0.7, 0.2  # of the chains that reach one depth more, and that reach any
 
 Pairs = list[tuple[Tensor, Tensor]]  # every layer's keys and values
 
 
-class ParallelObjective(NetworkObjective):
+class ParallelObjective(TrimmedObjective):
     """The target's law at every depth, one pass over pairs and masks."""
 
     drafter = "eagle3"
@@ -41,7 +41,7 @@ class ParallelObjective(NetworkObjective):
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss summed over the depths, how many positions are learned, and the share of right guesses by depth."""
-        net, ids = self.net, self.net.ids()
+        net = self.net
         true, kept = net.fuse(torch.cat([seen.features[tap] for tap in net.config.taps], -1)), Pairs()
 
         def keep(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,14 +55,12 @@ class ParallelObjective(NetworkObjective):
         if not pair.numel():  # other processes wait for a gradient of every parameter
             total = total + 0.0 * net.mask_hidden.sum()
         for d in range(net.config.parallel):
-            wanted = batch.wanted(d + 2)
+            wanted = batch.wanted(d + 2) & self.draftable(batch.ahead(d + 2))
             rows, at = (real & (depth == d) & wanted.gather(1, pair) if d else wanted).nonzero().unbind(1)
             read, last = (masked, pair[rows, at]) if d else (made, at)
             with torch.no_grad():
-                teacher = precise(self.target.head(seen.features[-1][rows, last + d + 1]))
-                known = net.t2d[teacher.argmax(-1)]
-                law = teacher[known][:, ids].softmax(-1)
-            student = precise(net.logits(read[rows[known], at[known]]))
+                law = precise(self.head(seen.features[-1][rows, last + d + 1])).softmax(-1)
+            student = precise(net.logits(read[rows, at]))
             total = total + self.decay**d * cross_entropy(student, law).sum()
             right = (student.argmax(-1) == law.argmax(-1)).float().sum().detach()
             hits[f"hit{d + 1}"] = right / max(1, len(law))

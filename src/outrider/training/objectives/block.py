@@ -31,13 +31,13 @@ from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
 from ._layer import layer_like
 from ._losses import cross_entropy, precise
-from ._objective import NetworkObjective, Optimiser, uniform
+from ._objective import Optimiser, TrimmedObjective, uniform
 
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
 LOSSES = ("kl", "ce", "tv", "lk")
 
 
-class BlockObjective(NetworkObjective):
+class BlockObjective(TrimmedObjective):
     """The law of every slot of blocks that begin at sampled anchors."""
 
     drafter = "block"
@@ -63,7 +63,7 @@ class BlockObjective(NetworkObjective):
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The weighted loss summed over the slots learned, the weights' sum, and the share of right guesses by slot."""
-        config, ids = self.net.config, self.net.ids()
+        config = self.net.config
         anchor, real = self._anchors(batch, step)
         hidden = self._hidden(batch, seen, anchor)
         slot = torch.arange(config.block, device=anchor.device)
@@ -75,16 +75,13 @@ class BlockObjective(NetworkObjective):
         learned &= real.repeat_interleave(config.block, 1)
         if not config.sample_from_anchor:
             learned &= (slot > 0).repeat(anchor.shape[1])
+        learned &= self.draftable(batch.ahead(1).gather(1, inside))
         rows, places = learned.nonzero().unbind(1)
         at, slots = inside[rows, places], places % config.block
         with torch.no_grad():
-            teacher = precise(self.target.head(seen.features[-1][rows, at]))
-            if ids is not None:  # count the places whose likeliest token can be drafted, as EAGLE-3 does
-                known = torch.isin(teacher.argmax(-1), ids)
-                rows, places, at, slots, teacher = rows[known], places[known], at[known], slots[known], teacher[known]
-                teacher = teacher[:, ids]
+            teacher = precise(self.head(seen.features[-1][rows, at]))
         made = hidden[rows, places]
-        student = self.target.head(made) if ids is None else self.net.lm_head(made)
+        student = self.head(made) if self.places is None else self.net.lm_head(made)
         student = precise(self.net.corrected(student, batch.tokens[rows, at], made))
         drafted = slots - (0 if config.sample_from_anchor else 1)
         far = drafted.to(student.dtype)

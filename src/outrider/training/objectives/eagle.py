@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ...drafters import _heads, eagle
+from ...drafters import eagle
 from ...nets import vocabulary
 from ...targets import HFTarget
 from ...types import InputError
@@ -23,13 +23,13 @@ from ..features import TargetFeatures, visible
 from ._layer import layer_like
 from ._linear import nearest
 from ._losses import LOSSES, precise, smooth_l1, soft_cross_entropy
-from ._objective import NetworkObjective, Optimiser, uniform
+from ._objective import Optimiser, TrimmedObjective, uniform
 from ._passes import Passes, moved
 
 OPTIMISER = Optimiser(lr=3e-5)
 
 
-class EagleObjective(NetworkObjective):
+class EagleObjective(TrimmedObjective):
     """The next feature and its law; over several aligned passes it is HASS."""
 
     drafter = "eagle"
@@ -56,9 +56,6 @@ class EagleObjective(NetworkObjective):
             raise InputError("passes and k must be at least 1")
         self.noise, self.cls, self.passes, self.beta, self.published = noise, cls, passes, beta, published
         self.topk, self.k, self.ranking = topk, min(k, net.config.draft_vocab or target.vocab), LOSSES[loss]
-        ids = net.ids()
-        self.head = _heads.rows(target, ids)
-        self.places = None if ids is None else vocabulary.places_of(ids, target.vocab)
 
     def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None:
         """Begin as the linear map that comes nearest to the next feature; the layer adds nothing yet."""

@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...drafters import _heads, hydra
-from ...nets import vocabulary
+from ...drafters import hydra
 from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, mask_of
 from ._layer import layer_like
 from ._losses import precise, soft_cross_entropy
-from ._objective import NetworkObjective, Optimiser
+from ._objective import Optimiser, TrimmedObjective
 
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
-class HydraObjective(NetworkObjective):
+class HydraObjective(TrimmedObjective):
     """The law, or the token, of each place ahead, given the tokens between."""
 
     drafter = "hydra"
@@ -34,9 +33,6 @@ class HydraObjective(NetworkObjective):
     def __init__(self, target: HFTarget, net: hydra.HydraNet, decay: float, teacher: bool):
         super().__init__(target, net)
         self.decay, self.teacher = decay, teacher
-        ids = net.ids()
-        self.head = _heads.rows(target, ids)
-        self.places = None if ids is None else vocabulary.places_of(ids, target.vocab)
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...drafters import _heads, medusa
-from ...nets import vocabulary
+from ...drafters import medusa
 from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures
 from ._losses import precise, soft_cross_entropy
-from ._objective import NetworkObjective, Optimiser
+from ._objective import Optimiser, TrimmedObjective
 
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
-class MedusaObjective(NetworkObjective):
+class MedusaObjective(TrimmedObjective):
     """The token, or the law, of each place ahead."""
 
     drafter = "medusa"
@@ -32,9 +31,6 @@ class MedusaObjective(NetworkObjective):
     def __init__(self, target: HFTarget, net: medusa.MedusaNet, decay: float, teacher: bool):
         super().__init__(target, net)
         self.decay, self.teacher = decay, teacher
-        ids = net.ids()
-        self.head = _heads.rows(target, ids)
-        self.places = None if ids is None else vocabulary.places_of(ids, target.vocab)
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""
