@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
 from outrider.nets import products
-from outrider.targets import load
+from outrider.targets import kernels, load, probe
 from outrider.targets.load import load_target
 from outrider.types import Sampling
 
@@ -87,6 +88,19 @@ def test_its_weight_says_what_it_is_and_gives_no_wrong_numbers() -> None:
     assert not list(made.parameters())
 
 
+@here
+def test_in_threes_a_row_has_its_own_bits() -> None:
+    x, pairs = kernels._inputs(96)
+    half = products.HalfLinear(kernels._opposed(torch.randn(300, 96), pairs), None)
+    counts = [*range(1, 70), 127, 200, 256]
+    right = half(x[:255])
+    assert any(not torch.equal(half(x[:n])[:255], right[:n]) for n in counts), "FBGEMM's order does not differ here"
+    half.threes = True
+    for n in counts:
+        assert torch.equal(half(x[:n])[:255], right[:n]), n
+    assert half(x[:8].view(2, 4, 96)).shape == (2, 4, 300)
+
+
 def small(folder: Path, **more: bool) -> str:
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -117,6 +131,30 @@ def test_a_target_on_a_processor_without_such_products(
         wrote = [t.model.generate(text, max_new_tokens=20, do_sample=False) for t in (held, plain)]
     assert torch.equal(*wrote)
     assert (held.vocab, held.hidden) == (plain.vocab, plain.hidden)
+
+
+@here
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_target_with_them_can_promise_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+    folder = small(tmp_path)
+    assert load_target(folder, exact="auto").exact == "rounding"
+    target = load_target(folder, exact="bits")
+    assert (target.exact, target.dtype) == ("bits", torch.float32)
+    assert products.has_halves(target.model)
+    if recorded:
+        target.compile()
+    assert probe.same_bits(target)
+    for temperature in (0.0, 1.0):
+        wrote = []
+        for name, rows in (("none", 1), ("none", 3), ("lookup", 1), ("lookup", 3)):
+            engine = Engine(target, drafters.load(name, target), FixedBudget(7, 4), GumbelNoise(VOCAB), "coupled")
+            asked = [Request(p, 50 + i, 40, Sampling(temperature)) for i, p in enumerate(PROMPTS)]
+            wrote.append([row.output for row in outputs(engine, asked, rows)])
+        assert wrote[1:] == wrote[:1] * 3
+    target.use(replace(target.exactness, step=1), target.blocks)
+    products.in_threes(target.model, False)
+    assert not probe.same_bits(target)
 
 
 def test_a_target_that_is_trained_for_keeps_its_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

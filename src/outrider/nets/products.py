@@ -7,6 +7,9 @@ of SmolLM2 over 1 / 4 / 16 tokens takes 27 / 31 / 78 ms so, and 55 / 88 / 138 in
 
 A checkpoint's 16-bit weights survive this: bfloat16 has 8 binary digits and float16 has 11, so that only a layer's
 smallest numbers can change. Layers whose change would exceed float32's own rounding are multiplied as they are.
+
+FBGEMM takes up to six rows at a time, and sums one or two that are left over in another order. Where a row's bits must
+be its own, rows are filled up to threes, which none is left over of.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROUNDING = 2.0**-24  # what float32 itself may change a number by, as a share of it
+THREES = 3  # rows; with a multiple of it, every row is summed in the same order
 LARGEST = 14  # the power of two that the largest weight is brought to, where small ones need the room
 
 
@@ -33,13 +37,18 @@ class HalfLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.weight = torch.full((1, 1), torch.nan).expand(weight.shape)
         self.scale = 2.0**-power
+        self.threes = False  # fill rows up to threes
         with torch.inference_mode(False), torch.no_grad():
             wide = weight.detach().float() * 2.0**power
             self.packed = torch.ops.quantized.linear_prepack_fp16(wide, None if bias is None else bias.detach().float())
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
-        made: Tensor = torch.ops.quantized.linear_dynamic_fp16(x if self.scale == 1.0 else x * self.scale, self.packed)
-        return made
+        given = x if self.scale == 1.0 else x * self.scale
+        missing = -(given.numel() // self.in_features) % THREES if self.threes else 0
+        if missing:
+            given = functional.pad(given.reshape(-1, self.in_features), (0, 0, 0, missing))
+        made: Tensor = torch.ops.quantized.linear_dynamic_fp16(given, self.packed)
+        return made[:-missing].view(*x.shape[:-1], self.out_features) if missing else made
 
 
 def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | None:
@@ -103,6 +112,13 @@ class PlainLinear(nn.Module):
 def has_halves(model: object) -> bool:
     """Is this a network, and any product of it one of 16-bit weights?"""
     return isinstance(model, nn.Module) and any(isinstance(module, HalfLinear) for module in model.modules())
+
+
+def in_threes(model: nn.Module, on: bool) -> None:
+    """From now on, does a row of a model's products of 16-bit weights have the same bits whatever stands beside it?"""
+    for module in model.modules():
+        if isinstance(module, HalfLinear):
+            module.threes = on
 
 
 def product(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | PlainLinear:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..core.padding import padded
 from ..core.tree import chain_of
+from ..nets import products
 from ..types import InputError, Prefill, TargetOutput
 from . import aligned, attention, exact, families
 from .cache import TreeCache
@@ -130,6 +131,7 @@ class HFTarget:
         `layers` read no more rows at a time than given. The weights must not change any more.
         """
         self.exactness, self.blocks = exactness, list(layers)
+        products.in_threes(self.model, exactness is not None)
         self.graphs = None if self.graphs is None else Graphs(self, self.graphs.patience)
 
     def compile(self, patience: int = 0) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 from dataclasses import asdict, dataclass
@@ -37,7 +38,7 @@ from .packed import PACKED
 
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
-QUESTIONS = 2  # what is asked: with another number, answers that were kept no longer count
+QUESTIONS = 3  # what is asked: with another number, answers that were kept no longer count
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,6 @@ def lacking(target: HFTarget) -> str:
         return f"{target.config.model_type} computes its attention in code of its own"
     if any("int" in (kernels.kind_of(m) or "") for m in target.model.modules() if not isinstance(m, PACKED)):
         return "the sums of quantised layers cannot be probed"
-    if products.has_halves(target.model):
-        return "products of 16-bit weights in float32 sum a single row in another order"
     if target.dtype not in (*HALF, torch.float32):
         return f"torch's fused attention for CPUs knows no {str(target.dtype).removeprefix('torch.')}"
     return ""
@@ -131,6 +130,8 @@ def _ask(target: HFTarget) -> Exactness | str:
         return "the fused attention's results depend on how many rows or keys are computed together"
     queries, align = needs
     step = 1 if all(map(kernels.even, kernels.activations(target))) else kernels.step_of(target)
+    if products.has_halves(target.model):
+        step = math.lcm(step, products.THREES)  # so that its layers need not fill up, each for itself
     exactness = Exactness(rows, step, queries.least, align, blocks, queries.multiple)
     if not holds(target, exactness):
         return "logits of a tree differ from those of one token at a time, though the single kernels agree"
@@ -146,6 +147,7 @@ def holds(target: HFTarget, exactness: Exactness) -> bool:
         return same_bits(target)
     finally:
         target.exactness, target.blocks, target.graphs = before
+        products.in_threes(target.model, target.exactness is not None)
 
 
 @torch.no_grad()
