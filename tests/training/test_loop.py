@@ -112,7 +112,7 @@ def test_a_run_can_be_made_longer_but_not_shorter(model: HFTarget, tmp_path: Pat
     assert run(model, tmp_path, short).steps == 20
     kept = json.loads((tmp_path / "recipe.json").read_text())
     assert (kept["warmup"], kept["target"], kept["data"]) == (2, "demo", ["a.jsonl"])
-    longer = run(model, tmp_path, replace(short, steps=24, target="elsewhere/demo"))
+    longer = run(model, tmp_path, replace(short, steps=24, evaluate=3, save=7, target="elsewhere/demo"))
     kept = json.loads((tmp_path / "recipe.json").read_text())
     assert (longer.steps, kept["steps"], kept["warmup"]) == (24, 24, 2)
     found = checkpoint.read(tmp_path / "checkpoint.pt")

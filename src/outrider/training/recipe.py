@@ -16,6 +16,7 @@ from ..types import InputError
 from .objectives import optimiser_of
 
 NAME = "recipe.json"
+FREE = {"steps", "evaluate", "prompts", "tokens", "save", "target", "data"}  # may differ when a run goes on
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Recipe:
     def continuing(self, folder: Path) -> Recipe:
         """This recipe, or that of the run in `folder` with the steps of this one.
 
-        A run that goes on may be made longer. What it left to the method stays as it was filled then; the rate follows
+        A run that goes on may be made longer, and evaluated or kept at other steps. What it left to the method stays as it was filled then; the rate follows
         the cosine of the new length.
 
         Raises:
@@ -99,7 +100,7 @@ class Recipe:
             clip=self.clip or kept.clip,
         )
         mine, theirs = to_dict(filled), to_dict(kept)
-        other = sorted(k for k in mine.keys() - {"steps", "target", "data"} if mine[k] != theirs[k])
+        other = sorted(k for k in mine.keys() - FREE if mine[k] != theirs[k])
         if other:
             raise InputError(
                 f"{folder} holds a run of another recipe ({', '.join(other)} differ); give another --out, "
