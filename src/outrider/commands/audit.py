@@ -29,7 +29,7 @@ def audit(
     drafter: opt.Drafter = None,
     rule: opt.Rule = "coupled",
     samples: Annotated[
-        int, opt.sampling("--samples", help="Samples per test: four times as many, twice as fine.")
+        int, opt.sampling("--samples", min=100, help="Samples per test: four times as many, twice as fine.")
     ] = 1000,
     minutes: Annotated[
         float | None,
