@@ -1,4 +1,4 @@
-"""The README's picture and its sentence: `python benchmarks/picture.py` (from benchmarks/results/drafters.json).
+"""The README's picture and its sentence: `python benchmarks/picture.py` (from benchmarks/results/smollm2.json).
 
 Writes docs/results.svg, and what stands between the `<!-- results -->` marks of README.md.
 """
@@ -16,19 +16,17 @@ from page import read, replaced
 from studies import ROOT
 
 # method -> label; transformers' own first
-STOCK = {"transformers": "transformers generate", "transformers:demo": "transformers assisted, same draft model"}
+STOCK = {"transformers": "transformers generate", "transformers?lookup=10": "transformers prompt lookup"}
 OURS = {
     "none": "none (plain decoding, recorded)",
-    "lookup": "lookup",
-    "draft model": "model",
-    "Medusa": "medusa",
-    "Hydra": "hydra",
-    "EAGLE chain": "eagle, chain",
-    "EAGLE-2": "eagle, dynamic tree",
-    "HASS": "eagle/hass, dynamic tree",
-    "HASS chain": "eagle/hass, chain",
-    "EAGLE-3": "eagle3, dynamic tree",
-    "HASS, adaptive": "eagle/hass, adaptive",
+    "lookup@auto": "lookup, adaptive",
+    "EAGLE, adaptive": "eagle, adaptive",
+    "block, adaptive": "block, adaptive",
+    "EAGLE-3 chain of 3": "eagle3, chain of 3",
+    "EAGLE-3, 6 nodes": "eagle3, 6 nodes",
+    "EAGLE-3, 16 nodes": "eagle3, 16 nodes",
+    "EAGLE-3, adaptive": "eagle3, adaptive",
+    "EAGLE-3 and lookup, adaptive": "eagle3 and lookup, adaptive",
 }
 
 
@@ -61,7 +59,7 @@ def draw(found: list[Row]) -> None:
 
 
 def main() -> None:
-    report: Document = read("drafters")
+    report: Document = read("smollm2")
     machine, versions = report.run.machine, report.run.versions
     found = rows(report)
     draw(found)
@@ -71,9 +69,9 @@ def main() -> None:
     note = (
         f"![Tokens per second by method](docs/results.svg)\n\n"
         f"`{best[0]}` decodes {rate(best):.0f} tokens/s, {rate(best) / rate(base):.2f} times {base[0]} and "
-        f"{rate(best) / rate(plain):.2f} times our own plain decoding: the demo\n"
-        f"target in float32 at temperature 0 on {machine['cores']} cores, torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, {prompts} held-out prompts of nine domains."
+        f"{rate(best) / rate(plain):.2f} times our own plain decoding:\n"
+        f"SmolLM2-135M at temperature 0 on {machine['cores']} cores, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, {prompts} prompts\nof six tasks that the papers measured."
     )
     replaced(ROOT / "README.md", {"results": note})
 

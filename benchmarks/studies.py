@@ -73,15 +73,29 @@ MAMBAS = (
     *(f"{name}={CHAINS['Mamba 1.5M']}@{' '.join(arms)}" for name, arms in BANDITS.items()),
 )
 
+# SmolLM2 where the papers measured. Its drafters are those of `recipes.smollm2.train`; one of them ships.
+EAGLE, EAGLE3, BLOCK = (f"{kind}:runs/smollm2/{kind}/best" for kind in ("eagle", "eagle3", "block"))
+REAL = (
+    "lookup@auto", "suffix@auto", f"EAGLE, 16 nodes={EAGLE}@16x6", f"EAGLE, adaptive={EAGLE}@auto",
+    f"EAGLE-3 chain of 3={EAGLE3}?tree=chain@4x3", f"EAGLE-3, 6 nodes={EAGLE3}@6x4",
+    f"EAGLE-3, 16 nodes={EAGLE3}@16x6", f"EAGLE-3, adaptive={EAGLE3}@auto",
+    f"EAGLE-3 and lookup, adaptive={EAGLE3}+lookup@auto",
+    f"block, 16 nodes={BLOCK}@16x6", f"block, adaptive={BLOCK}@auto",
+)  # fmt: skip
+
 
 def arm_of(shape: str) -> str:
     """The method that plays one arm of a bandit throughout."""
     return "none" if shape == "none" else f"Mamba 1.5M, {'chain' if shape == LINE else shape}"
 
 
+PAPERS = str(ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
 BASE = Config("demo", tokens=32)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Config | Callable[[], Config]] = {
+    "smollm2": Config("smollm2", drafters=REAL, temperatures=(0.0, 1.0), tokens=64, limit=3, data=PAPERS,
+                      tasks=("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"),
+                      peers=("transformers", "transformers?lookup=10")),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
                         temperatures=(0.0, 1.0), limit=11),
     "batches": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6"), batch_sizes=(1, 2, 4, 8),
@@ -117,7 +131,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "engine": replace(OWN, drafters=("model", "model chain 5=model?tree=chain@6x5", "model@8x3",
                                      "model (3,2,2,1,1)=model?tree=static@64x5"),
                       peers=("transformers", "transformers:demo"), variants=("eager", "plain")),
-    "summaries": replace(OWN, tasks=("cnn-dm@800",), data=str(ROOT.parent / "shared" / "data" / "eval"), limit=6,
+    "summaries": replace(OWN, tasks=("cnn-dm@800",), data=PAPERS, limit=6,
                          drafters=("lookup", "suffix"), variants=("eager", "plain"),
                          peers=("transformers", "transformers?lookup=10")),
     "untrained": replace(OWN, drafters=("lookup@16x8", "suffix@16x8", "ngram@16x5", "lookahead@16x5", "model@16x5"),

@@ -67,7 +67,8 @@ def train(
         target: the model that it will draft for, frozen.
         documents: what is learned and held out (`data.read`).
         out: the folder of the run.
-        recipe: method, sizes and rates. A run in `out` may be made longer, and is held to its recipe in all that is learned.
+        recipe: method, sizes and rates. A run in `out` may be made longer, and is otherwise held to its recipe; only
+            when it is evaluated and kept may change.
         stop: end after this many steps, as if interrupted.
         shard: FSDP2 over the processes there are.
         quiet: say nothing on stderr.

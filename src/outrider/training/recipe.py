@@ -79,8 +79,8 @@ class Recipe:
     def continuing(self, folder: Path) -> Recipe:
         """This recipe, or that of the run in `folder` with the steps of this one.
 
-        A run that goes on may be made longer, and evaluated or kept at other steps. What it left to the method stays as it was filled then; the rate follows
-        the cosine of the new length.
+        A run that goes on may be made longer, and evaluated or kept at other steps. What it left to the method stays as
+        it was filled then; the rate follows the cosine of the new length.
 
         Raises:
             InputError: the folder holds a run of another recipe, or one that has more steps already.
