@@ -44,11 +44,12 @@ class HalfLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
         given = x if self.scale == 1.0 else x * self.scale
-        missing = -(given.numel() // self.in_features) % THREES if self.threes else 0
-        if missing:
-            given = functional.pad(given.reshape(-1, self.in_features), (0, 0, 0, missing))
-        made: Tensor = torch.ops.quantized.linear_dynamic_fp16(given, self.packed)
-        return made[:-missing].view(*x.shape[:-1], self.out_features) if missing else made
+        rows = given.numel() // self.in_features
+        if not self.threes or rows % THREES == 0:
+            whole: Tensor = torch.ops.quantized.linear_dynamic_fp16(given, self.packed)
+            return whole
+        filled = functional.pad(given.reshape(-1, self.in_features), (0, 0, 0, -rows % THREES))
+        return torch.ops.quantized.linear_dynamic_fp16(filled, self.packed)[:rows].view(*x.shape[:-1], -1)
 
 
 def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | None:
