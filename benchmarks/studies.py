@@ -76,11 +76,10 @@ MAMBAS = (
 # SmolLM2 where the papers measured. Its drafters are those of `recipes.smollm2.train`; one of them ships.
 EAGLE, EAGLE3, BLOCK = (f"{kind}:runs/smollm2/{kind}/best" for kind in ("eagle", "eagle3", "block"))
 REAL = (
-    "lookup@auto", "suffix@auto", f"EAGLE, 16 nodes={EAGLE}@16x6", f"EAGLE, adaptive={EAGLE}@auto",
-    f"EAGLE-3 chain of 3={EAGLE3}?tree=chain@4x3", f"EAGLE-3, 6 nodes={EAGLE3}@6x4",
-    f"EAGLE-3, 16 nodes={EAGLE3}@16x6", f"EAGLE-3, adaptive={EAGLE3}@auto",
-    f"EAGLE-3 and lookup, adaptive={EAGLE3}+lookup@auto",
-    f"block, 16 nodes={BLOCK}@16x6", f"block, adaptive={BLOCK}@auto",
+    "lookup@auto", "suffix@auto", f"EAGLE chain of 3={EAGLE}?tree=chain@4x3", f"EAGLE, 6 nodes={EAGLE}@6x4",
+    f"EAGLE, 16 nodes={EAGLE}@16x6", f"EAGLE, adaptive={EAGLE}@auto",
+    f"EAGLE and lookup, adaptive={EAGLE} + lookup@auto", f"EAGLE-3, 16 nodes={EAGLE3}@16x6",
+    f"EAGLE-3, adaptive={EAGLE3}@auto", f"block, 16 nodes={BLOCK}@16x6", f"block, adaptive={BLOCK}@auto",
 )  # fmt: skip
 
 
