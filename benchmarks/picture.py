@@ -19,14 +19,14 @@ from studies import ROOT
 STOCK = {"transformers": "transformers generate", "transformers?lookup=10": "transformers prompt lookup"}
 OURS = {
     "none": "none (plain decoding, recorded)",
-    "lookup@auto": "lookup, adaptive",
+    "lookup": "lookup, adaptive",
+    "suffix": "suffix, adaptive",
+    "EAGLE chain of 3": "eagle, chain of 3",
+    "EAGLE, 6 nodes": "eagle, 6 nodes",
     "EAGLE, adaptive": "eagle, adaptive",
-    "block, adaptive": "block, adaptive",
-    "EAGLE-3 chain of 3": "eagle3, chain of 3",
-    "EAGLE-3, 6 nodes": "eagle3, 6 nodes",
-    "EAGLE-3, 16 nodes": "eagle3, 16 nodes",
+    "EAGLE and lookup, adaptive": "eagle and lookup, adaptive",
     "EAGLE-3, adaptive": "eagle3, adaptive",
-    "EAGLE-3 and lookup, adaptive": "eagle3 and lookup, adaptive",
+    "block, adaptive": "block, adaptive",
 }
 
 
