@@ -9,7 +9,7 @@ A checkpoint's 16-bit weights survive this: bfloat16 has 8 binary digits and flo
 smallest numbers can change. Layers whose change would exceed float32's own rounding are multiplied as they are.
 
 FBGEMM takes up to six rows at a time, and sums one or two that are left over in another order. Where a row's bits must
-be its own, rows are filled up to threes, which none is left over of.
+not depend on the others, rows are filled up to a multiple of three, which leaves none over.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def has_halves(model: object) -> bool:
 
 
 def in_threes(model: nn.Module, on: bool) -> None:
-    """From now on, does a row of a model's products of 16-bit weights have the same bits whatever stands beside it?"""
+    """Fill rows up to threes from now on, or no longer, in all of a model's products of 16-bit weights."""
     for module in model.modules():
         if isinstance(module, HalfLinear):
             module.threes = on
