@@ -23,9 +23,7 @@ from outrider.targets import kernels, load, probe
 from outrider.targets.load import load_target
 from outrider.types import Sampling
 
-here = pytest.mark.skipif(
-    torch.backends.quantized.engine not in ("fbgemm", "x86"), reason="FBGEMM's products are for x86 processors"
-)
+here = pytest.mark.skipif(not products.can_halve(), reason="FBGEMM's products are for x86 processors")
 
 
 def weights(scale: float = 0.05, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -52,12 +52,14 @@ class HalfLinear(nn.Module):
         return torch.ops.quantized.linear_dynamic_fp16(filled, self.packed)[:rows].view(*x.shape[:-1], -1)
 
 
-def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | None:
-    """The product with these weights in 16 bits; None where this machine has none, or it would change them.
+def can_halve() -> bool:
+    """Has this machine products of 16-bit weights? FBGEMM has them for x86 processors with AVX2."""
+    return torch.backends.quantized.engine in ("fbgemm", "x86")
 
-    FBGEMM has it for x86 processors with AVX2.
-    """
-    if torch.backends.quantized.engine not in ("fbgemm", "x86") or weight.device.type != "cpu":
+
+def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | None:
+    """The product with these weights in 16 bits; None where this machine has none, or it would change them."""
+    if not can_halve() or weight.device.type != "cpu":
         return None
     with torch.inference_mode(False), torch.no_grad():
         wide = weight.detach().float()

@@ -63,7 +63,7 @@ def load_target(
     elif isinstance(model, str | Path | Place):
         if weights == "full":
             stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
-            if dtype == "auto":
+            if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
         else:
             stock = packed(model, weights, dtype, device, trust_remote_code, options)
