@@ -146,8 +146,11 @@ UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "
 
 
 def kept(document: Document, name: str) -> dict[str, Any]:
-    """A report without what no page shows; a method goes by its label or SPEC alone where no other has the same."""
+    """A report without what no page shows, and without the folders of the machine; a method goes by its label or SPEC
+    alone where no other has the same."""
     found: dict[str, Any] = to_json(document)
+    for folder in ("data", "out"):
+        found["run"]["arguments"].pop(folder, None)
     short = {name: cell.label or cell.spec for name, cell in document.methods.items()}
     often = Counter(short.values())
     for part in ("cells", "macro", "pooled", "explain", "capacity"):

@@ -26,7 +26,7 @@ METHODS: dict[str, tuple[float, list[str]]] = {
     "hydra": (1e-3, ["draft_vocab=4096"]),
     "eagle": (5e-4, [VOCAB, "cls=0.5"]),
     "hass": (5e-4, [VOCAB]),
-    "eagle3": (5e-4, [VOCAB, "passes=2"]),  # seven passes, as in the paper, take three times as long
+    "eagle3": (5e-4, [VOCAB, "passes=2"]),  # the paper has seven, each as long again
     "block": (1e-3, [VOCAB]),
 }
 

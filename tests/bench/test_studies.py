@@ -38,7 +38,9 @@ def test_every_arm_of_a_bandit_is_a_method() -> None:
 def test_methods_go_by_their_labels_where_no_other_has_the_same() -> None:
     rows = [("none", ""), ("HASS, 4x3", "HASS"), ("HASS, 8x4", "HASS"), ("EAGLE, 6x5", "EAGLE")]
     cells = [Cell("t", 0.0, 1, method, label, label or method) for method, label in rows]
-    found = studies.kept(Document(RunInfo("demo"), cells=cells), "x")
+    run_ = RunInfo("demo", arguments={"limit": 3, "data": "/a/folder", "out": "/another"})
+    found = studies.kept(Document(run_, cells=cells), "x")
+    assert found["run"]["arguments"] == {"limit": 3}
     assert [c["method"] for c in found["cells"]] == ["none", "HASS, 4x3", "HASS, 8x4", "EAGLE"]
 
 
