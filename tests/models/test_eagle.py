@@ -26,7 +26,9 @@ from outrider.drafters import _features, _mix, eagle, eagle3
 from outrider.drafters._growth import Growth
 from outrider.drafters.eagle import STATIC
 from outrider.engine import Batch, Engine, Request, Row, generate
-from outrider.nets.layer import KVCache, LayerShape
+from outrider.nets.kv_cache import KVCache, Step
+from outrider.nets.layer import LayerShape
+from outrider.nets.recorded import Recorded
 from outrider.proofs import samples as draws
 from outrider.proofs.gtest import g_test
 from outrider.targets import load_target
@@ -76,6 +78,20 @@ def test_the_known_good_drafter_is_accepted_to_full_depth(name: str, tree: str, 
     for row in decode(target, module.drafter(net, target, TREES[tree]), temperature):
         assert row.usage.accepted_at == row.usage.tested_at == [6, 6, 6, 6]
         assert row.usage.tau == 5.0
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("name", MAKE)
+def test_recorded_steps_are_as_good(name: str, tree: str) -> None:
+    make, module = MAKE[name]
+    target, net = make()
+    made = module.drafter(net, target, TREES[tree])
+    made = replace(made, recorded=Recorded(Step(made.net), patience=0))
+    for row in decode(target, made, 1.0, batch=1):
+        assert row.usage.accepted_at == row.usage.tested_at == [6, 6, 6, 6]
+    kinds = made.recorded.made
+    assert kinds
+    assert None not in kinds.values()
 
 
 @pytest.mark.parametrize("tree", ["static", "chain"])

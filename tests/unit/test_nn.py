@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.core.padding import additive
 from outrider.nets import layer as nn
 from outrider.nets import products
-from outrider.nets.layer import KVCache, Layer, LayerShape
+from outrider.nets.kv_cache import KVCache
+from outrider.nets.layer import Layer, LayerShape
 from outrider.nets.network import from_dict, to_dict
 from outrider.types import InputError
 
@@ -92,7 +94,7 @@ def test_a_layer_is_the_slow_one(more: dict, fused: bool) -> None:
     for i, js in enumerate(tree):
         mask[0, 0, i, js] = True
     with torch.no_grad():
-        out = made(x, residual, positions, nn.additive(mask, torch.float64))
+        out = made(x, residual, positions, additive(mask, torch.float64))
     for b in range(2):
         expected = slow(made, x[b], residual[b], positions[b].tolist(), tree)
         assert torch.allclose(out[b], expected, atol=1e-6)
@@ -148,9 +150,9 @@ def test_training_reaches_every_parameter() -> None:
 
     positions = torch.arange(5)[None]
     lower = torch.ones(5, 5).tril().bool()
-    first = made(x, x, positions, nn.additive(lower[None, None], x.dtype), store)
+    first = made(x, x, positions, additive(lower[None, None], x.dtype), store)
     both = torch.cat([lower, torch.eye(5, dtype=torch.bool)], 1)
-    made(first, x, positions, nn.additive(both[None, None], x.dtype), store).sum().backward()
+    made(first, x, positions, additive(both[None, None], x.dtype), store).sum().backward()
     missing = [name for name, p in made.named_parameters() if p.grad is None]
     # A bias of the keys shifts all scores alike, but for the rotation: its gradient may be small, not absent.
     assert not missing

@@ -19,7 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.padding import padded
-from ..nets.layer import KVCache, Layer, Store
+from ..nets.kv_cache import KVCache
+from ..nets.layer import Layer
+from ..nets.recorded import Recorded
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from . import _ranks, _weights
 from ._growth import STATIC, Growth, Step
@@ -30,6 +32,14 @@ FLUSH = 128  # pairs a row may wait before they are fed: rounds that do not draf
 @runtime_checkable
 class Steps(Protocol):
     """What `FeatureDrafting` needs of a drafter: its network's step and head, and how it grows trees."""
+
+    @property
+    def net(self) -> Any:
+        """`net(vectors, embeds, positions, mask, store, turn)`: the next vectors, as EAGLE's network makes them."""
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """Its steps, where they are recorded."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -50,7 +60,7 @@ class Steps(Protocol):
     def given(self, features: Tensor) -> Tensor:
         """What the first step reads of the taps' features, side by side."""
 
-    def step(self, vectors: Tensor, tokens: Tensor, mask: Tensor | None, store: Store, turn: Tensor) -> Tensor: ...
+    def embed(self, tokens: Tensor) -> Tensor: ...
     def logits(self, vectors: Tensor) -> Tensor: ...
 
 
@@ -149,12 +159,12 @@ class FeatureDrafting:
 
     def _chain(self, given: Float[Tensor, "b m h"], tokens: Int[Tensor, "b m"]) -> Float[Tensor, "b m h"]:
         """Vectors and tokens behind each row's text, each seeing those before it."""
-        m, drafter, cache, mask = tokens.shape[1], self.drafter, self.cache, None
+        m, cache, mask = tokens.shape[1], self.cache, None
         if cache.longest and (m > 1 or not cache.level):
             lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
-            mask = cache.mask(lower, given.dtype, drafter.layer.groups)
+            mask = cache.mask(lower, given.dtype, self.drafter.layer.groups)
         turn = self._turn(m, given.dtype, torch.arange(m, device=tokens.device))
-        return drafter.step(given, tokens, mask, cache.place(m), turn)
+        return self._fed(given, tokens, mask, turn)
 
     def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> Float[Tensor, "b m h"]:
         """The nodes from `since` on, each fed its parent's vector. Node 0 is the root's pair, which is committed."""
@@ -170,7 +180,24 @@ class FeatureDrafting:
             turn = self._turn(fed.deepest, vectors.dtype, fed.depths[:, since:] - 1)
         else:
             turn = self._turn(fed.deepest, vectors.dtype, None, fed.deepest - 1)
-        return drafter.step(given, tokens, mask, cache.place(n - since, since - 1), turn)
+        return self._fed(given, tokens, mask, turn, since - 1)
+
+    def _fed(
+        self,
+        given: Float[Tensor, "b m h"],
+        tokens: Int[Tensor, "b m"],
+        mask: Tensor | None,
+        turn: Tensor,
+        first: int = 0,
+    ) -> Float[Tensor, "b m h"]:
+        """A step of the network, whose keys and values go to slots first .. first + m - 1 behind each row's text."""
+        drafter, cache, (b, m) = self.drafter, self.cache, tokens.shape
+        embeds = drafter.embed(tokens)
+        if drafter.recorded is None or not cache.level:
+            made: Tensor = drafter.net(given, embeds, None, mask, cache.place(m, first), turn)
+            return made
+        masks = () if mask is None else (mask,)
+        return drafter.recorded((b == 1, m == 1, mask is None), given, embeds, *cache.views(m, first), turn, *masks)[0]
 
     def _turn(self, reach: int, dtype: torch.dtype, places: Tensor | None, place: int = 0) -> Tensor:
         """Rotations at positions `lengths + places`, or all at `lengths + place`; [#b, #m, 2, 1, d]."""

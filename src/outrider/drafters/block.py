@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.padding import additive
 from ..nets import products, vocabulary
 from ..nets.block import BlockConfig, BlockNet
-from ..nets.layer import KVCache
+from ..nets.kv_cache import KVCache
 from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _lattice, _ranks, _weights

@@ -20,9 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets import vocabulary
-from ..nets.layer import Attend, KVCache, Layer, LayerShape, Store
+from ..nets.kv_cache import KVCache, Step
+from ..nets.layer import Attend, Layer, LayerShape, Store
 from ..nets.network import Network
 from ..nets.products import freeze
+from ..nets.recorded import Recorded
 from ..types import InputError, Target
 from . import _heads, _weights
 from ._features import FeatureDrafting, loader
@@ -103,6 +105,7 @@ class EagleDrafter:
     head: Callable[[Tensor], Tensor]  # of the draft vocabulary, taken from the target's
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
+    recorded: Recorded | None = None  # its steps, where the target's passes are recorded
 
     @property
     def layer(self) -> Layer:
@@ -122,8 +125,8 @@ class EagleDrafter:
     def given(self, features: Tensor) -> Tensor:
         return features
 
-    def step(self, vectors: Tensor, tokens: Tensor, mask: Tensor | None, store: Store, turn: Tensor) -> Tensor:
-        return self.net(vectors, self.target.embed(tokens), None, mask, store, turn)
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.target.embed(tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
         return self.head(vectors)
@@ -139,10 +142,10 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
     _heads.check_embedding(target, net.config.target_hidden)
     ids = net.ids()
-    made = EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids)
-    made.layer.fuse()
+    net.layers[0].fuse()  # type: ignore[operator]
     freeze(net, "fc")
-    return made
+    recorded = Recorded(Step(net)) if target.recorded else None
+    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded)
 
 
 NETWORK = Network(EagleNet, EagleConfig)

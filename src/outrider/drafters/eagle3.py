@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..nets import vocabulary
-from ..nets.layer import Attend, KVCache, Layer, LayerShape, RMSNorm, Store
+from ..nets.kv_cache import KVCache, Step
+from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from ..nets.products import freeze
+from ..nets.recorded import Recorded
 from ..types import Budget, DraftTree, InputError, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
 from ._features import FeatureDrafting, loader, merged
@@ -173,6 +175,7 @@ class Eagle3Drafter:
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
     shifted: bool = True
+    recorded: Recorded | None = None  # its steps, where the target's passes are recorded
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -193,9 +196,8 @@ class Eagle3Drafter:
     def given(self, features: Tensor) -> Tensor:
         return self.net.fuse(features)
 
-    def step(self, vectors: Tensor, tokens: Tensor, mask: Tensor | None, store: Store, turn: Tensor) -> Tensor:
-        embeds = self.net.embed_tokens(tokens) if self.config.own_embedding else self.target.embed(tokens)
-        return self.net(vectors, embeds, None, mask, store, turn)
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.net.embed_tokens(tokens) if self.config.own_embedding else self.target.embed(tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
         return self.net.logits(vectors)
@@ -260,7 +262,8 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
     if config.parallel:
         _lattice.check(growth.tree)
         mask = net.fuse(net.mask_hidden)
-    return Eagle3Drafter(net, target, config, growth, None if own else ids, mask)
+    recorded = Recorded(Step(net)) if target.recorded else None
+    return Eagle3Drafter(net, target, config, growth, None if own else ids, mask, recorded=recorded)
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

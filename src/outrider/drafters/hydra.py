@@ -25,7 +25,8 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
-from ..nets.layer import KVCache, Layer, LayerShape, RMSNorm, Store
+from ..nets.kv_cache import KVCache
+from ..nets.layer import Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from ..nets.products import freeze, product
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target

@@ -10,8 +10,6 @@ which neither lets the state decay nor adds to it. Scans work in float32 at leas
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +21,11 @@ from torch.nn import functional
 
 from ..core.padding import padded
 from ..types import InputError
+from .recorded import PATIENCE, Recorded
 from .scan import scan, scan2
 
 KINDS = ("mamba", "mamba2")
 PIECE = 256  # tokens read at once
-PROOFS = 4  # steps of different size that a recording must equal the ordinary ones in
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,44 +114,15 @@ def read(net: Any, texts: Sequence[Sequence[int]], state: State | None = None, p
 
 
 class Steps:
-    """One token for each of many states, recorded once and replayed without the model's Python.
+    """One token for each of many states, recorded where it is taken often."""
 
-    As `targets/graphs.py` does it for targets: the first steps of different size are also taken the ordinary way, and
-    if they differ by more than rounding, or recording fails, the recording is dropped.
-    """
-
-    def __init__(self, net: Any):
-        self.net, self.replay, self.proofs, self.lost = net, None, set[int](), False
+    def __init__(self, net: Any, patience: int = PATIENCE):
+        self.recorded = Recorded(_Step(net), patience)
 
     def __call__(self, tokens: Int[Tensor, "b 1"], state: State) -> tuple[Float[Tensor, "b 1 v"], State]:
         """Logits over the net's own tokens, and the states."""
-        if self.replay is None and not self.lost:
-            self._record(tokens, state)
-        if self.replay is None:
-            return self._stock(tokens, state)
-        logits, conv, ssm = self.replay(tokens, state.conv, state.ssm)
-        if len(self.proofs) < PROOFS and len(tokens) not in self.proofs:
-            true, after = self._stock(tokens, state)
-            if not all(_close(a, b) for a, b in ((logits, true), (conv, after.conv), (ssm, after.ssm))):
-                logger.warning("a recorded step differs from the model's own; the model's own is used from now on")
-                self.replay, self.lost = None, True
-                return true, after
-            self.proofs.add(len(tokens))
+        logits, conv, ssm = self.recorded("step", tokens, state.conv, state.ssm)
         return logits, State(conv, ssm)
-
-    def _stock(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        features, state = run(self.net, tokens, state)
-        return self.net.lm_head(features), state
-
-    def _record(self, tokens: Tensor, state: State) -> None:
-        try:
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")  # tracing is deprecated in favour of torch.compile
-                made = torch.jit.trace(_Step(self.net), (tokens, state.conv, state.ssm), check_trace=False)
-                self.replay = torch.jit.freeze(made, optimize_numerics=False)
-        except (RuntimeError, TypeError, ValueError) as error:
-            logger.warning("this model's step cannot be recorded (%s); its own is used", str(error)[:200])
-            self.lost = True
 
 
 class _Step(torch.nn.Module):
@@ -163,15 +131,10 @@ class _Step(torch.nn.Module):
     def __init__(self, net: Any):
         super().__init__()
         self.net = net  # so that its weights become constants of the recording
-        self.eval()
 
     def forward(self, tokens: Tensor, conv: Tensor, ssm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features, state = run(self.net, tokens, State(conv, ssm))
         return self.net.lm_head(features), state.conv, state.ssm
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return float((a - b).abs().max()) <= 64 * torch.finfo(b.dtype).eps * float(b.abs().max())
 
 
 def _norm(x: Float[Tensor, "*b h"], norm: Any) -> Float[Tensor, "*b h"]:

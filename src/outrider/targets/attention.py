@@ -42,14 +42,15 @@ def attend(
         if kwargs.get(name) is not None:
             raise InputError(f"grouped attention has no {name}; this family must be listed as eager in families.py")
     b, h, n, _ = query.shape
-    groups = int(h) // int(key.shape[1])  # plain numbers in a recording too
+    heads = int(key.shape[1])  # plain numbers in a recording too
+    groups = int(h) // heads
     sdpa = torch.nn.functional.scaled_dot_product_attention
     if attention_mask is None:  # a prompt's first chunk, or a single token
         out = sdpa(query, key, value, scale=scaling, is_causal=n > 1, enable_gqa=groups > 1)
     elif groups == 1:
         out = sdpa(query, key, value, attn_mask=attention_mask, scale=scaling)
     else:
-        folded = query.reshape(b, h // groups, groups * n, query.shape[3])
+        folded = query.reshape(b, heads, groups * n, query.shape[3])
         mask = None if OPEN in attention_mask.__dict__ else _repeated(attention_mask, groups)
         out = sdpa(folded, key, value, attn_mask=mask, scale=scaling)
         out = out.reshape(b, h, n, value.shape[3])
