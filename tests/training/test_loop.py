@@ -15,6 +15,7 @@ from torch import Tensor
 from training_world import RECIPE, documents
 
 from outrider import drafters
+from outrider.budgets.calibration import inside
 from outrider.targets import HFTarget
 from outrider.training import checkpoint, loop, objectives
 from outrider.training.data import Document
@@ -238,6 +239,40 @@ def test_a_cache_too_large_for_the_disk_is_refused(
 def test_bad_recipes_are_refused(model: HFTarget, tmp_path: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         run(model, tmp_path, replace(RECIPE, **change))
+
+
+def test_a_training_begins_with_a_drafters_weights(model: HFTarget, tmp_path: Path) -> None:
+    """On other documents, by another objective for the same network, with the draft vocabulary that it has."""
+    options = {"draft_vocab": 40}
+    first = run(model, tmp_path / "first", replace(RECIPE, steps=40, rows=4, evaluate=40, options=options))
+    others = [replace(d, tokens=d.tokens[::-1], key=f"other {d.key}") for d in documents()]
+    recipe = replace(RECIPE, method="hass", steps=1, lr=1e-9, evaluate=1, options=options, init=str(first.folder))
+    second = loop.train(model, others, tmp_path / "second", recipe, quiet=True)
+    made: list[Any] = [inside(drafters.load(str(found.folder), model)) for found in (first, second)]
+    nets = [drafter.net for drafter in made]
+    assert torch.equal(nets[0].d2t, nets[1].d2t)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*(net.parameters() for net in nets), strict=True))
+    assert made[1].config.trained == "hass"
+    again = loop.train(model, others, tmp_path / "second", replace(recipe, steps=2), quiet=True)
+    assert torch.isfinite(torch.tensor(again.loss)), "a run that goes on goes on with its own weights"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"init": "nowhere"}, "nowhere"),
+        ({"method": "eagle3", "options": {"taps": (0, 2, 3)}}, "holds a drafter 'eagle', and this training makes"),
+        ({"options": {"draft_vocab": 20}}, "another draft_vocab than this training"),
+        ({"method": "mamba"}, "mamba cannot begin with a drafter's weights"),
+    ],
+)
+def test_weights_to_begin_with_that_do_not_fit_are_refused(
+    model: HFTarget, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    first = run(model, tmp_path / "first", replace(RECIPE, steps=1))
+    with pytest.raises(InputError, match=words):
+        run(target(torch.float32), tmp_path / "second", replace(RECIPE, **{"init": str(first.folder), **change}))
+    assert not (tmp_path / "second").exists()
 
 
 def test_text_of_another_tokenizer_is_refused(model: HFTarget, tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ def train(
         str,
         opt.machine("--features", metavar="DIR", help="Folder of hidden states by vLLM, speculators or SpecForge."),
     ] = "",
+    init: Annotated[
+        str,
+        opt.training("--init", metavar="SPEC", help="A drafter to begin with: DIR, or as in smollm2/eagle."),
+    ] = "",
     shard: Annotated[bool, opt.machine("--shard", help="FSDP2 over the processes there are.")] = False,
     target_parallel: Annotated[
         int,
@@ -87,7 +91,7 @@ def train(
     recipe = Recipe(
         method, steps, rows, length, accumulate, lr, warmup=warmup, clip=clip, decay=decay, seed=seed, bf16=bf16,
         half_features=half_features, cache=cache, cache_dtype=cache_dtype, features=features, evaluate=evaluate,
-        prompts=limit, save=save, options=options, target=str(place), data=tuple(data),
+        prompts=limit, save=save, init=init, options=options, target=str(place), data=tuple(data),
     )  # fmt: skip
     recipe.complete()  # what is wrong is refused before a model is loaded
     tokenizer = load_tokenizer(place, trust_remote_code)

@@ -95,6 +95,10 @@ def train(
         torch.manual_seed(recipe.seed)
         made = objectives.build(recipe.method, target, learned, dict(recipe.options))
         assert isinstance(made, nn.Module)
+        if recipe.init:
+            if not isinstance(made, objectives.Begun):
+                raise InputError(f"{recipe.method} cannot begin with a drafter's weights; leave --init out")
+            made.begin(recipe.init)
         made = made.double() if target.dtype == torch.float64 else made  # networks begin in float32
         return made.to(target.device).train()
 
@@ -107,7 +111,7 @@ def train(
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which makes the files of a cache
         features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
-    if found is None and isinstance(objective, objectives.Prepared):
+    if found is None and not recipe.init and isinstance(objective, objectives.Prepared):
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
         some = (rows.rows(range(i, min(i + recipe.rows, len(rows.keys)))).to(target.device) for i in first)
         objective.prepare((part, features_of(part)) for part in some)

@@ -39,6 +39,7 @@ class Recipe:
     cache: str = ""  # a folder for features, for repeated epochs; none: they are computed anew
     cache_dtype: str = "bfloat16"
     features: str = ""  # a folder of features that another engine has written
+    init: str = ""  # a drafter whose weights are the first
     evaluate: int = 0  # steps between evaluations; 0: ten times in all
     prompts: int = 16  # held-out prompts that are decoded at each evaluation
     tokens: int = 32

@@ -15,9 +15,19 @@ from ... import plugins
 from ...targets import HFTarget
 from ...types import InputError
 from ..data import Document
-from ._objective import NetworkObjective, Objective, Optimiser, Prepared
+from ._objective import Begun, NetworkObjective, Objective, Optimiser, Prepared
 
-__all__ = ["NetworkObjective", "Objective", "Optimiser", "Prepared", "build", "names", "optimiser_of", "options_of"]
+__all__ = [
+    "Begun",
+    "NetworkObjective",
+    "Objective",
+    "Optimiser",
+    "Prepared",
+    "build",
+    "names",
+    "optimiser_of",
+    "options_of",
+]
 
 
 def names() -> list[str]:

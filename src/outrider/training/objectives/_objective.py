@@ -12,11 +12,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ...checkpoints import native
-from ...drafters import _heads
+from ...drafters import _heads, _weights
 from ...nets import vocabulary
+from ...nets.network import to_dict
 from ...targets import HFTarget
+from ...types import InputError
 from ..data import Batch
 from ..features import TargetFeatures
+
+BESIDE = {"scale", "trained"}  # what a config says beside its network's shape
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,13 @@ class Prepared(Protocol):
     """An objective that looks at some of its data before the first step."""
 
     def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None: ...
+
+
+@runtime_checkable
+class Begun(Protocol):
+    """An objective that can begin with the weights of a trained drafter."""
+
+    def begin(self, folder: str) -> None: ...
 
 
 def uniform(batch: Batch, step: int, salt: int, *size: int) -> Float[Tensor, "b ..."]:
@@ -96,11 +107,32 @@ class TrimmedObjective(NetworkObjective):
 
     def __init__(self, target: HFTarget, net: Any):
         super().__init__(target, net)
-        ids = net.ids()
+        self._read_vocabulary()
+
+    def _read_vocabulary(self) -> None:
+        target, ids = self.target, self.net.ids()
         ids = None if ids is None or len(ids) == target.vocab else ids
         self.head = _heads.rows(target, ids)
         places = None if ids is None else vocabulary.places_of(ids, target.vocab)
         self.register_buffer("places", places, persistent=False)
+
+    def begin(self, folder: str) -> None:
+        """Begin with the weights of a drafter's folder, its draft vocabulary included.
+
+        Raises:
+            InputError: it holds another kind of network, or one of other sizes.
+        """
+        found = native.read(_weights.placed(folder, self.drafter))
+        if found.method != self.drafter:
+            raise InputError(f"{folder} holds a drafter {found.method!r}, and this training makes {self.drafter!r}")
+        theirs = to_dict(native.network(found.method).read(found.config, folder))
+        mine = to_dict(self.net.config)
+        other = sorted(k for k in mine.keys() - BESIDE if mine[k] != theirs[k])
+        if other:
+            raise InputError(f"{folder} has another {', '.join(other)} than this training; give the same options")
+        tensors = native.exact(found.tensors, native.shapes(self.net), folder)
+        self.net.load_state_dict({name: t.to(self.net.state_dict()[name].dtype) for name, t in tensors.items()})
+        self._read_vocabulary()
 
     def draftable(self, tokens: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Which of the target's tokens this drafter can draft."""
