@@ -81,6 +81,13 @@ REAL = (
     f"EAGLE and lookup, adaptive={EAGLE} + lookup@auto", f"EAGLE-3, 16 nodes={EAGLE3}@16x6",
     f"EAGLE-3, adaptive={EAGLE3}@auto", f"block, 16 nodes={BLOCK}@16x6", f"block, adaptive={BLOCK}@auto",
 )  # fmt: skip
+REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
+SHIPS = "eagle:smollm2/hass"  # the one that ships, beside what needs no training
+REAL_DEFAULTS = (
+    "suffix@auto", f"HASS chain of 3={SHIPS}?tree=chain@4x3", f"HASS, 6 nodes={SHIPS}@6x4",
+    f"HASS, 16 nodes={SHIPS}@16x6",
+    f"HASS, adaptive={SHIPS}@auto", f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
+)  # fmt: skip
 
 
 def arm_of(shape: str) -> str:
@@ -93,8 +100,9 @@ BASE = Config("demo", tokens=32)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2": Config("smollm2", drafters=REAL, temperatures=(0.0, 1.0), tokens=64, limit=3, data=PAPERS,
-                      tasks=("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"),
-                      peers=("transformers", "transformers?lookup=10")),
+                      tasks=REAL_TASKS, peers=("transformers", "transformers?lookup=10")),
+    "smollm2_ships": Config("smollm2", drafters=REAL_DEFAULTS, temperatures=(0.0, 1.0), tokens=64, limit=3, data=PAPERS,
+                            tasks=REAL_TASKS, peers=("transformers",)),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
                         temperatures=(0.0, 1.0), limit=11),
     "batches": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6"), batch_sizes=(1, 2, 4, 8),

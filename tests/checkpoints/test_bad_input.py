@@ -168,3 +168,11 @@ def test_a_spec_without_a_method(tmp_path: Path) -> None:
     assert method_of(where) is None
     with pytest.raises(InputError, match="name the method"):
         drafters.load(str(where))
+
+
+def test_what_ships_is_a_folder_by_its_name() -> None:
+    assert read("demo/hass").method == "eagle"
+    with pytest.raises(InputError, match=r"no .hess. for demo is installed; there are .*hass"):
+        read("demo/hess")
+    with pytest.raises(InputError, match="there is no folder demo; name the folder"):
+        read("demo")

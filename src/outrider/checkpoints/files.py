@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from .. import hub
+from ..shipped import is_shipped, shipped
 from ..types import InputError
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, listed by NAME.index.json
 
 
 def folder_of(path: str | Path) -> Path:
-    """A folder, or the local copy of a hub id (fetched if need be, without code)."""
-    folder = Path(path)
+    """A folder, what ships with the package (`demo/hass`), or the local copy of a hub id (fetched if need be, without
+    code)."""
+    name = str(path)
+    folder = Path(shipped(name) if "/" in name and is_shipped(name) else path)
     if folder.is_dir():
         return folder
     if folder.exists() or "/" not in str(path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from .. import checkpoints
 from ..checkpoints import native
 from ..nets import products
+from ..shipped import is_shipped, shipped
 from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -44,12 +44,10 @@ def network(path: str | None, method: str, target: Target | None, **said: Any) -
 
 def placed(path: str, default: str) -> str:
     """`demo`, `demo/NAME` and `smollm2/NAME` are what ships with the package; other paths are as they are."""
-    from ..targets.names import DEMO, SMOLLM2, shipped
-
+    if not is_shipped(path):
+        return path
     model, _, name = path.partition("/")
-    if model in (DEMO, SMOLLM2) and not Path(path).exists():
-        return shipped(f"{model}/{name.strip('/') or default}")
-    return path
+    return shipped(f"{model}/{name.strip('/') or default}")
 
 
 def fill(build: Callable[[], Net], tensors: Mapping[str, Tensor], where: object, target: Target | None = None) -> Net:

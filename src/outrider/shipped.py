@@ -1,0 +1,30 @@
+"""What ships with the package beside a model is named below it: `demo/target`, `demo/hass`, `smollm2/hass`."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from .params import InputError
+
+DEMO, SMOLLM2 = "demo", "smollm2"
+
+
+def is_shipped(name: str) -> bool:
+    """Is this such a name? A folder that is called like one goes before it."""
+    return name.partition("/")[0] in (DEMO, SMOLLM2) and not Path(name).exists()
+
+
+def shipped(name: str) -> str:
+    """The folder of the package's data that has this name.
+
+    Raises:
+        InputError: there is none.
+    """
+    folder = files("outrider").joinpath(*name.split("/"))
+    if not (folder / "config.json").is_file():
+        model, _, what = name.partition("/")
+        there = sorted(f.parent.name for f in Path(str(files("outrider"))).joinpath(model).glob("*/config.json"))
+        here = f"there are {', '.join(there)}; or" if there else "so"
+        raise InputError(f"no {what!r} for {model} is installed; {here} name a folder")
+    return str(folder)
