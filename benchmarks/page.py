@@ -16,6 +16,9 @@ from outrider import bench
 from studies import RESULTS, ROOT
 
 TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and the studies that it shows
+    "smollm2 ships greedy": (tables.methods(0.0), "smollm2_ships"),
+    "smollm2 ships sampled": (tables.methods(1.0), "smollm2_ships"),
+    "smollm2 ships domains": (tables.domains, "smollm2_ships"),
     "smollm2 greedy": (tables.methods(0.0), "smollm2"),
     "smollm2 sampled": (tables.methods(1.0), "smollm2"),
     "smollm2 domains": (tables.domains, "smollm2"),

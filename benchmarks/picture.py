@@ -1,4 +1,4 @@
-"""The README's picture and its sentence: `python benchmarks/picture.py` (from benchmarks/results/smollm2.json).
+"""The README's picture and its sentence: `python benchmarks/picture.py` (from benchmarks/results/smollm2_ships.json).
 
 Writes docs/results.svg, and what stands between the `<!-- results -->` marks of README.md.
 """
@@ -16,17 +16,15 @@ from page import read, replaced
 from studies import ROOT
 
 # method -> label; transformers' own first
-STOCK = {"transformers": "transformers generate", "transformers?lookup=10": "transformers prompt lookup"}
+STOCK = {"transformers": "transformers generate"}
 OURS = {
     "none": "none (plain decoding, recorded)",
-    "lookup": "lookup, adaptive",
     "suffix": "suffix, adaptive",
-    "EAGLE chain of 3": "eagle, chain of 3",
-    "EAGLE, 6 nodes": "eagle, 6 nodes",
-    "EAGLE, adaptive": "eagle, adaptive",
-    "EAGLE and lookup, adaptive": "eagle and lookup, adaptive",
-    "EAGLE-3, adaptive": "eagle3, adaptive",
-    "block, adaptive": "block, adaptive",
+    "HASS chain of 3": "hass, chain of 3",
+    "HASS, 6 nodes": "hass, 6 nodes",
+    "HASS, 16 nodes": "hass, 16 nodes",
+    "HASS, adaptive": "hass, adaptive",
+    "suffix and HASS, adaptive": "suffix and hass, adaptive",
 }
 
 
@@ -59,7 +57,7 @@ def draw(found: list[Row]) -> None:
 
 
 def main() -> None:
-    report: Document = read("smollm2")
+    report: Document = read("smollm2_ships")
     machine, versions = report.run.machine, report.run.versions
     found = rows(report)
     draw(found)

