@@ -82,8 +82,8 @@ REAL = (
     f"EAGLE-3, adaptive={EAGLE3}@auto", f"block, 16 nodes={BLOCK}@16x6", f"block, adaptive={BLOCK}@auto",
 )  # fmt: skip
 REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
-SHIPS = "eagle:smollm2/hass"  # the one that ships, beside what needs no training
-REAL_DEFAULTS = (
+SHIPS = "eagle:smollm2/hass"
+SHIPPED = (  # what a user has from the start
     "suffix@auto", f"HASS chain of 3={SHIPS}?tree=chain@4x3", f"HASS, 6 nodes={SHIPS}@6x4",
     f"HASS, 16 nodes={SHIPS}@16x6",
     f"HASS, adaptive={SHIPS}@auto", f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
@@ -95,14 +95,13 @@ def arm_of(shape: str) -> str:
     return "none" if shape == "none" else f"Mamba 1.5M, {'chain' if shape == LINE else shape}"
 
 
-PAPERS = str(ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
+EVAL = str(ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
+PAPERS = Config("smollm2", temperatures=(0.0, 1.0), tokens=64, limit=3, data=EVAL, tasks=REAL_TASKS)
 BASE = Config("demo", tokens=32)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Config | Callable[[], Config]] = {
-    "smollm2": Config("smollm2", drafters=REAL, temperatures=(0.0, 1.0), tokens=64, limit=3, data=PAPERS,
-                      tasks=REAL_TASKS, peers=("transformers", "transformers?lookup=10")),
-    "smollm2_ships": Config("smollm2", drafters=REAL_DEFAULTS, temperatures=(0.0, 1.0), tokens=64, limit=3, data=PAPERS,
-                            tasks=REAL_TASKS, peers=("transformers",)),
+    "smollm2": replace(PAPERS, drafters=REAL, peers=("transformers", "transformers?lookup=10")),
+    "smollm2_ships": replace(PAPERS, drafters=SHIPPED, peers=("transformers",)),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
                         temperatures=(0.0, 1.0), limit=11),
     "batches": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6"), batch_sizes=(1, 2, 4, 8),
@@ -138,7 +137,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "engine": replace(OWN, drafters=("model", "model chain 5=model?tree=chain@6x5", "model@8x3",
                                      "model (3,2,2,1,1)=model?tree=static@64x5"),
                       peers=("transformers", "transformers:demo"), variants=("eager", "plain")),
-    "summaries": replace(OWN, tasks=("cnn-dm@800",), data=PAPERS, limit=6,
+    "summaries": replace(OWN, tasks=("cnn-dm@800",), data=EVAL, limit=6,
                          drafters=("lookup", "suffix"), variants=("eager", "plain"),
                          peers=("transformers", "transformers?lookup=10")),
     "untrained": replace(OWN, drafters=("lookup@16x8", "suffix@16x8", "ngram@16x5", "lookahead@16x5", "model@16x5"),

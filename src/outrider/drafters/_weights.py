@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from .. import checkpoints
 from ..checkpoints import native
 from ..nets import products
-from ..shipped import is_shipped, shipped
+from ..shipped import DEMO, SMOLLM2
 from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -43,11 +44,8 @@ def network(path: str | None, method: str, target: Target | None, **said: Any) -
 
 
 def placed(path: str, default: str) -> str:
-    """`demo`, `demo/NAME` and `smollm2/NAME` are what ships with the package; other paths are as they are."""
-    if not is_shipped(path):
-        return path
-    model, _, name = path.partition("/")
-    return shipped(f"{model}/{name.strip('/') or default}")
+    """`demo` and `smollm2` alone are the drafter that ships for that model by the default's name."""
+    return f"{path}/{default}" if path in (DEMO, SMOLLM2) and not Path(path).exists() else path
 
 
 def fill(build: Callable[[], Net], tensors: Mapping[str, Tensor], where: object, target: Target | None = None) -> Net:

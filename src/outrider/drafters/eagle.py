@@ -20,14 +20,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets import vocabulary
-from ..nets.kv_cache import KVCache, Step
+from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, Store
 from ..nets.network import Network
 from ..nets.products import freeze
 from ..nets.recorded import Recorded
 from ..types import InputError, Target
 from . import _heads, _weights
-from ._features import FeatureDrafting, loader
+from ._features import FeatureDrafting, loader, recorded
 from ._growth import STATIC, Growth
 
 INPUTS = ("feature+shifted", "feature+unshifted", "feature", "token")  # the paper's ablation, the first is EAGLE
@@ -70,6 +70,11 @@ class EagleNet(nn.Module):
         if config.draft_vocab:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
 
+    @property
+    def layer(self) -> Layer:
+        """The only one."""
+        return self.layers[0]  # type: ignore[return-value]
+
     def ids(self) -> Int[Tensor, " vd"] | None:
         """The target's token id of every draft token; None: the vocabularies are one."""
         return vocabulary.ids_of(self.d2t) if self.config.draft_vocab else None
@@ -91,7 +96,7 @@ class EagleNet(nn.Module):
     ) -> Float[Tensor, "b m h"]:
         """Predicted features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
         x = self.fc(self.given(features, embeds))
-        return self.layers[0](x, x, positions, mask, store, turn, attention)
+        return self.layer(x, x, positions, mask, store, turn, attention)
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class EagleDrafter:
 
     @property
     def layer(self) -> Layer:
-        return self.net.layers[0]  # type: ignore[return-value]
+        return self.net.layer
 
     @property
     def shifted(self) -> bool:
@@ -142,10 +147,9 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
     _heads.check_embedding(target, net.config.target_hidden)
     ids = net.ids()
-    net.layers[0].fuse()  # type: ignore[operator]
+    net.layer.fuse()
     freeze(net, "fc")
-    recorded = Recorded(Step(net)) if target.recorded else None
-    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded)
+    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded(net, target))
 
 
 NETWORK = Network(EagleNet, EagleConfig)

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..nets import vocabulary
-from ..nets.kv_cache import KVCache, Step
+from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from ..nets.products import freeze
 from ..nets.recorded import Recorded
 from ..types import Budget, DraftTree, InputError, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
-from ._features import FeatureDrafting, loader, merged
+from ._features import FeatureDrafting, loader, merged, recorded
 from ._growth import STATIC, Growth
 
 
@@ -262,8 +262,7 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
     if config.parallel:
         _lattice.check(growth.tree)
         mask = net.fuse(net.mask_hidden)
-    recorded = Recorded(Step(net)) if target.recorded else None
-    return Eagle3Drafter(net, target, config, growth, None if own else ids, mask, recorded=recorded)
+    return Eagle3Drafter(net, target, config, growth, None if own else ids, mask, recorded=recorded(net, target))
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ..core.padding import additive
-from .layer import Layer, LayerShape, Store
+from .layer import LayerShape, Store
 
 
 def behind(keys: Float[Tensor, "b s heads d"], values: Float[Tensor, "b s heads d"]) -> Store:
@@ -25,21 +25,6 @@ def behind(keys: Float[Tensor, "b s heads d"], values: Float[Tensor, "b s heads 
         return here[0].transpose(1, 2), here[1].transpose(1, 2)
 
     return store
-
-
-class Step(nn.Module):
-    """A step of a drafter's network as a function of tensors alone, for `Recorded`. `net` has fused its layers."""
-
-    def __init__(self, net: nn.Module):
-        super().__init__()
-        self.net = net
-        fused = (module.fused for module in net.modules() if isinstance(module, Layer))
-        self.products = nn.ModuleList(part for f in fused if f is not None for part in (f.qkv, f.o, f.gate_up, f.down))
-
-    def forward(
-        self, vectors: Tensor, embeds: Tensor, keys: Tensor, values: Tensor, turn: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor]:
-        return (self.net(vectors, embeds, None, mask, behind(keys, values), turn),)
 
 
 class KVCache:

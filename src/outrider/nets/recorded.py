@@ -1,6 +1,6 @@
 """Steps of small networks, recorded once and replayed without the Python of their modules.
 
-A draft step is some thirty tiny kernels, and walking through the modules that call them takes longer than many of
+A draft step is many tiny kernels, and walking through the modules that call them takes longer than many of
 them. As `targets/graphs.py` does it for targets, a step that is taken often is recorded, and the recording is proved:
 where it is first used for calls of another shape, the step is taken both ways, and it is dropped for good where the
 two differ by more than rounding.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PATIENCE = 32  # calls of a kind before it is recorded: a recording takes as long as some fifty steps
+PATIENCE = 32  # calls of a kind before it is recorded: a recording takes as long as some forty steps of EAGLE
 PROOFS = 4  # calls of different shape that a recording must equal the ordinary step in
 ROUNDINGS = 64  # units in the last place that it may be off by
 logger = logging.getLogger(__name__)

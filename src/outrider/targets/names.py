@@ -65,7 +65,7 @@ def find(model: Any = None) -> Place:
         return Place(name, shipped("demo/target"), dtype="float32", drafter=best(DEMO))
     if name == SMOLLM2:
         return _smollm2()
-    if "/" in name and is_shipped(name):
+    if is_shipped(name):
         return Place(name, shipped(name))
     if name.lower().endswith(".gguf"):
         from . import gguf

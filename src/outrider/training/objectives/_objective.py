@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ... import checkpoints
 from ...checkpoints import native
 from ...drafters import _heads, _weights
 from ...nets import vocabulary
@@ -62,7 +63,8 @@ class Prepared(Protocol):
 class Begun(Protocol):
     """An objective that can begin with the weights of a trained drafter."""
 
-    def begin(self, folder: str) -> None: ...
+    def begin(self, folder: str) -> None:
+        """Read the weights, as `TrimmedObjective.begin` does."""
 
 
 def uniform(batch: Batch, step: int, salt: int, *size: int) -> Float[Tensor, "b ..."]:
@@ -117,12 +119,12 @@ class TrimmedObjective(NetworkObjective):
         self.register_buffer("places", places, persistent=False)
 
     def begin(self, folder: str) -> None:
-        """Begin with the weights of a drafter's folder, its draft vocabulary included.
+        """Begin with the weights of a drafter's folder or hub id, of whatever layout, its draft vocabulary included.
 
         Raises:
             InputError: it holds another kind of network, or one of other sizes.
         """
-        found = native.read(_weights.placed(folder, self.drafter))
+        found = checkpoints.read(_weights.placed(folder, self.drafter), self.target)
         if found.method != self.drafter:
             raise InputError(f"{folder} holds a drafter {found.method!r}, and this training makes {self.drafter!r}")
         theirs = to_dict(native.network(found.method).read(found.config, folder))
@@ -131,7 +133,7 @@ class TrimmedObjective(NetworkObjective):
         if other:
             raise InputError(f"{folder} has another {', '.join(other)} than this training; give the same options")
         tensors = native.exact(found.tensors, native.shapes(self.net), folder)
-        self.net.load_state_dict({name: t.to(self.net.state_dict()[name].dtype) for name, t in tensors.items()})
+        self.net.load_state_dict(tensors)
         self._read_vocabulary()
 
     def draftable(self, tokens: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
