@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .budgets import parse
-from .budgets.adaptive import Budgeter, Report
+from .budgets.adaptive import Budgeter, Report, may_draft
 from .core import nucleus, sampling, verify
 from .core.clock import Clock
 from .core.noise import GumbelNoise
@@ -189,7 +189,8 @@ class Batch:
     def round(self) -> list[Piece]:
         """One round of every row: schedule, draft, verify, commit, account. Returns what it added to each row."""
         clock, view = Clock(), self.view()
-        budget = self.engine.budget.choose(view)
+        asking = may_draft(view, self.drafting)
+        budget = self.engine.budget.choose(asking)
         with clock("draft"):
             tree = self.propose(view, budget)
         with clock("verify"):
@@ -203,7 +204,7 @@ class Batch:
         with clock("draft"):
             self.drafting.observe(Round(view, tree, output, verdict.path, verdict.count, verdict.next, done.tokens))
         pieces = [self.advance(row, done, i, view.remaining[i]) for i, row in enumerate(self.rows)]
-        self.account(clock, view, budget, tree, done.counts)
+        self.account(clock, asking, budget, tree, done.counts)
         return pieces
 
     def advance(self, row: Row, done: Done, i: int, remaining: int) -> Piece:
@@ -216,19 +217,21 @@ class Batch:
         row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if whole else accepted)
         return Piece(row, added, accepted)
 
-    def account(self, clock: Clock, view: Rows, budget: Budget, tree: DraftTree, counts: list[int]) -> None:
+    def account(self, clock: Clock, asking: Rows, budget: Budget, tree: DraftTree, counts: list[int]) -> None:
         """Times into every row's usage; times and hits to the budget."""
         draft, verify, total = clock["draft"], clock["verify"], clock.total
         for row in self.rows:
             row.usage.draft_seconds += draft
             row.usage.verify_seconds += verify
             row.usage.decode_seconds += total
-        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(view.remaining) - 1))
+        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(asking.remaining) - 1))
+        counts = [count for count, left in zip(counts, asking.remaining, strict=True) if left > 1]
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
         rest = total - draft - verify
         values = tree.values  # away from the CPU, looking at them would wait
         promised = 0.0 if values is None or values.device.type != "cpu" else float(values[:, 1:].exp().sum())
-        report = Report(len(counts), asked, tree.nodes, draft, verify, rest, hits, min(asked, tree.deepest), promised)
+        drafted, rows = min(asked, tree.deepest), len(self.rows)
+        report = Report(rows, asked, tree.nodes, draft, verify, rest, hits, drafted, promised, len(counts))
         self.engine.budget.learn(report)
 
     def view(self, back: int = 0) -> Rows:

@@ -8,10 +8,16 @@ import math
 import pytest
 import torch
 
+from outrider import drafters
+from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.calibration import inside
+from outrider.core.noise import GumbelNoise
 from outrider.core.tree import check, from_lists
-from outrider.serve.fleet import shared, side_by_side
+from outrider.engine import Engine, generate
+from outrider.request import Request
+from outrider.serve.fleet import Choice, Fleet, FleetDrafter, shared, side_by_side
 from outrider.serve.start import start
+from outrider.testing import TableTarget
 from outrider.types import Price
 
 
@@ -49,6 +55,16 @@ def test_trees_side_by_side_keep_their_values() -> None:
     assert made.values is not None
     wanted = torch.tensor([[0.0, -0.5, -1.0], [0.0, none, none], [0.0, -0.2, none], [0.0, none, none]])
     assert torch.equal(made.values, wanted)
+
+
+@pytest.mark.parametrize(("name", "learns"), [("", False), ("lookup", True), ("broken", False)])
+def test_the_budget_learns_from_rows_that_draft_alone(name: str, learns: bool) -> None:
+    target, budget = TableTarget(12, order=1, seed=5), AdaptiveBudget()
+    fleet = Fleet({"lookup": drafters.load("lookup")}, failed={"broken": "RuntimeError: broken"})
+    engine = Engine(target, FleetDrafter(fleet, Choice(name)), budget, GumbelNoise(12))
+    pieces = list(generate(engine, [Request([1, 2, 1, 2, 1], 1, 30), Request([3, 1, 3], 2, 30)]))
+    assert sum(len(piece.tokens) for piece in pieces) == 60
+    assert (budget.rounds > 0) == learns
 
 
 @pytest.mark.trained

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -88,6 +90,30 @@ def test_a_drafter_that_becomes_good_is_found_again() -> None:
     rate, drafts = play(budget, 0.9, 300)
     assert drafts > 0.9
     assert rate > 2
+
+
+def test_rounds_in_which_no_row_may_draft_teach_nothing() -> None:
+    """A server's requests without speculation, thousands of them, must not switch drafting off for the others."""
+    budget = AdaptiveBudget()
+    play(budget, 0.75, 200)
+    before = copy.deepcopy(budget)
+    for _ in range(1000):
+        assert budget.choose(rows(remaining=1)) == Budget(1, 0)
+        budget.learn(Report(1, 0, 1, 0.0, 1.0, 0.0, [], drafting=0))
+    assert budget == before
+    assert play(budget, 0.75, 64)[1] > 0.8
+
+
+def test_rows_that_may_not_draft_do_not_count_as_misses() -> None:
+    """One of four rows drafts: what it accepts is its own, and the other three give a token each."""
+    budget, four = AdaptiveBudget(), replace(rows(4), remaining=(99, 1, 1, 1))
+    for _ in range(60):
+        depth = budget.choose(four).depth
+        hits = [1] * min(depth, 2) + [0] * max(0, depth - 2)
+        budget.learn(Report(4, depth, 1 + depth, 0.01 * depth, 1.0, 0.0, hits, depth, drafting=1))
+    assert budget.reaches(2) == pytest.approx([1, 1], abs=0.1)
+    _, rate = budget._best(4, 1)
+    assert rate == pytest.approx((4 + 2) / 4 / budget.seconds(4)[2], rel=0.1)
 
 
 def test_no_room_no_draft() -> None:

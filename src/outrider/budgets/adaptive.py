@@ -1,7 +1,8 @@
 """How much to draft: a cost model of this machine, the drafter's record, and the depth that pays best.
 
 A round that is asked to draft to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the share of
-rounds, of those asked for depth d or more, that accepted depth d; it costs t(D) = verify(n) + draft(D) + the rest. The
+rounds, of those asked for depth d or more, that accepted depth d; it costs t(D) = verify(n) + draft(D) + the rest. Rows
+that may not draft give one token each in any case; a round in which none may teaches nothing. The
 engine takes the D with the highest E(D) / t(D); D = 0 is plain decoding. (Products of hit rates would not do: a tree
 that drops unlikely nodes tests deep nodes only where they are likely.)
 
@@ -20,11 +21,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
-from ..types import Budget, Price, Rows
+from ..types import Budget, Drafting, Price, Rows
 
 DECAY = 0.98  # forgetting of hit rates, per round
 PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
@@ -45,9 +46,10 @@ class Report:
     draft_seconds: float
     verify_seconds: float
     rest_seconds: float
-    accepted: Sequence[int]  # [d]: rows that accepted depth d + 1, up to the depth asked for
+    accepted: Sequence[int]  # [d]: of the rows that may draft, those that accepted depth d + 1, to the depth asked for
     drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
     promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
+    drafting: int | None = None  # rows that may draft; None: all of them
 
 
 @runtime_checkable
@@ -55,10 +57,27 @@ class Budgeter(Protocol):
     """Decides before each round how much to draft, and is told afterwards what came of it."""
 
     def choose(self, rows: Rows) -> Budget:
-        """How much to draft for these rows in the round that begins."""
+        """How much to draft for these rows in the round that begins. A row with one token left does not draft."""
 
     def learn(self, report: Report) -> None:
         """Take in what that round cost and gave."""
+
+
+@runtime_checkable
+class Partial(Protocol):
+    """A drafting of rows that do not all draft."""
+
+    @property
+    def plain(self) -> Sequence[bool]:
+        """Which rows never do."""
+
+
+def may_draft(rows: Rows, drafting: Drafting) -> Rows:
+    """The rows as a budget is shown them: those that never draft have one token left."""
+    if not isinstance(drafting, Partial):
+        return rows
+    pairs = zip(rows.remaining, drafting.plain, strict=True)
+    return replace(rows, remaining=tuple(min(left, 1) if plain else left for left, plain in pairs))
 
 
 @dataclass
@@ -151,21 +170,21 @@ class AdaptiveBudget:
     idle: int = 0  # rounds since the last draft
     patience: int = PROBE
     rounds: int = 0
-    _known: tuple[int, int, int, float] = field(default=(0, -1, 0, 0.0), repr=False, compare=False)  # of `_best`
+    _known: tuple[tuple[int, int, int], int, float] = field(default=((0, 0, -1), 0, 0.0), repr=False, compare=False)
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round; nothing is drafted where that is sooner."""
         useful = max(rows.remaining) - 1
         if useful < 1 or self.nodes < 2 or self.depth < 1:
             return Budget(1, 0)
-        b = len(rows)
+        b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         seen = self.seen.get(b, 0)
         if seen < LEARN:
             return Budget(1, 0) if seen == 1 else self._try(useful)
         if self.idle >= self.patience:
             self.patience = min(2 * self.patience, PROBE_MAX)
             return self._try(useful)
-        best, rate = self._best(b)
+        best, rate = self._best(b, drafting)
         if best == 0:
             return Budget(1, 0)
         if self.rounds % EXPLORE == 0:
@@ -173,7 +192,7 @@ class AdaptiveBudget:
             if best == 0:
                 return Budget(1, 0)
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
-        reach = min(0.5, rate * self.step.slope(1) / self.trust)
+        reach = min(0.5, rate * b / drafting * self.step.slope(1) / self.trust)
         price = self.price(b, best)
         floor = min(0.25, 0.5 * rate * price.slope / self.trust)
         return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price)
@@ -183,7 +202,9 @@ class AdaptiveBudget:
 
     def learn(self, report: Report) -> None:
         """Take in what a round cost and gave."""
-        b = report.rows
+        b, drafting = report.rows, report.rows if report.drafting is None else report.drafting
+        if not drafting:
+            return
         self.rounds += 1
         self.seen[b] = self.seen.get(b, 0) + 1
         if self.seen[b] > 1:  # the first round of a kind warms up
@@ -200,12 +221,12 @@ class AdaptiveBudget:
                 # A depth never seen is believed to go on as the one above it does.
                 self.hits.append(PRIOR * self.reaches(d + 1)[d])
                 self.asked.append(PRIOR)
-            self.asked[d] = DECAY * self.asked[d] + b
+            self.asked[d] = DECAY * self.asked[d] + drafting
             self.hits[d] = DECAY * self.hits[d] + accepted
         if report.promised:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
-        if self._best(b)[0] > 0:
+        if self._best(b, drafting)[0] > 0:
             self.patience = PROBE
 
     def _time(self, report: Report) -> None:
@@ -247,11 +268,12 @@ class AdaptiveBudget:
         passes = self.verify.get(rows, Curve()).table(sizes)
         return [verify + draft + self.rest for verify, draft in zip(passes, drafts, strict=True)]
 
-    def _best(self, rows: int) -> tuple[int, float]:
+    def _best(self, rows: int, drafting: int) -> tuple[int, float]:
         """The depth with the most tokens per second and row, and that rate (a draft must win by 2 %)."""
-        if self._known[:2] != (rows, self.rounds):
-            tokens = accumulate(self.reaches(self.depth), initial=1.0)
+        if self._known[0] != (now := (rows, drafting, self.rounds)):
+            reaches = (drafting / rows * reach for reach in self.reaches(self.depth))
+            tokens = accumulate(reaches, initial=1.0)
             rates = [t / max(s, 1e-9) for t, s in zip(tokens, self.seconds(rows), strict=True)]
             best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
-            self._known = rows, self.rounds, best, rates[best]
-        return self._known[2:]
+            self._known = now, best, rates[best]
+        return self._known[1:]

@@ -114,7 +114,7 @@ class BanditBudget:
         self.warm.add((b, done))
         if play is None:
             return
-        given = 1 + sum(report.accepted) / b
+        given = 1 + sum(report.accepted) / (b if report.drafting is None else max(1, report.drafting))
         for arm in self._arms(b):
             mine = float(arm.play == play)
             arm.plays = self.discount * arm.plays + mine

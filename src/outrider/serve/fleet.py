@@ -91,6 +91,11 @@ class FleetDrafting:
     trees: dict[Choice, DraftTree] = field(default_factory=dict)  # what they proposed in this round
     last: Round | None = None  # the last round, for those who show it
 
+    @property
+    def plain(self) -> list[bool]:
+        """Which rows never draft."""
+        return [choice not in self.parts or choice.name in self.fleet.failed for choice in self.owners]
+
     def observe(self, round: Round) -> None:
         prompt = round.tree.ancestors is None
         self.last = None if prompt else round
