@@ -15,7 +15,9 @@ from .params import whole
 from .types import DraftTree, InputError, Rule, Sampling, Target, Usage, Verdict
 
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
-Process = Callable[[list[int], Tensor], Tensor]  # (output so far, logits [1, v]) -> scores [1, v]
+# (output so far, logits [1, v]) -> scores [1, v]. An output that ends in -1 is that of a row whose walk has ended while
+# others go on: anything may be returned.
+Process = Callable[[list[int], Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,19 @@ def test_logprobs_are_the_models_own(served: Served, client: Any, llm: LLM) -> N
     assert old["text_offset"][1] == len(old["tokens"][0])
 
 
+def test_offsets_of_a_stream_are_those_of_the_whole(served: Served) -> None:
+    """They count the tokens' own texts, though a text may be held back while a stop string might begin in it."""
+    more = {"max_tokens": 24, "logprobs": 0, "stop": [" zebra", ", and then the"], "echo": False}
+    whole = complete(served, **more)["choices"][0]["logprobs"]
+    body = {"prompt": "Once upon a time", "temperature": 0, "stream": True, **more}
+    streamed = served.send("POST", "/v1/completions", body)[2].decode()
+    events = [json.loads(line[6:]) for line in streamed.split("\n\n") if line.startswith("data: {")]
+    pieces = [scored for e in events if (scored := e["choices"][0]["logprobs"])]
+    assert len(pieces) > 2
+    assert [offset for p in pieces for offset in p["text_offset"]] == whole["text_offset"]
+    assert [token for p in pieces for token in p["tokens"]] == whole["tokens"]
+
+
 def test_tokens_and_text(served: Served, llm: LLM) -> None:
     tokens = served.post("/tokenize", {"prompt": "Once upon"})["tokens"]
     assert tokens == llm.encode("Once upon")
@@ -179,6 +192,10 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 100000}, "max_tokens"),
     ({"stop": [""]}, "stop"),
+    ({"stop_token_ids": [2, 999999]}, "stop_token_ids"),
+    ({"stop_token_ids": [4096], "min_tokens": 1}, "stop_token_ids"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"999999": 1}}, None),
     ({"prompt": []}, "prompt"),
@@ -202,6 +219,8 @@ def test_refused_by_name(served: Served, more: dict[str, Any], param: str | None
 
 def test_neutral_values_are_taken(served: Served) -> None:
     complete(served, store=False, best_of=1, user="me", metadata={"a": "b"}, suffix=None, logit_bias={}, stop=None)
+    complete(served, prompt_cache_retention="24h", stream_interval=4, verbosity=None, stop_token_ids=[4095])
+    complete(served, stream_options={"include_usage": False, "continuous_usage_stats": False})
 
 
 def test_other_refusals(served: Served) -> None:

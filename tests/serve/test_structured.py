@@ -1,13 +1,25 @@
-"""Grammars and tools: texts that parse, the same with any draft, and what is refused."""
+"""Grammars: texts that parse, the same with any draft, masks only where they are used, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from serve_world import Served
+
+from outrider.core import verify
+from outrider.core.stopping import Stop
+from outrider.engine import generate
+from outrider.llm import LLM
+from outrider.request import Request, Row
+from outrider.serve.guide import Grammars
+from outrider.serve.job import Watch
+from outrider.serve.protocol import StructuredOutputs
+from outrider.types import Sampling
 
 pytestmark = pytest.mark.trained
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")
@@ -20,6 +32,8 @@ PERSON = {
 }
 AGE = {"type": "object", "properties": {"age": {"enum": [1, 2]}}, "required": ["age"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "greet", "parameters": AGE}}
+WRONG = {"type": "nothing"}
+BROKEN_TOOL = {"type": "function", "function": {"name": "x", "parameters": WRONG}}
 WAYS: list[Any] = [{"speculate": False}, {"drafter": "eagle"}, {"drafter": "lookup", "budget": 5}]
 
 
@@ -60,46 +74,106 @@ def test_rows_with_and_without_a_grammar_beside_each_other(served: Served) -> No
     assert chat(served)["choices"][0]["message"]["content"] == alone
 
 
-def test_tools_that_must_be_called(served: Served) -> None:
-    named = {"type": "function", "function": {"name": "greet"}}
-    for choice in (named, "required"):
-        made = chat(served, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=120)["choices"][0]
-        assert made["finish_reason"] == "tool_calls"
-        (call,) = made["message"]["tool_calls"]
-        assert call["function"]["name"] == "greet"
-        assert json.loads(call["function"]["arguments"])["age"] in (1, 2)
-    body = {"messages": CHAT, "tools": [TOOL], "tool_choice": named, "stream": True, "seed": 4, "max_tokens": 120}
-    _, _, streamed = served.send("POST", "/v1/chat/completions", body)
-    events = [json.loads(line[6:]) for line in streamed.decode().split("\n\n") if line.startswith("data: {")]
-    calls = [c for e in events for c in e["choices"][0]["delta"].get("tool_calls", [])]
-    assert json.loads(calls[0]["function"]["arguments"])
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+# Each lets the text begin and then reaches a limit of llguidance, or a place where no token can follow.
+ALTERNATIVES = "\n".join(f"x{i}: y{i} B y{i}\ny{i}: (C | D) (C | D)" for i in range(900))
+BREAKING = {
+    "max is 2000": f"""start: A ({" | ".join(f"x{i}" for i in range(900))})\n{ALTERNATIVES}
+        A: "a"\nB: "b"\nC: "c"\nD: "d\"""",
+    "Too many items": 'start: "a" x\nx: "b" x',
+    "no token can follow": 'start: "a" NEVER\nNEVER: /b/ & /c/',
+}
 
 
-def test_calls_in_the_models_own_words() -> None:
-    from outrider.serve.tools import Caller
+@pytest.mark.parametrize("why", BREAKING)
+def test_a_grammar_that_breaks_fails_its_own_row(served: Served, why: str) -> None:
+    """Never a text that the grammar did not make; who decodes beside it is not touched."""
+    alone = chat(served)["choices"][0]["message"]["content"]
+    beside: list[str] = []
+    neighbour = threading.Thread(target=lambda: beside.append(chat(served)["choices"][0]["message"]["content"]))
+    neighbour.start()
+    error = chat(served, 400, structured_outputs={"grammar": BREAKING[why]})["error"]
+    neighbour.join()
+    assert beside == [alone]
+    assert "cannot be followed any further" in error["message"]
+    assert why in error["message"]
+    assert error["param"] == "structured_outputs"
+    body = {"messages": CHAT, "max_tokens": 60, "temperature": 0.8, "seed": 4, "stream": True}
+    body["structured_outputs"] = {"grammar": BREAKING[why]}
+    streamed = served.send("POST", "/v1/chat/completions", body)[2].decode()
+    events = [json.loads(line[6:]) for line in streamed.split("\n\n") if line.startswith("data: {")]
+    assert events[-1]["error"] == error
+    assert not any(
+        "content" in c["delta"] and len(c["delta"]["content"]) > 2 for e in events[:-1] for c in e["choices"]
+    )
+    assert streamed.endswith("data: [DONE]\n\n")
+    assert served.idle()
 
-    text = 'Well.\n<tool_call>\n{"name": "greet", "arguments": {"age": 3}}\n</tool_call>'
-    content, (call,) = Caller("auto").split(text)
-    assert content == "Well."
-    assert call["function"] == {"name": "greet", "arguments": '{"age": 3}'}
-    assert Caller("auto").split("no call") == ("no call", [])
-    assert Caller("auto").split("<tool_call>{broken}</tool_call>") == ("<tool_call>{broken}</tool_call>", [])
+
+class Counted:
+    """llguidance's matcher, and how many masks were asked of it."""
+
+    def __init__(self, matcher: Any):
+        self.matcher, self.masks = matcher, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.matcher, name)
+
+    def compute_bitmask(self) -> Any:
+        self.masks += 1
+        return self.matcher.compute_bitmask()
+
+
+@pytest.mark.parametrize("walk", [verify.walk_lists, verify.walk_tensors])
+def test_masks_are_made_where_the_walk_goes_and_nowhere_else(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, walk: Callable[..., Any]
+) -> None:
+    """One for every token, also in rows whose walk has ended while others go on. The end needs none: the
+    grammar is complete there."""
+    monkeypatch.setattr(verify, "walk_lists", walk)
+    grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
+    first = grammars.guide(Grammars.of_structure(StructuredOutputs(regex="[A-Za-z ,.!']{60}")) or "", "regex")
+    guides = [first.fork() for _ in range(4)]
+    for guide in guides:
+        guide.matcher = Counted(guide.matcher)
+    requests = [
+        Request(llm.encode(CHAT), seed, 120, Sampling(temperature=0.7), Stop(llm.eos, (), 120).cut, Watch(guide=guide))
+        for seed, guide in enumerate(guides)
+    ]
+    rows: dict[int, Row] = {}
+    for piece in generate(llm.engine(), requests):
+        rows[piece.row.index] = piece.row
+    assert [row.finish for row in rows.values()] == ["eos"] * 4
+    assert len({row.usage.rounds for row in rows.values()}) > 1
+    assert sum(row.usage.accepted for row in rows.values()) > 8
+    assert [guide.matcher.masks for guide in guides] == [len(rows[i].output) - 1 for i in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "param", "words"),
     [
-        ({"structured_outputs": {"regex": "("}}, "grammar or schema"),
-        ({"structured_outputs": {"grammar": "start: nothing"}}, "grammar or schema"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "one of"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "exclude"),
-        ({"response_format": {"type": "json_schema"}}, "json_schema"),
-        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
-        ({"tools": [TOOL]}, "knows no tools"),
-        ({"tool_choice": "required"}, "needs tools"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "no tool"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "grammar or schema"),
+        ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs", "grammar or schema"),
+        ({"structured_outputs": {"json": WRONG}}, "structured_outputs", "schema cannot be used"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, None, "exclude"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": WRONG}}},
+            "response_format",
+            "schema cannot be used",
+        ),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "ignore_eos"),
+        ({"tools": [TOOL]}, "tool_choice", "writes no JSON"),
+        (
+            {"tools": [{**TOOL, "function": {"name": "x", "parameters": WRONG}}], "tool_choice": "required"},
+            "tools",
+            "used",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "no tool"),
     ],
 )
-def test_refused(served: Served, more: Any, words: str) -> None:
-    assert words in chat(served, 400, **more)["error"]["message"]
+def test_refused(served: Served, more: Any, param: str | None, words: str) -> None:
+    error = chat(served, 400, **more)["error"]
+    assert words in error["message"]
+    assert error["param"] == param

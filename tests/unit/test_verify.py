@@ -183,6 +183,28 @@ def test_the_walks_agree(depth: int) -> None:
         assert int(one.count.max()) <= depth + 1
 
 
+@pytest.mark.parametrize("walk", WALKS)
+def test_rows_whose_walk_has_ended_are_told_apart(walk: Callable) -> None:
+    """Their path ends in -1, so that nothing dear need be computed: of the others, one choice for each token."""
+    g, waited = random.Random(5), 0
+    for trial in range(24):
+        b, v = 1 + trial % 4, 3
+        tree = random_tree(g, v, [0] * b, most=14)
+        logits = torch.randn(b, tree.nodes, v, generator=torch.Generator().manual_seed(trial))
+        asked = [0] * b
+
+        def choose(scores: Tensor, d: int, path: Tensor, asked: list[int] = asked) -> Tensor:
+            for i, text in enumerate(path.tolist()):
+                asked[i] += -1 not in text
+                assert text[-1:] == [-1] or -1 not in text
+            return scores.argmax(-1)
+
+        verdict = walk(tree, logits, choose, tree.deepest)
+        assert asked == verdict.count.tolist()
+        waited += b * int(verdict.count.max()) - sum(asked)
+    assert waited > 10
+
+
 def test_padding_is_no_child() -> None:
     """Padding has parent 0 and token 0: a draw of token 0 must not walk into it."""
     tree = from_lists([[1], [1, 2, 0]], [[0], [0, 0, 1]])

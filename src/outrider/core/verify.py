@@ -15,7 +15,8 @@ token to come, 1 below the root; `path` [b, depth - 1] holds the tokens accepted
     law(logits [b, v], depth, path)    -> [b, v]    the target's law
 
 Every rule takes `depth`, a bound on the accepted depth that must not depend on what was drafted. A row that has
-stopped keeps its place in the batch; what it is asked afterwards is ignored.
+stopped keeps its place in the batch; what it is asked afterwards is ignored. Under `coupled` its path then ends in -1,
+so that what is dear can be left out.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ def walk_lists(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, 
         alive = still
         if not alive:
             break
-        for i in range(b):
-            texts[i].append(drawn[i])
+        going = set(alive)
+        for i, text in enumerate(texts):
+            text.append(drawn[i] if i in going else -1)
     count = [len(row) for row in nodes]
     return Verdict(padded(nodes, width=depth + 1), torch.tensor(count), torch.tensor(chosen))
 
@@ -130,7 +132,7 @@ def walk_tensors(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose
         at = torch.where(alive, child, at)
         count = count + alive
         path = torch.cat([path, torch.where(alive, child, 0)[:, None]], 1)
-        text = torch.cat([text, drawn[:, None]], 1)
+        text = torch.cat([text, torch.where(alive, drawn, -1)[:, None]], 1)
     return Verdict(path, count, emitted)
 
 

@@ -190,6 +190,8 @@ def _process(prompt: Tensor, processors: Any) -> Process:
     """The processors as a function of one row's output so far; `prompt` is the row with its padding."""
 
     def process(output: list[int], logits: Tensor) -> Tensor:
+        if output and output[-1] < 0:
+            return logits
         ids = torch.cat([prompt, prompt.new_tensor(output)])[None]
         return processors(ids, logits)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from .protocol import ChatRequest, Refusal
 from .service import Call, Service
 from .texts import Delta, Voice, figures, usage_of
+from .tools import Caller
 
 DONE = b"data: [DONE]\n\n"
 
@@ -23,8 +25,8 @@ async def whole(service: Service, call: Call) -> dict[str, Any]:
             deltas[index].scores += seen.scores
             deltas[index].rounds += seen.rounds
     for voice in call.voices:
-        if voice.end is not None and voice.end.finish == "error":
-            raise Refusal(voice.end.error, status=500)
+        if failed := failure(voice):
+            raise failed
     chat = isinstance(call.request, ChatRequest)
     choices = [
         (chat_choice if chat else text_choice)(service, call, i, voice, deltas[i])
@@ -35,6 +37,16 @@ async def whole(service: Service, call: Call) -> dict[str, Any]:
     return {**head(service, call, kind), **read, "choices": choices, "usage": usage(call), **extras(call)}
 
 
+def failure(voice: Voice) -> Refusal | None:
+    """Why a text has failed, if it has: by its grammar, which is the request's, or by a fault here."""
+    if voice.end is None or voice.end.finish != "error":
+        return None
+    watch = voice.job.watch
+    if watch is not None and watch.guide is not None and watch.broken:
+        return Refusal(watch.broken, watch.guide.source)
+    return Refusal(voice.end.error, status=500)
+
+
 def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: Delta) -> dict[str, Any]:
     """One choice of a chat's answer, as OpenAI's clients read it."""
     message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
@@ -42,12 +54,18 @@ def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: D
     if call.caller is not None:
         message["content"], calls = call.caller.split(delta.text)
         if calls:
-            message["tool_calls"], finish = calls, "tool_calls"
+            message["tool_calls"] = calls
+            finish = called(finish)
     logprobs = {"content": service.spelled.chat(delta.scores), "refusal": None} if call.request.logprobs else None
     return {
         "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish,
         **of_choice(service, call, voice, delta),
     }  # fmt: skip
+
+
+def called(finish: str | None) -> str | None:
+    """How a text with tool calls has ended: `length` and `abort` say that more might have come."""
+    return "tool_calls" if finish == "stop" else finish
 
 
 def text_choice(service: Service, call: Call, index: int, voice: Voice, delta: Delta) -> dict[str, Any]:
@@ -132,30 +150,24 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
             yield event(chunk(index, delta={"role": "assistant", "content": ""}))
         elif call.echoes:
             yield event(chunk(index, text=call.echoes[index]))
-    held = [""] * len(call.voices)  # texts that may turn out to be tool calls are sent when they have ended
+    tails = [Tail(call.caller) for _ in call.voices]
     offsets = [len(text) for text in call.echoes] or [0] * len(call.voices)
     while any(voice.end is None for voice in call.voices):
         for index, events in sorted((await call.channel.take()).items()):
             voice = call.voices[index]
             delta = voice.hear(events)
-            if voice.end is not None and voice.end.finish == "error":
-                yield spelled(Refusal(voice.end.error, status=500).body())
+            if failed := failure(voice):
+                yield spelled(failed.body())
                 yield DONE
                 return
             finish = voice.finish
-            if call.caller is not None:
-                held[index] += delta.text
-                if finish is None:
-                    continue
-                content, calls = call.caller.split(held[index])
-                if content:
-                    yield event(chunk(index, delta={"content": content}))
-                for number, made in enumerate(calls):
-                    yield event(chunk(index, delta={"tool_calls": [{"index": number, **made}]}))
-                finish = "tool_calls" if calls else finish
-            elif delta.text or delta.tokens:
-                yield event(piece(service, call, index, delta, offsets, chat))
+            text, calls = tails[index].add(delta.text, finish is not None)
+            if text or news(call, delta):
+                yield event(piece(service, call, index, delta, text, offsets, chat))
+            for number, made in enumerate(calls):
+                yield event(chunk(index, delta={"tool_calls": [{"index": number, **made}]}))
             if finish is not None:
+                finish = called(finish) if calls else finish
                 rest: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
                 yield event(chunk(index, finish, **rest), **extras(call))
     if counted:
@@ -163,15 +175,41 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     yield DONE
 
 
-def piece(service: Service, call: Call, index: int, delta: Delta, offsets: list[int], chat: bool) -> dict[str, Any]:
-    """What one text has gained."""
-    made = chunk(index, **({"delta": {"content": delta.text}} if chat else {"text": delta.text}))
-    if delta.scores:
-        if chat:
-            made["logprobs"] = {"content": service.spelled.chat(delta.scores), "refusal": None}
-        else:
-            made["logprobs"] = service.spelled.completion(delta.scores, offsets[index])
-    offsets[index] += len(delta.text)
+@dataclass
+class Tail:
+    """What is held back of a streamed text, since it may turn out to be a tool call."""
+
+    caller: Caller | None
+    text: str = ""  # all of it
+    sent: int = 0  # characters of its content
+
+    def add(self, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Content that may be sent now, and at the end the calls."""
+        if self.caller is None:
+            return text, []
+        self.text += text
+        content, calls = self.caller.split(self.text) if ended else (self.caller.ready(self.text), [])
+        ready = (content or "")[self.sent :]
+        self.sent += len(ready)
+        return ready, calls
+
+
+def news(call: Call, delta: Delta) -> bool:
+    """Is there anything to tell of besides text?"""
+    ids, rounds = call.request.return_token_ids, call.ours is not None and call.ours.rounds
+    return bool(delta.scores or (ids and delta.tokens) or (rounds and delta.rounds))
+
+
+def piece(
+    service: Service, call: Call, index: int, delta: Delta, text: str, offsets: list[int], chat: bool
+) -> dict[str, Any]:
+    """What one text has gained; `text` is what is sent of it."""
+    made = chunk(index, **({"delta": {"content": text} if text else {}} if chat else {"text": text}))
+    if delta.scores and chat:
+        made["logprobs"] = {"content": service.spelled.chat(delta.scores), "refusal": None}
+    elif delta.scores:
+        scored = made["logprobs"] = service.spelled.completion(delta.scores, offsets[index])
+        offsets[index] += sum(map(len, scored["tokens"]))
     if call.request.return_token_ids:
         made["token_ids"] = delta.tokens
     if call.ours is not None and call.ours.rounds:

@@ -24,17 +24,23 @@ class Guide:
 
     matcher: Any  # llguidance.LLMatcher
     end: int  # the token that ends a text
+    source: str  # the request's field that it came in
     have: list[int] = field(default_factory=list)  # what the matcher has consumed
+    broken: str = ""  # why the grammar cannot be followed any further: the row must end
 
     def __call__(self, output: Sequence[int], logits: Tensor) -> Tensor:
-        """Scores [1, v]: -inf for what the grammar forbids after `output`."""
+        """Scores [1, v]: -inf for what the grammar forbids after `output`. Where `broken` is set, nothing is forbidden
+        and nothing that is drawn may be used."""
         if not self.follow(output):
-            return logits  # this row's walk has ended: nobody reads what is drawn here
+            return logits
         scores = torch.full_like(logits, float("-inf"))
         if self.matcher.is_stopped():  # the grammar is complete and nothing can follow
             scores[:, self.end] = logits[:, self.end]
             return scores
-        words = torch.frombuffer(bytearray(self.matcher.compute_bitmask()), dtype=torch.int32)
+        mask = self.matcher.compute_bitmask()
+        if not self.sound():
+            return logits
+        words = torch.frombuffer(bytearray(mask), dtype=torch.int32)
         bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
         allowed = bits.flatten()[: logits.shape[1]].bool().to(logits.device)
         n = len(allowed)
@@ -42,7 +48,10 @@ class Guide:
         return scores
 
     def follow(self, output: Sequence[int]) -> bool:
-        """Bring the matcher behind `output`; False if that is no beginning of a text of this grammar."""
+        """Bring the matcher behind `output`; False where nothing is left to forbid: the text has ended, or the grammar
+        is broken."""
+        if self.broken:
+            return False
         same = 0
         for mine, theirs in zip(self.have, output, strict=False):
             if mine != theirs:
@@ -52,14 +61,25 @@ class Guide:
             self.matcher.rollback(len(self.have) - same)
             del self.have[same:]
         for token in output[same:]:
-            if self.matcher.is_stopped() or self.matcher.try_consume_tokens([token]) != 1:
-                return False
+            if token == self.end:
+                return False  # what may be drafted behind it is cut off
+            if self.matcher.try_consume_tokens([token]) != 1:
+                return self.sound("it does not allow the text that was written")
             self.have.append(token)
-        return not (self.have and self.have[-1] == self.end)
+        return self.sound()
+
+    def sound(self, why: str = "") -> bool:
+        """Is the matcher in order? A limit of llguidance ends it for good, and so does `why`."""
+        if self.matcher.is_error():
+            why = str(self.matcher.get_error()).strip().splitlines()[0]
+            why = "no token can follow" if why == "NoExtensionBias" else why
+        if why:
+            self.broken = f"the grammar or schema cannot be followed any further: {why}"
+        return not why
 
     def fork(self) -> Guide:
         """The same place, for another row."""
-        return Guide(self.matcher.deep_copy(), self.end, list(self.have))
+        return Guide(self.matcher.deep_copy(), self.end, self.source, list(self.have))
 
 
 @dataclass
@@ -81,25 +101,25 @@ class Grammars:
             raise Refusal("structured output needs a tokenizer and an end-of-text token, and this model lacks one")
         return from_tokenizer(self.tokenizer, n_vocab=max(self.vocab, len(self.tokenizer)), eos_token=min(self.eos))
 
-    def guide(self, grammar: str) -> Guide:
-        """A grammar at its beginning, or a Refusal that says what is wrong with it."""
+    def guide(self, grammar: str, source: str) -> Guide:
+        """A grammar at its beginning, or a Refusal that says what is wrong with it and names its field."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self.words, grammar, log_level=0)
         if matcher.is_error():
             lines = matcher.get_error().strip().splitlines()
-            raise Refusal(f"the grammar or schema cannot be used: {lines[0]}", "response_format")
-        return Guide(matcher, min(self.eos))
+            raise Refusal(f"the grammar or schema cannot be used: {lines[0]}", source)
+        return Guide(matcher, min(self.eos), source)
 
     @staticmethod
     def of_format(given: ResponseFormat | None) -> str | None:
         if given is None or given.type == "text":
             return None
         if given.type == "json_object":
-            return of_schema({"type": "object"})
+            return of_schema({"type": "object"}, "response_format")
         if given.json_schema is None:
             raise Refusal("response_format of type json_schema needs json_schema", "response_format.json_schema")
-        return of_schema(given.json_schema.json_schema)
+        return of_schema(given.json_schema.json_schema, "response_format")
 
     @staticmethod
     def of_structure(given: StructuredOutputs | None) -> str | None:
@@ -110,7 +130,7 @@ class Grammars:
             raise Refusal("structured_outputs takes one of json, regex, choice and grammar", "structured_outputs")
         ((name, value),) = asked.items()
         if name == "json_":
-            return of_schema(value)
+            return of_schema(value, "structured_outputs")
         if name == "choice":
             return lark("start: " + " | ".join(json.dumps(word) for word in value))
         if name == "regex":
@@ -127,11 +147,11 @@ def lark(grammar: str) -> str:
     return str(grammar_from("grammar", grammar))
 
 
-def of_schema(schema: dict[str, Any] | str) -> str:
-    """A JSON schema as llguidance's grammar. Raises Refusal for one that it does not know."""
+def of_schema(schema: dict[str, Any] | str, source: str) -> str:
+    """A JSON schema as llguidance's grammar. Raises Refusal, which names the field, for one that it does not know."""
     from llguidance import LLMatcher
 
     try:
         return str(LLMatcher.grammar_from_json_schema(schema if isinstance(schema, str) else json.dumps(schema)))
     except ValueError as error:
-        raise Refusal(f"the schema cannot be used: {error}", "response_format") from None
+        raise Refusal(f"the schema cannot be used: {error}", source) from None

@@ -9,7 +9,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from ..request import Request, Row
+from ..request import Cut, Request, Row
 from ..types import Round, Usage
 from .fleet import Choice
 from .guide import Guide
@@ -57,7 +57,7 @@ Event = Part | End
 
 @dataclass
 class Watch:
-    """What looks at, or restricts, the target's choices of one row (`Request.process`)."""
+    """What looks at, or restricts, the target's choices of one row (`Request.process` and `Request.cut`)."""
 
     top: int | None = None  # alternatives that are wanted beside each token's own logprob; None: no logprobs
     least: int = 0  # tokens before which no end is allowed
@@ -66,11 +66,22 @@ class Watch:
     seen: dict[int, Tensor] = field(default_factory=dict)  # place in the output -> logits [v] there
 
     def __call__(self, output: list[int], logits: Tensor) -> Tensor:
+        if output and output[-1] < 0:
+            return logits  # this row's walk has ended: nobody reads what is drawn here
         if self.top is not None:
             self.seen[len(output)] = logits[0]  # a place may be asked about again: the last look is the true one
         if len(output) < self.least and self.ends:
             logits = logits.index_fill(1, torch.tensor(self.ends, device=logits.device), float("-inf"))
         return logits if self.guide is None else self.guide(output, logits)
+
+    @property
+    def broken(self) -> str:
+        """Why the row cannot go on, if it cannot."""
+        return "" if self.guide is None else self.guide.broken
+
+    def cutting(self, cut: Cut) -> Cut:
+        """The row's ends, and one more: where its grammar is broken, it fails and drops what the round has drawn."""
+        return lambda output, new: (0, "error") if self.broken else cut(output, new)
 
     def scores(self, first: int, tokens: Sequence[int]) -> list[Scored] | None:
         """Of the tokens at places first, first + 1, ... of the output."""
@@ -107,7 +118,8 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.watch is not None:
-            self.request = replace(self.request, process=self.watch)
+            cut = self.watch.cutting(self.request.cut)
+            self.request = replace(self.request, process=self.watch, cut=cut)
 
 
 def shown(round: Round, i: int) -> Shown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from ..llm import LLM
 from ..request import Request, check_prompt
 from ..types import InputError, Sampling
 from .fleet import Choice
-from .guide import Grammars
+from .guide import Grammars, Guide
 from .job import Event, Job, Watch
 from .protocol import ChatRequest, Common, CompletionRequest, Message, Ours, Refusal
 from .scheduler import Scheduler
@@ -137,7 +138,7 @@ class Service:
 
     def chat(self, request: ChatRequest, channel: Channel) -> Call:
         caller = caller_of(request, getattr(self.llm.tokenizer, "chat_template", None))
-        tools = [tool.model_dump(exclude_none=True) for tool in request.tools] if caller and caller.shown else None
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools] if caller else None
         prompt = self.template(
             request.messages, request.add_generation_prompt and not request.continue_final_message,
             request.continue_final_message, tools, request.chat_template_kwargs,
@@ -186,8 +187,7 @@ class Service:
         law, stops, choice = self.law(request), self.stops(request, limit), self.choice(request.outrider)
         if request.min_tokens > limit:
             raise Refusal("min_tokens is more than the text may have", "min_tokens")
-        grammar = self.grammar(request, grammar)
-        first = self.grammars.guide(grammar) if grammar else None
+        first = self.guide(request, grammar)
         voices: list[Voice] = []
         for prompt in prompts:
             self.check_room(prompt, limit)
@@ -223,14 +223,23 @@ class Service:
         except ValueError:
             raise Refusal("logit_bias: its keys are token ids", "logit_bias") from None
         return Sampling(
-            request.temperature, max(0, request.top_k), request.top_p, request.min_p, request.repetition_penalty,
-            request.presence_penalty, request.frequency_penalty, bias,
-        )  # fmt: skip
+            temperature=request.temperature,
+            top_k=max(0, request.top_k),
+            top_p=request.top_p,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=bias,
+        )
 
     def stops(self, request: Common, limit: int) -> Stop:
         strings = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         if strings and self.llm.tokenizer is None:
             raise Refusal("stop strings need a tokenizer, and this model has none", "stop")
+        vocab = self.llm.target.vocab
+        if (last := max(request.stop_token_ids, default=0)) >= vocab:
+            raise Refusal(f"the token {last} lies outside the vocabulary of {vocab}", "stop_token_ids")
         ends = frozenset() if request.ignore_eos else self.llm.eos
         return Stop(ends | frozenset(request.stop_token_ids), strings, limit, self.llm.decode)
 
@@ -247,18 +256,21 @@ class Service:
         name = ours.drafter or fleet.default
         return Choice(name) if ours.budget is None else Choice(name, ours.budget + 1)
 
-    def grammar(self, request: Common, of_tools: str | None) -> str | None:
+    def guide(self, request: Common, of_tools: str | None) -> Guide | None:
         """The one grammar that the text must follow, if any."""
-        asked = [of_tools, self.grammars.of_format(request.response_format), None]
-        asked[2] = self.grammars.of_structure(request.structured_outputs)
-        found = [grammar for grammar in asked if grammar is not None]
+        asked = {
+            "tools": of_tools,
+            "response_format": self.grammars.of_format(request.response_format),
+            "structured_outputs": self.grammars.of_structure(request.structured_outputs),
+        }
+        found = [(grammar, name) for name, grammar in asked.items() if grammar is not None]
         if len(found) > 1:
             raise Refusal("response_format, structured_outputs and a forced tool exclude one another")
         if found and request.ignore_eos:
             raise Refusal("a text with a grammar has an end; leave out ignore_eos", "ignore_eos")
         if found and request.min_tokens:
             raise Refusal("a grammar says where its text may end; leave out min_tokens", "min_tokens")
-        return found[0] if found else None
+        return self.grammars.guide(*found[0]) if found else None
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         try:
@@ -305,4 +317,20 @@ def plain(message: Message) -> dict[str, Any]:
                 raise Refusal(f"content of type {part.get('type')!r} is not supported; give text", "messages")
         content = "".join(part["text"] for part in content)
     found["content"] = content if content is not None else ""
+    if isinstance(calls := found.get("tool_calls"), list):
+        found["tool_calls"] = [with_arguments(call) for call in calls]
     return found
+
+
+def with_arguments(call: Any) -> Any:
+    """A tool call of an earlier turn, its arguments as an object: clients send them as JSON in a string, and a template
+    that writes them as JSON would quote them once more."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(arguments, str):
+        return call
+    assert isinstance(function, dict)
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
+    except (ValueError, RecursionError):
+        raise Refusal("the arguments of a tool call are not JSON", "messages") from None

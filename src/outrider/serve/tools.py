@@ -16,39 +16,49 @@ from uuid import uuid4
 from .guide import of_schema
 from .protocol import ChatRequest, Refusal, Tool, ToolChoice
 
+OPEN = "<tool_call>"
 CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+# In a template: {"name" behind <tool_call>, with what stands between them in Jinja and in its strings.
+WRITES = re.compile(r"<tool_call>(\\n|\W){1,30}name\b")
 
 
 @dataclass(frozen=True)
 class Caller:
     """How one chat may call tools."""
 
-    kind: str  # named, required, auto or none
+    kind: str  # named, required or auto
     name: str = ""  # of the function, if it is named
     grammar: str | None = None
-    shown: bool = True  # are the tools shown to the template?
+
+    def ready(self, text: str) -> str:
+        """The beginning of an unfinished text that is content whatever follows."""
+        if self.kind != "auto":
+            return ""
+        at = text.find(OPEN)
+        if at < 0:  # the end of the text may be the beginning of one
+            at = next(i for i in range(max(0, len(text) - len(OPEN)), len(text) + 1) if OPEN.startswith(text[i:]))
+        return text[:at].rstrip()
 
     def split(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
-        """A finished text as content and tool calls."""
-        if self.kind == "none":
-            return text, []
-        if self.kind == "named":
-            return None, [call(self.name, text)]
-        if self.kind == "required":
-            try:
+        """A finished text as content and tool calls. A call that was cut short is no call, but content."""
+        try:
+            if self.kind == "named":
+                json.loads(text)
+                return None, [call(self.name, text)]
+            if self.kind == "required":
                 found = json.loads(text)
                 return None, [call(c["name"], json.dumps(c["arguments"], ensure_ascii=False)) for c in found]
-            except (ValueError, KeyError, TypeError):
-                return text, []  # cut short by the length
-        calls = []
+        except (ValueError, RecursionError):
+            return text, []
+        calls, rest, at = [], "", 0
         for match in CALL.finditer(text):
+            rest, at = rest + text[at : match.start()].rstrip(), match.end()
             try:
                 made = json.loads(match[1])
                 calls.append(call(str(made["name"]), json.dumps(made.get("arguments", {}), ensure_ascii=False)))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 return text, []
-        rest = CALL.sub("", text).strip()
-        return (rest or None, calls) if calls else (text, [])
+        return ((rest + text[at:]).rstrip() or None, calls) if calls else (text, [])
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
@@ -68,12 +78,12 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
             raise Refusal("tool_choice needs tools", "tool_choice")
         return None
     if choice == "none":
-        return Caller("none", shown=False)
+        return None
     if isinstance(choice, ToolChoice):
         wanted = [tool for tool in request.tools if tool.function.name == choice.function.name]
         if not wanted:
             raise Refusal(f"there is no tool {choice.function.name!r} among the tools", "tool_choice")
-        return Caller("named", choice.function.name, of_schema(parameters(wanted[0])))
+        return Caller("named", choice.function.name, of_schema(parameters(wanted[0]), "tools"))
     if choice == "required":
         calls = [
             {
@@ -86,10 +96,11 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
         ]
         several = {} if request.parallel_tool_calls else {"maxItems": 1}
         schema = {"type": "array", "minItems": 1, **several, "items": {"anyOf": calls}}
-        return Caller("required", grammar=of_schema(schema))
-    if "tool_call" not in str(template):
+        return Caller("required", grammar=of_schema(schema, "tools"))
+    if not WRITES.search(str(template)):
         raise Refusal(
-            "this model's chat template knows no tools; use tool_choice 'required' or name a function", "tool_choice"
+            "this model's chat template writes no JSON in <tool_call>; use tool_choice 'required' or name a function",
+            "tool_choice",
         )
     return Caller("auto")
 
