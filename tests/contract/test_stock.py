@@ -116,6 +116,28 @@ def test_the_users_own_processor_and_criterion(world: World) -> None:
     assert torch.equal(stock, ours)
 
 
+class Counts(LogitsProcessor):
+    """Counts the tokens that it is asked about."""
+
+    asked = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert bool((input_ids >= 0).all())
+        self.asked += len(input_ids)
+        return scores
+
+
+def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
+    """Not for rows whose walk has ended while others go on. At its end a row's walk may go as deep as the others'."""
+    counts, options = Counts(), {"max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD}
+    ours = world.model.generate(
+        **padded(PROMPTS), **options, logits_processor=LogitsProcessorList([counts]), budget="12x4",
+        custom_generate=outrider.custom_generate, drafter=world.drafter("model"),
+    )  # fmt: skip
+    assert torch.equal(ours, world.model.generate(**padded(PROMPTS), **options))
+    assert 24 * len(PROMPTS) <= counts.asked < (24 + 4) * len(PROMPTS)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
