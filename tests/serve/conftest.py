@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +13,11 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the server's packages are not installed: pip install 'outrider[serve]'")
 
-import uvicorn
 from serve_world import Serve, Served
 
 from outrider import drafters
 from outrider.llm import LLM, load
-from outrider.serve.app import application
-from outrider.serve.server import listen
+from outrider.serve.server import Drained, listen, server_of
 from outrider.serve.service import Service
 from outrider.serve.start import service_of
 
@@ -37,16 +37,22 @@ def loaded(llm: LLM) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def start() -> Iterator[Serve]:
     """Start servers; they end with the session."""
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    running: list[tuple[Drained, threading.Thread]] = []
 
-    def begin(service: Service, key: str = "") -> Served:
+    def begin(service: Service, key: str = "", patience: float = 30.0, buffer: int = 0) -> Served:
         sock = listen("127.0.0.1", 0)
-        app = application(service, key)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        if buffer:  # bytes that the kernel holds of what a client has not read
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+        server = server_of(service, key, patience=patience)
+        served = Served(service, sock.getsockname()[1], key, server)
+
+        async def serve() -> None:
+            served.loop = asyncio.get_running_loop()
+            await server.serve(sockets=[sock])
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
         running.append((server, thread))
-        served = Served(service, sock.getsockname()[1], key)
         end = time.monotonic() + 30
         while not server.started and time.monotonic() < end:
             time.sleep(0.01)
@@ -54,6 +60,7 @@ def start() -> Iterator[Serve]:
 
     yield begin
     for server, thread in running:
+        server.config.timeout_graceful_shutdown = 1
         server.should_exit = True
         thread.join(20)
 

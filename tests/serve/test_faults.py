@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from serve_world import Serve, Served
+from serve_world import Reader, Serve, Served
 
 from outrider.llm import LLM
 from outrider.serve.scheduler import Scheduler
@@ -20,40 +20,48 @@ from outrider.types import InputError
 
 pytestmark = pytest.mark.trained
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+PATH = "/v1/completions"
 ASKED = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
 LONG = {"prompt": "Once upon a time", "temperature": 0.9, "max_tokens": 1500, "ignore_eos": True, "seed": 1}
 
 
-def stream(served: Served, body: dict[str, Any]) -> tuple[socket.socket, bytes]:
-    """A raw connection that has asked for a stream and has read its first bytes."""
-    raw = json.dumps({**body, "stream": True}).encode()
-    head = HEAD + b"content-length: %d\r\n\r\n" % len(raw)
-    sock = socket.create_connection(("127.0.0.1", served.port), timeout=60)
-    sock.sendall(head + raw)
-    seen = b""
-    while seen.count(b"data: ") < 2:
-        seen += sock.recv(4096)
-    return sock, seen
+@pytest.fixture
+def ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Why each text of the shared server ends, and after how many rounds."""
+    found: list[tuple[str, int]] = []
+    done = served.service.scheduler.metrics.done
+    monkeypatch.setattr(
+        served.service.scheduler.metrics, "done",
+        lambda job, finish, usage: (found.append((finish, usage.rounds)), done(job, finish, usage)),
+    )  # fmt: skip
+    return found
 
 
 def expected(served: Served) -> str:
-    return str(served.post("/v1/completions", ASKED)["choices"][0]["text"])
+    return str(served.post(PATH, ASKED)["choices"][0]["text"])
 
 
-def test_a_client_that_leaves(served: Served) -> None:
+def test_a_client_that_leaves(served: Served, ends: list[tuple[str, int]]) -> None:
     """Its row is given up at once; its neighbour's text is its own."""
     text = expected(served)
-    sock, _ = stream(served, LONG)
+    reader = Reader(served.port, PATH, LONG)
     beside: list[str] = []
     other = threading.Thread(target=lambda: beside.append(expected(served)))
     other.start()
-    sock.close()
+    reader.sock.close()
     other.join(60)
     assert beside == [text]
-    assert served.idle(30), "a row without a reader went on"
+    assert served.idle(30)
+    given_up(ends)
 
 
-def test_a_client_that_leaves_before_the_answer(served: Served) -> None:
+def given_up(ends: list[tuple[str, int]]) -> None:
+    """The long text was ended before its end, and only that one."""
+    (rounds,) = [rounds for finish, rounds in ends if finish == "abort"]
+    assert rounds < 400, "a row without a reader went on"
+
+
+def test_a_client_that_leaves_before_the_answer(served: Served, ends: list[tuple[str, int]]) -> None:
     raw = json.dumps(LONG).encode()
     sock = socket.create_connection(("127.0.0.1", served.port), timeout=60)
     head = HEAD + b"content-length: %d\r\n\r\n" % len(raw)
@@ -63,20 +71,23 @@ def test_a_client_that_leaves_before_the_answer(served: Served) -> None:
         time.sleep(0.01)
     sock.close()
     assert served.idle(30)
+    given_up(ends)
 
 
-def test_a_slow_reader(served: Served) -> None:
-    """It holds up nobody, and gets all of its text."""
-    whole = served.post("/v1/completions", {**LONG, "max_tokens": 60})["choices"][0]["text"]
-    sock, seen = stream(served, {**LONG, "max_tokens": 60})
+def test_a_slow_reader(llm: LLM, loaded: Any, start: Serve) -> None:
+    """More text waits for it than any buffer holds; it holds up nobody, and gets all of its text."""
+    served = start(service_of(llm, loaded, "demo"), buffer=4096)
+    body = {**LONG, "max_tokens": 200, "logprobs": 20, "return_token_ids": True}
+    whole = served.post(PATH, body)["choices"][0]
+    reader = Reader(served.port, PATH, body)
     assert expected(served)
     assert served.idle(60), "the engine waited for a reader"
-    while not seen.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
-        seen += sock.recv(256)
-    sock.close()
-    lines = [line for line in seen.decode().split("\r\n") if line.startswith("data: {")]
-    events = [json.loads(part[6:]) for line in lines for part in line.split("\n\n") if part.startswith("data: {")]
-    assert "".join(e["choices"][0]["text"] for e in events) == whole
+    time.sleep(0.5)
+    assert served.server.journal.answering == 1, "nothing waits for the reader: this test proves nothing"
+    assert expected(served), "a reader holds up another"
+    events = [event["choices"][0] for event in reader.rest()]
+    assert "".join(event["text"] for event in events) == whole["text"]
+    assert [token for event in events for token in event.get("token_ids", [])] == whole["token_ids"]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +95,14 @@ def test_a_slow_reader(served: Served) -> None:
     [b"", b"{", b"\xff\xfe", b"[]", b'"x"', b"null", b'{"prompt": "\\ud800"}', b"[" * 5000, b'{"prompt": 1e999}'],
 )
 def test_malformed_bytes(served: Served, body: bytes) -> None:
-    status, _, answer = served.send("POST", "/v1/completions", body)
+    status, _, answer = served.send("POST", PATH, body)
     assert status == 400
     assert json.loads(answer)["error"]["message"]
 
 
 def test_a_body_that_is_too_large(served: Served) -> None:
     limit = served.service.limits.body
-    assert served.send("POST", "/v1/completions", b" " * 10, {"content-length": str(limit + 1)})[0] == 413
+    assert served.send("POST", PATH, b" " * 10, {"content-length": str(limit + 1)})[0] == 413
 
     sock = socket.create_connection(("127.0.0.1", served.port), timeout=60)
     sock.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
@@ -116,7 +127,7 @@ def test_ten_thousand_waiting(llm: LLM, loaded: Any, start: Serve) -> None:
 
     def knock(times: int) -> None:
         for _ in range(times):
-            status, headers, answer = served.send("POST", "/v1/completions", body)
+            status, headers, answer = served.send("POST", PATH, body)
             with lock:
                 if status == 429:
                     refusals[0] += int(headers["retry-after"]) >= 1
@@ -150,11 +161,20 @@ def test_ten_thousand_waiting(llm: LLM, loaded: Any, start: Serve) -> None:
     assert served.get("/ready")
 
 
+def test_more_texts_than_places(llm: LLM, loaded: Any, start: Serve) -> None:
+    """Free rows are places too; what could never be taken is refused for good, not asked to come again."""
+    served = start(service_of(llm, loaded, "demo", rows=2, queue=1))
+    assert len(served.post(PATH, {**ASKED, "max_tokens": 3, "n": 3})["choices"]) == 3
+    error = served.post(PATH, {**ASKED, "n": 4}, 400)["error"]
+    assert (error["param"], error["type"]) == ("n", "invalid_request_error")
+    assert "3 texts, not 4" in error["message"]
+
+
 def test_a_row_that_would_outgrow_its_slot(served: Served, llm: LLM) -> None:
     remaining = llm.target.context - 3
-    made = served.post("/v1/completions", {"prompt": [5] * remaining, "max_tokens": 3, "ignore_eos": True, "n": 2})
+    made = served.post(PATH, {"prompt": [5] * remaining, "max_tokens": 3, "ignore_eos": True, "n": 2})
     assert [c["finish_reason"] for c in made["choices"]] == ["length"] * 2
-    error = served.post("/v1/completions", {"prompt": [5] * remaining, "max_tokens": 4}, 400)["error"]
+    error = served.post(PATH, {"prompt": [5] * remaining, "max_tokens": 4}, 400)["error"]
     assert error["code"] == "context_length_exceeded"
 
 
@@ -181,7 +201,7 @@ def test_a_drafter_that_fails(llm: LLM, loaded: Any, start: Serve) -> None:
     wanted = llm.generate("Once upon a time", max_new_tokens=30)[0].text
     for way in ({}, {"drafter": "brittle"}, {"drafter": "lookup"}):
         body = {**ASKED, "max_tokens": 30, "outrider": way}
-        assert served.post("/v1/completions", body)["choices"][0]["text"] == wanted
+        assert served.post(PATH, body)["choices"][0]["text"] == wanted
     told = served.get("/v1/models")["data"][0]["outrider"]
     assert told["drafters"] == ["lookup"]
     assert "broken down" in told["failed_drafters"]["brittle"]
@@ -203,15 +223,11 @@ def test_a_round_that_fails(llm: LLM, loaded: Any, start: Serve, monkeypatch: py
         return real(self)
 
     monkeypatch.setattr(Batch, "round", round)
-    error = served.post("/v1/completions", {**ASKED, "max_tokens": 40}, 500)["error"]
+    error = served.post(PATH, {**ASKED, "max_tokens": 40}, 500)["error"]
     assert error["type"] == "server_error"
     assert "the round failed" in error["message"]
     left[0] = 3
-    sock, seen = stream(served, LONG)
-    while b"[DONE]" not in seen:
-        seen += sock.recv(4096)
-    sock.close()
-    assert b'"error"' in seen
+    assert "the round failed" in Reader(served.port, PATH, LONG).rest()[-1]["error"]["message"]
     assert expected(served) == text
     assert served.get("/health")
 
@@ -231,7 +247,7 @@ def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve) -> Non
         other = threading.Thread(target=lambda: beside.append(expected(served)))
         other.start()
         bad = {"prompt": [5, 6], "logit_bias": {str(poison): 100}, "temperature": 0, "max_tokens": 9}
-        assert "not numbers" in served.post("/v1/completions", bad, 500)["error"]["message"]
+        assert "not numbers" in served.post(PATH, bad, 500)["error"]["message"]
         other.join(60)
         assert beside == [text]
     finally:
@@ -241,7 +257,7 @@ def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve) -> Non
 
 def test_late_requests_end(llm: LLM, loaded: Any, start: Serve) -> None:
     served = start(service_of(llm, loaded, "demo", rows=1, seconds=2.0))
-    made = served.post("/v1/completions", LONG)["choices"][0]
+    made = served.post(PATH, LONG)["choices"][0]
     assert made["finish_reason"] == "abort"
     assert served.idle()
 
@@ -249,13 +265,37 @@ def test_late_requests_end(llm: LLM, loaded: Any, start: Serve) -> None:
 def test_a_loop_that_hangs_is_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served.get("/health")
     monkeypatch.setattr("outrider.serve.app.STUCK", 0.0)
-    sock, _ = stream(served, LONG)
+    reader = Reader(served.port, PATH, LONG)
     end = time.monotonic() + 20
     while served.send("GET", "/health")[0] != 503 and time.monotonic() < end:
         time.sleep(0.01)
     assert served.get("/health", 503)["status"] == "unhealthy"
-    sock.close()
+    reader.sock.close()
     assert served.idle()
+
+
+def test_a_loop_that_has_ended_is_told(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ran and what waited is told why, nothing more is taken, and /health says it."""
+    service = service_of(llm, loaded, "demo", rows=1)
+    served, scheduler = start(service), service.scheduler
+    readers = [Reader(served.port, PATH, {**LONG, "echo": True}, events=1) for _ in range(2)]
+
+    def break_down() -> None:
+        raise SystemError("the loop is broken")
+
+    monkeypatch.setattr(scheduler, "_sweep", break_down)
+    for reader in readers:
+        assert "SystemError: the loop is broken" in reader.rest()[-1]["error"]["message"]
+    scheduler.thread.join(20)
+    for path in ("/health", "/ready"):
+        assert served.send("GET", path)[0] == 503
+    assert "the loop is broken" in served.get("/health", 503)["reason"]
+    assert "the loop is broken" in served.post(PATH, ASKED, 503)["error"]["message"]
+
+
+def test_nothing_slow_is_left_for_the_first_request(llm: LLM, loaded: Any) -> None:
+    """The fingerprint looks at all weights, and the spelling at all words: both are there before anybody asks."""
+    assert {"fingerprint", "spelled"} <= set(vars(service_of(llm, loaded, "demo")))
 
 
 def test_two_servers_on_one_port(served: Served) -> None:

@@ -36,11 +36,11 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
             process.stderr.close()
 
 
-def begin(model: str, port: int) -> tuple[subprocess.Popen[str], int]:
-    """A server of its own process, and the port that it says it has."""
+def begin(model: str, port: int, patience: int = 120) -> tuple[subprocess.Popen[str], int]:
+    """A server of its own process, and the port that it says it has; `patience`: its --shutdown-timeout."""
     code = "import sys; from outrider.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "serve", model, "--drafter", "eagle:demo/hass", "--port", str(port)]
-    options = ["--dtype", "float32", "--rows", "2", "--no-compile", "--quiet", "--shutdown-timeout", "120"]
+    options = ["--dtype", "float32", "--rows", "2", "--no-compile", "--quiet", "--shutdown-timeout", str(patience)]
     source = str(Path(__file__).resolve().parents[2] / "src")
     process = subprocess.Popen(
         [*command, *options], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": source}

@@ -35,6 +35,7 @@ def serve(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     weights: opt.Weights = "full",
+    exact: opt.Exact = "auto",
     no_compile: opt.NoCompile = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
 ) -> None:
@@ -43,30 +44,34 @@ def serve(
     An answer is a function of prompt, seed and parameters; load, neighbours and drafters do not change it. Open the
     address in a browser for a page to chat on.
     """
-    from ..params import InputError, check_weights
+    from ..params import InputError, check_exact, check_weights
     from . import check_names, check_place
     from .loading import check_drafter, located, spinner
 
     check_names(dtype, device)
     check_weights(weights)
+    check_exact(exact)
     for spec in drafter or ():
         check_drafter(spec)
     place = located(model)  # before torch is imported
     check_place(dtype, device)
     try:
+        from ..serve.journal import Lines
         from ..serve.server import listen, run
     except ImportError as error:
         raise InputError(f"the server needs {error.name}; pip install 'outrider[serve]'") from None
     from ..serve.start import start
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(Lines())
+    logging.basicConfig(level=logging.WARNING, handlers=[lines])
     logging.getLogger("outrider.serve").setLevel(logging.WARNING if quiet else logging.INFO)
     with listen(host, port) as sock:
         with spinner(f"loading {place}, recording its passes"):
             service = start(
                 place, drafter or None, name=name or place.name, rows=rows, queue=queue, seconds=timeout,
                 prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
-                dtype=dtype, device=device, weights=weights, **({"compile": False} if no_compile else {}),
+                dtype=dtype, device=device, weights=weights, exact=exact, **({"compile": False} if no_compile else {}),
             )  # fmt: skip
         where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         drafters = ", ".join(service.scheduler.fleet.drafters) or "none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +23,8 @@ from starlette.staticfiles import StaticFiles
 
 from .. import __version__
 from . import answers
-from .gate import Gate
+from .gate import Gate, closing
+from .journal import Journal
 from .openapi import document
 from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Refusal, TokenizeRequest, parse
 from .scheduler import Closed, Full
@@ -50,7 +50,7 @@ class Events(StreamingResponse):
             with anyio.move_on_after(self.service.limits.seconds + 30):
                 await super().__call__(scope, receive, send)
         finally:
-            finish(self.service, self.call, 200)
+            finish(self.service, self.call)
 
 
 class Endpoints:
@@ -80,14 +80,13 @@ class Endpoints:
         except Closed as closed:
             scheduler.metrics.rejections("closed").inc()
             return refused(Refusal(str(closed), status=503), {"retry-after": "5"})
+        request.scope["outrider.entry"].call = call
         if asked.stream:
             return Events(service, call)
-        status = 500
         try:
             body = await unless_gone(request, answers.whole(service, call))
-            status = 200 if body is not None else 499
         finally:
-            finish(service, call, status)
+            finish(service, call)
         return JSONResponse(body) if body is not None else Response(status_code=499)
 
     async def models(self, request: Request) -> Response:
@@ -180,24 +179,9 @@ class Endpoints:
         return await anyio.to_thread.run_sync(partial(function, *args), limiter=self.encoding)
 
 
-def finish(service: Service, call: Call, status: int) -> None:
-    """Whoever asked has been answered or has gone: what still runs is cancelled, and one line is logged."""
+def finish(service: Service, call: Call) -> None:
+    """Whoever asked has been answered or has gone: what still runs is cancelled."""
     service.scheduler.cancel([voice.job for voice in call.voices if voice.end is None])
-    usage = answers.usage(call)
-    first = min((voice.job.first for voice in call.voices if voice.job.first), default=0.0)
-    log.info(
-        json.dumps(
-            {
-                "event": "request", "id": call.id, "status": status, "texts": len(call.voices),
-                "stream": call.request.stream, "finish": [voice.finish for voice in call.voices],
-                "prompt_tokens": usage["prompt_tokens"], "completion_tokens": usage["completion_tokens"],
-                "accepted": usage["completion_tokens_details"]["accepted_prediction_tokens"],
-                "rejected": usage["completion_tokens_details"]["rejected_prediction_tokens"],
-                "first_token_ms": round(1000 * (first - call.voices[0].job.arrived), 1) if first else None,
-                "total_ms": round(1000 * (time.monotonic() - call.voices[0].job.arrived), 1),
-            }
-        )
-    )  # fmt: skip
 
 
 async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
@@ -219,7 +203,7 @@ async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
 
 def refused(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
     """A refusal as a response."""
-    return JSONResponse(refusal.body(), refusal.status, headers)
+    return JSONResponse(refusal.body(), refusal.status, {**(headers or {}), **closing(refusal.status)})
 
 
 async def on_refusal(request: Request, error: Exception) -> Response:
@@ -246,7 +230,7 @@ async def on_error(request: Request, error: Exception) -> Response:
     return refused(Refusal("the server failed to answer; its log says why", status=500))
 
 
-def application(service: Service, key: str = "", local: bool = True) -> Any:
+def application(service: Service, key: str = "", local: bool = True) -> Journal:
     """The ASGI application; `key` may be empty, `local` says whether only loopback names are answered."""
     ends = Endpoints(service)
 
@@ -282,4 +266,4 @@ def application(service: Service, key: str = "", local: bool = True) -> Any:
         },
         lifespan=life,
     )  # fmt: skip
-    return Gate(app, key, service.limits.body, local)
+    return Journal(Gate(app, key, service.limits.body, local))

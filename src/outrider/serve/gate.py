@@ -6,9 +6,14 @@ import hmac
 import json
 from typing import Any
 
+import anyio
+
 from .protocol import Refusal
 
-OPEN = ("/", "/health", "/ready")  # no key is asked for; nor for the page's files
+PROBES = ("/health", "/ready")
+OPEN = ("/", *PROBES)  # no key is asked for; nor for the page's files
+PATIENCE = 60.0  # seconds in which a body must have come
+CLOSING = (401, 408, 413)  # the rest of the body is not read after these
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Scope = dict[str, Any]
@@ -55,12 +60,16 @@ class Gate:
                 raise Refusal("the body must be sent as Content-Type: application/json", status=415)
 
     def bounded(self, receive: Any) -> Any:
-        """A body that says nothing of its length is counted as it comes."""
-        seen = 0
+        """A body that says nothing of its length is counted as it comes, and none may take for ever."""
+        seen, more, end = 0, True, anyio.current_time() + PATIENCE
 
         async def receive_some() -> Any:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, more
+            with anyio.CancelScope(deadline=end if more else float("inf")) as scope:
+                message = await receive()
+            if scope.cancelled_caught:
+                raise Refusal(f"the body did not come within {PATIENCE:g} seconds", status=408)
+            more = message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > self.body:
                 raise self.too_large()
@@ -73,10 +82,14 @@ class Gate:
 
 
 async def answer(send: Any, refusal: Refusal) -> None:
-    """Send a refusal; the connection is closed where the rest of the body must not be read."""
+    """Send a refusal from where there is no application yet."""
     body = json.dumps(refusal.body(), ensure_ascii=False).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status in (401, 413):
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **closing(refusal.status)}
+    spelt = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": spelt})
     await send({"type": "http.response.body", "body": body})
+
+
+def closing(status: int) -> dict[str, str]:
+    """The header that closes a connection, where the rest of the body must not be read."""
+    return {"connection": "close"} if status in CLOSING else {}

@@ -95,7 +95,7 @@ class Scheduler:
         with self.change:
             if self.closing or self.dead:
                 raise Closed(self.dead or "the server is shutting down")
-            if len(self.waiting) + len(jobs) > self.queue:
+            if self.active + len(self.waiting) + len(jobs) > self.rows + self.queue:
                 turns = (len(self.waiting) + self.active) / self.rows
                 raise Full(max(1, min(60, round(turns * self.pace))))
             self.waiting.extend(jobs)

@@ -7,18 +7,22 @@ import contextlib
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Iterator
-from typing import Any
+from time import monotonic
+from typing import Any, cast
 
-import anyio
 import uvicorn
 
 from ..types import InputError
 from .app import application
 from .gate import LOOPBACK
+from .journal import Journal
 from .service import Service
 
 log = logging.getLogger("outrider.serve")
+
+LAST = 5  # seconds for the last bytes of texts that were ended
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -37,15 +41,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Drained(uvicorn.Server):
-    """The first signal drains: nothing new is taken, what was accepted is finished. The second ends it at once."""
+    """The first signal drains: nothing new is taken, what was accepted is answered to the last byte. The second ends it
+    at once."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, patience: float):
+    def __init__(self, config: uvicorn.Config, service: Service, journal: Journal, patience: float):
         super().__init__(config)
-        self.service, self.patience = service, patience
+        self.service, self.journal, self.patience = service, journal, patience
         self.draining: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # which alone may hear signals
+            yield
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -61,25 +69,34 @@ class Drained(uvicorn.Server):
             self.draining = asyncio.ensure_future(self.drain())
         else:
             self.service.scheduler.abort()
+            for connection in list(
+                self.server_state.connections
+            ):  # or from Python 3.12 on their readers are waited for
+                cast(Any, connection).transport.abort()
             self.should_exit = self.force_exit = True
 
     async def drain(self) -> None:
-        """Wait for the last text, then for its last byte."""
-        scheduler = self.service.scheduler
+        """Wait until all that was accepted has been answered; then for what lies in the connections' own buffers."""
+        scheduler, end = self.service.scheduler, monotonic() + self.patience
         log.info('{"event": "draining", "running": %d, "waiting": %d}', scheduler.active, len(scheduler.waiting))
-        with anyio.move_on_after(self.patience):
-            while scheduler.active or scheduler.waiting:
-                await asyncio.sleep(0.05)
+        while self.journal.answering and monotonic() < end:
+            await asyncio.sleep(0.05)
         scheduler.abort()
+        self.config.timeout_graceful_shutdown = LAST + max(0, int(end - monotonic()))
         self.should_exit = True
+
+
+def server_of(service: Service, key: str = "", local: bool = True, patience: float = 30.0) -> Drained:
+    """A server that is not running yet; `patience`: seconds for what was accepted when it is told to end."""
+    journal: Any = application(service, key, local)
+    config = uvicorn.Config(
+        journal, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
+        timeout_graceful_shutdown=LAST, h11_max_incomplete_event_size=64 << 10,
+    )  # fmt: skip
+    return Drained(config, service, journal, patience)
 
 
 def run(service: Service, sock: socket.socket, host: str, key: str = "", patience: float = 30.0) -> None:
     """Serve until a signal comes."""
-    app: Any = application(service, key, local=host in LOOPBACK and not key)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
-        timeout_graceful_shutdown=5, h11_max_incomplete_event_size=64 << 10,
-    )  # fmt: skip
-    Drained(config, service, patience).run(sockets=[sock])
+    server_of(service, key, host in LOOPBACK and not key, patience).run(sockets=[sock])
     service.scheduler.thread.join(10)

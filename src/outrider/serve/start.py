@@ -74,4 +74,7 @@ def service_of(
     fleet = Fleet(loaded, tell=tell, keeps=prefix_cache > 0)
     prefixes = Prefixes(rows, prefix_cache << 20)
     scheduler = Scheduler(llm.engine(), fleet, metrics, rows, queue, prefill_share, prefixes)
-    return Service(llm, scheduler, name or llm.name, Limits(seconds=seconds))
+    limits = Limits(texts=min(Limits.texts, rows + queue), seconds=seconds)  # more could never be taken
+    service = Service(llm, scheduler, name or llm.name, limits)
+    _ = service.fingerprint, service.spelled  # both look at all weights or words: not while somebody waits
+    return service

@@ -1,0 +1,103 @@
+"""The log: a JSON line for every request and for whatever else is said, without the text of prompts and answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from ..types import Usage
+from .gate import PROBES, Scope
+from .service import Call
+from .texts import FINISH, Voice, usage_of
+
+log = logging.getLogger("outrider.serve")
+
+
+class Lines(logging.Formatter):
+    """Every record as one line of JSON, its traceback included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if message.startswith("{") and not record.exc_info:
+            return message
+        said = {"event": "log", "level": record.levelname.lower(), "from": record.name, "message": message}
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said)
+
+
+@dataclass(eq=False)
+class Entry:
+    """One request while it is answered."""
+
+    status: int = 500  # what its answer began with; an error before that is told as 500
+    whole: bool = False  # has its last byte been handed on?
+    call: Call | None = None  # once its texts have been accepted
+
+
+class Journal:
+    """ASGI middleware around all others: it sees how each request ends, and knows which are still being answered."""
+
+    def __init__(self, app: Any):
+        self.app = app
+        self.open: set[Entry] = set()
+
+    @property
+    def answering(self) -> int:
+        """Requests whose texts were accepted and whose last byte has not been handed on yet."""
+        return sum(entry.call is not None for entry in self.open)
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, entry = monotonic(), Entry()
+
+        async def watched(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                entry.status = message["status"]
+            await send(message)
+            entry.whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        scope["outrider.entry"] = entry
+        self.open.add(entry)
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            self.open.discard(entry)
+            status = 499 if entry.status < 400 and not entry.whole else entry.status
+            if scope["method"] == "POST" or (status >= 400 and scope["path"] not in PROBES):
+                said = {"event": "request", "path": scope["path"][:80], "status": status}
+                more = {} if entry.call is None else told(entry.call)
+                log.info(json.dumps({**said, **more, "total_ms": round(1000 * (monotonic() - began), 1)}))
+
+
+def told(call: Call) -> dict[str, Any]:
+    """What the log says of texts: counts and times. Of those whose reader has left: what they had come to."""
+    usages = [usage_now(voice) for voice in call.voices]
+    used = usage_of(usages, call.prompts)
+    first = min((job.first for job in call.jobs if job.first), default=0.0)
+    return {
+        "id": call.id, "texts": len(call.voices), "stream": call.request.stream,
+        "finish": [finish_now(voice) for voice in call.voices],
+        "prompt_tokens": used["prompt_tokens"], "completion_tokens": used["completion_tokens"],
+        "accepted": used["completion_tokens_details"]["accepted_prediction_tokens"],
+        "rejected": used["completion_tokens_details"]["rejected_prediction_tokens"],
+        "first_token_ms": round(1000 * (first - call.jobs[0].arrived), 1) if first else None,
+    }  # fmt: skip
+
+
+def usage_now(voice: Voice) -> Usage:
+    """A text's counts, also where its reader has not heard of its end."""
+    if voice.end is not None:
+        return voice.end.usage
+    return Usage() if voice.job.row is None else voice.job.row.usage
+
+
+def finish_now(voice: Voice) -> str:
+    """Why a text ended: `abort` for one that is given up here."""
+    row = voice.job.row
+    return voice.finish or FINISH[(row and row.finish) or "abort"]
