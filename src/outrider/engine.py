@@ -254,7 +254,7 @@ class Batch:
         if budget.nodes < 2 or budget.depth < 1 or max(view.remaining) < 2:
             return root_only(view.root)
         if self.engine.rule != "coupled":  # only the coupled rule stays lossless where nodes are dropped by value
-            budget = replace(budget, floor=0.0, reach=0.0, price=None)
+            budget = replace(budget, floor=0.0, reach=0.0, price=None, rate=0.0)
         return self.drafting.propose(view, budget)
 
     def judge(self, view: Rows, tree: DraftTree, output: TargetOutput) -> Verdict:

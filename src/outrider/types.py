@@ -139,6 +139,7 @@ class Budget:
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
     reach: float = 0.0  # coupled only: stop expanding when the best value is below
     price: Price | None = None  # coupled only: keep the nodes that pay
+    rate: float = 0.0  # coupled only: tokens a second and row as things are; a mix asks no network that brings less
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
     scale: float | None = None  # s of the confidences softmax(r / s), where it is fitted; None: the drafter's own
     part: int = 0  # of several drafters to choose from, which one
@@ -329,7 +330,10 @@ class Drafting(Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Weights and configuration; immutable, shared by concurrent generations."""
+    """Weights and configuration; immutable, shared by concurrent generations.
+
+    A drafter that looks at no logits in `observe` may say so by `reads_logits = False`; then a mix does not copy them.
+    """
 
     @property
     def taps(self) -> tuple[int, ...]:

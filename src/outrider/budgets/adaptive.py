@@ -183,7 +183,7 @@ class AdaptiveBudget:
             return Budget(1, 0) if seen == 1 else self._try(useful)
         if self.idle >= self.patience:
             self.patience = min(2 * self.patience, PROBE_MAX)
-            return self._try(useful)
+            return self._try(useful, self._best(b, drafting)[1])
         best, rate = self._best(b, drafting)
         if best == 0:
             return Budget(1, 0)
@@ -195,10 +195,10 @@ class AdaptiveBudget:
         reach = min(0.5, rate * b / drafting * self.step.slope(1) / self.trust)
         price = self.price(b, best)
         floor = min(0.25, 0.5 * rate * price.slope / self.trust)
-        return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price)
+        return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price, rate=rate)
 
-    def _try(self, useful: int) -> Budget:
-        return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful))
+    def _try(self, useful: int, rate: float = 0.0) -> Budget:
+        return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful), rate=rate)
 
     def learn(self, report: Report) -> None:
         """Take in what a round cost and gave."""

@@ -13,63 +13,103 @@ sampled (they carry q) cannot be mixed: merging would change the law of the sibl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from ..budgets.calibration import LEAST, Calibrated, Family, Rates, calibrated, inside
-from ..core.tree import best, from_lists, prune, root_only
+from ..core.tree import best, from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+from ._asking import Asking
 
 
 @dataclass(frozen=True)
 class MixDrafter:
-    """Drafters in order of trust. `rates`: of those whose confidences are not fitted, shared by all generations."""
+    """Drafters in order of trust. `rates`: of those whose confidences are not fitted, where networks have drafted too,
+    and `alone`, where these have not been asked; `asking` decides that. All are shared by all generations."""
 
     parts: tuple[Drafter, ...]
     rates: tuple[Rates | None, ...]
+    alone: tuple[Rates | None, ...]
+    asking: Asking = field(default_factory=Asking)
 
     @property
     def taps(self) -> tuple[int, ...]:
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
-        parts = [part.open(prompts, capacity) for part in self.parts]
-        return MixDrafting(parts, [bool(p.taps) for p in self.parts], self.rates)
+        return MixDrafting(self, [part.open(prompts, capacity) for part in self.parts])
+
+
+@dataclass
+class Proposed:
+    """A round's proposals of all parts, and where their nodes went in the tree of the mix."""
+
+    trees: list[DraftTree]
+    maps: list[Tensor]
+    chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
+    depth: int  # that networks were asked for
 
 
 @dataclass
 class MixDrafting:
     """The states of the drafters of a mix; each is told of its own nodes of the common tree."""
 
+    mix: MixDrafter
     parts: list[Drafting]
-    reads: list[bool]  # does the drafter read features? It needs those of every accepted node, whoever proposed it
-    rates: Sequence[Rates | None]
-    trees: list[DraftTree] | None = None  # the last proposals, and where their nodes went
-    maps: list[Tensor] | None = None
+    last: Proposed | None = None
 
     def observe(self, round: Round) -> None:
-        if self.trees is not None and round.rows.rule == "coupled":
-            learn(self.trees, self.rates, round.tokens)
+        last, self.last = self.last, None
+        if last is not None and round.rows.rule == "coupled":
+            self._learn(last, round.tokens)
         for i, part in enumerate(self.parts):
-            if self.maps is None or self.trees is None or self.reads[i]:
+            # Who reads features needs those of every accepted node, whoever proposed it.
+            if last is None or self.mix.parts[i].taps:
                 part.observe(round)
             else:
-                part.observe(translated(round, self.trees[i], self.maps[i]))
-        self.trees = self.maps = None
+                reads = getattr(self.mix.parts[i], "reads_logits", True)
+                part.observe(translated(round, last.trees[i], last.maps[i], reads))
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        self.trees = [part.propose(rows, budget) for part in self.parts]
-        if any(tree.q is not None for tree in self.trees):
+        mix, coupled = self.mix, rows.rule == "coupled"
+        networks = [k for k, rate in enumerate(mix.rates) if rate is None]
+        trees = {k: part.propose(rows, budget) for k, part in enumerate(self.parts) if k not in networks}
+        depth, chances = budget.depth, list[float]()
+        if networks and trees and coupled and _valued(trees.values()):
+            chances = _chances(trees, mix.alone)
+            depth = mix.asking.depth(chances, max(tree.nodes for tree in trees.values()), budget)
+        began = perf_counter()
+        for k in networks:
+            asked = replace(budget, depth=depth)
+            trees[k] = self.parts[k].propose(rows, asked) if depth else root_only(rows.root)
+        if chances and depth and rows.root.device.type == "cpu":  # elsewhere the host's clock says nothing
+            mix.asking.time(len(rows), depth, perf_counter() - began)
+        found = [trees[k] for k in range(len(self.parts))]
+        if any(tree.q is not None for tree in found):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
-        if all(tree.values is not None or tree.nodes == 1 for tree in self.trees):
-            fixed = rows.rule != "coupled"
-            tree, self.maps = graft(self.trees, [Rates() if r and fixed else r for r in self.rates], budget)
+        if _valued(found):
+            rates = mix.rates if depth else mix.alone
+            tree, maps = graft(found, [Rates() if r and not coupled else r for r in rates], budget)
         else:
-            tree, self.maps = merge(self.trees, budget.nodes)
+            tree, maps = merge(found, budget.nodes)
+        self.last = Proposed(found, maps, chances, depth)
         return tree
+
+    def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]]) -> None:
+        """Take in how often the parts were right, and what the networks were good for."""
+        mix, free = self.mix, [k for k, rate in enumerate(self.mix.rates) if rate is not None]
+        if last.chances:
+            without = [last.trees[k] for k in free]
+            learn(without, [mix.alone[k] for k in free], chosen)
+            if last.depth:
+                depths = [_followed(without, r, tokens) for r, tokens in enumerate(chosen)]
+                mix.asking.learn(last.depth, last.chances, depths, [len(tokens) - 1 for tokens in chosen])
+        if last.depth:
+            learn(last.trees, mix.rates, chosen)
 
     def select(self, index: Sequence[int]) -> None:
         for part in self.parts:
@@ -116,9 +156,8 @@ def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Bud
     others. With rates it is their share of what the children from the trees before leave over. A node's value is the
     product along its path: none is worth more than its parent, so what is kept is connected.
     """
-    all_tokens, all_parents, all_values = [], [], []
-    host = [_read(tree) for tree in trees]
-    maps = [torch.full(t.tokens.shape, -1, dtype=torch.long) for t in trees]
+    host, spelled, ups_of, logs_of = [_read(tree) for tree in trees], [], [], []
+    places: list[list[list[int]]] = [[] for _ in trees]  # of each tree's nodes among all nodes of the row
     for r in range(len(trees[0].tokens)):
         tokens, parents, values, used = [host[0][r][0][0]], [0], [0.0], [0.0]
         child: dict[tuple[int, int], int] = {}
@@ -139,20 +178,22 @@ def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Bud
                     used.append(0.0)
                     used[up] = min(1.0, used[up] + chance)
                 ids.append(node)
-            maps[k][r, : len(ids)] = torch.tensor(ids)
-        all_tokens.append(tokens)
-        all_parents.append(parents)
-        all_values.append(values)
+            places[k].append(ids)
+        spelled.append(tokens)
+        ups_of.append(parents)
+        logs_of.append(values)
+    longest = max(map(len, logs_of))
+    worth = torch.tensor([[*row, *[-math.inf] * (longest - len(row))] for row in logs_of])
+    kept, count = (x.tolist() for x in best(worth, budget.nodes, budget.floor, budget.price))
+    maps = [torch.full(tree.tokens.shape, -1, dtype=torch.long) for tree in trees]
+    for r, (ids, n) in enumerate(zip(kept, count, strict=True)):
+        new = {old: i for i, old in enumerate(ids[:n])}
+        spelled[r], logs_of[r] = ([row[i] for i in ids[:n]] for row in (spelled[r], logs_of[r]))
+        ups_of[r] = [new[ups_of[r][i]] for i in ids[:n]]
+        for k, where in enumerate(maps):
+            where[r, : len(places[k][r])] = torch.tensor([new.get(i, -1) for i in places[k][r]])
     device = trees[0].tokens.device
-    whole = from_lists(all_tokens, all_parents, all_values, device)
-    assert whole.values is not None
-    kept, count = best(whole.values, budget.nodes, budget.floor, budget.price)
-    places = torch.arange(kept.shape[1], device=device).expand_as(kept)
-    real = places < count[:, None]
-    back = torch.full((len(kept), whole.nodes + 1), -1, device=device)
-    back.scatter_(1, kept.masked_fill(~real, whole.nodes), places.masked_fill(~real, -1))
-    maps = [m.masked_fill(m < 0, whole.nodes).to(device) for m in maps]
-    return prune(whole, kept, count), [back.gather(1, m) for m in maps]
+    return from_lists(spelled, ups_of, logs_of, device), [where.to(device) for where in maps]
 
 
 def learn(trees: Sequence[DraftTree], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
@@ -174,6 +215,37 @@ def learn(trees: Sequence[DraftTree], rates: Sequence[Rates | None], chosen: Seq
                 at[k] = children.get(token)
 
 
+def _valued(trees: Iterable[DraftTree]) -> bool:
+    """Do all carry confidences that have nodes?"""
+    return all(tree.values is not None or tree.nodes == 1 for tree in trees)
+
+
+def _chances(trees: Mapping[int, DraftTree], rates: Sequence[Rates | None]) -> list[float]:
+    """[row]: the chance that a tree has the next token."""
+    found = [0.0] * next(iter(trees.values())).tokens.shape[0]
+    for k, tree in trees.items():
+        rate = rates[k]
+        for r, (_, parents, values) in enumerate(_read(tree)):
+            first = [math.exp(min(0.0, v)) for up, v in zip(parents[1:], values[1:], strict=True) if up == 0]
+            found[r] += (1 - found[r]) * min(1.0, sum(rate.of(c) for c in first) if rate else sum(first))
+    return found
+
+
+def _followed(trees: Sequence[DraftTree], row: int, tokens: Sequence[int]) -> int:
+    """How deep these tokens go in any of the trees."""
+    deepest = 0
+    for tree in trees:
+        names, parents = tree.tokens[row, : int(tree.size[row])].tolist(), tree.parents[row].tolist()
+        child = {(parents[i], names[i]): i for i in range(1, len(names))}
+        node, depth = 0, 0
+        for token in tokens:
+            if (node, token) not in child:
+                break
+            node, depth = child[node, token], depth + 1
+        deepest = max(deepest, depth)
+    return deepest
+
+
 def _order(rates: Sequence[Rates | None]) -> list[int]:
     return sorted(range(len(rates)), key=lambda k: rates[k] is not None)
 
@@ -185,21 +257,21 @@ def _read(tree: DraftTree) -> list[tuple[list[int], list[int], list[float]]]:
     return [(tokens[:n], parents[:n], logs[:n]) for tokens, parents, logs, n in host]
 
 
-def translated(round: Round, tree: DraftTree, where: Tensor) -> Round:
-    """The round in one drafter's own node ids; -1 for nodes that are not its own."""
+def translated(round: Round, tree: DraftTree, where: Tensor, logits: bool = True) -> Round:
+    """The round in one drafter's own node ids; -1 for nodes that are not its own. `logits`: copy those of its nodes,
+    which takes as long as a small draft; without, the output is the whole tree's."""
     n = round.tree.nodes
     back = torch.full((where.shape[0], n + 1), -1, dtype=torch.long, device=where.device)
     index = torch.arange(where.shape[1], device=where.device).expand_as(where)
     back.scatter_(1, where.masked_fill(where < 0, n), index)
     back[:, n] = -1  # a round that was translated once knows nodes that are nobody's
-    mine = where.clamp(min=0)
+    output, mine = round.output, where.clamp(min=0)
 
     def pick(x: Tensor) -> Tensor:
         return x.gather(1, mine[..., None].expand(*mine.shape, x.shape[-1]))
 
-    output = replace(
-        round.output, logits=pick(round.output.logits), features={t: pick(f) for t, f in round.output.features.items()}
-    )
+    if logits:
+        output = replace(output, logits=pick(output.logits), features={t: pick(f) for t, f in output.features.items()})
     return replace(round, tree=tree, output=output, path=back.gather(1, round.path.masked_fill(round.path < 0, n)))
 
 
@@ -207,4 +279,6 @@ def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
     if len({type(inside(p)) for p in parts}) < len(parts):
         raise InputError("two drafters of the same method cannot be mixed; choose one")
-    return MixDrafter(tuple(parts), tuple(None if isinstance(calibrated(p), Calibrated) else Rates() for p in parts))
+    fitted = [isinstance(calibrated(p), Calibrated) for p in parts]
+    rates, alone = (tuple(None if f else Rates() for f in fitted) for _ in range(2))
+    return MixDrafter(tuple(parts), rates, alone)

@@ -137,6 +137,7 @@ class SuffixDrafter:
     corpus: Automaton | None = None  # built once, never written again
     memory: Memory | None = None
     taps: tuple[int, ...] = ()
+    reads_logits: bool = False
 
     @property
     def reopens(self) -> bool:

@@ -116,7 +116,9 @@ class FleetDrafting:
                 continue
             with self.fleet.guard(choice.name):
                 price = shared(budget.price, len(index), others - len(index), width)
-                tree = part.propose(view, replace(budget, nodes=min(budget.nodes, choice.nodes), price=price))
+                rate = budget.rate * len(rows) / len(index)  # their time is everybody's
+                own = replace(budget, nodes=min(budget.nodes, choice.nodes), price=price, rate=rate)
+                tree = part.propose(view, own)
                 self.trees[choice], where[choice] = tree, index
                 width = max(width, tree.nodes)
                 if budget.price is not None and tree.values is not None:

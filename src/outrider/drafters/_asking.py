@@ -1,0 +1,119 @@
+"""Whether the networks of a mix are worth asking in a round, where what costs hardly anything has drafted already.
+
+Asked for d tokens, networks take s(d) seconds, the pass over their nodes takes p(d) more, and a row gains
+
+    g(d) = sum over k <= d of added(k)     added(k): the share of rounds whose text went k deep, but no free draft
+
+A second brings `Budget.rate` tokens to every row as things are. So the networks are asked for the d for which
+
+    sum over rows of g(d)  -  rows * rate * (s(d) + p(d))
+
+is highest, and not at all where none pays. `added` is learnt from past rounds, apart for rows whose free draft is
+unlikely to have the next token and for those where it is likely. Where networks have not been asked for a while they
+are asked once again, ever more rarely while that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from ..budgets.adaptive import Curve
+from ..types import Budget
+
+BINS = 4  # of the chance that a free draft has the next token
+DECAY = 0.98  # forgetting, per round
+PRIOR = 4.0  # rounds that all bins' record is worth in each, and that FIRST and FALL are worth in that
+FIRST, FALL = 0.4, 0.6  # what is believed at first: added(0), and what each depth more keeps of it
+EXPLORE = 8  # every so many rounds that are asked go one deeper
+LEARN = 4  # rounds of a batch size that are asked and timed first; one more warms up
+PROBE, PROBE_MAX = 16, 256  # rounds that are not asked until one is
+
+
+@dataclass
+class Record:
+    """[k]: rows asked for depth k + 1, and those of them whose text got there by a network alone; decayed."""
+
+    asked: list[float] = field(default_factory=list)
+    added: list[float] = field(default_factory=list)
+
+    def learn(self, depth: int, free: int, accepted: int) -> None:
+        for k in range(depth):
+            if k == len(self.asked):
+                self.asked.append(0.0)
+                self.added.append(0.0)
+            self.asked[k] = DECAY * self.asked[k] + 1
+            self.added[k] = DECAY * self.added[k] + (free <= k < accepted)
+
+
+@dataclass
+class Asking:
+    """One for all texts of a mix. Until it has been told some times, networks are asked in every round."""
+
+    seconds: dict[int, Curve] = field(default_factory=dict)  # batch rows -> by the depth asked for
+    rounds: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds asked
+    records: list[Record] = field(default_factory=lambda: [Record() for _ in range(BINS)])
+    turn: int = 0  # rounds asked since it began to decide
+    idle: int = 0  # rounds not asked since the last one
+    patience: int = PROBE
+
+    def depth(self, chances: Sequence[float], nodes: int, budget: Budget) -> int:
+        """How deep the networks are asked to draft; 0: not at all.
+
+        Args:
+            chances: [row]: how likely its free draft has the next token.
+            nodes: of the widest row's free draft, the root included.
+            budget: without a `rate` it decides alone.
+        """
+        rows, most = len(chances), budget.depth
+        if not budget.rate or self.rounds.get(rows, 0) <= LEARN:
+            return most
+        times = self.seconds[rows].table(range(1, most + 1))
+        passes = budget.price.seconds if budget.price else (0.0,)
+        gains = [sum(added) for added in zip(*(self.added(c, most) for c in chances), strict=True)]
+        worth = [0.0]
+        for d, gain in enumerate(accumulate(gains), 1):
+            wider = passes[min(nodes + d, len(passes)) - 1] - passes[min(nodes, len(passes)) - 1]
+            worth.append(gain - rows * budget.rate * (times[d - 1] + wider))
+        best = max(range(most + 1), key=worth.__getitem__)
+        if best:
+            self.patience, self.turn = PROBE, self.turn + 1
+            best = min(most, best + (self.turn % EXPLORE == 0))
+        elif self.idle >= self.patience:
+            self.patience, best = min(2 * self.patience, PROBE_MAX), most
+        self.idle = 0 if best else self.idle + 1
+        return best
+
+    def added(self, chance: float, depth: int) -> list[float]:
+        """[k]: the chance that networks get a row to depth k + 1, and nothing else does."""
+        mine, found = self.records[place(chance)], []
+        for k in range(depth):
+            seen = [r for r in self.records if k < len(r.asked)]
+            asked, added = sum(r.asked[k] for r in seen), sum(r.added[k] for r in seen)
+            overall = (added + PRIOR * FIRST * FALL**k) / (asked + PRIOR)
+            own = (mine.asked[k], mine.added[k]) if k < len(mine.asked) else (0.0, 0.0)
+            found.append((own[1] + PRIOR * overall) / (own[0] + PRIOR))
+        return found
+
+    def time(self, rows: int, depth: int, seconds: float) -> None:
+        """Take in how long the networks took."""
+        self.rounds[rows] = self.rounds.get(rows, 0) + 1
+        if self.rounds[rows] > 1:  # the first one warms up
+            self.seconds.setdefault(rows, Curve(prior_slope=0.5, mean=True)).learn(depth, seconds)
+
+    def learn(self, depth: int, chances: Sequence[float], free: Sequence[int], accepted: Sequence[int]) -> None:
+        """Take in what a round gave whose networks were asked.
+
+        Args:
+            depth: asked for.
+            free: [row]: how deep the text went in the free draft.
+            accepted: [row]: how deep it went in what was verified.
+        """
+        for row in zip(chances, free, accepted, strict=True):
+            self.records[place(row[0])].learn(depth, *row[1:])
+
+
+def place(chance: float) -> int:
+    """The bin of a chance."""
+    return min(BINS - 1, int(BINS * chance))

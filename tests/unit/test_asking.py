@@ -1,0 +1,110 @@
+"""When the networks of a mix are asked: by hand, on a simulated machine, and with texts that must not notice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import heads
+import oracle
+import pytest
+
+from outrider import drafters
+from outrider.budgets.adaptive import FixedBudget
+from outrider.drafters import _mix, eagle
+from outrider.drafters._asking import BINS, LEARN, PROBE, Asking
+from outrider.drafters._growth import Growth
+from outrider.types import Budget, Price, Rows
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
+ASKED = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)
+
+
+def told(added: dict[float, Sequence[float]], step: float = 0.002, rounds: int = 400) -> Asking:
+    """Has seen rounds whose free draft had the chance c: networks alone got to depth k + 1 in added[c][k] of them."""
+    asking, dice = Asking(), random.Random(1)
+    for _ in range(rounds):
+        for chance, shares in added.items():
+            x = dice.random()
+            asking.time(1, 4, 4 * step)
+            asking.time(1, 1, step)
+            asking.learn(4, [chance], [0], [sum(x < share for share in shares)])
+    return asking
+
+
+def test_by_hand() -> None:
+    """A step of 2 ms and a node of 1 ms are worth 0.15 tokens at 50 a second."""
+    asking = told({0.0: [0.6, 0.3, 0.1, 0.05], 0.9: [0.1, 0.05, 0.0, 0.0]})
+    assert asking.added(0.0, 4) == pytest.approx([0.6, 0.3, 0.1, 0.05], abs=0.12)
+    assert asking.depth([0.0], 1, ASKED) == 2
+    assert asking.depth([0.9], 4, ASKED) == 0
+    assert asking.depth([0.0], 1, replace(ASKED, rate=1000.0)) == 0
+    assert asking.depth([0.0], 1, replace(ASKED, rate=0.0)) == 4, "a budget without a rate decides alone"
+    assert asking.depth([0.9] * 2, 4, ASKED) == 4, "nothing is known of batches of two"
+
+
+def test_rows_that_need_it_pay_for_the_others() -> None:
+    asking = told({0.0: [0.6, 0.3, 0.1, 0.05], 0.9: [0.02, 0.0, 0.0, 0.0]})
+    for _ in range(LEARN + 1):
+        asking.time(2, 4, 0.008)
+        asking.time(4, 4, 0.008)
+    assert asking.depth([0.0, 0.9], 1, replace(ASKED, rate=80.0)) > 0
+    assert asking.depth([0.0, 0.9, 0.9, 0.9], 1, replace(ASKED, rate=80.0)) == 0
+
+
+def test_it_asks_again_ever_more_rarely() -> None:
+    asking = told({0.9: [0.0, 0.0, 0.0, 0.0]})
+    asked = [i for i in range(600) if asking.depth([0.9], 4, ASKED)]
+    assert asked == [PROBE, 3 * PROBE + 1, 7 * PROBE + 2, 15 * PROBE + 3, 31 * PROBE + 4]
+    for _ in range(100):
+        asking.learn(4, [0.9], [0], [4])
+    assert asking.depth([0.9], 4, ASKED) == 4
+
+
+def test_a_bin_that_was_never_seen_believes_the_others() -> None:
+    asking = told({0.0: [0.6, 0.3, 0.1, 0.05]})
+    assert asking.added(0.6, 2) == pytest.approx([0.6, 0.3], abs=0.12)
+    assert len(asking.records) == BINS
+
+
+def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
+    rows = heads.run(target, drafters.load("none"), PROMPTS[:1], tokens, temperature, FixedBudget(1, 0))
+    return [row.output for row in rows]
+
+
+class EveryThird(Asking):
+    """Asks in every third round, to the full depth."""
+
+    def depth(self, chances: Sequence[float], nodes: int, budget: Budget) -> int:
+        self.turn += 1
+        return 0 if self.turn % 3 else budget.depth
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperature: float) -> None:
+    target, net = oracle.of_eagle()
+    parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load("lookup")]
+    mixed = replace(_mix.of(parts), asking=EveryThird())
+    rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, FixedBudget(14, 4))
+    assert [row.output for row in rows] == plainly(target, 61, temperature)
+    seen: Any = [record for record in mixed.asking.records if record.asked]  # type: ignore[attr-defined]
+    assert sum(record.asked[3] for record in seen) > 5
+    assert all(record.added[3] == record.asked[3] for record in seen), "the oracle is right to its full depth"
+
+
+class Rated(FixedBudget):
+    """Names a rate, so that mixes decide."""
+
+    def choose(self, rows: Rows) -> Budget:
+        return replace(super().choose(rows), rate=1e6)
+
+
+def test_a_mix_stops_asking_what_brings_nothing() -> None:
+    target, net = oracle.of_eagle()
+    parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load("lookup")]
+    mixed = _mix.of(parts)
+    row = heads.run(target, mixed, PROMPTS[:1], 90, 1.0, Rated(14, 4))[0]
+    assert [row.output] == plainly(target, 90, 1.0)
+    assert LEARN < mixed.asking.rounds[1] < LEARN + 5, "at a million tokens a second no network is worth its time"
