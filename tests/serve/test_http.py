@@ -172,7 +172,7 @@ def test_what_is_there(served: Served, client: Any) -> None:
     for path in ("/health", "/ready", "/version", "/load", "/openapi.json"):
         assert served.get(path)
     _, headers, page = served.send("GET", "/metrics")
-    assert b'vllm:generation_tokens_total{model_name="demo"}' in page
+    assert b'vllm:generation_tokens_total{engine="0",model_name="demo"}' in page
     assert b"vllm:spec_decode_num_accepted_tokens_total" in page
     assert headers["content-type"].startswith("text/plain")
 

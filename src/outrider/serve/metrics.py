@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from ..budgets.adaptive import Budgeter, Report
 from ..engine import Piece
-from ..types import Round, Usage
+from ..types import Budget, Round, Rows, Usage
 from .job import Job
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
@@ -22,10 +24,12 @@ class Metrics:
 
     def __init__(self, model: str):
         self.registry = CollectorRegistry()
-        self.labels = {"model_name": model}
+        self.labels = {"model_name": model, "engine": "0"}  # as vLLM numbers its engines: there is one
         gauge, counter, histogram = (self._maker(kind) for kind in (Gauge, Counter, Histogram))
         self.running = gauge("vllm:num_requests_running", "Rows that are being read or decoded.")
         self.waiting = gauge("vllm:num_requests_waiting", "Rows that wait for a slot.")
+        self.filled = gauge("vllm:kv_cache_usage_perc", "Tokens held for rows, of rows times the context: 1 is full.")
+        self.preempted = counter("vllm:num_preemptions", "Always 0: a row keeps its slot to its end.")
         self.prompt = counter("vllm:prompt_tokens", "Prompt tokens read.")
         self.generated = counter("vllm:generation_tokens", "Tokens written.")
         self.drafts = counter("vllm:spec_decode_num_drafts", "Rows times rounds that had a draft.")
@@ -39,14 +43,20 @@ class Metrics:
         self.ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.itl = histogram("vllm:inter_token_latency_seconds", "A round's time per token, per row.", SHORT)
         self.tpot = histogram("vllm:request_time_per_output_token_seconds", "After the first token, per token.", SHORT)
-        self.e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", SECONDS)
+        self.e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
         self.queued = histogram("vllm:request_queue_time_seconds", "From arrival to being read.", SECONDS)
         self.prefill = histogram("vllm:request_prefill_time_seconds", "From being read to the first token.", SECONDS)
-        self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the end.", SECONDS)
+        self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.", SECONDS)
+        self.inference = histogram("vllm:request_inference_time_seconds", "From being read to the last token.", SECONDS)
         self.iteration = histogram("vllm:iteration_tokens_total", "Tokens that a round committed, all rows.", POWERS)
         self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for among texts read before.")
         self.hits = counter("vllm:prefix_cache_hits", "Of those, copied and not read.")
-        self.rounds = histogram("outrider:round_seconds", "A round, all of it.", SHORT)
+        phases = self._labelled(
+            Histogram, "outrider:round_seconds", "A round's time to draft, to verify, to commit.", "phase", SHORT
+        )
+        self.phases = [phases(phase) for phase in ("draft", "verify", "commit")]
+        self.depth = gauge("outrider:budget_depth", "Depth that the budget asked for in the last round; 0: no draft.")
+        self.room = gauge("outrider:budget_nodes", "Nodes a row that it allowed, the root left out.")
         self.chunks = histogram("outrider:prefill_chunk_seconds", "A chunk of a prompt.", SECONDS)
         self.nodes = histogram(
             "outrider:tree_nodes", "Nodes verified in a round, all rows.", (1, 2, 4, 8, 16, 32, 64, 128)
@@ -58,18 +68,28 @@ class Metrics:
     def _maker(self, kind: Any) -> Any:
         def make(name: str, what: str, buckets: tuple[float, ...] | None = None) -> Any:
             more = {} if buckets is None else {"buckets": buckets}
-            made = kind(name, what, ["model_name"], registry=self.registry, **more)
+            made = kind(name, what, list(self.labels), registry=self.registry, **more)
             return made.labels(**self.labels)
 
         return make
 
-    def _labelled(self, kind: Any, name: str, what: str, label: str) -> Any:
-        made = kind(name, what, ["model_name", label], registry=self.registry)
+    def _labelled(self, kind: Any, name: str, what: str, label: str, buckets: tuple[float, ...] | None = None) -> Any:
+        more = {} if buckets is None else {"buckets": buckets}
+        made = kind(name, what, [*self.labels, label], registry=self.registry, **more)
         return lambda value: made.labels(**self.labels, **{label: value})
 
-    def load(self, running: int, waiting: int) -> None:
+    def load(self, running: int, waiting: int, filled: float) -> None:
         self.running.set(running)
         self.waiting.set(waiting)
+        self.filled.set(filled)
+
+    def budget(self, depth: int, nodes: int) -> None:
+        self.depth.set(depth)
+        self.room.set(nodes)
+
+    def times(self, draft: float, verify: float, rest: float) -> None:
+        for phase, seconds in zip(self.phases, (draft, verify, rest), strict=True):
+            phase.observe(seconds)
 
     def prefix(self, tokens: int, copied: int) -> None:
         self.queries.inc(tokens)
@@ -78,9 +98,8 @@ class Metrics:
     def chunk(self, seconds: float) -> None:
         self.chunks.observe(seconds)
 
-    def round(self, round: Round | None, pieces: Sequence[Piece], seconds: float) -> None:
+    def round(self, round: Round | None, pieces: Sequence[Piece]) -> None:
         tokens = sum(len(piece.tokens) for piece in pieces)
-        self.rounds.observe(seconds)
         self.iteration.observe(tokens)
         if round is None:
             return
@@ -113,10 +132,31 @@ class Metrics:
 
     def done(self, job: Job, finish: str, usage: Usage) -> None:
         self.success(FINISHED[finish]).inc()
-        self.e2e.observe(max(0.0, job.last - job.arrived) if job.last else 0.0)
-        if job.first and usage.new_tokens > 1:
+        if not job.first:
+            return  # it has no time of its own: it never had a token
+        self.e2e.observe(job.last - job.arrived)
+        self.inference.observe(job.last - job.started)
+        if usage.new_tokens > 1:
             self.decode.observe(job.last - job.first)
             self.tpot.observe((job.last - job.first) / (usage.new_tokens - 1))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+
+@dataclass
+class Told:
+    """A budget whose choices, and the times that it learns from, are figures too."""
+
+    inner: Budgeter
+    metrics: Metrics
+
+    def choose(self, rows: Rows) -> Budget:
+        budget = self.inner.choose(rows)
+        drafts = budget.nodes > 1 and budget.depth > 0
+        self.metrics.budget(budget.depth if drafts else 0, budget.nodes - 1 if drafts else 0)
+        return budget
+
+    def learn(self, report: Report) -> None:
+        self.metrics.times(report.draft_seconds, report.verify_seconds, report.rest_seconds)
+        self.inner.learn(report)

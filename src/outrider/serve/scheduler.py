@@ -148,7 +148,7 @@ class Scheduler:
         self.beat = monotonic()
         self._sweep()
         self._admit()
-        self.metrics.load(len(self.jobs), len(self.waiting))
+        self.metrics.load(len(self.jobs), len(self.waiting), self._filled())
         if self.reading is not None and (self.batch is None or self.owed <= 0):
             self._read()
         elif self.batch is not None:
@@ -160,6 +160,11 @@ class Scheduler:
                 if not self.waiting:
                     self.change.wait(1.0)
         return True
+
+    def _filled(self) -> float:
+        """The share of what `rows` rows of the longest context would hold that is held."""
+        held = 0 if self.batch is None else sum(row.length for row in self.batch.rows)
+        return held / (self.rows * self.engine.target.context)
 
     def _sweep(self) -> None:
         """Drop what nobody waits for any more, and what is late."""
@@ -238,7 +243,7 @@ class Scheduler:
             if row.finish in ("eos", "stop", "length"):
                 self._keep(self.batch, i)
         last = getattr(self.batch.drafting, "last", None)
-        self.metrics.round(last, pieces, monotonic() - began)
+        self.metrics.round(last, pieces)
         self._emit(pieces, last)
         self._leave()
 

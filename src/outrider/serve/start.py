@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import drafters
@@ -13,7 +14,7 @@ from ..llm import LLM, load
 from ..targets import HFTarget
 from ..types import Drafter, Target
 from .fleet import Fleet
-from .metrics import Metrics
+from .metrics import Metrics, Told
 from .prefixes import Prefixes
 from .scheduler import Scheduler
 from .service import Limits, Service
@@ -73,7 +74,9 @@ def service_of(
 
     fleet = Fleet(loaded, tell=tell, keeps=prefix_cache > 0)
     prefixes = Prefixes(rows, prefix_cache << 20)
-    scheduler = Scheduler(llm.engine(), fleet, metrics, rows, queue, prefill_share, prefixes)
+    engine = llm.engine()
+    engine = replace(engine, budget=Told(engine.budget, metrics))
+    scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share, prefixes)
     limits = Limits(texts=min(Limits.texts, rows + queue), seconds=seconds)  # more could never be taken
     service = Service(llm, scheduler, name or llm.name, limits)
     _ = service.fingerprint, service.spelled  # both look at all weights or words: not while somebody waits

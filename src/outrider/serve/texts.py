@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,9 +123,17 @@ def figures(job: Job, usage: Usage) -> dict[str, Any]:
         "speculative_decoding": {
             "mean_acceptance_length": usage.tau,
             "draft_acceptance_rate": usage.accepted / usage.drafted if usage.drafted else None,
-            "acceptance_histogram": usage.accepted_at,
+            "acceptance_histogram": histogram(usage),
             "num_spec_steps": usage.rounds,
             "num_accepted_draft_tokens": usage.accepted,
             "num_draft_tokens": usage.drafted,
+            "num_spec_tokens": len(histogram(usage)) - 1,
         },
     }
+
+
+def histogram(usage: Usage) -> list[int]:
+    """[j]: rounds that accepted j drafted tokens, up to the greatest depth at which a draft was tested."""
+    reached = [usage.rounds, *usage.accepted_at]  # [j]: rounds that accepted j or more
+    reached += [0] * (max(len(usage.tested_at), len(usage.accepted_at)) + 2 - len(reached))
+    return [more - deeper for more, deeper in itertools.pairwise(reached)]
