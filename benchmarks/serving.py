@@ -7,7 +7,8 @@ another kind, asked with OpenAI's fields alone, as in
     python benchmarks/serving.py smollm2 --peer transformers=http://127.0.0.1:9000 --peer-model FOLDER
 
 For each number of clients all of them are measured in turn, with the same prompts, seeds and pauses. A client asks for
-one streamed text after the other; its pauses are exponential, so that arrivals are Poisson's. Every piece is timed:
+one streamed text after the other, and pauses between two of them for an exponential time: a client that waits asks at
+Poisson's random times. Every piece is timed:
 time to the first token, time per token after it, tokens per second of all clients. The last lines say whether the bars
 hold.
 """
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="another server that runs")
     parser.add_argument("--peer-model", help="what peers are asked for as `model`")
     parser.add_argument("--clients", default="1,2,4,8,16,32")
-    parser.add_argument("--each", type=int, default=4, help="texts per client")
+    parser.add_argument("--texts", type=int, default=16, help="texts of each load, but at least two of a client")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rows", type=int, default=8, help="rows of `outrider serve`")
@@ -162,7 +163,7 @@ def main() -> None:
         print("|---|---|---|---|---|---|")
         for clients in map(int, given.clients.split(",")):
             for server in servers:
-                rows.append(load(server, clients, given.each, gap, given.tokens, url))
+                rows.append(load(server, clients, max(2, -(-given.texts // clients)), gap, given.tokens, url))
                 print(line(rows[-1]), flush=True)
     print("", *verdicts(rows), sep="\n")
     if given.out:

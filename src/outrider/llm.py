@@ -317,7 +317,7 @@ def load(
     tokenizer = load_tokenizer(place or origin, trust_remote_code)
     chosen = drafter if drafter is not None else (place.drafter if place else "lookup")
     if named := isinstance(chosen, str | Sequence):
-        label = chosen if isinstance(chosen, str) else " + ".join(chosen)
+        label = chosen if isinstance(chosen, str) else drafters.MIX.join(chosen)
         chosen = drafters.load(chosen, target, tokenizer, choose)
         if place and place.caveat and f":{SMOLLM2}" in label:
             logger.warning(place.caveat)

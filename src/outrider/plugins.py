@@ -41,7 +41,7 @@ def names(kind: Kind) -> list[str]:
 def lacking(drafter: str) -> str:
     """The sentence for a drafter that there is not."""
     if "+" in drafter:
-        return f"there is no drafter {drafter!r}; for a mix give every drafter by itself (--drafter A --drafter B)"
+        return f"there is no drafter {drafter!r}; a mix has spaces around its +, as in 'lookup + model:DIR'"
     return f"there is no drafter {drafter!r}; choose one of {', '.join(names('drafters'))}, as in lookup or model:DIR"
 
 

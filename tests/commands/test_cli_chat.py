@@ -56,7 +56,9 @@ def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.C
     talk.ask(PROMPT)
     assert "seed 7]" in capsys.readouterr().err
     first = talk.last
-    assert talk.command("/drafter lookup suffix") == "drafting with lookup + suffix"
+    for spelled in ("lookup suffix", "lookup + suffix"):
+        assert talk.command(f"/drafter {spelled}") == "drafting with lookup + suffix"
+        assert len(talk.llm.drafter.parts) == 2
     talk.command("/reset")
     talk.ask(PROMPT)
     assert first is not None

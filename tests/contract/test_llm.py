@@ -278,7 +278,7 @@ def test_repr_is_one_line(llm: outrider.LLM, folder: str) -> None:
     ("spec", "sentence"),
     [
         ("magic", "there is no drafter 'magic'"),
-        ("suffix+ngram", "for a mix give every drafter by itself"),
+        ("suffix+ngram", "a mix has spaces around its"),
         ("lookup?size=3", "has no option 'size'"),
         ("lookup?ngram=many", "ngram must be a whole number"),
         ("lookup?ngram=0", "ngram must be a whole number"),

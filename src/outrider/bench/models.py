@@ -50,7 +50,7 @@ class Models:
         if (variant, spec) not in self.drafted:
             base = self.llm(variant)
             target: Any = base.target
-            drafter = drafters.load(spec.split(" + "), target, base.tokenizer)
+            drafter = drafters.load(spec, target, base.tokenizer)
             if getattr(target, "graphs", None) is not None:
                 target.warm(drafter.taps)
             self.drafted[variant, spec] = replace(base, drafter=drafter, drafter_name=spec, budgets={})

@@ -188,8 +188,9 @@ class Talk:
         if specs:
             from .. import drafters
 
-            made = drafters.load(specs[0] if len(specs) == 1 else specs, self.llm.target, self.llm.tokenizer)
-            self.llm = replace(self.llm, drafter=made, drafter_name=" + ".join(specs), budgets={})
+            name = " ".join(specs) if "+" in specs else drafters.MIX.join(specs)
+            made = drafters.load(name, self.llm.target, self.llm.tokenizer)
+            self.llm = replace(self.llm, drafter=made, drafter_name=name, budgets={})
 
     def compare(self) -> str:
         """The last answer once more by plain decoding, under its seed."""

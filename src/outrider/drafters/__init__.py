@@ -1,9 +1,10 @@
 """Drafters: one file is one method, and the file's name is how it is asked for.
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options: `lookup?ngram=3&tokens=10`,
-`model:DIR?depth=6&width=4`. Each file has `load(target, tokenizer, path, **options) -> Drafter`, and `NETWORK` if what
-it loads was trained here. Where `load` has a `scale`, it is fitted as the drafter is used (`calibration.py`), unless
-the SPEC gives a number.
+`model:DIR?depth=6&width=4`. Several with ` + ` between them are a mix.
+
+Each file has `load(target, tokenizer, path, **options) -> Drafter`, and `NETWORK` if what it loads was trained here.
+Where `load` has a `scale`, it is fitted as the drafter is used (`calibration.py`), unless the SPEC gives a number.
 Another package adds a drafter by an entry point of the group `outrider.drafters` that names such a module.
 """
 
@@ -19,6 +20,8 @@ from .. import plugins
 from ..budgets.calibration import calibrated
 from ..types import Drafter, InputError, Target
 
+MIX = " + "  # between the SPECs of a mix
+
 
 def names() -> list[str]:
     """The drafters there are: the files of this folder, and those of other packages (`plugins.py`)."""
@@ -31,7 +34,7 @@ def load(
     """The drafter that a SPEC describes; several SPECs make a mix.
 
     Args:
-        specs: one SPEC (`docs/formats.md` has the grammar), or several in order of trust.
+        specs: one SPEC (`docs/formats.md` has the grammar), or several in order of trust, also as `SPEC + SPEC`.
         target: what it drafts for; drafters with weights are held to it.
         tokenizer: the target's, for drafters that read text.
         choose: no mix: the budget names one of several drafters each round.
@@ -39,8 +42,7 @@ def load(
     Raises:
         InputError: there is no such drafter or option, its files are missing, or it does not fit the target.
     """
-    if isinstance(specs, str):
-        return load_one(specs, target, tokenizer)
+    specs = [part for spec in ([specs] if isinstance(specs, str) else specs) for part in spec.split(MIX)]
     if len(specs) == 1:
         return load_one(specs[0], target, tokenizer)
     if choose:

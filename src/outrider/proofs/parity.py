@@ -32,7 +32,6 @@ from . import vllm
 from .vllm import Decode
 
 ROUNDING = 1e-3  # of logits: a margin below it is decided by rounding in float32
-MIX = " + "  # between the SPECs of a mix
 
 Say = Callable[[str, int], None]  # what is being done, and how many texts were written since it was told last
 
@@ -223,7 +222,7 @@ def ready(
     """Load a drafter here, and export it to `out` if vLLM loads it itself."""
     name, folder = split(spec)
     if (name or checkpoints.method_of(folder)) not in vllm.METHODS:
-        specs = spec.split(MIX)
+        specs = spec.split(drafters.MIX)
         llm = load(specs)
         return Side(spec, replace(llm, drafter=_chain.of(llm.drafter, tokens)), tokens, vllm.inside(specs, tokens))
     found = checkpoints.read(folder, facts)
@@ -239,7 +238,7 @@ def ready(
 
 def split(spec: str) -> tuple[str, str]:
     """Method and folder of a SPEC; "" where it names no method. A mix has the method "mix"."""
-    if MIX in spec:
+    if drafters.MIX in spec:
         return "mix", ""
     body = spec.partition("?")[0]
     name, _, folder = body.partition(":")
