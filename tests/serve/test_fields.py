@@ -1,0 +1,139 @@
+"""Every field of a request reaches what it is about: answers are those of the offline engine that is asked the same."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from serve_world import Serve, Served
+
+from outrider.llm import LLM
+from outrider.serve.start import service_of
+
+pytestmark = pytest.mark.trained
+CHAT = [{"role": "user", "content": "Tell me a story about a dog."}]
+PROMPT = "Once upon a time there was a dog. The dog was big and the dog was old."
+# One number for as many as can take it: two fields that changed places would not go unseen.
+LAWS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.4},
+    {"top_p": 0.5},
+    {"min_p": 0.5},
+    {"top_k": 2},
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": 1.7},
+    {"frequency_penalty": 1.7},
+    {"logit_bias": {"300": 8.0, "301": -100.0}},
+]
+
+
+@pytest.fixture(scope="module")
+def offline(llm: LLM) -> list[str]:
+    """The texts of all laws."""
+    texts = []
+    for law in LAWS:
+        own = {**law, "logit_bias": {int(k): v for k, v in law.get("logit_bias", {}).items()}}
+        made = llm.generate(PROMPT, max_new_tokens=32, seed=9, **{"temperature": 1.1, **own})
+        texts.append(made[0].text)
+    return texts
+
+
+def test_the_laws_differ(offline: list[str]) -> None:
+    """Else the next test could not tell one field from another."""
+    assert len(set(offline)) == len(LAWS)
+
+
+@pytest.mark.parametrize("i", range(len(LAWS)), ids=lambda i: next(iter(LAWS[i]), "none"))
+@pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
+def test_fields_of_the_law(served: Served, llm: LLM, offline: list[str], i: int, chat: bool) -> None:
+    body = {"max_tokens": 32, "seed": 9, "temperature": 1.1, **LAWS[i]}
+    if not chat:
+        made = served.post("/v1/completions", {**body, "prompt": PROMPT})["choices"][0]
+        assert made["text"] == offline[i]
+        return
+    plain = served.post("/v1/chat/completions", {**body, "messages": CHAT, "return_token_ids": True})
+    again = {**body, "prompt": plain["prompt_token_ids"], "return_token_ids": True}
+    assert plain["choices"][0]["token_ids"] == served.post("/v1/completions", again)["choices"][0]["token_ids"]
+
+
+def test_all_fields_of_the_law_at_once(served: Served, llm: LLM) -> None:
+    law = {
+        "temperature": 1.3, "top_p": 0.9, "min_p": 0.02, "top_k": 40, "repetition_penalty": 1.2,
+        "presence_penalty": -0.5, "frequency_penalty": 0.3,
+    }  # fmt: skip
+    expected = llm.generate(PROMPT, max_new_tokens=32, seed=2, **law)[0].text
+    made = served.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 32, "seed": 2, **law})
+    assert made["choices"][0]["text"] == expected
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_how_long_a_chat_may_be(served: Served, name: str) -> None:
+    made = served.post("/v1/chat/completions", {"messages": CHAT, "temperature": 0, name: 7})
+    assert made["usage"]["completion_tokens"] == 7
+    both = {"messages": CHAT, "max_tokens": 7, "max_completion_tokens": 7}
+    assert served.post("/v1/chat/completions", both, 400)["error"]["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "template"),
+    [
+        ({}, {"add_generation_prompt": True}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True}, {"continue_final_message": True}),
+    ],
+    ids=str,
+)
+def test_how_a_chat_goes_on(served: Served, llm: LLM, body: dict[str, Any], template: dict[str, Any]) -> None:
+    messages = [*CHAT, {"role": "assistant", "content": "Once upon"}]
+    made = served.post(
+        "/v1/chat/completions",
+        {"messages": messages, "max_tokens": 5, "temperature": 0, "return_token_ids": True, **body},
+    )
+    prompt = llm.tokenizer.apply_chat_template(messages, return_dict=True, **template)["input_ids"]
+    assert made["prompt_token_ids"] == list(prompt)
+    assert made["choices"][0]["token_ids"] == llm.generate([list(prompt)], max_new_tokens=5)[0].tokens
+
+
+def test_what_is_for_the_template_comes_to_it(llm: LLM, loaded: dict[str, Any], start: Serve) -> None:
+    tokenizer = deepcopy(llm.tokenizer)
+    tokenizer.chat_template = "{{ bos_token }}{{ mood }} {{ messages[0].content }}"
+    served = start(service_of(replace(llm, tokenizer=tokenizer), loaded, "demo", rows=2, queue=8))
+    body = {"messages": CHAT, "max_tokens": 2, "return_token_ids": True, "chat_template_kwargs": {"mood": "sad"}}
+    made = served.post("/v1/chat/completions", body)
+    assert tokenizer.decode(made["prompt_token_ids"]).endswith("sad " + CHAT[0]["content"])
+
+
+PERSON = {"type": "object", "properties": {"name": {"enum": ["Ann", "Bo"]}}, "required": ["name"]}
+PERSON["additionalProperties"] = False
+FORMS: list[dict[str, Any]] = [
+    {"structured_outputs": {"json": PERSON}},
+    {"structured_outputs": {"json": json.dumps(PERSON)}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["object", "text", "format"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_forms_of_a_schema(served: Served, llm: LLM, form: dict[str, Any], path: str) -> None:
+    """Without white space, of which JSON allows any amount and the demo model is fond."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")
+    given: dict[str, Any] = {"messages": CHAT} if "chat" in path else {"prompt": PROMPT}
+    spaces = {str(i): -100.0 for i in range(llm.target.vocab) if llm.tokenizer.decode([i]).isspace()}
+    choice = served.post(path, {**given, "max_tokens": 60, "seed": 3, "logit_bias": spaces, **form})["choices"][0]
+    text = choice["message"]["content"] if "chat" in path else choice["text"]
+    assert json.loads(text)["name"] in ("Ann", "Bo")
+    assert choice["finish_reason"] == "stop"
+
+
+def test_any_object(served: Served, llm: LLM) -> None:
+    """Closing it is made likely, for the demo model would go on with it."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")
+    closing = {str(i): 100.0 for i in range(llm.target.vocab) if llm.tokenizer.decode([i]) == "}"}
+    assert closing
+    body = {"messages": CHAT, "max_tokens": 60, "seed": 3, "logit_bias": closing}
+    choice = served.post("/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})["choices"][0]
+    assert json.loads(choice["message"]["content"]) == {}
+    assert choice["finish_reason"] == "stop"
