@@ -22,10 +22,10 @@ LAWS: list[dict[str, Any]] = [
     {"temperature": 0.4},
     {"top_p": 0.5},
     {"min_p": 0.5},
-    {"top_k": 2},
+    {"top_k": 5},
     {"repetition_penalty": 1.7},
-    {"presence_penalty": 1.7},
-    {"frequency_penalty": 1.7},
+    {"presence_penalty": 1.7, "temperature": 0.2},
+    {"frequency_penalty": 1.7, "temperature": 0.2},
     {"logit_bias": {"300": 8.0, "301": -100.0}},
 ]
 
