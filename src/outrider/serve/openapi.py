@@ -56,7 +56,7 @@ def document() -> dict[str, Any]:
                 "summary": what,
                 "requestBody": {"required": True, "content": body},
                 "responses": {
-                    **done(path), **dict.fromkeys(("400", "401", "404", "413", "415", "429", "503"), refused),
+                    **done(path), **dict.fromkeys(("400", "401", "404", "408", "413", "415", "429", "503"), refused),
                 },
             }
         }  # fmt: skip
