@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from outrider.core.tree import check, from_lists
 from outrider.engine import Engine, generate
 from outrider.request import Request
 from outrider.serve.fleet import Choice, Fleet, FleetDrafter, shared, side_by_side
-from outrider.serve.start import start
+from outrider.serve.start import elsewhere, start
 from outrider.testing import TableTarget
-from outrider.types import Price
+from outrider.types import InputError, Price
 
 
 def rate(price: Price, kept: int, values: list[list[float]], others: float, width: int) -> float:
@@ -65,6 +66,16 @@ def test_the_budget_learns_from_rows_that_draft_alone(name: str, learns: bool) -
     pieces = list(generate(engine, [Request([1, 2, 1, 2, 1], 1, 30), Request([3, 1, 3], 2, 30)]))
     assert sum(len(piece.tokens) for piece in pieces) == 60
     assert (budget.rounds > 0) == learns
+
+
+def test_loading_leaves_no_thread_behind() -> None:
+    """The thread that decodes must be the only one with OpenMP workers, or these sleep between products."""
+    seen: list[threading.Thread] = []
+    assert elsewhere(lambda: seen.append(threading.current_thread()) or 7) == 7  # type: ignore[func-returns-value]
+    assert seen[0] is not threading.current_thread()
+    assert not seen[0].is_alive()
+    with pytest.raises(InputError, match="no drafter 'nonsense'"):
+        start("demo", ["nonsense"])
 
 
 @pytest.mark.trained

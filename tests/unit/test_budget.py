@@ -131,6 +131,11 @@ def test_the_first_rounds_measure_with_and_without_a_draft() -> None:
     assert budget.choose(rows()) == Budget(1, 0)
 
 
+@pytest.mark.parametrize(("b", "nodes"), [(1, 16), (2, 16), (4, 8), (8, 4), (32, 2)])
+def test_a_try_in_a_batch_is_a_small_one(b: int, nodes: int) -> None:
+    assert AdaptiveBudget().choose(rows(b)).nodes == nodes
+
+
 def test_curve() -> None:
     curve = Curve(prior_slope=0.1)
     assert curve(5) == 0

@@ -33,6 +33,7 @@ PROBE_MAX = 256
 PRIOR = 8.0  # pseudo-count of rows for a depth never seen
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
+FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
 LEARN = 6  # rounds of a new batch size that measure, one of them without a draft: a single round is no measurement
 
 
@@ -180,10 +181,10 @@ class AdaptiveBudget:
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         seen = self.seen.get(b, 0)
         if seen < LEARN:
-            return Budget(1, 0) if seen == 1 else self._try(useful)
+            return Budget(1, 0) if seen == 1 else self._try(b, useful)
         if self.idle >= self.patience:
             self.patience = min(2 * self.patience, PROBE_MAX)
-            return self._try(useful, self._best(b, drafting)[1])
+            return self._try(b, useful, self._best(b, drafting)[1])
         best, rate = self._best(b, drafting)
         if best == 0:
             return Budget(1, 0)
@@ -197,8 +198,9 @@ class AdaptiveBudget:
         floor = min(0.25, 0.5 * rate * price.slope / self.trust)
         return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price, rate=rate)
 
-    def _try(self, useful: int, rate: float = 0.0) -> Budget:
-        return Budget(min(self.nodes, FIRST[0]), min(self.depth, FIRST[1], useful), rate=rate)
+    def _try(self, rows: int, useful: int, rate: float = 0.0) -> Budget:
+        nodes = min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
+        return Budget(nodes, min(self.depth, FIRST[1], useful), rate=rate)
 
     def learn(self, report: Report) -> None:
         """Take in what a round cost and gave."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from .. import drafters
 from ..budgets.calibration import inside
@@ -20,6 +22,7 @@ from .scheduler import Scheduler
 from .service import Limits, Service
 
 log = logging.getLogger("outrider.serve")
+Made = TypeVar("Made")
 
 
 def start(
@@ -35,16 +38,48 @@ def start(
     **options: Any,
 ) -> Service:
     """Load a model and its drafters. The first drafter is the default (without any: the model's own); `none` serves
-    plainly."""
-    chosen = list(dict.fromkeys(specs or []))
+    plainly.
+
+    All of it happens in a thread that ends, because the thread that decodes must be the only one with OpenMP workers:
+    GNU's OpenMP lets workers sleep between products, instead of waiting for the next, once there are more of them than
+    cores, and a pass over one token then takes more than twice as long.
+    """
+
+    def loaded() -> Service:
+        made = _loaded(model, list(dict.fromkeys(specs or [])), options)
+        service = service_of(*made, name or made[0].name, rows, queue, seconds, prefill_share, prefix_cache)
+        record(made[0].target, service.scheduler.fleet)
+        return service
+
+    return elsewhere(loaded)
+
+
+def elsewhere(function: Callable[[], Made]) -> Made:
+    """What a function returns or raises, called in a thread of its own."""
+    found: Future[Made] = Future()
+
+    def call() -> None:
+        try:
+            found.set_result(function())
+        except BaseException as error:
+            found.set_exception(error)
+
+    thread = Thread(target=call, name="loading", daemon=True)
+    thread.start()
+    try:
+        return found.result()
+    finally:
+        if found.done():
+            thread.join()
+
+
+def _loaded(model: Any, chosen: Sequence[str], options: dict[str, Any]) -> tuple[LLM, dict[str, Drafter]]:
     llm = load(model, chosen[0] if chosen else None, **options)
     loaded: dict[str, Drafter] = {llm.drafter_name: llm.drafter}
     for spec in chosen[1:]:
         loaded[spec] = drafters.load(spec, llm.target, llm.tokenizer)
     loaded.pop("none", None)
-    service = service_of(llm, loaded, name or llm.name, rows, queue, seconds, prefill_share, prefix_cache)
-    record(llm.target, service.scheduler.fleet)
-    return service
+    return llm, loaded
 
 
 def record(target: Target, fleet: Fleet) -> None:
