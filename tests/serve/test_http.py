@@ -53,6 +53,20 @@ def test_chat_streamed_and_whole(client: Any, llm: LLM) -> None:
     assert len({c.id for c in chunks}) == 1
 
 
+def test_every_chunk_counts_where_that_is_asked(client: Any) -> None:
+    """guidellm asks for it."""
+    stream = client.completions.create(
+        model="demo", prompt="Once upon a time", max_tokens=20, temperature=0, n=2, stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )  # fmt: skip
+    used = [chunk.usage for chunk in stream]
+    counts = [u.completion_tokens for u in used]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] == 40
+    assert all(u.total_tokens == u.prompt_tokens + u.completion_tokens for u in used)
+    assert len({u.prompt_tokens for u in used}) == 1
+
+
 def test_samples_are_those_of_their_seeds(client: Any, llm: LLM) -> None:
     made = client.completions.create(model="demo", prompt="The", max_tokens=8, temperature=1, seed=40, n=3)
     expected = llm.generate("The", max_new_tokens=8, temperature=1.0, seed=40, n=3)
@@ -195,7 +209,7 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"stop_token_ids": [2, 999999]}, "stop_token_ids"),
     ({"stop_token_ids": [4096], "min_tokens": 1}, "stop_token_ids"),
     ({"verbosity": "low"}, "verbosity"),
-    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"stream_options": {"continuous_usage_stats": 2}}, "stream_options.continuous_usage_stats"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"999999": 1}}, None),
     ({"prompt": []}, "prompt"),

@@ -127,6 +127,12 @@ def usage(call: Call) -> dict[str, Any]:
     return usage_of([voice.end.usage for voice in call.voices if voice.end is not None], call.prompts, cached)
 
 
+def so_far(call: Call) -> dict[str, int]:
+    """Tokens of a call that goes on."""
+    written = sum(v.end.usage.new_tokens if v.end else len(v.tokens) for v in call.voices)
+    return {"prompt_tokens": call.prompts, "completion_tokens": written, "total_tokens": call.prompts + written}
+
+
 def extras(call: Call) -> dict[str, Any]:
     """Figures of speculation, for those who sent an `outrider` object and asked for one text."""
     if call.ours is None or len(call.voices) != 1 or call.voices[0].end is None:
@@ -140,10 +146,11 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     options = call.request.stream_options
     counted = options is not None and options.include_usage
     top = head(service, call, "chat.completion.chunk" if chat else "text_completion")
-    quiet = {"usage": None} if counted else {}
+    always = options is not None and counted and options.continuous_usage_stats
 
     def event(choice: dict[str, Any], **more: Any) -> bytes:
-        return spelled({**top, "choices": [choice], **quiet, **more})
+        used = {"usage": so_far(call) if always else None} if counted else {}
+        return spelled({**top, "choices": [choice], **used, **more})
 
     for index in range(len(call.voices)):
         if chat:

@@ -59,7 +59,7 @@ class StreamOptions(Strict):
     """What a stream says besides the text."""
 
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False  # vLLM's clients send it
+    continuous_usage_stats: bool = False  # vLLM's: with `include_usage`, every chunk counts the tokens so far
 
 
 class Ours(Strict):
