@@ -30,12 +30,25 @@ GROUPS: dict[Kind, str] = {
     "objectives": "outrider.objectives",
     "peers": "outrider.bench.peers",
 }
+MIX = " + "  # between the SPECs of a mix
 NEEDS: dict[Kind, tuple[str, ...]] = {"drafters": ("load",), "objectives": ("OPTIMISER", "build"), "peers": ("load",)}
 
 
 def names(kind: Kind) -> list[str]:
     """The parts there are, ours and those of installed packages, in order of the alphabet. Nothing is imported."""
     return sorted({*_files(kind), *(entry.name for entry in entry_points(group=GROUPS[kind]))})
+
+
+def parts(spec: str) -> list[str]:
+    """The SPECs of a mix, `SPEC + SPEC`; of any other SPEC itself alone.
+
+    Raises:
+        InputError: one of them is empty.
+    """
+    found = [part.strip() for part in spec.split(MIX)]
+    if not all(found):
+        raise InputError(f"{spec!r} names no drafter beside a +; write a mix as in 'lookup + model:DIR'")
+    return found
 
 
 def lacking(drafter: str) -> str:

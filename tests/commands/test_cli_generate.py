@@ -323,3 +323,21 @@ def test_the_process_exits_with_the_code(folder: str, option: str, code: int) ->
     else:
         assert len(json.loads(done.stdout)["outputs"][0]["tokens"]) == 4
         assert done.stderr == ""
+
+
+def test_a_mix_is_one_spec_or_several(run: Run, folder: str) -> None:
+    options = ("--max-new-tokens", "8", "--json")
+    texts = []
+    for given in (["lookup + suffix"], ["lookup", "suffix"]):
+        code, out, err = run("generate", folder, PROMPT, *options, *(x for s in given for x in ("--drafter", s)))
+        assert code == 0, err
+        texts.append((json.loads(out)["drafter"], json.loads(out)["outputs"][0]["text"]))
+    assert texts[0] == texts[1]
+    assert texts[0][0] == "lookup + suffix"
+
+
+@pytest.mark.parametrize(("spec", "words"), [("lookup + ", "beside a +"), ("lookup + ghost", "no drafter 'ghost'")])
+def test_a_mix_with_a_part_that_there_is_not(run: Run, folder: str, spec: str, words: str) -> None:
+    code, _, err = run("generate", folder, PROMPT, "--drafter", spec)
+    assert code == 2
+    assert words in err

@@ -186,9 +186,9 @@ class Talk:
     def draft_with(self, specs: list[str]) -> None:
         """Change the drafter; the target stays as it is."""
         if specs:
-            from .. import drafters
+            from .. import drafters, plugins
 
-            name = " ".join(specs) if "+" in specs else drafters.MIX.join(specs)
+            name = " ".join(specs) if "+" in specs else plugins.MIX.join(specs)
             made = drafters.load(name, self.llm.target, self.llm.tokenizer)
             self.llm = replace(self.llm, drafter=made, drafter_name=name, budgets={})
 

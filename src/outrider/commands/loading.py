@@ -31,7 +31,7 @@ def load(
     trust_remote_code: bool = False,
 ) -> LLM:
     """The model of a command line with its drafters and its budget."""
-    check_budget(budget, len(drafter or [""]))
+    check_budget(budget, sum(len(plugins.parts(spec)) for spec in drafter or ["none"]))
     check_exact(exact)
     check_weights(weights)
     for spec in drafter or ():
@@ -64,12 +64,13 @@ def located(model: str | Place | None) -> Place:
 
 def check_drafter(spec: str) -> None:
     """Refuse the SPEC of a drafter that there is not, or that is on the hub (eagle:ORG/NAME) and out of reach."""
-    body = spec.partition("?")[0]
-    name, _, where = body.partition(":")
-    if name not in plugins.names("drafters") and not (Path(body) / "config.json").is_file():
-        raise InputError(plugins.lacking(body))
-    if where.count("/") == 1 and hub.is_id(where) and where.split("/")[0] not in (DEMO, SMOLLM2):
-        hub.ensure(where)
+    for one in plugins.parts(spec):
+        body = one.partition("?")[0]
+        name, _, where = body.partition(":")
+        if name not in plugins.names("drafters") and not (Path(body) / "config.json").is_file():
+            raise InputError(plugins.lacking(body))
+        if where.count("/") == 1 and hub.is_id(where) and where.split("/")[0] not in (DEMO, SMOLLM2):
+            hub.ensure(where)
 
 
 def check_budget(budget: str, drafters: int) -> None:

@@ -18,9 +18,9 @@ from urllib.parse import parse_qsl
 
 from .. import plugins
 from ..budgets.calibration import calibrated
+from ..plugins import MIX as MIX
+from ..plugins import parts as parts
 from ..types import Drafter, InputError, Target
-
-MIX = " + "  # between the SPECs of a mix
 
 
 def names() -> list[str]:
@@ -42,7 +42,7 @@ def load(
     Raises:
         InputError: there is no such drafter or option, its files are missing, or it does not fit the target.
     """
-    specs = [part for spec in ([specs] if isinstance(specs, str) else specs) for part in spec.split(MIX)]
+    specs = [part for spec in ([specs] if isinstance(specs, str) else specs) for part in parts(spec)]
     if len(specs) == 1:
         return load_one(specs[0], target, tokenizer)
     if choose:

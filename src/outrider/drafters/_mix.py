@@ -79,14 +79,15 @@ class MixDrafting:
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: part.propose(rows, budget) for k, part in enumerate(self.parts) if k not in networks}
         depth, chances = budget.depth, list[float]()
-        if networks and trees and coupled and _valued(trees.values()):
+        timed = rows.root.device.type == "cpu"  # elsewhere the host's clock says nothing
+        if networks and trees and coupled and timed and _valued(trees.values()):
             chances = _chances(trees, mix.alone)
             depth = mix.asking.depth(chances, max(tree.nodes for tree in trees.values()), budget)
         began = perf_counter()
         for k in networks:
             asked = replace(budget, depth=depth)
             trees[k] = self.parts[k].propose(rows, asked) if depth else root_only(rows.root)
-        if chances and depth and rows.root.device.type == "cpu":  # elsewhere the host's clock says nothing
+        if chances and depth:
             mix.asking.time(len(rows), depth, perf_counter() - began)
         found = [trees[k] for k in range(len(self.parts))]
         if any(tree.q is not None for tree in found):

@@ -222,7 +222,7 @@ def ready(
     """Load a drafter here, and export it to `out` if vLLM loads it itself."""
     name, folder = split(spec)
     if (name or checkpoints.method_of(folder)) not in vllm.METHODS:
-        specs = spec.split(drafters.MIX)
+        specs = drafters.parts(spec)
         llm = load(specs)
         return Side(spec, replace(llm, drafter=_chain.of(llm.drafter, tokens)), tokens, vllm.inside(specs, tokens))
     found = checkpoints.read(folder, facts)
