@@ -48,7 +48,7 @@ def main() -> None:
         return
     steps = a.tokens // (ROWS * LENGTH)
     command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target]
-    command += ["--bf16"] if multiplies_halves() else []
+    command += ["--bf16", "--half-features"] if multiplies_halves() else []
     command += ["--rows", str(ROWS), "--length", str(LENGTH), "--steps", str(steps)]
     command += ["--init", str(a.work / "eagle" / "best")] if a.method == "hass" else []
     command += ["--lr", str(rate), "--warmup", str(min(WARMUP, steps // 15)), "--cache", str(a.work / "features")]

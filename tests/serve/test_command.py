@@ -48,6 +48,8 @@ def test_what_is_loaded(serve: Any) -> None:
     wanted = {"exact": "bits", "dtype": "bfloat16", "budget": "8x4", "compile": False, "weights": "full"}
     assert {name: found[name] for name in wanted} == wanted
     assert main(["serve", "demo", "--exact", "maybe"]) == 2
+    assert main(["serve", "demo", "--timeout", "nan"]) == 2
+    assert main(["serve", "demo", "--shutdown-timeout", "inf"]) == 2
 
 
 def test_how_it_is_served(serve: Any) -> None:

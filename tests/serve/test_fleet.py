@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -70,12 +72,26 @@ def test_the_budget_learns_from_rows_that_draft_alone(name: str, learns: bool) -
 
 def test_loading_leaves_no_thread_behind() -> None:
     """The thread that decodes must be the only one with OpenMP workers, or these sleep between products."""
-    seen: list[threading.Thread] = []
-    assert elsewhere(lambda: seen.append(threading.current_thread()) or 7) == 7  # type: ignore[func-returns-value]
-    assert seen[0] is not threading.current_thread()
-    assert not seen[0].is_alive()
+    loader = elsewhere(threading.current_thread)
+    assert loader is not threading.current_thread()
+    assert not loader.is_alive()
     with pytest.raises(InputError, match="no drafter 'nonsense'"):
         start("demo", ["nonsense"])
+
+
+def test_an_interrupt_ends_the_loading_thread() -> None:
+    """Or Python would end with a thread inside torch, which aborts the process."""
+    seen: list[threading.Thread] = []
+
+    def endless() -> None:
+        seen.append(threading.current_thread())
+        signal.raise_signal(signal.SIGINT)
+        while True:
+            time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        elsewhere(endless)
+    assert not seen[0].is_alive()
 
 
 @pytest.mark.trained

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from serve_world import Served
 
 from outrider.core import verify
@@ -107,6 +108,22 @@ def test_a_grammar_that_breaks_fails_its_own_row(served: Served, why: str) -> No
     )
     assert streamed.endswith("data: [DONE]\n\n")
     assert served.idle()
+
+
+def test_a_text_that_ends_before_its_grammar_breaks_is_whole(llm: LLM) -> None:
+    """An accepted draft makes the walk look behind a stop, where decoding without one would never have looked."""
+    grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
+    grammar = Grammars.of_structure(StructuredOutputs(grammar=BREAKING["no token can follow"]))
+    watch = Watch(guide=grammars.guide(grammar or "", ""))
+    (a,) = llm.tokenizer.encode("a", add_special_tokens=False)
+    scores = torch.zeros(1, llm.target.vocab)
+    for place in ([], [a]):
+        watch(place, scores)
+    assert watch.broken
+    text_of = llm.tokenizer.decode
+    assert watch.cutting(Stop(llm.eos, ("a",), 9, text_of).cut)([], [a, 5]) == (1, "stop")
+    assert watch.cutting(Stop(llm.eos, (), 1, text_of).cut)([], [a, 5]) == (1, "length")
+    assert watch.cutting(Stop(llm.eos, (), 2, text_of).cut)([], [a, 5]) == (0, "error")
 
 
 class Counted:

@@ -30,7 +30,7 @@ def told(added: dict[float, Sequence[float]], step: float = 0.002, rounds: int =
             x = dice.random()
             asking.time(1, 4, 4 * step)
             asking.time(1, 1, step)
-            asking.learn(4, [chance], [0], [sum(x < share for share in shares)])
+            asking.learn([4], [chance], [0], [sum(x < share for share in shares)])
     return asking
 
 
@@ -59,7 +59,7 @@ def test_it_asks_again_ever_more_rarely() -> None:
     asked = [i for i in range(600) if asking.depth([0.9], 4, ASKED)]
     assert asked == [PROBE, 3 * PROBE + 1, 7 * PROBE + 2, 15 * PROBE + 3, 31 * PROBE + 4]
     for _ in range(100):
-        asking.learn(4, [0.9], [0], [4])
+        asking.learn([4], [0.9], [0], [4])
     assert asking.depth([0.9], 4, ASKED) == 4
 
 

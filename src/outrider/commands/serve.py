@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from math import isfinite
 from typing import Annotated
 
 import typer
@@ -51,6 +52,9 @@ def serve(
     check_names(dtype, device)
     check_weights(weights)
     check_exact(exact)
+    for option, seconds in (("--timeout", timeout), ("--shutdown-timeout", shutdown_timeout)):
+        if not isfinite(seconds):
+            raise InputError(f"{option} must be a number of seconds, not {seconds}")
     for spec in drafter or ():
         check_drafter(spec)
     place = located(model)  # before torch is imported
@@ -75,10 +79,10 @@ def serve(
             )  # fmt: skip
         where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         drafters = ", ".join(service.scheduler.fleet.drafters) or "none"
-        typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
         from ..serve.gate import LOOPBACK
 
         if host not in LOOPBACK and not api_key:
             typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
+        typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
         run(service, sock, host, api_key, shutdown_timeout)
         service.llm.remember()

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 from .. import plugins
 from ..budgets.calibration import calibrated
-from ..plugins import MIX as MIX
+from ..plugins import MIX as MIX  # so that nobody above this floor reads the plugins themselves
 from ..plugins import parts as parts
 from ..types import Drafter, InputError, Target
 

@@ -23,7 +23,7 @@ from ..budgets.adaptive import Curve
 from ..types import Budget
 
 BINS = 4  # of the chance that a free draft has the next token
-DECAY = 0.98  # forgetting, per round
+DECAY = 0.98  # forgetting, for each row that a record takes in
 PRIOR = 4.0  # rounds that all bins' record is worth in each, and that FIRST and FALL are worth in that
 FIRST, FALL = 0.4, 0.6  # what is believed at first: added(0), and what each depth more keeps of it
 EXPLORE = 8  # every so many rounds that are asked go one deeper
@@ -102,16 +102,19 @@ class Asking:
         if self.rounds[rows] > 1:  # the first one warms up
             self.seconds.setdefault(rows, Curve(prior_slope=0.5, mean=True)).learn(depth, seconds)
 
-    def learn(self, depth: int, chances: Sequence[float], free: Sequence[int], accepted: Sequence[int]) -> None:
+    def learn(
+        self, depths: Sequence[int], chances: Sequence[float], free: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         """Take in what a round gave whose networks were asked.
 
         Args:
-            depth: asked for.
+            depths: [row]: asked for, and no more than its text can have taken; below 1 for a row that tells nothing.
+            chances: [row]: as they were given to `depth`.
             free: [row]: how deep the text went in the free draft.
             accepted: [row]: how deep it went in what was verified.
         """
-        for row in zip(chances, free, accepted, strict=True):
-            self.records[place(row[0])].learn(depth, *row[1:])
+        for chance, *row in zip(chances, depths, free, accepted, strict=True):
+            self.records[place(chance)].learn(*row)
 
 
 def place(chance: float) -> int:

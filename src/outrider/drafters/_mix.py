@@ -65,7 +65,7 @@ class MixDrafting:
     def observe(self, round: Round) -> None:
         last, self.last = self.last, None
         if last is not None and round.rows.rule == "coupled":
-            self._learn(last, round.tokens)
+            self._learn(last, round.tokens, round.rows.remaining)
         for i, part in enumerate(self.parts):
             # Who reads features needs those of every accepted node, whoever proposed it.
             if last is None or self.mix.parts[i].taps:
@@ -85,7 +85,8 @@ class MixDrafting:
             depth = mix.asking.depth(chances, max(tree.nodes for tree in trees.values()), budget)
         began = perf_counter()
         for k in networks:
-            asked = replace(budget, depth=depth)
+            # Where its depth was decided here, it goes that deep: the budget's own rule knows the mix as a whole.
+            asked = replace(budget, depth=depth, reach=0.0 if chances else budget.reach)
             trees[k] = self.parts[k].propose(rows, asked) if depth else root_only(rows.root)
         if chances and depth:
             mix.asking.time(len(rows), depth, perf_counter() - began)
@@ -100,15 +101,16 @@ class MixDrafting:
         self.last = Proposed(found, maps, chances, depth)
         return tree
 
-    def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]]) -> None:
+    def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]], remaining: Sequence[int]) -> None:
         """Take in how often the parts were right, and what the networks were good for."""
-        mix, free = self.mix, [k for k, rate in enumerate(self.mix.rates) if rate is not None]
+        mix, cheap = self.mix, [k for k, rate in enumerate(self.mix.rates) if rate is not None]
         if last.chances:
-            without = [last.trees[k] for k in free]
-            learn(without, [mix.alone[k] for k in free], chosen)
+            without = [last.trees[k] for k in cheap]
+            learn(without, [mix.alone[k] for k in cheap], chosen)
             if last.depth:
-                depths = [_followed(without, r, tokens) for r, tokens in enumerate(chosen)]
-                mix.asking.learn(last.depth, last.chances, depths, [len(tokens) - 1 for tokens in chosen])
+                depths = [min(last.depth, left - 1) for left in remaining]  # no text goes deeper than its end
+                free = [_followed(without, r, tokens) for r, tokens in enumerate(chosen)]
+                mix.asking.learn(depths, last.chances, free, [len(tokens) - 1 for tokens in chosen])
         if last.depth:
             learn(last.trees, mix.rates, chosen)
 

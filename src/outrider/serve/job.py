@@ -80,8 +80,16 @@ class Watch:
         return "" if self.guide is None else self.guide.broken
 
     def cutting(self, cut: Cut) -> Cut:
-        """The row's ends, and one more: where its grammar is broken, it fails and drops what the round has drawn."""
-        return lambda output, new: (0, "error") if self.broken else cut(output, new)
+        """The row's ends, and one more: where its grammar is broken, it fails and drops what the round has drawn. A
+        text that ends before that place is not concerned: without a draft, nobody would have looked there."""
+
+        def cutting(output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
+            if self.guide is None or not self.guide.broken:
+                return cut(output, new)
+            kept, why = cut(output, new)
+            return (kept, why) if why and len(output) + kept <= len(self.guide.have) else (0, "error")
+
+        return cutting
 
     def scores(self, first: int, tokens: Sequence[int]) -> list[Scored] | None:
         """Of the tokens at places first, first + 1, ... of the output."""

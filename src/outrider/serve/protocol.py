@@ -22,12 +22,11 @@ REFUSED: dict[str, Any] = {
     "audio": None, "modalities": ["text"], "prediction": None, "web_search_options": None, "functions": None,
     "function_call": None, "store": False, "reasoning_effort": None, "suffix": None, "prompt_logprobs": None,
     "verbosity": None, "bad_words": [], "allowed_token_ids": None, "truncate_prompt_tokens": None,
-    "include_stop_str_in_output": False,
-    "skip_special_tokens": True, "spaces_between_special_tokens": True, "length_penalty": 1.0, "use_beam_search": False,
-    "documents": None, "chat_template": None, "thinking_token_budget": None, "priority": 0,
-    "add_special_tokens": None, "best_of": 1, "logprob_token_ids": None, "return_tokens_as_token_ids": False,
-    "guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None, "regex": None,
-    "ebnf": None, "echo_logprobs": None, "repetition_detection": None,
+    "include_stop_str_in_output": False, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "length_penalty": 1.0, "use_beam_search": False, "documents": None, "chat_template": None,
+    "thinking_token_budget": None, "priority": 0, "add_special_tokens": None, "best_of": 1, "logprob_token_ids": None,
+    "return_tokens_as_token_ids": False, "guided_json": None, "guided_regex": None, "guided_choice": None,
+    "guided_grammar": None, "regex": None, "ebnf": None, "echo_logprobs": None, "repetition_detection": None,
 }  # fmt: skip
 
 

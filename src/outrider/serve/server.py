@@ -69,9 +69,8 @@ class Drained(uvicorn.Server):
             self.draining = asyncio.ensure_future(self.drain())
         else:
             self.service.scheduler.abort()
-            for connection in list(
-                self.server_state.connections
-            ):  # or from Python 3.12 on their readers are waited for
+            # From Python 3.12 on a server waits for the readers of its connections, however it is told to end.
+            for connection in list(self.server_state.connections):
                 cast(Any, connection).transport.abort()
             self.should_exit = self.force_exit = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ def start(
 
 
 def elsewhere(function: Callable[[], Made]) -> Made:
-    """What a function returns or raises, called in a thread of its own."""
+    """What a function returns or raises, called in a thread of its own; Ctrl-C ends the thread too."""
     found: Future[Made] = Future()
 
     def call() -> None:
@@ -68,9 +69,13 @@ def elsewhere(function: Callable[[], Made]) -> Made:
     thread.start()
     try:
         return found.result()
+    except KeyboardInterrupt:  # a thread inside torch when Python ends would abort the process
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+        )
+        raise
     finally:
-        if found.done():
-            thread.join()
+        thread.join()
 
 
 def _loaded(model: Any, chosen: Sequence[str], options: dict[str, Any]) -> tuple[LLM, dict[str, Drafter]]:
