@@ -21,7 +21,7 @@ from outrider import InputError, drafters
 from outrider.bench.models import Models
 from outrider.budgets.adaptive import FixedBudget
 from outrider.llm import LLM
-from outrider.nets.products import HalfLinear
+from outrider.nets.products import HalfLinear, OrderedLinear
 from outrider.targets import gguf, load_target
 from outrider.targets.kernels import SIZES
 from outrider.targets.packed import GROUP, PACKED, Int4Linear, Int8Linear, pack
@@ -168,7 +168,8 @@ def stock() -> LlamaForCausalLM:
 def test_native_weights_are_the_files(tmp_path: Path, stock: Any, kind: str, form: type) -> None:
     """Of every layer, though the file keeps queries and keys in another order of rows."""
     file = write(tmp_path / "m.gguf", stock, kind)
-    full, native = (load_target(file, dtype="bfloat16", weights=w).model for w in ("full", "native"))  # type: ignore[union-attr]
+    full: Any = load_target(file, dtype="bfloat16", training=True).model  # which leaves its layers as they are
+    native: Any = load_target(file, dtype="bfloat16", weights="native").model
     made = {n: m for n, m in native.named_modules() if isinstance(m, PACKED)}
     assert set(made) == set(linears(full))
     assert all(isinstance(m, form) for m in made.values())
@@ -255,7 +256,8 @@ def test_where_bits_are_promised_other_kinds_of_pass_may_be_recorded_later(tmp_p
 
 def test_variants_of_a_benchmark(tmp_path: Path, stock: Any) -> None:
     models = Models(str(write(tmp_path / "m.gguf", stock, "Q4_1")), device="cpu")
-    for variant, form in (("eager+int8", Int8Linear), ("native", Int4Linear), ("plain", (nn.Linear, HalfLinear))):
+    full = nn.Linear, HalfLinear, OrderedLinear
+    for variant, form in (("eager+int8", Int8Linear), ("native", Int4Linear), ("plain", full)):
         target: Any = models.llm(variant).target
         assert isinstance(target.model.model.layers[0].mlp.up_proj, form)
         assert (target.graphs is None) == variant.startswith("eager")

@@ -1,8 +1,9 @@
-"""Weights in 16 bits under float32 products: the same numbers, and only where the weights survive it."""
+"""Weights in the order or the precision that this processor multiplies fastest: the same numbers."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
 from outrider.nets import products
 from outrider.targets import kernels, load, probe
-from outrider.targets.load import load_target
+from outrider.targets.load import from_pretrained, load_target
 from outrider.types import Sampling
 
 here = pytest.mark.skipif(not products.can_halve(), reason="FBGEMM's products are for x86 processors")
@@ -31,8 +32,58 @@ groups = pytest.mark.skipif(
 )
 
 
+orders = pytest.mark.skipif(not products.can_order(), reason="this processor has no products of bfloat16")
+
+
 def weights(scale: float = 0.05, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return (torch.randn(300, 96, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+
+
+@orders
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of recording
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_in_another_order_give_the_same_bits(bias: bool) -> None:
+    weight, shift = weights(), torch.randn(300).bfloat16() if bias else None
+    made = products.ordered(weight, shift)
+    assert made is not None
+    assert (made.in_features, made.out_features) == (96, 300)
+    assert (made.weight.shape, made.weight.dtype, made.weight.device.type) == ((300, 96), torch.bfloat16, "cpu")
+    assert made.weight.isnan().all()
+    assert not list(made.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recorded = torch.jit.freeze(torch.jit.trace(made.eval(), (weights()[:2, None],), check_trace=False))
+    for shape in ((1, 96), (2, 7, 96), (33, 1, 96), (3, 5, 40, 96)):
+        x = torch.randn(shape).bfloat16()
+        right = nn.functional.linear(x, weight, shift)
+        assert torch.equal(made(x), right)
+        assert torch.equal(copy.deepcopy(made)(x), right)
+        assert torch.equal(recorded(x), right)
+    assert torch.equal(made(x.transpose(0, 1)), right.transpose(0, 1))
+    before = made(x)
+    weight.zero_()
+    assert torch.equal(made(x), before), "it has weights of its own"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_other_precisions_keep_their_order(dtype: torch.dtype) -> None:
+    assert products.ordered(weights(dtype=dtype)) is None
+
+
+@orders
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_target_in_bfloat16_has_its_weights_in_order(tmp_path: Path, tied: bool) -> None:
+    folder = small(tmp_path, tie_word_embeddings=tied)
+    held, plain = load_target(folder, dtype="bfloat16"), load_target(folder, dtype="bfloat16", training=True)
+    kinds = [type(m) for m in held.model.modules()]
+    assert kinds.count(products.OrderedLinear) == 2 * 7 + 1
+    assert nn.Linear not in kinds
+    assert products.OrderedLinear not in {type(m) for m in plain.model.modules()}
+    text = torch.randint(1, VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert torch.equal(held.model(text).logits, plain.model(text).logits)
+    mine = from_pretrained(folder, "bfloat16", "cpu", False, {})
+    assert products.OrderedLinear not in {type(m) for m in load_target(mine).model.modules()}, "it is somebody else's"
 
 
 @here

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
-from ..nets.products import PlainLinear, has_halves, product
+from ..nets.products import PlainLinear, hastened, product
 from ..types import InputError, Round, Target
 
 
@@ -53,7 +53,7 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    fast = has_halves(getattr(target, "model", None))  # not while training, which needs gradients
+    fast = hastened(getattr(target, "model", None))  # not while training, which needs gradients
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 

@@ -169,8 +169,7 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     config, ids, weight = net.config, net.ids(), net.fc.weight
     _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
     _heads.check_embedding(target, config.target_hidden)
-    if weight.dtype == torch.float32:
-        products.halve(net, leave=("markov_w2",))  # whose rows are looked up
+    products.hasten(net, leave=("markov_w2",))  # whose rows are looked up
     places = None
     if ids is not None:
         vocabulary.check_ids(ids, config.vocab)

@@ -265,8 +265,8 @@ def _net(path: str, target: Target, dtype: str) -> Any:
     net: Any = _original(path) if original(path) else from_pretrained(path, kind, str(target.device), False, {})
     net = net.to(device=target.device, dtype=kind)
     net.requires_grad_(False)
-    if net.dtype == torch.float32 and net.config.model_type in ssm.KINDS:
-        products.halve(net, leave=("dt_proj",))  # whose parameters are read
+    if net.config.model_type in ssm.KINDS:
+        products.hasten(net, leave=("dt_proj",))  # whose parameters are read
     return net.eval()
 
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..types import InputError
-from .products import HalfLinear, PlainLinear, product
+from .products import HalfLinear, OrderedLinear, PlainLinear, product
 
 # Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
-Linear = HalfLinear | PlainLinear
+Linear = HalfLinear | OrderedLinear | PlainLinear
 ROPES = ("default", "linear", "llama3", "yarn")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nets.products import HalfLinear
+from ..nets.products import HalfLinear, OrderedLinear
 from . import aligned
 from .attention import switched
 from .exact import BLOCK, WINDOW
@@ -30,8 +30,8 @@ def kind_of(module: Any) -> str | None:
     """What products are told apart by: the layer's type, shapes and precision; None for what multiplies nothing."""
     if isinstance(module, torch.nn.Embedding):
         return None
-    if isinstance(module, HalfLinear):
-        return f"HalfLinear {module.out_features}x{module.in_features}"
+    if isinstance(module, HalfLinear | OrderedLinear):
+        return f"{type(module).__name__} {module.out_features}x{module.in_features}"
     weights = [w for w in itertools.chain(module.parameters(False), module.buffers(False)) if w.dim() in (2, 3)]
     weights = [w for w in weights if w.dim() == 3 or hasattr(module, "weight")]
     if not weights or (weights[0].dim() == 3 and "xpert" not in type(module).__name__):
@@ -61,6 +61,11 @@ def _product(target: HFTarget, module: Any) -> Callable[[int], Tensor]:
         half = HalfLinear(_opposed(torch.randn(module.out_features, module.in_features), pairs), None)
         half.threes = True
         return lambda n: half(x[:n])
+    if isinstance(module, OrderedLinear):
+        x, pairs = _inputs(module.in_features)
+        made = OrderedLinear(_opposed(torch.randn(module.out_features, module.in_features), pairs).bfloat16(), None)
+        x = x.bfloat16()
+        return lambda n: made(x[:n])
     twin = copy.deepcopy(module)
     if isinstance(twin, PACKED):
         x, pairs = _inputs(twin.in_features)

@@ -65,6 +65,8 @@ def load_target(
             stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
+            if not training and processes == 1:
+                products.order(stock)
         else:
             stock = packed(model, weights, dtype, device, trust_remote_code, options)
     else:
