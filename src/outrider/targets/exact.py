@@ -22,6 +22,8 @@ from .session import Pass, index
 
 BLOCK = 32  # start(p) is a multiple of it; a tree no deeper than this has all of its heads in committed text
 WINDOW = 2 * BLOCK  # positions of a tail
+PERIOD = 512  # keys that torch's attention for CPUs reads at a time: every multiple of it may be a head's length
+LENGTHS = tuple(range(BLOCK, PERIOD + 1, BLOCK))
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Exactness:
     rows: int = 1  # tokens a pass has at least
     step: int = 1  # and of which it has a multiple: elementwise kernels treat the end of a tensor differently
     queries: int = 1  # rows an attention product has at least
-    align: int = BLOCK  # the head's length is a multiple of it
+    lengths: tuple[int, ...] = LENGTHS  # that a head may have, beyond multiples of PERIOD
     blocks: dict[str, int] = field(default_factory=dict)  # most rows of a product at a time, by kind of layer
     multiple: bool = False  # an attention product has a multiple of `queries` rows
 
@@ -75,7 +77,8 @@ class Exactness:
 
     def extent(self, given: Pass) -> int:
         """Slots that the head of a pass reads."""
-        return -(-start(given.bound) // self.align) * self.align
+        whole, rest = divmod(start(given.bound), PERIOD)
+        return whole * PERIOD + (next(n for n in self.lengths if n >= rest) if rest else 0)
 
 
 def start(position: int) -> int:

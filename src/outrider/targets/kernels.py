@@ -18,7 +18,7 @@ from torch import Tensor
 from ..nets.products import HalfLinear, OrderedLinear
 from . import aligned
 from .attention import switched
-from .exact import BLOCK, WINDOW
+from .exact import BLOCK, LENGTHS, PERIOD, WINDOW
 from .hf import HFTarget
 from .packed import PACKED
 
@@ -206,8 +206,9 @@ def step_of(target: HFTarget) -> int:
     return next(s for s in (1, 2, 4, 8, 16, 32, 64) if all(s * w % 64 == 0 for w in widths))
 
 
-def attention(target: HFTarget) -> tuple[aligned.Queries, int] | None:
-    """What rows an attention product must have, and what its length must be a multiple of; None where nothing helps."""
+def attention(target: HFTarget) -> tuple[aligned.Queries, tuple[int, ...]] | None:
+    """What rows an attention product must have, and what lengths beyond a multiple of PERIOD; None where nothing
+    helps. The more lengths there are, the fewer keys are read for nothing."""
     config = target.config
     heads = int(config.num_attention_heads)
     groups = int(getattr(config, "num_key_value_heads", None) or heads)
@@ -215,25 +216,30 @@ def attention(target: HFTarget) -> tuple[aligned.Queries, int] | None:
     width = max(
         width, int(getattr(config, "qk_nope_head_dim", 0) or 0) + int(getattr(config, "qk_rope_head_dim", 0) or 0)
     )
-    for align, multiple, least in itertools.product((BLOCK, 512), (False, True), (1, 2, 4, 8)):
+    best: tuple[aligned.Queries, tuple[int, ...]] | None = None
+    for multiple, least in itertools.product((False, True), (1, 2, 4, 8)):
         queries = aligned.Queries(least, multiple)
-        if _steady(groups, width, heads // groups, target.dtype, queries, align):
-            return queries, align
-    return None
+        lengths = _steady(groups, width, heads // groups, target.dtype, queries)
+        if len(lengths) > (len(best[1]) if best else 0):
+            best = queries, lengths
+        if len(lengths) == len(LENGTHS):
+            break
+    return best
 
 
-def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: aligned.Queries, align: int) -> bool:
-    """Does no row of these attention products change with the rows, rows of a batch and hidden keys beside it?"""
+def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: aligned.Queries) -> tuple[int, ...]:
+    """The lengths, to PERIOD, with which no row of these attention products changes with the rows, rows of a batch and
+    hidden keys beside it; none where multiples of PERIOD themselves change one."""
     sizes = sorted({m for m in (1, 2, 3, 4, 8, 31, 32, 33, 65) if m >= queries.least} | {BLOCK * shared})
-    longest = 1536
-    heads = min(groups, 2)
+    few = sizes[0], 33, sizes[-1]
+    longest, heads = 3 * PERIOD, min(groups, 2)
     query = torch.randn(2, heads, sizes[-1], width, dtype=dtype)
-    for seen in {align, WINDOW, 10 * BLOCK, 15 * BLOCK, 512 + BLOCK, 1024}:
+    lengths = list(LENGTHS)
+    for seen in (WINDOW, 4 * BLOCK, 8 * BLOCK, 10 * BLOCK, 15 * BLOCK, PERIOD + BLOCK, PERIOD + 8 * BLOCK, 2 * PERIOD):
         pairs, half = torch.randperm(seen), seen // 2  # values that cancel out, as in `_product`
         keys, values = torch.randn(2, 2, longest, heads, width, dtype=dtype)
         keys[:, pairs[half:]], values[:, pairs[half:]] = keys[:, pairs[:half]], -values[:, pairs[:half]]
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-        least = WINDOW if seen == WINDOW else -(-seen // align) * align
 
         def run(
             rows: int, length: int, batch: int, keys: Tensor = keys, values: Tensor = values, seen: int = seen
@@ -244,9 +250,20 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
             kept = keys[part, :, :length], values[part, :, :length], mask if seen < length else None
             return aligned.kernel(query[part, :, :rows], *kept, 0.2, queries)
 
-        right = run(sizes[0], least, 1)
-        for rows, more in itertools.product(sizes, (0, align, 5 * align if align == BLOCK else 2 * align)):
-            found = run(rows, min(longest, least + more * (seen != WINDOW)), 2)
-            if not all(torch.equal(f[1:, :, : sizes[0]], r) for f, r in zip(found, right, strict=True)):
-                return False
-    return True
+        def same(rows: int, length: int, right: Any, run: Any = run) -> bool:
+            found = run(rows, length, 2)
+            return all(torch.equal(f[1:, :, : sizes[0]], r) for f, r in zip(found, right, strict=True))
+
+        first = -(-seen // PERIOD) * PERIOD
+        right = run(sizes[0], first, 1)
+        if not all(same(*tried, right) for tried in itertools.product(sizes, range(first, longest + 1, PERIOD))):
+            return ()
+        for length in tuple(lengths):
+            places = range(length + max(0, -(-(seen - length) // PERIOD)) * PERIOD, longest + 1, PERIOD)
+            if not all(same(*tried, right) for tried in itertools.product(few, places)):
+                lengths.remove(length)
+        if seen == WINDOW:  # which is the length of tails, too
+            right = run(sizes[0], WINDOW, 1)
+            if not all(same(rows, WINDOW, right) for rows in sizes):
+                return ()
+    return tuple(lengths)

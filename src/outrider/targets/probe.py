@@ -38,7 +38,7 @@ from .packed import PACKED
 
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
-QUESTIONS = 3  # what is asked: with another number, answers that were kept no longer count
+QUESTIONS = 4  # what is asked: with another number, answers that were kept no longer count
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def find(target: HFTarget) -> Found:
     known = _known(file)
     if isinstance(known, dict) and {"exactness", "reason", "seconds"} <= set(known):
         given = known["exactness"]
-        return Found(None if given is None else Exactness(**given), known["reason"], known["seconds"])
+        exactness = None if given is None else Exactness(**{**given, "lengths": tuple(given["lengths"])})
+        return Found(exactness, known["reason"], known["seconds"])
     found = probe(target)
     with contextlib.suppress(OSError):  # a folder that cannot be written: it is asked again next time
         kept.write(file, asdict(found))
@@ -128,11 +129,11 @@ def _ask(target: HFTarget) -> Exactness | str:
     needs = kernels.attention(target)
     if needs is None:
         return "the fused attention's results depend on how many rows or keys are computed together"
-    queries, align = needs
+    queries, lengths = needs
     step = 1 if all(map(kernels.even, kernels.activations(target))) else kernels.step_of(target)
     if products.has_halves(target.model):
         step = math.lcm(step, products.THREES)  # so that its layers need not fill up, each for itself
-    exactness = Exactness(rows, step, queries.least, align, blocks, queries.multiple)
+    exactness = Exactness(rows, step, queries.least, lengths, blocks, queries.multiple)
     if not holds(target, exactness):
         return "logits of a tree differ from those of one token at a time, though the single kernels agree"
     return exactness
