@@ -3,7 +3,8 @@
 A node at position p attends to positions 0 .. p in two parts, cut at start(p), a function of p alone (`exact.py`):
 
     head: [0, start(p)), committed text, read where it lies in the cache, one product for all nodes;
-    tail: [start(p), start(p) + WINDOW), gathered along the node's own path and hidden beyond p.
+    tail: [start(p), start(p) + WINDOW), gathered along the node's own path and hidden beyond p; nodes of one path
+        share it.
 
 Each part is one call of torch's fused kernel for CPUs, which also returns the log of its sum; the parts are weighed by
 these. Keys hidden at the end of a part change no bit, and no row changes another's: `probe.py` holds this machine's
@@ -36,12 +37,14 @@ class Queries:
 class Plan:
     """Where a pass's keys lie, by position: computed once, used by all layers with the same window."""
 
-    tail: Int[Tensor, "k window"]  # slots over the whole batch; k tails, each of `share` neighbouring nodes
+    tail: Int[Tensor, "k window"]  # slots over the whole batch; k tails, each of `share` nodes
     seen: Float[Tensor, "k 1 share window"]  # 0, or -inf for what lies beyond a node
     extent: Tensor  # its length is that of the head
     hides: Float[Tensor, "#b 1 #m extent"] | None = None  # the same for the head, where some node sees less than all
     empty: Float[Tensor, "#b m 1 1"] | None = None  # -inf for nodes that see nothing of the head
     far: Int[Tensor, "bm extent"] | None = None  # very deep trees: the head's slots, for each node its own
+    order: Int[Tensor, " k*share"] | None = None  # the nodes of each tail, counted over the batch; chunks: as they lie
+    back: Int[Tensor, " bm"] | None = None  # where each node stands in that order
     lead: int = 0  # prompts that begin inside a block: the nodes that a first tail lacks
     queries: Queries = Queries()
     folded: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)  # masks by heads in a group
@@ -58,16 +61,16 @@ class Plan:
         return self.folded[heads]
 
     def tensors(self) -> list[Tensor | None]:
-        return [self.tail, self.seen, self.extent, self.hides, self.empty, self.far]
+        return [self.tail, self.seen, self.extent, self.hides, self.empty, self.far, self.order, self.back]
 
     def like(self, given: Iterator[Tensor]) -> Plan:
         """A plan with the same parts, which are the next of those given."""
         parts = [None if old is None else next(given) for old in self.tensors()]
-        tail, seen, extent, hides, empty, far = parts
+        tail, seen, extent, hides, empty, far, order, back = parts
         assert tail is not None
         assert seen is not None
         assert extent is not None
-        return Plan(tail, seen, extent, hides, empty, far, self.lead, self.queries)
+        return Plan(tail, seen, extent, hides, empty, far, order, back, self.lead, self.queries)
 
 
 def carry(plan: Plan) -> Tensor:
@@ -111,22 +114,20 @@ def _tail(
     nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, seen: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Output [b, m, g, r, d] and log of the sum [b, m, g, r] of the gathered part."""
-    share = int(plan.seen.shape[2])
-    if share == 1:
-        rows = nodes.flatten(0, 1)
+    k, m, group = plan.tail.shape[0], nodes.shape[1], int(nodes.shape[3])
+    if plan.order is None:
+        over = -(m + plan.lead) % int(plan.seen.shape[2])
+        picked = torch.nn.functional.pad(nodes, (0, 0, 0, 0, 0, 0, plan.lead, over)).flatten(0, 1)
     else:
-        m = nodes.shape[1]
-        over = -(m + plan.lead) % share
-        nodes = torch.nn.functional.pad(nodes, (0, 0, 0, 0, 0, 0, plan.lead, over))
-        rows = nodes.unflatten(1, (-1, share)).flatten(0, 1).transpose(1, 2).flatten(2, 3)  # [k, g, share * r, d]
-    out, total = kernel(rows, _taken(key, plan.tail), _taken(value, plan.tail), seen, scale, plan.queries)
-    if share > 1:
-        shape = nodes.shape[0], -1
-        out = out.unflatten(2, (share, -1)).transpose(1, 2).unflatten(0, shape).flatten(1, 2)
-        total = total.unflatten(2, (share, -1)).transpose(1, 2).unflatten(0, shape).flatten(1, 2)
+        picked = nodes.flatten(0, 1).index_select(0, plan.order)
+    rows = picked.unflatten(0, (k, -1)).transpose(1, 2).flatten(2, 3)  # [k, g, share * r, d]
+    found = kernel(rows, _taken(key, plan.tail), _taken(value, plan.tail), seen, scale, plan.queries)
+    out, total = (x.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1) for x in found)  # [k * share, g, r, ...]
+    b = nodes.shape[0]
+    if plan.back is None:
+        out, total = out.unflatten(0, (b, -1)), total.unflatten(0, (b, -1))
         return out[:, plan.lead : plan.lead + m], total[:, plan.lead : plan.lead + m]
-    shape = nodes.shape[0], -1
-    return out.unflatten(0, shape), total.unflatten(0, shape)
+    return out.index_select(0, plan.back).unflatten(0, (b, -1)), total.index_select(0, plan.back).unflatten(0, (b, -1))
 
 
 def _head(

@@ -97,20 +97,22 @@ def plan(given: Pass, capacity: int, dtype: torch.dtype, exactness: Exactness, w
     places, extent = given.places, exactness.extent(given)
     first = starts(places)
     rows = (index(b, device) * capacity)[:, None, None]
-    lead = 0
+    lead, order, back = 0, None, None
     if given.chunk:
         lead = given.prefix % BLOCK
         blocks = index(-(-(given.bound + 1) // BLOCK), device)[given.prefix // BLOCK :, None]
         where = ((blocks - 1).clamp(min=0) * BLOCK + index(WINDOW, device)).expand(b, -1, -1)  # [b, k, window]
-        tail = where.clamp(max=given.bound) + rows
+        tail = (where.clamp(max=given.bound) + rows).flatten(0, 1)
         queries = (blocks * BLOCK + index(BLOCK, device)).expand(b, -1, -1)
         seen = _near(where[:, :, None], queries[..., None], window).flatten(0, 1)
     else:
         where = first[..., None] + index(WINDOW, device)
-        tail = _along(given, where) + rows
-        seen = _near(where, places[..., None], window).flatten(0, 1)[:, None]
-    made = Plan(tail.flatten(0, 1), _additive(seen, dtype)[:, None], places.new_empty(1).expand(extent), lead=lead)
-    made.queries = Queries(exactness.queries, exactness.multiple)
+        order, back, last = _shared(given, first, exactness.queries)
+        tail = (_along(given, where) + rows).flatten(0, 1)[last]
+        seen = _near(where, places[..., None], window).flatten(0, 1)[order]
+        order = order.flatten()
+    made = Plan(tail, _additive(seen, dtype)[:, None], places.new_empty(1).expand(extent), order=order, back=back)
+    made.lead, made.queries = lead, Queries(exactness.queries, exactness.multiple)
     if extent:
         least = start(given.least)
         cut = window is not None and given.bound >= window
@@ -126,6 +128,37 @@ def plan(given: Pass, capacity: int, dtype: torch.dtype, exactness: Exactness, w
         if not given.chunk and given.bound - given.prefix > BLOCK:
             made.far = (_along(given, count.expand(*places.shape, -1)) + rows).flatten(0, 1)
     return made
+
+
+def _shared(given: Pass, first: Int[Tensor, "b m"], least: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which nodes share a tail: those on the way to one leaf whose tails begin at one place. What one of them does not
+    see is hidden from it, and the kernel has fewer and larger products.
+
+    Returns:
+        order [k, share]: the nodes of each tail, counted over the batch; `least` of them at least, its last repeated.
+        back [bm]: where each node stands in it.
+        last [k]: the deepest node of each tail, on whose path all the others lie.
+    """
+    (b, m), device = first.shape, first.device
+    if m == 1:
+        each = index(b, device)
+        return each[:, None].expand(b, least), each * least, each
+    assert given.ancestors is not None
+    own = given.ancestors[:, given.since :, given.since :].expand(b, -1, -1)
+    real = own.diagonal(dim1=1, dim2=2)  # added nodes see the root alone: they stand beside the first one
+    leaf = (own.sum(1) == 1) & real
+    way = (own & leaf[..., None]).int().argmax(1)  # of each node: the first leaf below it
+    way = torch.where(real, way, way[:, :1])
+    same = (way[..., None] == way[:, None]) & (first[..., None] == first[:, None])
+    rank, deepest = same.tril(-1).sum(2), torch.where(same, given.places[:, None] * 2 + real[:, None], -1).argmax(2)
+    lone = rank == 0  # the first of each
+    place = (lone.flatten().cumsum(0) - 1).view(b, m).gather(1, same.int().argmax(2)).flatten()
+    rows = (index(b, device) * m)[:, None]
+    last = (deepest + rows)[lone]
+    share = max(least, int(rank.max()) + 1)
+    order = last[:, None].repeat(1, share)
+    order[place, rank.flatten()] = index(b * m, device)
+    return order, place * share + rank.flatten(), last
 
 
 def _near(keys: Tensor, queries: Tensor, window: int | None) -> Tensor:
