@@ -93,9 +93,10 @@ def generate(
     from ..training import generate as answers
     from .loading import load
 
-    llm: Any = load(
-        model, drafter, dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code
-    )
+    llm: Any = load(  # any answer of the target will do, so that none pays for having the same bits
+        model, drafter, dtype=dtype, device=device, exact="rounding", no_compile=no_compile,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     if llm.tokenizer is None:
         raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
     with progress(as_json, len(asked), len(have & set(names))) as (done, _):
