@@ -23,6 +23,12 @@ ROUNDINGS = 64  # units in the last place that it may be off by
 logger = logging.getLogger(__name__)
 
 
+def replay(made: Any, *given: Any) -> Any:
+    """Run a recording. torch would otherwise look for fusions in its second run, for half a second, and find none."""
+    with torch.jit.optimized_execution(False):
+        return made(*given)
+
+
 class Recorded:
     """`body` as a function of tensors [b, m, ...] alone, to a tuple of tensors.
 
@@ -46,11 +52,11 @@ class Recorded:
                 return self._stock(given)
             self.made[kind] = self._record(given)
             self.proofs[kind] = set()
-        replay, proofs = self.made[kind], self.proofs[kind]
-        if replay is None:
+        made, proofs = self.made[kind], self.proofs[kind]
+        if made is None:
             return self._stock(given)
         try:
-            found: tuple[Tensor, ...] = replay(*given)
+            found: tuple[Tensor, ...] = replay(made, *given)
         except RuntimeError as error:  # a size that became a constant of the recording
             logger.warning("a recorded step failed (%s); the network's own is used from now on", str(error)[-200:])
             self.made[kind] = None
@@ -73,8 +79,7 @@ class Recorded:
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # tracing is deprecated in favour of torch.compile (docs/log.md)
-                made = torch.jit.trace(self.body, given, check_trace=False)
-                return torch.jit.freeze(made, optimize_numerics=False)
+                return torch.jit.trace(self.body, given, check_trace=False)
         except (RuntimeError, TypeError, ValueError) as error:
             logger.warning("this network's step cannot be recorded (%s); its own is used", str(error)[:200])
             return None

@@ -49,6 +49,11 @@ class Plan:
     queries: Queries = Queries()
     folded: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)  # masks by heads in a group
 
+    @property
+    def rare(self) -> bool:
+        """Do few passes of a text take this course? Some nodes have a head and others none, or a tree is very deep."""
+        return self.empty is not None or self.far is not None
+
     def masks(self, heads: int) -> tuple[Tensor, Tensor | None]:
         """`seen` and `hides` once for each head of a group; kept, since all layers share them."""
         if heads not in self.folded:

@@ -117,7 +117,7 @@ def plan(given: Pass, capacity: int, dtype: torch.dtype, exactness: Exactness, w
         least = start(given.least)
         cut = window is not None and given.bound >= window
         count = index(extent, device)
-        if cut or least < extent:
+        if cut or least < extent or not given.chunk:  # of trees always, so that one recording does for all
             visible = (count < first[..., None]) & _near(count, places[..., None], window)
             made.hides = _additive(visible, dtype)[:, None]
         if cut or least == 0:

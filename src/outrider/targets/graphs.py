@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ..nets.recorded import replay
 from ..types import InputError, TargetOutput
 from .aligned import carry, plan_of
 from .attention import OPEN
@@ -56,7 +57,7 @@ class Recordable(Protocol):
 class Recording:
     """A recorded pass, and the shapes for which it was proved."""
 
-    replay: Any
+    made: Any
     proofs: set[tuple[int, ...]] = field(default_factory=set)
 
 
@@ -89,6 +90,8 @@ class Graphs:
                 return stock(session, given)
         inputs = self.target.inputs(given)
         open_ = tuple(OPEN in mask.__dict__ for mask in _masks(inputs))
+        if any(plan is not None and plan.rare for plan in map(plan_of, _masks(inputs))):
+            return stock(session, given)
         course = self._course(given, inputs)
         kind = (one, alone, given.level, open_, given.embeds is not None, given.taps, course)
         if kind not in self.made:
@@ -99,7 +102,7 @@ class Graphs:
         if recording is None:
             return stock(session, given)
         try:
-            logits, *features = recording.replay(*_tensors(inputs, given, session.cache))
+            logits, *features = replay(recording.made, *_tensors(inputs, given, session.cache))
         except RuntimeError as error:  # a shape that a constant of the recording does not fit
             logger.warning("a recorded pass failed (%s); the model's own is used from now on", str(error)[-200:])
             self.made[kind] = None
@@ -122,9 +125,12 @@ class Graphs:
             return ()
         plans = [plan_of(mask) for mask in _masks(inputs)]
         parts = [tuple(t is not None and len(t) > 0 for t in plan.tensors()) for plan in plans if plan is not None]
-        read, rows = given.n - given.since, given.places.numel()
+        rows = given.places.numel()
         blocks = {most: -(-rows // most) for most in exactness.blocks.values() if rows > most}
-        return *parts, *sorted(blocks.items()), read if read < exactness.queries and not exactness.multiple else 0
+        config = self.target.model.config.get_text_config()
+        heads = int(config.num_attention_heads)
+        folded = (given.n - given.since) * (heads // int(getattr(config, "num_key_value_heads", None) or heads))
+        return *parts, *sorted(blocks.items()), folded if folded < exactness.queries and not exactness.multiple else 0
 
     def _record(self, cache: TreeCache, given: Pass, inputs: dict[str, Any], kind: Kind) -> Recording | None:
         tensors = _tensors(inputs, given, cache)
@@ -132,7 +138,7 @@ class Graphs:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # tracing is deprecated in favour of torch.compile (see above)
-                made = torch.jit.freeze(torch.jit.trace(body, tensors, check_trace=False), optimize_numerics=False)
+                made = torch.jit.trace(body, tensors, check_trace=False)
         except (RuntimeError, TypeError, ValueError) as error:
             logger.warning("this model's pass cannot be recorded (%s); its own forward is used", str(error)[:200])
             return None
