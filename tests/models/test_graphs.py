@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 import outrider
 from outrider import llm
 from outrider.core.tree import chain, from_paths
-from outrider.targets import HFTarget, graphs, hf
+from outrider.targets import HFTarget, graphs, hf, load_target
 from outrider.types import InputError, TargetOutput
 
 FAMILIES = [
@@ -122,6 +122,31 @@ def test_once_it_pays_every_kind_is_recorded_soon() -> None:
 
 def chunks(target: HFTarget, prompts: list[list[int]]) -> list[Tensor]:
     return [chunk.output.logits for chunk in target.open(64).prefill(prompts)]
+
+
+def test_few_recordings_serve_a_text_that_keeps_its_bits() -> None:
+    """Plain passes and drafts, in front of the first head and behind it. What few passes need is not recorded."""
+    model = build("llama", torch.bfloat16, max_position_embeddings=2048)
+    try:
+        target = load_target(model, exact="bits")
+    except InputError as error:
+        pytest.skip(f"on this processor {error}")
+    assert isinstance(target, HFTarget)
+    target.compile()
+    assert target.graphs is not None
+    text = [int(t) for t in torch.randint(1, 60, (300,), generator=torch.Generator().manual_seed(0))]
+    for length in (40, 58, 62, 63, 80, 90, 95, 120, 127, 200, 255):
+        session = target.open(300)
+        for _ in session.prefill([text[:length]]):
+            pass
+        trees = [chain([text[length : length + 1]])]
+        trees += [
+            from_paths([text[length]], [paths])[0] for paths in ([[5]], [[5, 6], [7]], [[5, 6, 7, 8, 9, 10], [1, 2]])
+        ]
+        for tree in trees:
+            session.forward(tree)
+    assert None not in target.graphs.made.values()
+    assert len(target.graphs.made) <= 4
 
 
 def test_a_wrong_recording_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
