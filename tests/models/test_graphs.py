@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import outrider
 from outrider import llm
 from outrider.core.tree import chain, from_paths
-from outrider.targets import HFTarget, graphs, hf, load_target
+from outrider.targets import HFTarget, exact, graphs, hf, load_target
 from outrider.types import InputError, TargetOutput
 
 FAMILIES = [
@@ -132,6 +133,8 @@ def test_few_recordings_serve_a_text_that_keeps_its_bits() -> None:
     except InputError as error:
         pytest.skip(f"on this processor {error}")
     assert isinstance(target, HFTarget)
+    assert target.exactness is not None
+    target.use(replace(target.exactness, lengths=exact.LENGTHS), target.blocks)  # as many courses as there can be
     target.compile()
     assert target.graphs is not None
     text = [int(t) for t in torch.randint(1, 60, (300,), generator=torch.Generator().manual_seed(0))]
