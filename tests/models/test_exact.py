@@ -182,6 +182,17 @@ def test_texts_with_drafts_are_those_without(temperature: float) -> None:
 
 
 @torch.no_grad()
+def test_a_prompt_is_read_alike_beside_a_longer_one() -> None:
+    """The attention's kernel cuts rows into groups; those that are left over at a prompt's end are others beside it."""
+    target = exactly()
+    longer = text_of(5, 300)
+    for n in (31, 33, 65, 97, 161, 193, 225, 257):
+        text = text_of(n, n)
+        alone, beside = opened(target, [text])[1], opened(target, [longer, text])[1]
+        assert torch.equal(alone[0], beside[1]), n
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("mutant", ["by_slot", "backwards"])
 def test_summing_by_slot_is_caught(mutant: str) -> None:
     """The mutants: a tail in the order of slots, other branches hidden, and one from its end. They give every key its

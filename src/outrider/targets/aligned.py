@@ -126,7 +126,7 @@ def _tail(
     else:
         picked = nodes.flatten(0, 1).index_select(0, plan.order)
     rows = picked.unflatten(0, (k, -1)).transpose(1, 2).flatten(2, 3)  # [k, g, share * r, d]
-    found = kernel(rows, _taken(key, plan.tail), _taken(value, plan.tail), seen, scale, plan.queries)
+    found = _fused(rows, _taken(key, plan.tail), _taken(value, plan.tail), seen, scale)  # rows there are enough of
     out, total = (x.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1) for x in found)  # [k * share, g, r, ...]
     b = nodes.shape[0]
     if plan.back is None:

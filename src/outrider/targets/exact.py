@@ -135,7 +135,8 @@ def _shared(given: Pass, first: Int[Tensor, "b m"], least: int) -> tuple[Tensor,
     see is hidden from it, and the kernel has fewer and larger products.
 
     Returns:
-        order [k, share]: the nodes of each tail, counted over the batch; `least` of them at least, its last repeated.
+        order [k, share]: the nodes of each tail, counted over the batch, its last one repeated up to a multiple of
+            `least`, so that the kernel has its rows whatever the number of heads.
         back [bm]: where each node stands in it.
         last [k]: the deepest node of each tail, on whose path all the others lie.
     """
@@ -155,7 +156,7 @@ def _shared(given: Pass, first: Int[Tensor, "b m"], least: int) -> tuple[Tensor,
     place = (lone.flatten().cumsum(0) - 1).view(b, m).gather(1, same.int().argmax(2)).flatten()
     rows = (index(b, device) * m)[:, None]
     last = (deepest + rows)[lone]
-    share = max(least, int(rank.max()) + 1)
+    share = (int(rank.max()) // least + 1) * least
     order = last[:, None].repeat(1, share)
     order[place, rank.flatten()] = index(b * m, device)
     return order, place * share + rank.flatten(), last

@@ -231,9 +231,10 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
     """The lengths, to PERIOD, with which no row of these attention products changes with the rows, rows of a batch and
     hidden keys beside it; none where multiples of PERIOD themselves change one."""
     sizes = sorted({m for m in (1, 2, 3, 4, 8, 31, 32, 33, 65) if m >= queries.least} | {BLOCK * shared})
+    many = 195, 579, 771  # as in prompts: the kernel cuts rows into groups of 32, 64 or 256, and some are left over
     few = sizes[0], 33, sizes[-1]
     longest, heads = 3 * PERIOD, min(groups, 2)
-    query = torch.randn(2, heads, sizes[-1], width, dtype=dtype)
+    query = torch.randn(2, heads, many[-1], width, dtype=dtype)
     lengths = list(LENGTHS)
     for seen in (WINDOW, 4 * BLOCK, 8 * BLOCK, 10 * BLOCK, 15 * BLOCK, PERIOD + BLOCK, PERIOD + 8 * BLOCK, 2 * PERIOD):
         pairs, half = torch.randperm(seen), seen // 2  # values that cancel out, as in `_product`
@@ -242,20 +243,29 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
 
         def run(
-            rows: int, length: int, batch: int, keys: Tensor = keys, values: Tensor = values, seen: int = seen
-        ) -> Any:
+            rows: int, length: int, batch: int, first: int = 0, keys: Tensor = keys, values: Tensor = values,
+            seen: int = seen,
+        ) -> Any:  # fmt: skip
             mask = torch.zeros(1, 1, 1, length, dtype=dtype)
             mask[..., seen:] = float("-inf")
             part = slice(2 - batch, 2)
             kept = keys[part, :, :length], values[part, :, :length], mask if seen < length else None
-            return aligned.kernel(query[part, :, :rows], *kept, 0.2, queries)
+            return aligned.kernel(query[part, :, first : first + rows], *kept, 0.2, queries)
+
+        def alone(length: int, run: Any = run) -> list[Tensor]:
+            """Every row beside as few others as there can be."""
+            least = sizes[0]
+            parts = zip(*(run(least, length, 1, first=i) for i in range(0, sizes[-1], least)), strict=True)
+            return [torch.cat(part, 2) for part in parts]
 
         def same(rows: int, length: int, right: Any, run: Any = run) -> bool:
-            found = run(rows, length, 2)
-            return all(torch.equal(f[1:, :, : sizes[0]], r) for f, r in zip(found, right, strict=True))
+            pairs = zip(run(rows, length, 2), right, strict=True)
+            return all(torch.equal(f[1:, :, : r.shape[2]], r[:, :, :rows]) for f, r in pairs)
 
         first = -(-seen // PERIOD) * PERIOD
-        right = run(sizes[0], first, 1)
+        right = alone(first)
+        if seen == 8 * BLOCK and not all(same_ends(run(rows, first, 2), run, rows, first, sizes[0]) for rows in many):
+            return ()
         if not all(same(*tried, right) for tried in itertools.product(sizes, range(first, longest + 1, PERIOD))):
             return ()
         for length in tuple(lengths):
@@ -263,7 +273,13 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
             if not all(same(*tried, right) for tried in itertools.product(few, places)):
                 lengths.remove(length)
         if seen == WINDOW:  # which is the length of tails, too
-            right = run(sizes[0], WINDOW, 1)
+            right = alone(WINDOW)
             if not all(same(rows, WINDOW, right) for rows in sizes):
                 return ()
     return tuple(lengths)
+
+
+def same_ends(found: Any, run: Any, rows: int, length: int, least: int) -> bool:
+    """Are the last rows of so many what they are beside few others?"""
+    right = run(least, length, 1, first=rows - least)
+    return all(torch.equal(f[1:, :, -least:], r) for f, r in zip(found, right, strict=True))

@@ -38,7 +38,7 @@ from .packed import PACKED
 
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
-QUESTIONS = 4  # what is asked: with another number, answers that were kept no longer count
+QUESTIONS = 5  # what is asked: with another number, answers that were kept no longer count
 
 
 @dataclass(frozen=True)
