@@ -85,7 +85,7 @@ def test_an_interrupt_ends_the_loading_thread() -> None:
 
     def endless() -> None:
         seen.append(threading.current_thread())
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         while True:
             time.sleep(0.01)
 
