@@ -60,7 +60,7 @@ def difference(llm: LLM, options: dict[str, Any]) -> str:
     if options["rule"] != "coupled" and options["sampling"].temperature > 0:
         return f"; under {options['rule']} the law is the same, not the text"
     kind = str(llm.target.dtype).removeprefix("torch.")
-    if kind not in ("float32", "float64"):
+    if kind not in ("float32", "float64") and llm.target.exact != "bits":
         return f"; in {kind} a pass over several tokens rounds differently from a pass over one"
     return ""
 
