@@ -6,8 +6,8 @@ transformers?compile=true       torch.compile on the static cache, where that wo
 transformers:DRAFT              assisted generation with the draft model DRAFT (demo: the demo's own)
 transformers?lookup=10          prompt lookup, 10 tokens at most
 
-It runs on the very model that Outrider decodes with, faster linear layers included (`nets/products.py`): decoding alone is
-compared. By itself transformers is slower on CPUs than it is here.
+It runs on the very model that Outrider decodes with, faster linear layers included (`nets/products.py`): what is
+compared is decoding alone. By itself transformers is slower on CPUs than it is here.
 """
 
 from __future__ import annotations
