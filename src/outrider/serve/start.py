@@ -66,8 +66,8 @@ def elsewhere(function: Callable[[], Made]) -> Made:
             found.set_exception(error)
 
     thread = Thread(target=call, name="loading", daemon=True)
-    thread.start()
     try:
+        thread.start()
         return found.result()
     except KeyboardInterrupt:  # a thread inside torch when Python ends would abort the process
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -75,7 +75,8 @@ def elsewhere(function: Callable[[], Made]) -> Made:
         )
         raise
     finally:
-        thread.join()
+        if thread.is_alive():
+            thread.join()
 
 
 def _loaded(model: Any, chosen: Sequence[str], options: dict[str, Any]) -> tuple[LLM, dict[str, Drafter]]:
