@@ -21,7 +21,7 @@ from outrider import InputError, drafters
 from outrider.bench.models import Models
 from outrider.budgets.adaptive import FixedBudget
 from outrider.llm import LLM
-from outrider.nets.products import HalfLinear, OrderedLinear
+from outrider.nets.products import HalfLinear, OrderedLinear, hasten, hastened
 from outrider.targets import gguf, load_target
 from outrider.targets.kernels import SIZES
 from outrider.targets.packed import GROUP, PACKED, Int4Linear, Int8Linear, pack
@@ -291,4 +291,15 @@ def test_a_packed_target_trains_no_drafter(tmp_path: Path, stock: Any) -> None:
     target = load_target(write(tmp_path / "m.gguf", stock, "Q4_1"), weights="native")
     documents = [Document((1, 2, 3, 4), (True,) * 4, str(i)) for i in range(40)]
     with pytest.raises(InputError, match="trained for the full weights"):
+        train(target, documents, tmp_path / "out", Recipe("eagle", steps=1, length=16))  # type: ignore[arg-type]
+
+
+def test_a_hastened_target_trains_no_drafter(tmp_path: Path) -> None:
+    """Its products pass no gradients on, so that nothing would be learnt."""
+    target = load_target("demo")
+    hasten(target.model)
+    if not hastened(target.model):
+        pytest.skip("this processor reads plain weights alone")
+    documents = [Document((1, 2, 3, 4), (True,) * 4, str(i)) for i in range(40)]
+    with pytest.raises(InputError, match="training=True"):
         train(target, documents, tmp_path / "out", Recipe("eagle", steps=1, length=16))  # type: ignore[arg-type]

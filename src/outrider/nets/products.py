@@ -90,7 +90,7 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 @cache
 def _scripted() -> Any:
-    """The same for recordings, which cannot hold its empty list otherwise."""
+    """`_product` in TorchScript: a recording of the Python one fails on the empty list in its call."""
     return torch.jit.CompilationUnit("""
         def product(x: Tensor, w: Tensor, b: Optional[Tensor]) -> Tensor:
             return torch.ops.mkldnn._linear_pointwise(x, w, b, "none", [], "")
@@ -138,34 +138,24 @@ def _faithful(weight: Float[Tensor, "o i"]) -> bool:
     return bool((change <= ROUNDING * weight.norm(dim=1)).all())
 
 
-def halve(model: nn.Module, leave: Collection[str] = ()) -> int:
-    """Multiply by 16-bit weights in all of a model's linear layers that can, but those of these names.
-
-    The model's passes must be in float32 from then on.
+def halve(model: nn.Module) -> int:
+    """Multiply by 16-bit weights in all of a model's linear layers that can. Its passes must be in float32 then.
 
     Returns:
         How many weights that are.
     """
-    return _replaced(model, halved, leave)
+    return _replaced(model, halved)
 
 
-def order(model: nn.Module) -> int:
-    """Put the bfloat16 weights of all of a model's linear layers into oneDNN's order, where this machine reads that.
-
-    Returns:
-        How many weights that are.
-    """
-    return _replaced(model, ordered, ())
+def order(model: nn.Module) -> None:
+    """Put the bfloat16 weights of all of a model's linear layers into oneDNN's order, where this machine reads that."""
+    _replaced(model, ordered)
 
 
-def hasten(model: nn.Module, leave: Collection[str] = ()) -> int:
+def hasten(model: nn.Module, leave: Collection[str] = ()) -> None:
     """Multiply in the fastest way in all of a model's linear layers, each in its own precision, but those of these
-    names. No gradient passes through them any more.
-
-    Returns:
-        How many weights that are.
-    """
-    return _replaced(model, fastest, leave)
+    names. No gradient passes through them any more."""
+    _replaced(model, fastest, leave)
 
 
 def fastest(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | OrderedLinear | None:
@@ -174,7 +164,7 @@ def fastest(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLin
 
 
 def _replaced(
-    model: nn.Module, make: Callable[[Tensor, Tensor | None], nn.Module | None], leave: Collection[str]
+    model: nn.Module, make: Callable[[Tensor, Tensor | None], nn.Module | None], leave: Collection[str] = ()
 ) -> int:
     done = 0
     for parent in list(model.modules()):

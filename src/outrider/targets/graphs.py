@@ -1,9 +1,10 @@
 """Captured forwards: the kernels of a verification pass, recorded once and replayed without the model's Python.
 
-A small model on a CPU spends half of a pass walking through Python modules. Recording it (`torch.jit.trace`) takes half
-a second, one recording serves trees of every size, and the kernels and their order stay the model's own: the logits
-are those of the stock forward, in most families bit for bit. A recording is not trusted, it is proved: the first passes
-it serves, at several shapes, are run both ways, and where they differ by more than rounding it is dropped for good.
+A small model on a CPU spends half of a pass walking through Python modules. Recording it (`torch.jit.trace`) takes
+about a second, one recording serves trees of every size, and the kernels and their order stay the model's own: the
+logits are those of the stock forward, in most families bit for bit. A recording is not trusted, it is proved: the first
+passes it serves, at several shapes, are run both ways, and where they differ by more than rounding it is dropped for
+good.
 (`torch.compile` needs some 25 seconds for every tree size and gains no more on the demo model: docs/log.md.)
 """
 

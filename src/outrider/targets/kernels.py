@@ -243,19 +243,19 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
 
         def run(
-            rows: int, length: int, batch: int, first: int = 0, keys: Tensor = keys, values: Tensor = values,
+            rows: int, length: int, batch: int, start: int = 0, keys: Tensor = keys, values: Tensor = values,
             seen: int = seen,
         ) -> Any:  # fmt: skip
             mask = torch.zeros(1, 1, 1, length, dtype=dtype)
             mask[..., seen:] = float("-inf")
             part = slice(2 - batch, 2)
             kept = keys[part, :, :length], values[part, :, :length], mask if seen < length else None
-            return aligned.kernel(query[part, :, first : first + rows], *kept, 0.2, queries)
+            return aligned.kernel(query[part, :, start : start + rows], *kept, 0.2, queries)
 
         def alone(length: int, run: Any = run) -> list[Tensor]:
             """Every row beside as few others as there can be."""
             least = sizes[0]
-            parts = zip(*(run(least, length, 1, first=i) for i in range(0, sizes[-1], least)), strict=True)
+            parts = zip(*(run(least, length, 1, start=i) for i in range(0, sizes[-1], least)), strict=True)
             return [torch.cat(part, 2) for part in parts]
 
         def same(rows: int, length: int, right: Any, run: Any = run) -> bool:
@@ -264,7 +264,8 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
 
         first = -(-seen // PERIOD) * PERIOD
         right = alone(first)
-        if seen == 8 * BLOCK and not all(same_ends(run(rows, first, 2), run, rows, first, sizes[0]) for rows in many):
+        ends = many if seen == 8 * BLOCK else ()  # once will do: these groups are of rows, whatever the keys
+        if not all(same_ends(run(rows, first, 2), run, rows, first, sizes[0]) for rows in ends):
             return ()
         if not all(same(*tried, right) for tried in itertools.product(sizes, range(first, longest + 1, PERIOD))):
             return ()
@@ -281,5 +282,5 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
 
 def same_ends(found: Any, run: Any, rows: int, length: int, least: int) -> bool:
     """Are the last rows of so many what they are beside few others?"""
-    right = run(least, length, 1, first=rows - least)
+    right = run(least, length, 1, start=rows - least)
     return all(torch.equal(f[1:, :, -least:], r) for f, r in zip(found, right, strict=True))

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from .. import drafters, files
+from ..nets.products import hastened
 from ..params import Interrupted
 from ..targets import HFTarget
 from ..targets.packed import PACKED
@@ -210,6 +211,10 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shar
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     if any(isinstance(module, PACKED) for module in target.model.modules()):
         raise InputError("drafters are trained for the full weights, and draft for packed ones too; leave weights out")
+    if hastened(target.model):
+        raise InputError(
+            "no gradient passes through this target's products; load it with load_target(..., training=True)"
+        )
     worst = max((max(d.tokens, default=0) for d in documents), default=0)
     if worst >= target.vocab:
         raise InputError(
