@@ -8,8 +8,17 @@ import random
 import torch
 
 from outrider.core.tree import from_lists
-from outrider.targets import exact
+from outrider.targets import aligned, exact
 from outrider.targets.session import Pass
+
+
+def test_a_part_that_is_empty_changes_no_bit() -> None:
+    """As the head does of a row that is too short to have one, beside rows that have."""
+    dice = torch.Generator().manual_seed(1)
+    last, total = torch.randn(64, 1, 3, 2, 64, generator=dice), torch.randn(64, 1, 3, 2, generator=dice) * 9
+    nothing, weight = torch.zeros_like(last), torch.full_like(total, float("-inf"))
+    assert torch.equal(aligned._merged(nothing, weight, last, total, None), last)
+    assert torch.equal(aligned._merged(last, total, nothing, weight, None), last)
 
 
 def test_nodes_of_one_path_share_a_tail() -> None:

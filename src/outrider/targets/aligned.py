@@ -4,7 +4,7 @@ A node at position p attends to positions 0 .. p in two parts, cut at start(p), 
 
     head: [0, start(p)), committed text, read where it lies in the cache, one product for all nodes;
     tail: [start(p), start(p) + WINDOW), gathered along the node's own path and hidden beyond p; nodes of one path
-        share it.
+        share it, and that of a node which is alone lies in the cache as it is wanted.
 
 Each part is one call of torch's fused kernel for CPUs, which also returns the log of its sum; the parts are weighed by
 these. Keys hidden at the end of a part change no bit, and no row changes another's: `probe.py` holds this machine's
@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 PLAN = "outrider_plan"  # under this name a mask carries its plan through the model's own code
-FAR = 60.0  # a part exp(FAR) times lighter than the other weighs nothing
+MOST = 2.0**86  # a part so many times lighter than the other weighs nothing: x * MOST / (MOST + 1) is x, bit for bit
 
 
 @dataclass(frozen=True)
@@ -33,36 +33,54 @@ class Queries:
     multiple: bool = False  # a multiple of `least`, or just as many or more
 
 
+@dataclass(frozen=True)
+class Folded:
+    """What the layers of one pass share, where so many heads read one key head."""
+
+    heads: int
+    seen: Tensor
+    hides: Tensor | None
+    rows: Tensor | None  # of the head's product: see `filled`
+
+
 @dataclass
 class Plan:
     """Where a pass's keys lie, by position: computed once, used by all layers with the same window."""
 
-    tail: Int[Tensor, "k window"]  # slots over the whole batch; k tails, each of `share` nodes
-    seen: Float[Tensor, "k 1 share window"]  # 0, or -inf for what lies beyond a node
-    extent: Tensor  # its length is that of the head
+    # slots over the whole batch: k tails, each of `share` nodes; or tails that lie in the cache as they are wanted,
+    # each from its row's slot `start` on, which is the length of this tensor
+    tail: Int[Tensor, "k window"] | Int[Tensor, " start"]
+    seen: Float[
+        Tensor, "k 1 share window"
+    ]  # 0, or -inf for what lies beyond a node; share 1: for all rows of a product
+    extent: Tensor  # its length is that of the head: recordings follow lengths, and no numbers
     hides: Float[Tensor, "#b 1 #m extent"] | None = None  # the same for the head, where some node sees less than all
     empty: Float[Tensor, "#b m 1 1"] | None = None  # -inf for nodes that see nothing of the head
     far: Int[Tensor, "bm extent"] | None = None  # very deep trees: the head's slots, for each node its own
-    order: Int[Tensor, " k*share"] | None = None  # the nodes of each tail, counted over the batch; chunks: as they lie
+    order: Int[Tensor, " k*share"] | None = None  # the nodes of each tail, counted over the batch; None: as they lie
     back: Int[Tensor, " bm"] | None = None  # where each node stands in that order
     lead: int = 0  # prompts that begin inside a block: the nodes that a first tail lacks
+    lone: bool = False  # one node a row that is read
     queries: Queries = Queries()
-    folded: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)  # masks by heads in a group
+    folded: dict[int, Folded] = field(default_factory=dict)  # by heads in a group
 
     @property
     def rare(self) -> bool:
         """Do few passes of a text take this course? Some nodes have a head and others none, or a tree is very deep."""
         return self.empty is not None or self.far is not None
 
-    def masks(self, heads: int) -> tuple[Tensor, Tensor | None]:
-        """`seen` and `hides` once for each head of a group; kept, since all layers share them."""
+    def fold(self, nodes: int, heads: int) -> Folded:
+        """The masks once for each head of a group, and the rows of the head's product; kept, since all layers share
+        them."""
         if heads not in self.folded:
-            both = [
+            seen, hides = (
                 m if m is None or m.shape[2] == 1 else m.repeat_interleave(heads, 2) for m in (self.seen, self.hides)
-            ]
-            seen, hides = both
+            )
             assert seen is not None
-            self.folded[heads] = seen, hides
+            rows = None if self.lone else filled(nodes * heads, self.queries)
+            if rows is not None and hides is not None and hides.shape[2] > 1:
+                hides = hides.index_select(2, rows)
+            self.folded[heads] = Folded(heads, seen, hides, rows)
         return self.folded[heads]
 
     def tensors(self) -> list[Tensor | None]:
@@ -75,7 +93,7 @@ class Plan:
         assert tail is not None
         assert seen is not None
         assert extent is not None
-        return Plan(tail, seen, extent, hides, empty, far, order, back, self.lead, self.queries)
+        return Plan(tail, seen, extent, hides, empty, far, order, back, self.lead, self.lone, self.queries)
 
 
 def carry(plan: Plan) -> Tensor:
@@ -105,28 +123,35 @@ def attend(
     if width < int(key.shape[3]):  # the kernel wants one width
         value = torch.nn.functional.pad(value, (0, int(key.shape[3]) - width))
     nodes = query.transpose(1, 2).unflatten(2, (-1, group))  # [b, m, g, r, d]
-    seen, hides = plan.masks(group)
-    out, total = _tail(nodes, key, value, plan, seen, scale)
+    folded = plan.fold(nodes.shape[1], group)
+    if plan.lone:  # [b, g, least * r, d]: the rows of both products
+        nodes = nodes[:, :1].transpose(1, 2).expand(-1, -1, plan.queries.least, -1, -1).flatten(2, 3)
+    out, total = _tail(nodes, key, value, plan, folded, scale)
+    first = weight = None
     if plan.extent.shape[0]:
-        first, weight = _head(nodes, key, value, plan, hides, scale)
+        first, weight = _head(nodes, key, value, plan, folded, scale)
+    if first is not None or sinks is not None:
         out = _merged(first, weight, out, total, sinks)
-    elif sinks is not None:
-        out = _merged(None, None, out, total, sinks)
-    return out[..., :width].to(query.dtype).flatten(2, 3)
+    made = out[..., :width].to(query.dtype).flatten(2, 3)
+    return made.expand(-1, query.shape[2], -1, -1) if plan.lone else made
 
 
 def _tail(
-    nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, seen: Tensor, scale: float | None
+    nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, folded: Folded, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Output [b, m, g, r, d] and log of the sum [b, m, g, r] of the gathered part."""
-    k, m, group = plan.tail.shape[0], nodes.shape[1], int(nodes.shape[3])
+    """Output [b, m, g, r, d] and log of the sum [b, m, g, r] of the last part."""
+    share, width = (int(n) for n in plan.seen.shape[2:])
+    keys, values = _taken(key, plan.tail, width), _taken(value, plan.tail, width)
+    if plan.lone:
+        return _first(_fused(nodes, keys, values, folded.seen, scale), folded.heads)
+    k, m, group = plan.tail.shape[0], nodes.shape[1], folded.heads
     if plan.order is None:
-        over = -(m + plan.lead) % int(plan.seen.shape[2])
+        over = -(m + plan.lead) % share
         picked = torch.nn.functional.pad(nodes, (0, 0, 0, 0, 0, 0, plan.lead, over)).flatten(0, 1)
     else:
         picked = nodes.flatten(0, 1).index_select(0, plan.order)
     rows = picked.unflatten(0, (k, -1)).transpose(1, 2).flatten(2, 3)  # [k, g, share * r, d]
-    found = _fused(rows, _taken(key, plan.tail), _taken(value, plan.tail), seen, scale)  # rows there are enough of
+    found = _fused(rows, keys, values, folded.seen, scale)  # rows there are enough of
     out, total = (x.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1) for x in found)  # [k * share, g, r, ...]
     b = nodes.shape[0]
     if plan.back is None:
@@ -136,51 +161,67 @@ def _tail(
 
 
 def _head(
-    nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, hides: Tensor | None, scale: float | None
+    nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, folded: Folded, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """The same of the part that is read in place."""
-    b, extent, group = nodes.shape[0], plan.extent.shape[0], int(nodes.shape[3])
+    extent, hides = plan.extent.shape[0], folded.hides
     if plan.far is not None:
-        own = None if plan.hides is None else plan.hides.expand(b, 1, nodes.shape[1], -1).transpose(1, 2).flatten(0, 1)
-        rows = nodes.flatten(0, 1)
-        out, total = kernel(
-            rows,
-            _taken(key, plan.far),
-            _taken(value, plan.far),
-            own[:, None] if own is not None else None,
-            scale,
-            plan.queries,
-        )
-        out, total = out.unflatten(0, (b, -1)), total.unflatten(0, (b, -1))
+        return _far(nodes, key, value, plan, scale)
+    if key.shape[2] < extent:  # a first chunk that is shorter than the kernel wants
+        pads = (0, 0, 0, extent - key.shape[2])
+        key, value = torch.nn.functional.pad(key, pads), torch.nn.functional.pad(value, pads)
+    keys, values = key.narrow(2, 0, extent), value.narrow(2, 0, extent)
+    if plan.lone:
+        out, total = _first(_fused(nodes, keys, values, hides, scale), folded.heads)
     else:
-        if key.shape[2] < extent:  # a first chunk that is shorter than the kernel wants
-            pads = (0, 0, 0, extent - key.shape[2])
-            key, value = torch.nn.functional.pad(key, pads), torch.nn.functional.pad(value, pads)
         rows = nodes.transpose(1, 2).flatten(2, 3)  # [b, g, m * r, d]
-        out, total = kernel(rows, key.narrow(2, 0, extent), value.narrow(2, 0, extent), hides, scale, plan.queries)
-        out = out.unflatten(2, (-1, group)).transpose(1, 2)
-        total = total.unflatten(2, (-1, group)).transpose(1, 2)
+        out, total = kernel(rows, keys, values, hides, scale, folded.rows)
+        out, total = (x.unflatten(2, (-1, folded.heads)).transpose(1, 2) for x in (out, total))
     return out, total if plan.empty is None else total + plan.empty
 
 
-def _taken(states: Float[Tensor, "b g cap d"], slots: Int[Tensor, "k w"]) -> Float[Tensor, "k g w d"]:
-    """Keys or values of these slots, counted over the whole batch."""
+def _far(nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float | None) -> tuple[Tensor, Tensor]:
+    """The same, gathered for each node."""
+    assert plan.far is not None
+    (b, m), hides, rows = nodes.shape[:2], plan.hides, nodes.flatten(0, 1)
+    own = None if hides is None else hides.expand(b, 1, m, -1).transpose(1, 2).flatten(0, 1)[:, None]
+    keys, values = (_taken(states, plan.far, 0) for states in (key, value))
+    out, total = kernel(rows, keys, values, own, scale, filled(rows.shape[2], plan.queries))
+    out, total = out.unflatten(0, (b, -1)), total.unflatten(0, (b, -1))
+    return out, total if plan.empty is None else total + plan.empty
+
+
+def _taken(states: Float[Tensor, "b g cap d"], slots: Int[Tensor, "*k w"], width: int) -> Float[Tensor, "k g w d"]:
+    """Keys or values of the slots of a plan's `tail`."""
+    if slots.dim() == 1:
+        return states.narrow(2, slots.shape[0], width)
     flat = states.transpose(1, 2).flatten(0, 1)
     return flat.index_select(0, slots.flatten()).unflatten(0, (slots.shape[0], -1)).transpose(1, 2)
 
 
+def _first(found: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, Tensor]:
+    """Of the rows [b, g, least * r, ...] of nodes that are alone, those of the nodes themselves: [b, 1, g, r, ...]."""
+    out, total = found
+    return out[:, None, :, :heads], total[:, None, :, :heads]
+
+
+def filled(rows: int, queries: Queries) -> Int[Tensor, " n"] | None:
+    """The rows of a product that has as many as it must: those there are, and some of them again. None: as they are."""
+    least = queries.least
+    if least == 1 or (not queries.multiple and rows >= least):
+        return None
+    if queries.multiple and rows % least == 0 and not torch.jit.is_tracing():  # whose replays have other row counts
+        return None
+    return torch.arange((rows + least - 1) // least * least if queries.multiple else least) % rows
+
+
 def kernel(
-    rows: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, queries: Queries
+    rows: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, at: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """torch's fused attention for CPUs: output and log of the sum. Rows that it lacks repeat those there are."""
-    n, least = rows.shape[2], queries.least
-    recording = queries.multiple and torch.jit.is_tracing()  # whose replays have other row counts
-    if not recording and n >= least and not (queries.multiple and n % least):
+    """torch's fused attention for CPUs, over rows `filled` so (the mask's are already): output and log of the sum."""
+    if at is None:
         return _fused(rows, key, value, mask, scale)
-    wanted = (n + least - 1) // least * least if queries.multiple else least
-    at = torch.arange(wanted, device=rows.device) % n
-    if mask is not None and mask.shape[2] > 1:
-        mask = mask.index_select(2, at)
+    n = rows.shape[2]
     out, total = _fused(rows.index_select(2, at), key, value, mask, scale)
     return out[:, :, :n], total[:, :, :n]
 
@@ -196,7 +237,7 @@ def _merged(first: Tensor | None, weight: Tensor | None, last: Tensor, total: Te
     if sinks is None:
         assert first is not None
         assert weight is not None
-        ratio = (total - weight).clamp_(max=FAR).exp_()[..., None]
+        ratio = (total - weight).exp_().clamp_(max=MOST)[..., None]
         return (last * ratio).add_(first).div_(ratio + 1)
     sink = sinks.float().view(total.shape[2:])
     most = torch.maximum(total, sink)

@@ -63,6 +63,7 @@ class Exactness:
             ancestors=ancestors,
             bound=given.bound + (more if given.chunk else 0),
             asked=self._asked(given),
+            added=more,
         )
 
     def _asked(self, given: Pass) -> Tensor | None:
@@ -94,7 +95,8 @@ def starts(positions: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
 def plan(given: Pass, capacity: int, dtype: torch.dtype, exactness: Exactness, window: int | None = None) -> Plan:
     """Slots and masks of one pass; `capacity`: slots from one row of the cache to the next."""
     device, b = given.spots.device, given.spots.shape[0]
-    places, extent = given.places, exactness.extent(given)
+    lone = given.n - given.added == 1 and not given.chunk
+    places, extent = given.places[:, :1] if lone else given.places, exactness.extent(given)
     first = starts(places)
     rows = (index(b, device) * capacity)[:, None, None]
     lead, order, back = 0, None, None
@@ -107,12 +109,16 @@ def plan(given: Pass, capacity: int, dtype: torch.dtype, exactness: Exactness, w
         seen = _near(where[:, :, None], queries[..., None], window).flatten(0, 1)
     else:
         where = first[..., None] + index(WINDOW, device)
-        order, back, last = _shared(given, first, exactness.queries)
-        tail = (_along(given, where) + rows).flatten(0, 1)[last]
-        seen = _near(where, places[..., None], window).flatten(0, 1)[order]
-        order = order.flatten()
+        seen = _near(where, places[..., None], window).flatten(0, 1)
+        if not lone:
+            order, back, last = _shared(given, first, exactness.queries)
+            tail, seen, order = (_along(given, where) + rows).flatten(0, 1)[last], seen[order], order.flatten()
+        elif given.level and start(given.prefix) + WINDOW <= capacity:
+            tail, seen = places.new_empty(1).expand(start(given.prefix)), seen[:, None]
+        else:
+            tail, seen = (where.minimum(given.lengths[:, None, None]) + rows).flatten(0, 1), seen[:, None]
     made = Plan(tail, _additive(seen, dtype)[:, None], places.new_empty(1).expand(extent), order=order, back=back)
-    made.lead, made.queries = lead, Queries(exactness.queries, exactness.multiple)
+    made.lead, made.lone, made.queries = lead, lone, Queries(exactness.queries, exactness.multiple)
     if extent:
         least = start(given.least)
         cut = window is not None and given.bound >= window
@@ -141,9 +147,6 @@ def _shared(given: Pass, first: Int[Tensor, "b m"], least: int) -> tuple[Tensor,
         last [k]: the deepest node of each tail, on whose path all the others lie.
     """
     (b, m), device = first.shape, first.device
-    if m == 1:
-        each = index(b, device)
-        return each[:, None].expand(b, least), each * least, each
     assert given.ancestors is not None
     own = given.ancestors[:, given.since :, given.since :].expand(b, -1, -1)
     real = own.diagonal(dim1=1, dim2=2)  # added nodes see the root alone: they stand beside the first one
@@ -174,8 +177,6 @@ def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def _along(given: Pass, where: Int[Tensor, "b m w"]) -> Int[Tensor, "b m w"]:
     """The slots, in its row, of these positions on each node's own path; beyond the node, those of any ancestor."""
     lengths = given.lengths[:, None, None]
-    if given.n == 1:
-        return torch.minimum(where, lengths)
     assert given.ancestors is not None
     b, n = given.spots.shape
     own = given.ancestors[:, given.since :].expand(b, -1, -1)

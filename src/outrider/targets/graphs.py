@@ -125,7 +125,9 @@ class Graphs:
         if exactness is None:
             return ()
         plans = [plan_of(mask) for mask in _masks(inputs)]
-        parts = [tuple(t is not None and len(t) > 0 for t in plan.tensors()) for plan in plans if plan is not None]
+        parts = [
+            (p.tail.dim(), *(t is not None and t.numel() > 0 for t in p.tensors())) for p in plans if p is not None
+        ]
         rows = given.places.numel()
         blocks = {most: -(-rows // most) for most in exactness.blocks.values() if rows > most}
         config = self.target.model.config.get_text_config()

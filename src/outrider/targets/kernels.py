@@ -250,7 +250,8 @@ def _steady(groups: int, width: int, shared: int, dtype: torch.dtype, queries: a
             mask[..., seen:] = float("-inf")
             part = slice(2 - batch, 2)
             kept = keys[part, :, :length], values[part, :, :length], mask if seen < length else None
-            return aligned.kernel(query[part, :, start : start + rows], *kept, 0.2, queries)
+            at = aligned.filled(rows, queries)
+            return aligned.kernel(query[part, :, start : start + rows], *kept, 0.2, at)
 
         def alone(length: int, run: Any = run) -> list[Tensor]:
             """Every row beside as few others as there can be."""

@@ -45,6 +45,7 @@ class Pass:
     taps: tuple[int, ...] = ()
     asked: Int[Tensor, " k"] | None = None  # prompts: the places of a chunk whose logits are wanted
     capacity: int = 0  # slots from one row of the cache to the next
+    added: int = 0  # tokens at the end that nobody reads
 
     @property
     def chunk(self) -> bool:
