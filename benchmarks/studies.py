@@ -73,7 +73,7 @@ MAMBAS = (
     *(f"{name}={CHAINS['Mamba 1.5M']}@{' '.join(arms)}" for name, arms in BANDITS.items()),
 )
 
-# SmolLM2 where the papers measured. Its drafters are those of `recipes.smollm2.train`; one of them ships.
+# SmolLM2 where the papers measured. Its drafters are those of `recipes.smollm2.train`; two of them ship.
 EAGLE, EAGLE3, BLOCK = (f"{kind}:runs/smollm2/{kind}/best" for kind in ("eagle", "eagle3", "block"))
 REAL = (
     "lookup@auto", "suffix@auto", f"EAGLE chain of 3={EAGLE}?tree=chain@4x3", f"EAGLE, 6 nodes={EAGLE}@6x4",
@@ -82,10 +82,10 @@ REAL = (
     f"EAGLE-3, adaptive={EAGLE3}@auto", f"block, 16 nodes={BLOCK}@16x6", f"block, adaptive={BLOCK}@auto",
 )  # fmt: skip
 REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
-SHIPS = "eagle:smollm2/hass"
+SHIPS, HEADS = "eagle:smollm2/hass", "medusa:smollm2/medusa"
 SHIPPED = (  # what a user has from the start
-    "suffix@auto", f"HASS chain of 3={SHIPS}?tree=chain@4x3", f"HASS, 6 nodes={SHIPS}@6x4",
-    f"HASS, 16 nodes={SHIPS}@16x6",
+    "lookup@auto", "suffix@auto", f"Medusa, 16 nodes={HEADS}@16x4", f"Medusa, adaptive={HEADS}@auto",
+    f"HASS chain of 3={SHIPS}?tree=chain@4x3", f"HASS, 6 nodes={SHIPS}@6x4", f"HASS, 16 nodes={SHIPS}@16x6",
     f"HASS, adaptive={SHIPS}@auto", f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
 )  # fmt: skip
 

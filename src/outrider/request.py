@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from .core.noise import digest
 from .params import whole
 from .types import DraftTree, InputError, Rule, Sampling, Target, Usage, Verdict
 
+PADDING = 64, 0.25  # tokens, or their share of all: so much may prompts be filled up to be read in one pass
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
 # (output so far, logits [1, v]) -> scores [1, v]. An output that ends in -1 is that of a row whose walk has ended while
 # others go on: anything may be returned.
@@ -163,3 +164,19 @@ def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
         raise InputError(f"give one seed, or one per prompt: there are {prompts} prompts and {len(given)} seeds")
     first = [secrets.randbits(63) if s is None else whole("seed", s, None) for s in given]
     return [[s + j for j in range(n)] for s in first]
+
+
+def alike(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows whose prompts are about as long, to be read side by side: each as long as the longest one beside it."""
+    group: list[Row] = []
+    total = 0
+    for row in sorted(rows, key=lambda row: len(row.request.prompt)):
+        size = len(row.request.prompt)
+        padding = size * len(group) - total
+        if padding > max(PADDING[0], PADDING[1] * (total + size)):
+            yield group
+            group, total = [], 0
+        group.append(row)
+        total += size
+    if group:
+        yield group

@@ -121,6 +121,18 @@ def zeroed(found: Found, end: str) -> Found:
     return found
 
 
+@pytest.mark.parametrize("to", ["safeailab", "vllm", "sglang"])
+def test_engines_draft_from_all_tokens_with_eagle(tmp_path: Path, facts: Facts, to: str) -> None:
+    """Its head is the target's, and a draft vocabulary names rows of it: without the list nothing else changes."""
+    whole = eagle()
+    few = Found(
+        whole.layout, "eagle", {**whole.config, "draft_vocab": VD}, {**whole.tensors, "d2t": torch.zeros(VD).long()}
+    )
+    write(few, to, facts, tmp_path / "out")
+    assert check(tmp_path / "out", to, facts) == []
+    same(whole, read(tmp_path / "out", facts))
+
+
 @pytest.mark.parametrize(
     ("make", "to"), [(m, t) for _, m, ts in ROUND for t in ts], ids=[f"{n}-{t}" for n, _, ts in ROUND for t in ts]
 )

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
+from outrider.bench import explain
 from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
@@ -253,3 +254,15 @@ def test_drafters_of_a_target_in_bfloat16_draft_in_it(tmp_path: Path, name: str)
     row = outputs(engine, [Request(PROMPTS[0], 1, 12, Sampling(0.0))])[0]
     assert len(row.output) == 12
     assert row.usage.drafted > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bytes_of_weights_are_counted_in_any_order(dtype: torch.dtype) -> None:
+    """Two a number where they are ordered or halved: what a pass reads."""
+    model = nn.Sequential(nn.Linear(96, 300, bias=False), nn.RMSNorm(300)).to(dtype)
+    with torch.no_grad():
+        model[0].weight.copy_(weights())
+    size = model[1].weight.numel() * dtype.itemsize
+    assert explain.weights(model) == 96 * 300 * dtype.itemsize + size
+    products.hasten(model)
+    assert explain.weights(model) == 96 * 300 * (2 if products.hastened(model) else dtype.itemsize) + size

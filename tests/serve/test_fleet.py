@@ -102,5 +102,4 @@ def test_passes_are_recorded_before_the_first_request() -> None:
     for model, taps in ((target, (-1,)), (inside(draft).model, ())):  # type: ignore[attr-defined]
         assert model.graphs.closed
         assert {(kind[0], kind[1]) for kind in model.graphs.made} >= {(True, True), (False, True), (False, False)}
-        assert {kind[5] for kind in model.graphs.made} == {taps}
-        assert None not in model.graphs.made.values()
+        assert all(made is not None and {*taps} <= {*made.taps} for made in model.graphs.made.values())

@@ -31,6 +31,7 @@ from ..drafters._growth import Growth
 from ..drafters._words import Same
 from ..drafters.model import ModelDrafter
 from ..engine import Engine
+from ..nets.products import HalfLinear, OrderedLinear
 from ..types import DraftTree, Round
 from .document import Cell, Explanation, Factor
 from .peers.outrider import Ours
@@ -120,8 +121,11 @@ def bandwidth(size: int, device: torch.device) -> float:
 
 def weights(model: torch.nn.Module) -> int:
     """Bytes that a pass reads: all parameters and buffers (of a mixture of experts, more than a pass needs)."""
-    held = {t.data_ptr(): t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())}
-    return sum(held.values())
+    kept = [module for module in model.modules() if isinstance(module, HalfLinear | OrderedLinear)]
+    own = {id(module.ordered) for module in kept if isinstance(module, OrderedLinear)}  # which has no address
+    plain = (t for t in (*model.parameters(), *model.buffers()) if id(t) not in own)
+    held = {t.data_ptr(): t.numel() * t.element_size() for t in plain}
+    return sum(held.values()) + sum(2 * module.out_features * module.in_features for module in kept)
 
 
 def explain(runner: Runner, group: Group, cell: Cell, plain: Cell) -> Explanation | None:

@@ -55,6 +55,9 @@ def made(found: Found, to: str, facts: Facts) -> Made:
         others = " or ".join(FORMATS_OF.get(method, ()))
         say = f"export it to {others}" if others else "no engine has one, so use it in Outrider"
         raise InputError(f"{to} has no format for {method}; {say}")
+    if method == "eagle" and config["draft_vocab"]:  # its head is the target's: engines draft with all rows of it
+        tensors = {name: t for name, t in found.tensors.items() if name != "d2t"}
+        found = replace(found, config=(config := {**config, "draft_vocab": 0}), tensors=tensors)
     if method not in ("eagle3", "block") and config.get("draft_vocab"):
         raise InputError(f"{to} has no draft vocabulary for {method}; train it without, or use it in Outrider")
     width = config["hidden"] if "hidden" in config else config["target_hidden"]

@@ -55,7 +55,10 @@ def export(
     if out is None:
         inspect(Path(folder))
     else:
-        write(read(folder, facts), to, facts, out, inspect if verify else None)
+        found = read(folder, facts)
+        write(found, to, facts, out, inspect if verify else None)
+        if found.method == "eagle" and found.config.get("draft_vocab"):
+            typer.echo(f"{to} will draft from all tokens: its EAGLE has no draft vocabulary of its own", err=True)
     if as_json:
         import json
 

@@ -40,7 +40,7 @@ class Folded:
     heads: int
     seen: Tensor
     hides: Tensor | None
-    rows: Tensor | None  # of the head's product: see `filled`
+    rows: Tensor | None  # of the head's product, and of both for nodes that are alone: see `filled`
 
 
 @dataclass
@@ -61,13 +61,9 @@ class Plan:
     back: Int[Tensor, " bm"] | None = None  # where each node stands in that order
     lead: int = 0  # prompts that begin inside a block: the nodes that a first tail lacks
     lone: bool = False  # one node a row that is read
+    rare: bool = False  # few passes of a text take this course
     queries: Queries = Queries()
     folded: dict[int, Folded] = field(default_factory=dict)  # by heads in a group
-
-    @property
-    def rare(self) -> bool:
-        """Do few passes of a text take this course? Some nodes have a head and others none, or a tree is very deep."""
-        return self.empty is not None or self.far is not None
 
     def fold(self, nodes: int, heads: int) -> Folded:
         """The masks once for each head of a group, and the rows of the head's product; kept, since all layers share
@@ -77,7 +73,7 @@ class Plan:
                 m if m is None or m.shape[2] == 1 else m.repeat_interleave(heads, 2) for m in (self.seen, self.hides)
             )
             assert seen is not None
-            rows = None if self.lone else filled(nodes * heads, self.queries)
+            rows = filled(nodes * heads, self.queries)
             if rows is not None and hides is not None and hides.shape[2] > 1:
                 hides = hides.index_select(2, rows)
             self.folded[heads] = Folded(heads, seen, hides, rows)
@@ -93,7 +89,7 @@ class Plan:
         assert tail is not None
         assert seen is not None
         assert extent is not None
-        return Plan(tail, seen, extent, hides, empty, far, order, back, self.lead, self.lone, self.queries)
+        return Plan(tail, seen, extent, hides, empty, far, order, back, self.lead, self.lone, self.rare, self.queries)
 
 
 def carry(plan: Plan) -> Tensor:
@@ -123,9 +119,9 @@ def attend(
     if width < int(key.shape[3]):  # the kernel wants one width
         value = torch.nn.functional.pad(value, (0, int(key.shape[3]) - width))
     nodes = query.transpose(1, 2).unflatten(2, (-1, group))  # [b, m, g, r, d]
-    folded = plan.fold(nodes.shape[1], group)
-    if plan.lone:  # [b, g, least * r, d]: the rows of both products
-        nodes = nodes[:, :1].transpose(1, 2).expand(-1, -1, plan.queries.least, -1, -1).flatten(2, 3)
+    folded = plan.fold(1 if plan.lone else nodes.shape[1], group)
+    if plan.lone:  # the rows of both products, [b, g, r, d] and as many more as they must have
+        nodes = nodes[:, 0] if folded.rows is None else nodes[:, 0].index_select(2, folded.rows)
     out, total = _tail(nodes, key, value, plan, folded, scale)
     first = weight = None
     if plan.extent.shape[0]:
@@ -200,7 +196,7 @@ def _taken(states: Float[Tensor, "b g cap d"], slots: Int[Tensor, "*k w"], width
 
 
 def _first(found: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, Tensor]:
-    """Of the rows [b, g, least * r, ...] of nodes that are alone, those of the nodes themselves: [b, 1, g, r, ...]."""
+    """Of the rows [b, g, n, ...] of nodes that are alone, those of the nodes themselves: [b, 1, g, r, ...]."""
     out, total = found
     return out[:, None, :, :heads], total[:, None, :, :heads]
 

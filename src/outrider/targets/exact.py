@@ -126,12 +126,15 @@ def plan(given: Pass, capacity: int, dtype: torch.dtype, exactness: Exactness, w
         if cut or least < extent or not given.chunk:  # of trees always, so that one recording does for all
             visible = (count < first[..., None]) & _near(count, places[..., None], window)
             made.hides = _additive(visible, dtype)[:, None]
-        if cut or least == 0:
+        ragged = not given.level and not given.chunk  # where some rows have a head and others none for long
+        if cut or least == 0 or ragged:
             made.empty = _additive(
                 starts(places) > (0 if window is None else (places - window + 1).clamp(min=0)), torch.float
             )
             made.empty = made.empty[..., None, None]
-        if not given.chunk and given.bound - given.prefix > BLOCK:
+        deep = not given.chunk and given.bound - given.prefix > BLOCK
+        made.rare = deep or (made.empty is not None and not ragged)
+        if deep:
             made.far = (_along(given, count.expand(*places.shape, -1)) + rows).flatten(0, 1)
     return made
 

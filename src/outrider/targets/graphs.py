@@ -26,7 +26,7 @@ from ..types import InputError, TargetOutput
 from .aligned import carry, plan_of
 from .attention import OPEN
 from .cache import TreeCache
-from .exact import Exactness
+from .exact import Exactness, start
 from .session import Pass, TreeSession
 
 PATIENCE = 128  # passes before the first kind is recorded, in models that were loaded by name
@@ -35,8 +35,8 @@ PROOFS = 4  # passes of different shape that a recording must equal the stock fo
 ROUNDINGS = 64  # units in the last place that it may be off by, where bits do not count
 logger = logging.getLogger(__name__)
 
-# One token a row, one row, level rows, open masks, embeddings given, taps; where bits count, what else sets its course.
-Kind = tuple[bool, bool, bool, tuple[bool, ...], bool, tuple[int, ...], tuple[Any, ...]]
+# One token a row, one row, level rows, open masks, embeddings given; where bits count, what else sets its course.
+Kind = tuple[bool, bool, bool, tuple[bool, ...], bool, tuple[Any, ...]]
 Forward = Callable[[TreeSession, Pass], TargetOutput]
 
 
@@ -56,9 +56,10 @@ class Recordable(Protocol):
 
 @dataclass
 class Recording:
-    """A recorded pass, and the shapes for which it was proved."""
+    """A recorded pass, the layers whose hidden states it gives, and the shapes for which it was proved."""
 
     made: Any
+    taps: tuple[int, ...]
     proofs: set[tuple[int, ...]] = field(default_factory=set)
 
 
@@ -66,7 +67,8 @@ class Graphs:
     """The recordings of one target: one for each kind of pass, made when there have been more than `patience` passes.
 
     A recording wins its own time back in one or two hundred passes, which a short text does not have. `closed`: no more
-    are made, and passes of another kind take the stock forward.
+    are made, and passes of another kind take the stock forward. Every recording gives the hidden states of all layers
+    that were ever asked for, so that texts with and without drafts share it.
     """
 
     def __init__(self, target: Recordable, patience: int = 0):
@@ -76,6 +78,7 @@ class Graphs:
         if not hasattr(torch.jit, "trace"):
             raise InputError(f"torch {torch.__version__} cannot record a forward pass; leave compile out")
         self.target, self.patience, self.closed = target, patience, False
+        self.taps: tuple[int, ...] = (-1,)
         self.seen: Counter[tuple[Any, ...]] = Counter()
         self.made: dict[Kind, Recording | None] = {}
 
@@ -83,10 +86,11 @@ class Graphs:
         """One pass over a tree: replayed, or by the stock forward where recording it failed."""
         one, alone = given.n - given.since == 1, len(given.lengths) == 1
         if self.patience:
-            habit = one, alone, given.level, given.embeds is not None, given.taps
+            short = self.target.exactness is not None and start(given.bound) == 0  # of which a text has few
+            habit = one, alone, given.level, given.embeds is not None, short
             self.seen[habit] += 1
             # Were each kind to wait for itself, plain passes would be recorded first, and drafts never pay beside them.
-            wait = SOON if self.seen.total() > self.patience else self.patience
+            wait = SOON if self.seen.total() > self.patience and not short else self.patience
             if self.seen[habit] <= min(wait, self.patience):
                 return stock(session, given)
         inputs = self.target.inputs(given)
@@ -94,10 +98,12 @@ class Graphs:
         if any(plan is not None and plan.rare for plan in map(plan_of, _masks(inputs))):
             return stock(session, given)
         course = self._course(given, inputs)
-        kind = (one, alone, given.level, open_, given.embeds is not None, given.taps, course)
-        if kind not in self.made:
+        kind = (one, alone, given.level, open_, given.embeds is not None, course)
+        known = self.made.get(kind)
+        if kind not in self.made or (known is not None and not {*given.taps} <= {*known.taps}):
             if self.closed:
                 return stock(session, given)
+            self.taps = tuple(sorted({*self.taps, *given.taps}))
             self.made[kind] = self._record(session.cache, given, inputs, kind)
         recording = self.made[kind]
         if recording is None:
@@ -108,7 +114,8 @@ class Graphs:
             logger.warning("a recorded pass failed (%s); the model's own is used from now on", str(error)[-200:])
             self.made[kind] = None
             return stock(session, given)
-        output = TargetOutput(logits, dict(zip(given.taps, features, strict=True)))
+        states = dict(zip(recording.taps, features, strict=True))
+        output = TargetOutput(logits, {tap: states[tap] for tap in given.taps})
         shape = (*logits.shape[:2], given.view)
         if len(recording.proofs) < PROOFS and shape not in recording.proofs:
             true = stock(session, given)
@@ -137,7 +144,7 @@ class Graphs:
 
     def _record(self, cache: TreeCache, given: Pass, inputs: dict[str, Any], kind: Kind) -> Recording | None:
         tensors = _tensors(inputs, given, cache)
-        body = _Body(self.target, inputs, given, kind).eval()
+        body = _Body(self.target, inputs, given, kind, self.taps).eval()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # tracing is deprecated in favour of torch.compile (see above)
@@ -145,16 +152,16 @@ class Graphs:
         except (RuntimeError, TypeError, ValueError) as error:
             logger.warning("this model's pass cannot be recorded (%s); its own forward is used", str(error)[:200])
             return None
-        return Recording(made)
+        return Recording(made, self.taps)
 
 
 class _Body(torch.nn.Module):
     """The pass as a function of tensors alone."""
 
-    def __init__(self, target: Recordable, inputs: dict[str, Any], given: Pass, kind: Kind):
+    def __init__(self, target: Recordable, inputs: dict[str, Any], given: Pass, kind: Kind, taps: tuple[int, ...]):
         super().__init__()
         self.model = target.model  # so that its weights become constants of the recording
-        self.target, self.kind, self.taps = target, kind, given.taps
+        self.target, self.kind, self.taps = target, kind, taps
         masks = inputs["attention_mask"]
         self.types = tuple(masks) if isinstance(masks, dict) else None
         self.places = "position_ids" in inputs
@@ -164,7 +171,7 @@ class _Body(torch.nn.Module):
     def forward(
         self, read: Tensor, places: Tensor, slots: Tensor, masks: list[Tensor], flat: list[Tensor], wide: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        _, _, level, open_, embedded, taps, course = self.kind
+        _, _, level, open_, embedded, course = self.kind
         view = None if course else masks[0].shape[-1]
         if course:
             given = iter(masks)
@@ -179,7 +186,7 @@ class _Body(torch.nn.Module):
         if self.places:
             inputs["position_ids"] = places
         inputs["attention_mask"] = masks[0] if self.types is None else dict(zip(self.types, masks, strict=True))
-        logits, features = self.target.call(inputs, Cache(layers=layers), taps, self.rows)
+        logits, features = self.target.call(inputs, Cache(layers=layers), self.taps, self.rows)
         return (logits, *features)
 
 

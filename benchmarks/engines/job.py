@@ -1,0 +1,48 @@
+"""What the scripts beside this file share. They run in environments of their own, so it wants Python alone.
+
+    python SCRIPT < JOB
+
+JOB is JSON: {"model": a folder, "gguf": a file, "method": one of the script's, "drafter": SPEC or a folder, "dtype",
+"prompts": [[ids]], "ends": ids that end a text, "tokens": most tokens of a text, "temperatures", "batches", "repeats"}.
+A line of JSON comes out for each temperature and batch size: {"engine": its version, "method", "temperature", "batch",
+"tokens", "seconds": one for each repeat, "texts": [[ids]]}. What the engine prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Texts = list[list[int]]
+Write = Callable[[Texts, float, int], Texts]  # prompts, temperature, texts at a time
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+
+
+def serve(start: Callable[[dict[str, Any]], tuple[str, Write]]) -> None:
+    """Time what `start(job)` returns, which is the engine's version and a function that writes texts."""
+    job, lines = json.load(sys.stdin), os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    version, write = start(job)
+    for temperature in job["temperatures"]:
+        for batch in job["batches"]:
+            write(job["prompts"][: 2 * batch], temperature, batch)  # load, compile, record, learn
+            seconds, texts = [], []
+            for _ in range(job["repeats"]):
+                began = time.perf_counter()
+                texts = [cut(text, job) for text in write(job["prompts"], temperature, batch)]
+                seconds.append(time.perf_counter() - began)
+            said = {"engine": version, "method": job["method"], "temperature": temperature, "batch": batch}
+            tokens = sum(map(len, texts))
+            print(json.dumps({**said, "tokens": tokens, "seconds": seconds, "texts": texts}), file=lines)
+
+
+def cut(text: list[int], job: dict[str, Any]) -> list[int]:
+    """A text without what lies behind its end."""
+    end = next((i for i, token in enumerate(text) if token in job["ends"]), len(text))
+    return text[: min(end + 1, job["tokens"])]

@@ -1,0 +1,43 @@
+"""vLLM for CPUs. Methods: plain, lookup (its n-grams), eagle (a folder that `outrider export --to vllm` wrote)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from job import Texts, Write, serve
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def start(job: dict[str, Any]) -> tuple[str, Write]:
+    import vllm
+
+    how = {
+        "plain": None,
+        "lookup": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        "eagle": {"method": "eagle", "model": job["drafter"], "num_speculative_tokens": 3},
+    }[job["method"]]
+    llm = vllm.LLM(
+        job["model"], dtype=job["dtype"], skip_tokenizer_init=True, max_model_len=2048,
+        max_num_seqs=max(job["batches"]), enable_prefix_caching=False, speculative_config=how,
+    )  # fmt: skip
+
+    def write(prompts: Texts, temperature: float, batch: int) -> Texts:
+        law = vllm.SamplingParams(
+            temperature=temperature, max_tokens=job["tokens"], stop_token_ids=job["ends"], detokenize=False, seed=1
+        )
+        found: Texts = []
+        step = 1 if batch == 1 else len(prompts)  # it fills its batch by itself
+        for first in range(0, len(prompts), step):
+            group = [{"prompt_token_ids": prompt} for prompt in prompts[first : first + step]]
+            found += [list(output.outputs[0].token_ids) for output in llm.generate(group, law, use_tqdm=False)]
+        return found
+
+    return f"{vllm.__version__}, {job['dtype']}", write
+
+
+serve(start)

