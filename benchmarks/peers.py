@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 from outrider import encoding
 from outrider.bench import tasks
 from outrider.targets import load_tokenizer, names

@@ -19,12 +19,14 @@ from studies import ROOT
 STOCK = {"transformers": "transformers generate"}
 OURS = {
     "none": "none (plain decoding, recorded)",
+    "lookup": "lookup, adaptive",
     "suffix": "suffix, adaptive",
-    "HASS chain of 3": "hass, chain of 3",
-    "HASS, 6 nodes": "hass, 6 nodes",
-    "HASS, 16 nodes": "hass, 16 nodes",
-    "HASS, adaptive": "hass, adaptive",
-    "suffix and HASS, adaptive": "suffix and hass, adaptive",
+    "Medusa, adaptive": "Medusa, adaptive",
+    "HASS chain of 3": "HASS, chain of 3",
+    "HASS, 6 nodes": "HASS, 6 nodes",
+    "HASS, 16 nodes": "HASS, 16 nodes",
+    "HASS, adaptive": "HASS, adaptive",
+    "suffix and HASS, adaptive": "suffix and HASS, adaptive",
 }
 
 

@@ -13,8 +13,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 def start(job: dict[str, Any]) -> tuple[str, Write]:
     draft = LlamaPromptLookupDecoding(num_pred_tokens=2) if job["method"] == "lookup" else None  # its advice for CPUs
     llm = llama_cpp.Llama(
-        job["gguf"], n_ctx=2048, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(), draft_model=draft, seed=1,
-        verbose=False,
+        job["gguf"], n_ctx=2048, n_batch=2048, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(),
+        draft_model=draft, seed=1, verbose=False,
     )  # fmt: skip
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:

@@ -94,8 +94,7 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
                     yield from pieces
                     batch = newcomers if batch is None else batch.join(newcomers)
             if batch:
-                pieces = batch.round()
-                yield from pieces
+                yield from batch.round()
                 batch = batch.leave()
 
 

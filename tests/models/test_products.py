@@ -15,7 +15,6 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
-from outrider.bench import explain
 from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
@@ -23,6 +22,7 @@ from outrider.engine import Engine, Request
 from outrider.nets import products
 from outrider.targets import kernels, load, probe
 from outrider.targets.load import from_pretrained, load_target
+from outrider.targets.packed import bytes_read
 from outrider.types import Sampling
 
 here = pytest.mark.skipif(not products.can_halve(), reason="FBGEMM's products are for x86 processors")
@@ -263,6 +263,6 @@ def test_bytes_of_weights_are_counted_in_any_order(dtype: torch.dtype) -> None:
     with torch.no_grad():
         model[0].weight.copy_(weights())
     size = model[1].weight.numel() * dtype.itemsize
-    assert explain.weights(model) == 96 * 300 * dtype.itemsize + size
+    assert bytes_read(model) == 96 * 300 * dtype.itemsize + size
     products.hasten(model)
-    assert explain.weights(model) == 96 * 300 * (2 if products.hastened(model) else dtype.itemsize) + size
+    assert bytes_read(model) == 96 * 300 * (2 if products.hastened(model) else dtype.itemsize) + size

@@ -31,7 +31,7 @@ from ..drafters._growth import Growth
 from ..drafters._words import Same
 from ..drafters.model import ModelDrafter
 from ..engine import Engine
-from ..nets.products import HalfLinear, OrderedLinear
+from ..targets.packed import bytes_read
 from ..types import DraftTree, Round
 from .document import Cell, Explanation, Factor
 from .peers.outrider import Ours
@@ -119,15 +119,6 @@ def bandwidth(size: int, device: torch.device) -> float:
     return buffer.numel() * 4 / min(times)
 
 
-def weights(model: torch.nn.Module) -> int:
-    """Bytes that a pass reads: all parameters and buffers (of a mixture of experts, more than a pass needs)."""
-    kept = [module for module in model.modules() if isinstance(module, HalfLinear | OrderedLinear)]
-    own = {id(module.ordered) for module in kept if isinstance(module, OrderedLinear)}  # which has no address
-    plain = (t for t in (*model.parameters(), *model.buffers()) if id(t) not in own)
-    held = {t.data_ptr(): t.numel() * t.element_size() for t in plain}
-    return sum(held.values()) + sum(2 * module.out_features * module.in_features for module in kept)
-
-
 def explain(runner: Runner, group: Group, cell: Cell, plain: Cell) -> Explanation | None:
     """One cell's factors; None where nothing was drafted or plain decoding was not measured."""
     peer, ms, rate, tau = runner.peers.get(cell.method), cell.round_ms, cell.tokens_per_second, cell.tau
@@ -140,7 +131,7 @@ def explain(runner: Runner, group: Group, cell: Cell, plain: Cell) -> Explanatio
     nodes, depth = round(sum(seen.nodes) / len(seen.nodes)), max(seen.depths)
     most = best(peer.engine, prompts, runner.tokens, group.temperature, nodes, depth)
     model: Any = peer.engine.target
-    size = weights(model.model)
+    size = bytes_read(model.model)
     one, measured, worth = plain.round_ms.verify, rate.value, sum(seen.worth) / len(seen.worth)
     read = min(one, 1e3 * size / bandwidth(size, model.device))
     parts = [

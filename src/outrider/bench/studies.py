@@ -12,11 +12,12 @@ from ..budgets.calibration import ece, families, reliability
 from ..engine import Batch, Request, Row
 from ..llm import LLM
 from ..targets import HFTarget
+from ..targets.packed import bytes_read
 from ..types import Round, Sampling
 from .cells import Analysis
 from .config import Config
 from .document import Capacity, Cell, Document, Explanation, Position, Reliability
-from .explain import explain, weights
+from .explain import explain
 from .memory import held
 from .methods import budget_of
 from .metrics import QUANTILES
@@ -116,7 +117,7 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
             batch.round()
             target: Any = peer.engine.target
             draft = getattr(peer.engine.drafter, "model", None)  # a target of its own, where it is a language model
-            used = weights(target.model) + (weights(draft.model) if isinstance(draft, HFTarget) else 0)
+            used = bytes_read(target.model) + (bytes_read(draft.model) if isinstance(draft, HFTarget) else 0)
             nodes = 1 + (cell.drafted_alpha is not None) * most_nodes(cell)
             row = (held(batch.session) + held(batch.drafting)) / rows + 4.0 * nodes * target.vocab
             most = int(max(0.0, limit - used) // row)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..nets.products import HalfLinear, OrderedLinear
 from . import gguf
 
 GROUP = 32  # weights of a block, which share a scale and an offset
@@ -141,3 +142,12 @@ def _marks(weight: Float[Tensor, "o i"]) -> Int[Tensor, " o"]:
     """A number for each row that hardly any other row has."""
     factors = torch.randint(-(2**62), 2**62, (weight.shape[1],), generator=torch.Generator().manual_seed(0))
     return (weight.to(torch.bfloat16).contiguous().view(torch.int16) * factors).sum(1)
+
+
+def bytes_read(model: nn.Module) -> int:
+    """Bytes that a pass reads: all parameters and buffers (of a mixture of experts, more than a pass needs)."""
+    kept = [module for module in model.modules() if isinstance(module, HalfLinear | OrderedLinear)]
+    own = {id(module.ordered) for module in kept if isinstance(module, OrderedLinear)}  # which has no address
+    plain = (t for t in (*model.parameters(), *model.buffers()) if id(t) not in own)
+    held = {t.data_ptr(): t.numel() * t.element_size() for t in plain}
+    return sum(held.values()) + sum(2 * module.out_features * module.in_features for module in kept)
