@@ -188,7 +188,7 @@ def _far(nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float | N
 
 
 def _taken(states: Float[Tensor, "b g cap d"], slots: Int[Tensor, "*k w"], width: int) -> Float[Tensor, "k g w d"]:
-    """Keys or values of the slots of a plan's `tail`."""
+    """Keys or values of the slots of a plan's `tail`, of which there are `width` where they lie in the cache."""
     if slots.dim() == 1:
         return states.narrow(2, slots.shape[0], width)
     flat = states.transpose(1, 2).flatten(0, 1)

@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -114,17 +114,16 @@ class Graphs:
             logger.warning("a recorded pass failed (%s); the model's own is used from now on", str(error)[-200:])
             self.made[kind] = None
             return stock(session, given)
-        states = dict(zip(recording.taps, features, strict=True))
-        output = TargetOutput(logits, {tap: states[tap] for tap in given.taps})
+        output = TargetOutput(logits, dict(zip(recording.taps, features, strict=True)))
         shape = (*logits.shape[:2], given.view)
         if len(recording.proofs) < PROOFS and shape not in recording.proofs:
-            true = stock(session, given)
+            true = stock(session, replace(given, taps=recording.taps))
             if not _same(output, true, 0 if self.target.exactness else ROUNDINGS):
                 logger.warning("a recorded pass differs from the model's own; the model's own is used from now on")
                 self.made[kind] = None
                 return true
             recording.proofs.add(shape)
-        return output
+        return TargetOutput(logits, {tap: output.features[tap] for tap in given.taps})
 
     def _course(self, given: Pass, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """What a pass that sums by position does differently from another one."""
