@@ -175,7 +175,7 @@ def test_what_is_wrong_is_refused(target: HFTarget, tmp_path: Path) -> None:
 
 
 def test_layouts_without_a_draft_vocabulary_refuse_it(target: HFTarget, tmp_path: Path) -> None:
-    objective(target, "eagle").save(tmp_path / "d")
+    objective(target, "medusa").save(tmp_path / "d")
     found = native.read(tmp_path / "d")
     with pytest.raises(InputError, match="draft vocabulary"):
         write(found, "vllm", Facts.of(target), tmp_path / "out")
