@@ -14,7 +14,7 @@ from .core.noise import digest
 from .params import whole
 from .types import DraftTree, InputError, Rule, Sampling, Target, Usage, Verdict
 
-PADDING = 64, 0.25  # tokens, or their share of all: so much may prompts be filled up to be read in one pass
+PADDING = 64, 0.25  # in one pass, so many tokens of filling are allowed, or this share of all its tokens
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
 # (output so far, logits [1, v]) -> scores [1, v]. An output that ends in -1 is that of a row whose walk has ended while
 # others go on: anything may be returned.
@@ -167,7 +167,7 @@ def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
 
 
 def alike(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Rows whose prompts are about as long, to be read side by side: each as long as the longest one beside it."""
+    """Groups of rows whose prompts are about equally long: prompts in one pass are filled up to the longest of them."""
     group: list[Row] = []
     total = 0
     for row in sorted(rows, key=lambda row: len(row.request.prompt)):
