@@ -111,6 +111,12 @@ class TreeCache(Cache):
         self.fresh = False
         self._hold(slabs, self.rows)
 
+    def begin(self, rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        """Slabs for keys and values of this shape (heads, width), of a pass that writes them by itself."""
+        for layer in self.tree_layers:
+            layer.lazy_initialization(*(torch.empty(rows, shape[0], 0, shape[1], dtype=dtype) for _ in range(2)))
+        self.pack()
+
     def taken(self, row: int, n: int) -> list[tuple[Tensor, ...]]:
         """A copy of the first `n` slots of a row: every layer's keys and values [1, h, n, d]."""
         return [tuple(part[row : row + 1, :, :n].clone() for part in layer.wide) for layer in self.tree_layers]

@@ -1,0 +1,73 @@
+"""The compiled pass: built by this machine's gcc for its own processor, once, in the user's cache folder.
+
+It takes two seconds. Without gcc, or on another processor than x86 with AVX2, there is none, and models run as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from .. import kept
+
+SOURCES = "pass.c", "vectors.h", "products.h", "attention.h"
+FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
+logger = logging.getLogger(__name__)
+
+
+@cache
+def library(halves: bool) -> ctypes.CDLL | None:
+    """The pass over weights in bfloat16 (`halves`) or float32; None where it cannot be had on this machine."""
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    if compiler is None or platform.system() != "Linux" or not suits():
+        return None
+    flags = (*FLAGS, *(("-DHALVES",) if halves else ()))
+    try:
+        file = _file(flags)
+        if not file.is_file():
+            _compile(compiler, flags, file)
+        return ctypes.CDLL(str(file))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        logger.warning("the faster pass could not be compiled (%s); the model's own is used", said.strip()[-200:])
+        return None
+
+
+def suits() -> bool:
+    """Is this a processor for which the pass is written?"""
+    fit = platform.machine().lower() in ("x86_64", "amd64")
+    return fit and torch.backends.cpu.get_cpu_capability().startswith(("AVX2", "AVX512"))
+
+
+def _file(flags: tuple[str, ...]) -> Path:
+    """Where it lies, by its sources and this processor's abilities."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
+    abilities = next((line for line in lines if line.startswith("flags")), "")
+    model = next((line for line in lines if line.startswith("model name")), "")
+    digest = hashlib.sha256(" ".join((*flags, abilities, model)).encode())
+    for source in SOURCES:
+        digest.update((Path(__file__).parent / source).read_bytes())
+    return kept.folder("native") / f"{digest.hexdigest()[:24]}.so"
+
+
+def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    source = str(Path(__file__).parent / SOURCES[0])
+    try:
+        subprocess.run(
+            [compiler, *flags, source, "-o", str(partial), "-lm"], check=True, capture_output=True, text=True, timeout=120
+        )
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""Passes of one model by the compiled code: the same interface as a recording's, for trees and prompts alike."""
+
+from __future__ import annotations
+
+import ctypes
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..targets.cache import TreeCache
+from ..targets.session import Pass, TreeSession, index
+from ..types import TargetOutput
+from .build import library
+from .weights import Weights, address, lacking, read, whole
+
+FIRST = 1024  # positions whose turns are computed at first
+
+
+class PassPart(ctypes.Structure):
+    """`Pass` of pass.c."""
+
+    _fields_ = [
+        *((name, whole) for name in ("rows", "nodes", "since", "all", "capacity", "shared")),
+        *((name, address) for name in ("lengths", "spots", "ancestors", "cache", "turns")),
+        ("positions", whole),
+        *((name, address) for name in ("states", "normed", "query", "seen", "inside", "made", "paths")),
+        ("taps", whole),
+        ("tap", address),
+        ("tapped", address),
+        ("asked", whole),
+        ("ask", address),
+        ("logits", address),
+        ("threads", whole),
+    ]
+
+
+class Forward:
+    """The compiled pass over one model's weights."""
+
+    def __init__(self, library: ctypes.CDLL, target: Any, weights: Weights):
+        self.call, self.target, self.weights = library.forward, target, weights
+        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+        self.lock = Lock()  # of the room below
+        self.room: dict[str, Tensor] = {}
+        self.turns = torch.zeros(0, 2, weights.part.width)
+        self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
+        self.pointers: Any = None
+
+    def run(self, session: TreeSession, given: Pass) -> TargetOutput:
+        """One pass over a tree or a chunk of prompts. Logits are of float32, features of the target's precision."""
+        part, cache, target = self.weights.part, session.cache, self.target
+        (b, n), m = given.spots.shape, given.n - given.since
+        if cache.fresh:
+            cache.begin(b, (int(part.groups), int(part.width)), target.dtype)
+        cache.reserve(given.view)
+        assert given.embeds is not None or given.tokens is not None
+        embeds = target.embed(given.tokens) if given.embeds is None else given.embeds
+        spots, lengths = given.spots.contiguous(), given.lengths.contiguous()
+        tree = None if given.chunk or given.ancestors is None else given.ancestors.contiguous()
+        ask = index(m, spots.device) if given.asked is None else given.asked.contiguous()
+        taps = torch.tensor([tap if tap >= 0 else part.layers + 1 + tap for tap in given.taps], dtype=torch.long)
+        tapped = torch.empty(len(taps), b, m, part.hidden)
+        logits = torch.empty(b, len(ask), part.vocabulary)
+        with self.lock:
+            states, turns = self._own("states", embeds.float()), self._turns(given.bound + 1)
+            room, pointers = self._room(b * m, n), self._pointers(cache)
+            asks = PassPart(
+                rows=b, nodes=m, since=given.since, all=n, capacity=cache.capacity,
+                shared=tree is None or len(tree) == 1, lengths=lengths.data_ptr(), spots=spots.data_ptr(),
+                ancestors=None if tree is None else tree.data_ptr(), cache=ctypes.addressof(pointers),
+                turns=turns.data_ptr(), positions=len(turns), states=states.data_ptr(), **room,
+                taps=len(taps), tap=taps.data_ptr(), tapped=tapped.data_ptr(),
+                asked=len(ask), ask=ask.data_ptr(), logits=logits.data_ptr(), threads=torch.get_num_threads(),
+            )  # fmt: skip
+            self.call(ctypes.byref(part), ctypes.byref(asks))
+        features = {tap: states.to(target.dtype) for tap, states in zip(given.taps, tapped, strict=True)}
+        return TargetOutput(logits, features)
+
+    def _own(self, name: str, given: Tensor) -> Tensor:
+        """A copy in room of our own, since the pass changes it."""
+        return self._of(name, given.numel(), torch.float32)[: given.numel()].copy_(given.flatten())
+
+    def _of(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
+        """Room for so many numbers, kept from pass to pass: fresh memory costs a pass as much as using it."""
+        held = self.room.get(name)
+        if held is None or len(held) < size:
+            held = self.room[name] = torch.empty(size, dtype=dtype)
+        return held
+
+    def _room(self, rows: int, nodes: int) -> dict[str, int]:
+        part = self.weights.part
+        wide, narrow = part.heads * part.width, part.groups * part.width
+        inputs = {"normed": part.hidden, "query": wide, "seen": wide, "inside": part.inner}
+        found = {name: self._of(name, rows * size, torch.float32).data_ptr() for name, size in inputs.items()}
+        made = self._of("made", rows * (wide + 2 * narrow), torch.float32)
+        paths = self._of("paths", rows * nodes, torch.int32)
+        return {**found, "made": made.data_ptr(), "paths": paths.data_ptr()}
+
+    def _turns(self, positions: int) -> Tensor:
+        """Cosines and sines [position, 2, width] of the model's own rotary embedding, in float32."""
+        if len(self.turns) < min(positions, self.target.context):
+            most = min(self.target.context, max(FIRST, 1 << (positions - 1).bit_length()))
+            with torch.inference_mode(False), torch.no_grad():
+                turned = self.target.model.model.rotary_emb(torch.zeros(1), torch.arange(most)[None])
+            self.turns = torch.stack([part[0] for part in turned], 1).contiguous()
+        return self.turns
+
+    def _pointers(self, cache: TreeCache) -> Any:
+        """Addresses of every layer's keys and values; they change only where the cache grows."""
+        now = tuple((slab.data_ptr(), slab.shape) for slab in cache.slabs)
+        if now != self.known:
+            found = [part.data_ptr() for layer in cache.tree_layers for part in layer.flat]
+            self.known, self.pointers = now, (ctypes.c_void_p * len(found))(*found)
+        return self.pointers
+
+
+def forward_of(target: Any) -> Forward | None:
+    """The compiled pass over a target's weights; None where it cannot read them, or cannot be had here."""
+    if lacking(target.model, target.config):
+        return None
+    found = library(target.dtype == torch.bfloat16)
+    return None if found is None else Forward(found, target, read(target.model, target.config, target.windows))

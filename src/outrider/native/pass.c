@@ -1,0 +1,204 @@
+/* One pass of a Llama-shaped model over tree nodes, or over a chunk of prompts: `forward.py` fills the structures. */
+
+#include <omp.h>
+
+#include "vectors.h"
+
+#include "products.h"
+
+#include "attention.h"
+
+typedef struct {
+    const number *q, *k, *v, *o, *gate, *up, *down;
+    const float *norm, *norm_inner, *norm_q, *norm_k; /* the latter two, and biases, may be NULL */
+    const float *bias_q, *bias_k, *bias_v, *bias_o;
+    integer window; /* 0: none */
+    integer turned; /* are positions marked by rotation? */
+} Layer;
+
+typedef struct {
+    integer hidden, inner, heads, groups, width, layers, vocabulary;
+    float epsilon, scale;
+    const Layer *layer;
+    const float *norm;
+    const number *head;
+} Model;
+
+typedef struct {
+    integer rows, nodes, since, all; /* of each row, the nodes `since` .. `all` - 1 are read: `nodes` */
+    integer capacity;                /* slots from one row of the cache to the next */
+    integer shared;                  /* one tree's shape for all rows */
+    const integer *lengths, *spots;  /* [rows], [rows, all] */
+    const uint8_t *ancestors;        /* [rows or 1, all, all]; NULL for a chunk */
+    number *const *cache;            /* keys and values of each layer: [rows, capacity, groups * width] */
+    const float *turns;              /* cosines and sines [position, 2, width] */
+    integer positions;               /* of `turns` */
+    float *states;                   /* [rows * nodes, hidden]: embeddings, changed in place */
+    input *normed, *query, *seen, *inside; /* room: [rows * nodes, hidden], two of heads * width, inner */
+    float *made;                     /* [rows * nodes, (heads + 2 groups) * width] */
+    int32_t *paths;                  /* [rows * nodes, all] */
+    integer taps;
+    const integer *tap;  /* layers before which states are copied; `layers`: after the last norm */
+    float *tapped;       /* [taps, rows * nodes, hidden] */
+    integer asked;
+    const integer *ask; /* [asked]: places within `nodes` of each row, in order */
+    float *logits;      /* [rows, asked, vocabulary] */
+    integer threads;
+} Pass;
+
+static void normalise(const float *x, const float *weight, integer width, float epsilon, float *y) {
+    vector total = ZERO;
+    for (integer k = 0; k < width; k += LANES) total = FMA(LOAD(x + k), LOAD(x + k), total);
+    const float root = 1.0f / sqrtf(sum_of(total) / (float)width + epsilon);
+    for (integer k = 0; k < width; k += LANES) STORE(y + k, MUL(MUL(LOAD(x + k), ALL(root)), LOAD(weight + k)));
+}
+
+/* The norm of rows `first` .. `last` - 1, as the input of a product. */
+static void normed(const Model *model, const Pass *pass, const float *weight, integer first, integer last) {
+    float found[model->hidden];
+    for (integer m = first; m < last; m++) {
+        normalise(pass->states + m * model->hidden, weight, model->hidden, model->epsilon, found);
+        for (integer k = 0; k < model->hidden; k++) pass->normed[m * model->hidden + k] = to_input(found[k]);
+    }
+}
+
+/* One head's numbers, normalised and turned by its position. */
+static void turn(const Model *model, const Pass *pass, const float *norm, integer turned, integer place, float *x) {
+    const integer width = model->width, half = width / 2;
+    if (norm) normalise(x, norm, width, model->epsilon, x);
+    if (!turned) return;
+    const float *cosine = pass->turns + (place < pass->positions ? place : pass->positions - 1) * 2 * width;
+    const float *sine = cosine + width;
+    for (integer k = 0; k < half; k++) {
+        const float a = x[k], b = x[k + half];
+        x[k] = a * cosine[k] - b * sine[k];
+        x[k + half] = b * cosine[k + half] + a * sine[k + half];
+    }
+}
+
+/* Of node m: queries turned, keys turned and written to the cache, values written. */
+static void placed(const Model *model, const Pass *pass, integer layer, integer m) {
+    const Layer *own = model->layer + layer;
+    const integer width = model->width, heads = model->heads, groups = model->groups, row = m / pass->nodes;
+    const integer node = pass->since + m % pass->nodes, place = pass->spots[row * pass->all + node];
+    const integer slot = (row * pass->capacity + pass->lengths[row] + node) * groups * width;
+    float *made = pass->made + m * (heads + 2 * groups) * width, *made_k = made + heads * width;
+    for (integer h = 0; h < heads; h++) turn(model, pass, own->norm_q, own->turned, place, made + h * width);
+    for (integer g = 0; g < groups; g++) turn(model, pass, own->norm_k, own->turned, place, made_k + g * width);
+    input *query = pass->query + m * heads * width;
+    number *keys = pass->cache[2 * layer] + slot, *values = pass->cache[2 * layer + 1] + slot;
+    for (integer k = 0; k < heads * width; k++) query[k] = to_input(made[k]);
+    for (integer k = 0; k < groups * width; k++) {
+        keys[k] = to_number(made_k[k]);
+        values[k] = to_number(made_k[groups * width + k]);
+    }
+}
+
+/* The slots of each node's path, by depth, counted from its row's length. */
+static void walk(const Pass *pass, integer m) {
+    const integer all = pass->all, row = m / pass->nodes, node = pass->since + m % pass->nodes;
+    const uint8_t *sees = pass->ancestors + ((pass->shared ? 0 : row) * all + node) * all;
+    const integer *spots = pass->spots + row * all;
+    int32_t *path = pass->paths + m * all;
+    memset(path, 0, all * sizeof *path);
+    for (integer j = 0; j < all; j++)
+        if (sees[j]) path[spots[j] - pass->lengths[row]] = (int32_t)j;
+}
+
+/* Attention of all nodes; threads take what is left, in any order. */
+static void mix(const Model *model, const Pass *pass, integer layer, Work *work) {
+    const integer width = model->width, groups = model->groups, group = model->heads / groups;
+    integer heads = group < QUERIES ? group : QUERIES;
+    if (pass->rows * groups * pass->nodes < 2 * pass->threads) heads = 1; /* or a thread would wait for another */
+    const integer cuts = (group + heads - 1) / heads, together = QUERIES / heads;
+    const integer goes = (pass->nodes + together - 1) / together, stride = groups * width;
+#pragma omp for schedule(dynamic, 1)
+    for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
+        const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
+        const integer row = item / goes / cuts / groups, first = go * together;
+        const integer last = first + together < pass->nodes ? first + together : pass->nodes;
+        const integer head = g * group + cut * heads, end = (g + 1) * group;
+        const integer start = row * pass->nodes * model->heads * width;
+        const integer cached = row * pass->capacity * stride + g * width;
+        attend(
+            work, pass->query + start, pass->seen + start, model->heads, head,
+            head + heads < end ? head + heads : end, width, pass->cache[2 * layer] + cached,
+            pass->cache[2 * layer + 1] + cached, stride, first, last, pass->spots + row * pass->all + pass->since,
+            pass->lengths[row], pass->ancestors ? pass->paths + row * pass->nodes * pass->all : NULL, pass->all,
+            model->layer[layer].window, model->scale
+        );
+    }
+}
+
+static void tap(const Model *model, const Pass *pass, integer layer, integer first, integer last) {
+    const integer width = model->hidden;
+    for (integer i = 0; i < pass->taps; i++) {
+        if (pass->tap[i] != layer) continue;
+        for (integer m = first; m < last; m++) {
+            float *to = pass->tapped + (i * pass->rows * pass->nodes + m) * width;
+            if (layer == model->layers)
+                normalise(pass->states + m * width, model->norm, width, model->epsilon, to);
+            else
+                memcpy(to, pass->states + m * width, width * sizeof(float));
+        }
+    }
+}
+
+/* The logits of the asked places: their norms first, in the room of `normed`. */
+static void spoken(const Model *model, const Pass *pass, integer thread, integer threads) {
+    const integer width = model->hidden, rows = pass->rows * pass->asked;
+#pragma omp for schedule(static)
+    for (integer i = 0; i < rows; i++) {
+        const integer m = i / pass->asked * pass->nodes + pass->ask[i % pass->asked];
+        float found[width];
+        normalise(pass->states + m * width, model->norm, width, model->epsilon, found);
+        for (integer k = 0; k < width; k++) pass->normed[i * width + k] = to_input(found[k]);
+    }
+    product(
+        pass->normed, rows, width, model->head, NULL, model->vocabulary, pass->logits, model->vocabulary, 0, thread,
+        threads
+    );
+}
+
+void forward(const Model *model, const Pass *pass) {
+    const integer rows = pass->rows * pass->nodes, hidden = model->hidden, width = model->width;
+    const integer wide = model->heads * width, narrow = model->groups * width, stride = wide + 2 * narrow;
+#pragma omp parallel num_threads(pass->threads)
+    {
+        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        const integer first = rows * thread / threads, last = rows * (thread + 1) / threads;
+        Work work;
+        for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
+        for (integer l = 0; l < model->layers; l++) {
+            const Layer *own = model->layer + l;
+            tap(model, pass, l, first, last);
+            normed(model, pass, own->norm, first, last);
+#pragma omp barrier
+            product(pass->normed, rows, hidden, own->q, own->bias_q, wide, pass->made, stride, 0, thread, threads);
+            product(
+                pass->normed, rows, hidden, own->k, own->bias_k, narrow, pass->made + wide, stride, 0, thread, threads
+            );
+            product(
+                pass->normed, rows, hidden, own->v, own->bias_v, narrow, pass->made + wide + narrow, stride, 0, thread,
+                threads
+            );
+#pragma omp barrier
+            for (integer m = first; m < last; m++) placed(model, pass, l, m);
+#pragma omp barrier
+            mix(model, pass, l, &work);
+            product(pass->seen, rows, wide, own->o, own->bias_o, hidden, pass->states, hidden, 1, thread, threads);
+#pragma omp barrier
+            normed(model, pass, own->norm_inner, first, last);
+#pragma omp barrier
+            gated(pass->normed, rows, hidden, own->gate, own->up, model->inner, pass->inside, thread, threads);
+#pragma omp barrier
+            product(
+                pass->inside, rows, model->inner, own->down, NULL, hidden, pass->states, hidden, 1, thread, threads
+            );
+#pragma omp barrier
+        }
+        tap(model, pass, model->layers, first, last);
+#pragma omp barrier
+        spoken(model, pass, thread, threads);
+    }
+}

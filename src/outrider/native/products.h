@@ -1,0 +1,104 @@
+/* y = x W^T, with W as the model keeps it: a row of `width` numbers for each output. A result is summed in lanes along
+   its row, step by step, and then over the lanes; so it depends on its row of x and its row of W alone. */
+
+#define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
+
+/* LANES results at a time: `n` rows of x with LANES / n outputs. */
+INLINE vector tile(const int n, const input *x, integer width, const number *const *rows) {
+    const int outputs = LANES / n;
+    vector found[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) found[i] = ZERO;
+    for (integer k = 0; k < width; k += STEP) {
+        operand given[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++) given[i] = INPUT(x + i * width + k);
+#pragma GCC unroll 16
+        for (int j = 0; j < outputs; j++) {
+            const operand weights = WEIGHT(rows[j] + k);
+#pragma GCC unroll 4
+            for (int i = 0; i < n; i++) found[i * outputs + j] = TIMES(found[i * outputs + j], given[i], weights);
+        }
+    }
+    return sums(found);
+}
+
+/* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
+   are those of the last one, and nobody's. */
+static void column(const input *x, integer n, integer width, const number *w, integer first, integer last, float *y) {
+    const number *rows[LANES];
+    for (integer j = 0; j < LANES; j++) rows[j] = w + (first + j < last ? first + j : last - 1) * width;
+    float some[LANES];
+    integer i = 0;
+#define TILE(count)                                                                                       \
+    for (; i + count <= n; i += count)                                                                    \
+        for (int j = 0; j < LANES; j += LANES / count) {                                                  \
+            STORE(some, tile(count, x + i * width, width, rows + j));                                     \
+            for (int k = 0; k < count; k++)                                                               \
+                memcpy(y + (i + k) * LANES + j, some + k * (LANES / count), LANES / count * sizeof(float)); \
+        }
+#if LANES == 16
+    TILE(4)
+#endif
+    TILE(2)
+    TILE(1)
+#undef TILE
+}
+
+/* This thread's share of so many outputs, in whole columns. */
+INLINE void share(integer outputs, integer thread, integer threads, integer *first, integer *last) {
+    const integer columns = (outputs + LANES - 1) / LANES;
+    *first = columns * thread / threads * LANES;
+    *last = columns * (thread + 1) / threads * LANES;
+    if (*last > outputs) *last = outputs;
+}
+
+/* y[:, own outputs] = x W^T + bias, or added to what is there. */
+static void product(
+    const input *x, integer n, integer width, const number *w, const float *bias, integer outputs, float *y,
+    integer stride, int add, integer thread, integer threads
+) {
+    integer first, last;
+    float found[ROWS * LANES];
+    share(outputs, thread, threads, &first, &last);
+    for (integer m = 0; m < n; m += ROWS) {
+        const integer rows = n - m < ROWS ? n - m : ROWS;
+        for (integer j = first; j < last; j += LANES) {
+            const integer count = last - j < LANES ? last - j : LANES;
+            column(x + m * width, rows, width, w, j, outputs, found);
+            for (integer i = 0; i < rows; i++) {
+                float *to = y + (m + i) * stride + j;
+                const float *from = found + i * LANES;
+                for (integer k = 0; k < count; k++) {
+                    float value = from[k];
+                    if (bias) value += bias[j + k];
+                    to[k] = add ? to[k] + value : value;
+                }
+            }
+        }
+    }
+}
+
+/* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. */
+static void gated(
+    const input *x, integer n, integer width, const number *gate, const number *up, integer outputs, input *y,
+    integer thread, integer threads
+) {
+    integer first, last;
+    float opened[ROWS * LANES], found[ROWS * LANES];
+    share(outputs, thread, threads, &first, &last);
+    for (integer m = 0; m < n; m += ROWS) {
+        const integer rows = n - m < ROWS ? n - m : ROWS;
+        for (integer j = first; j < last; j += LANES) {
+            const integer count = last - j < LANES ? last - j : LANES;
+            column(x + m * width, rows, width, gate, j, outputs, opened);
+            column(x + m * width, rows, width, up, j, outputs, found);
+            for (integer i = 0; i < rows; i++) {
+                float made[LANES];
+                const vector g = LOAD(opened + i * LANES), u = LOAD(found + i * LANES);
+                STORE(made, MUL(DIV(g, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), g))))), u));
+                for (integer k = 0; k < count; k++) y[(m + i) * outputs + j + k] = to_input(made[k]);
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+/* Vectors of float, for processors with AVX2 or AVX-512; numbers in memory, which are float or bfloat16.
+
+   HALVES is set where weights, keys and values are bfloat16. Where the processor multiplies these, activations are
+   rounded to bfloat16 before a product too (NARROW); sums are always of float. Every sum here has one order, whatever
+   is computed beside it: multiply-adds are written out, and the compiler contracts and reorders nothing. */
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef int64_t integer;
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef HALVES
+typedef uint16_t number;
+#else
+typedef float number;
+#endif
+
+#if defined(HALVES) && defined(__AVX512BF16__)
+#define NARROW
+typedef uint16_t input;
+#else
+typedef float input;
+#endif
+
+#ifdef __AVX512F__
+#define LANES 16
+typedef __m512 vector;
+#define ZERO _mm512_setzero_ps()
+#define LOAD(p) _mm512_loadu_ps(p)
+#define STORE(p, v) _mm512_storeu_ps(p, v)
+#define ALL(x) _mm512_set1_ps(x)
+#define ADD(a, b) _mm512_add_ps(a, b)
+#define SUB(a, b) _mm512_sub_ps(a, b)
+#define MUL(a, b) _mm512_mul_ps(a, b)
+#define DIV(a, b) _mm512_div_ps(a, b)
+#define MAX(a, b) _mm512_max_ps(a, b) /* b where either is no number */
+#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define NEAREST(a) _mm512_roundscale_ps(a, 8)
+#define POWER(n) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23))
+#define ZERO_BELOW(v, x, low) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), v)
+#define WIDEN(p) \
+    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
+#else
+#define LANES 8
+typedef __m256 vector;
+#define ZERO _mm256_setzero_ps()
+#define LOAD(p) _mm256_loadu_ps(p)
+#define STORE(p, v) _mm256_storeu_ps(p, v)
+#define ALL(x) _mm256_set1_ps(x)
+#define ADD(a, b) _mm256_add_ps(a, b)
+#define SUB(a, b) _mm256_sub_ps(a, b)
+#define MUL(a, b) _mm256_mul_ps(a, b)
+#define DIV(a, b) _mm256_div_ps(a, b)
+#define MAX(a, b) _mm256_max_ps(a, b)
+#define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define NEAREST(a) _mm256_round_ps(a, 8)
+#define POWER(n) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23))
+#define ZERO_BELOW(v, x, low) _mm256_and_ps(v, _mm256_cmp_ps(x, low, _CMP_NLT_UQ))
+#define WIDEN(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
+#endif
+
+#ifdef HALVES
+#define READ(p) WIDEN(p)
+#else
+#define READ(p) LOAD(p)
+#endif
+
+#ifdef NARROW
+#define STEP 32 /* numbers that one multiply-add takes */
+#define LOADED(p) ((__m512bh)_mm512_loadu_si512(p))
+typedef __m512bh operand;
+#define TIMES(sum, x, w) _mm512_dpbf16_ps(sum, x, w)
+#define INPUT(p) LOADED(p)
+#define WEIGHT(p) LOADED(p)
+#else
+#define STEP LANES
+typedef vector operand;
+#define TIMES(sum, x, w) FMA(x, w, sum)
+#define INPUT(p) LOAD(p)
+#define WEIGHT(p) READ(p)
+#endif
+
+/* To bfloat16, to the nearest, ties to even. */
+INLINE uint16_t rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#ifdef HALVES
+INLINE number to_number(float x) { return rounded(x); }
+#else
+INLINE number to_number(float x) { return x; }
+#endif
+
+#ifdef NARROW
+INLINE input to_input(float x) { return rounded(x); }
+#else
+INLINE input to_input(float x) { return x; }
+#endif
+
+/* e^x for x <= 88; 0 below -87; no number stays none. */
+INLINE vector exponential(vector x) {
+    const vector low = ALL(-87.0f), bounded = MAX(low, x);
+    const vector n = NEAREST(MUL(bounded, ALL(1.44269504f)));
+    vector r = FMA(n, ALL(-0.693359375f), bounded), y = ALL(1.3888889e-3f);
+    r = FMA(n, ALL(2.12194440e-4f), r);
+    y = FMA(y, r, ALL(8.3333333e-3f));
+    y = FMA(y, r, ALL(4.1666667e-2f));
+    y = FMA(y, r, ALL(1.6666667e-1f));
+    y = FMA(y, r, ALL(0.5f));
+    y = FMA(y, r, ALL(1.0f));
+    y = FMA(y, r, ALL(1.0f));
+    return ZERO_BELOW(MUL(y, POWER(n)), x, low);
+}
+
+/* The sums of LANES vectors, as one vector: lane i has that of a[i]. */
+INLINE vector sums(const vector a[LANES]) {
+#if LANES == 16
+    vector b[8], c[4], d[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) /* lanes 4k, 4k+2: of a[i], lanes 4k+1, 4k+3: of a[i + 8] */
+        b[i] = ADD(_mm512_unpacklo_ps(a[i], a[i + 8]), _mm512_unpackhi_ps(a[i], a[i + 8]));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) /* a[i], a[i + 8], a[i + 4], a[i + 12] in every four lanes */
+        c[i] = ADD(_mm512_shuffle_ps(b[i], b[i + 4], 0x44), _mm512_shuffle_ps(b[i], b[i + 4], 0xee));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        d[i] = ADD(_mm512_shuffle_f32x4(c[i], c[i + 2], 0x88), _mm512_shuffle_f32x4(c[i], c[i + 2], 0xdd));
+    /* four lanes each of a[0]..., a[0]..., a[2]..., a[2]... and of a[1], a[3] */
+    const vector e = ADD(_mm512_shuffle_f32x4(d[0], d[1], 0x88), _mm512_shuffle_f32x4(d[0], d[1], 0xdd));
+    /* now lanes are of 0 8 4 12, 2 10 6 14, 1 9 5 13, 3 11 7 15 */
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15), e);
+#else
+    vector b[4], c[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        b[i] = ADD(_mm256_unpacklo_ps(a[i], a[i + 4]), _mm256_unpackhi_ps(a[i], a[i + 4]));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        c[i] = ADD(_mm256_shuffle_ps(b[i], b[i + 2], 0x44), _mm256_shuffle_ps(b[i], b[i + 2], 0xee));
+    /* in four lanes a[0] a[4] a[2] a[6], and a[1] a[5] a[3] a[7] */
+    const vector d = ADD(_mm256_permute2f128_ps(c[0], c[1], 0x20), _mm256_permute2f128_ps(c[0], c[1], 0x31));
+    return _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
+#endif
+}
+
+INLINE float sum_of(vector v) {
+    float lanes[LANES], total = 0;
+    STORE(lanes, v);
+    for (int i = 0; i < LANES; i++) total += lanes[i];
+    return total;
+}
+
+INLINE float most_of(vector v) {
+    float lanes[LANES], most = -INFINITY;
+    STORE(lanes, v);
+    for (int i = 0; i < LANES; i++) most = lanes[i] > most || lanes[i] != lanes[i] ? lanes[i] : most;
+    return most;
+}
