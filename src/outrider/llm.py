@@ -283,9 +283,10 @@ def load(
         weights: full: as the checkpoint has them; int8: linear layers in eight bits; native: the four-bit numbers of a
             .gguf file. The last two are for CPUs, compute in bfloat16, and are other targets than the full one.
         trust_remote_code: run code that comes with the model.
-        compile: record the models' passes and replay them without their Python: the same logits sooner, once each
-            kind of pass has been proved (`targets/graphs.py`). True: at load, in some seconds. False: never.
-            Default: after the first rounds, for models loaded by name; their weights must not change from then on.
+        compile: run the models' passes without their Python: the same logits sooner. Llama-shaped models on x86
+            processors run in compiled code of our own (`targets/compiled.py`), others are recorded once each kind of
+            pass has been proved (`targets/graphs.py`). True: record at load, in some seconds. False: neither. Default:
+            both, recordings after the first rounds, for models loaded by name; their weights must not change then.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
             shapes). Set by a budget that names them, as in "1:3,2,1 2:1,1".
         options: for transformers' `from_pretrained` (revision, quantization_config, ...).
@@ -303,7 +304,7 @@ def load(
     place = None if isinstance(model, PreTrainedModel) else find(model)
     target = load_target(
         place or model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights,
-        **options,
+        native=False if compile is False else None, **options,
     )  # fmt: skip
     if compile:
         if not isinstance(target, HFTarget):

@@ -133,8 +133,11 @@ def load(
     check_way(vocab)
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
-    draft = load_target(where, dtype=target.dtype if dtype == "auto" else dtype, device=str(target.device))
-    if draft.dtype == torch.float32:
+    fast = getattr(target, "native", None) is not None
+    draft = load_target(
+        where, dtype=target.dtype if dtype == "auto" else dtype, device=str(target.device), native=None if fast else False
+    )
+    if draft.dtype == torch.float32 and getattr(draft, "native", None) is None:
         products.halve(draft.model)
     if isinstance(draft, SeqTarget) != isinstance(target, SeqTarget):
         raise InputError(f"{where} and the target are not of one kind: both must be encoder-decoder models, or neither")

@@ -6,6 +6,7 @@
 #define WIDEST 256 /* numbers of a head */
 
 typedef struct {
+    float turned[WIDEST / UNIT * BLOCK] __attribute__((aligned(64))); /* a block's keys: [unit, key] */
     float score[QUERIES][BLOCK];
     float most[QUERIES];           /* of all scores so far */
     float sum[QUERIES][LANES];     /* of their exponentials, in lanes */
@@ -15,28 +16,42 @@ typedef struct {
 /* Queries from row `first` to `last` go on over the `count` keys of one block, from its key `from` on; `at`: where each
    lies. */
 static void over(
-    Work *w, const input *query, integer first, integer last, const number *keys, const number *values,
+    Work *w, const input *query, integer first, integer last, const held *keys, const held *values,
     const integer *at, integer from, integer count, integer width, float scale
 ) {
+    const integer units = width / UNIT;
     for (integer j = 0; j < count; j += LANES)
-        for (integer q = first; q < last; q++) {
-            vector found[LANES];
+        for (integer u = 0; u < units; u += LANES) {
+            vector part[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) found[i] = ZERO;
-            for (integer d = 0; d < width; d += STEP) {
-#ifdef NARROW
-                const operand given = INPUT(query + q * width + d);
+            for (int i = 0; i < LANES; i++) part[i] = UNITS(keys + at[j + i] + u * UNIT);
+            transpose(part);
 #pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) found[i] = TIMES(found[i], given, WEIGHT(keys + at[j + i] + d));
-#else
-                const vector given = LOAD(query + q * width + d);
-#pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) found[i] = FMA(given, READ(keys + at[j + i] + d), found[i]);
-#endif
-            }
-            STORE(w->score[q] + j, MUL(sums(found), ALL(scale)));
+            for (int i = 0; i < LANES; i++) STORE(w->turned + (u + i) * BLOCK + j, part[i]);
         }
-    for (integer q = first; q < last; q++) {
+#define SCORES(rows, parts)                                                                                      \
+    for (; q + rows <= last; q += rows)                                                                          \
+        for (integer j = 0; j < count; j += parts * LANES) {                                                     \
+            vector found[rows * parts];                                                                          \
+            _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++) found[i] = ZERO;                     \
+            for (integer u = 0; u < units; u++)                                                                  \
+                _Pragma("GCC unroll 4") for (int p = 0; p < parts; p++) {                                        \
+                    const operand key = (operand)LOAD(w->turned + u * BLOCK + j + p * LANES);                    \
+                    _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++) found[i * parts + p] = TIMES(         \
+                        found[i * parts + p], REPEATED(query + (q + i) * width + u * UNIT), key                  \
+                    );                                                                                           \
+                }                                                                                                \
+            _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++)                                      \
+                STORE(w->score[q + i / parts] + j + i % parts * LANES, MUL(found[i], ALL(scale)));               \
+        }
+    integer q = first;
+#if LANES == 16
+    SCORES(4, 4)
+#endif
+    SCORES(2, 2)
+    SCORES(1, 2)
+#undef SCORES
+    for (q = first; q < last; q++) {
         float *score = w->score[q];
         for (integer j = 0; j < from; j++) score[j] = -INFINITY;
         for (integer j = count; j < BLOCK; j++) score[j] = -INFINITY;
@@ -62,9 +77,9 @@ static void over(
         for (int i = 0; i < rows; i++)                                                                        \
             for (int p = 0; p < parts; p++) sum[i * parts + p] = LOAD(w->out[q + i] + d + p * LANES);         \
         for (integer j = from; j < count; j++) {                                                              \
-            const number *value = values + at[j] + d;                                                         \
+            const held *value = values + at[j] + d;                                                         \
             vector part[parts];                                                                               \
-            for (int p = 0; p < parts; p++) part[p] = READ(value + p * LANES);                                \
+            for (int p = 0; p < parts; p++) part[p] = HELD(value + p * LANES);                                \
             for (int i = 0; i < rows; i++) {                                                                  \
                 const vector weight = ALL(w->score[q + i][j]);                                                \
                 for (int p = 0; p < parts; p++) sum[i * parts + p] = FMA(weight, part[p], sum[i * parts + p]); \
@@ -73,7 +88,7 @@ static void over(
         for (int i = 0; i < rows; i++)                                                                        \
             for (int p = 0; p < parts; p++) STORE(w->out[q + i] + d + p * LANES, sum[i * parts + p]);         \
     }
-    integer q = first;
+    q = first;
 #if LANES == 16
     for (; q + 4 <= last; q += 4) {
         integer d = 0;
@@ -96,7 +111,7 @@ static void over(
    of each node's own path, counted from `known`; NULL where every slot is its position. */
 static void attend(
     Work *w, const input *query, input *out, integer heads, integer head, integer beyond, integer width,
-    const number *keys, const number *values, integer stride, integer first, integer last, const integer *places,
+    const held *keys, const held *values, integer stride, integer first, integer last, const integer *places,
     integer known, const int32_t *path, integer depth, integer window, float scale
 ) {
     const integer group = beyond - head, rows = (last - first) * group;
@@ -113,7 +128,13 @@ static void attend(
     if (window && places[last - 1] >= window)
         together = 0;
     for (; (block + 1) * BLOCK <= together; block++) { /* whole blocks that all nodes see */
-        for (integer j = 0; j < BLOCK; j++) at[j] = (block * BLOCK + j) * stride;
+        for (integer j = 0; j < BLOCK; j++) {
+            at[j] = (block * BLOCK + j) * stride;
+            for (integer d = 0; d < width && (block + 2) * BLOCK <= together; d += LINE / (integer)sizeof(held)) {
+                _mm_prefetch((const char *)(keys + at[j] + BLOCK * stride + d), _MM_HINT_T0);
+                _mm_prefetch((const char *)(values + at[j] + BLOCK * stride + d), _MM_HINT_T0);
+            }
+        }
         over(w, given, 0, rows, keys, values, at, 0, BLOCK, width, scale);
     }
     for (integer i = first; i < last; i++) { /* the others, each node by itself */

@@ -25,12 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def library(halves: bool) -> ctypes.CDLL | None:
-    """The pass over weights in bfloat16 (`halves`) or float32; None where it cannot be had on this machine."""
+def library(weights: str, rest: str) -> ctypes.CDLL | None:
+    """The pass over weights of this precision, with activations, keys and values of the `rest`; both are "bfloat16" or
+    "float32". None where it cannot be had on this machine."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     if compiler is None or platform.system() != "Linux" or not suits():
         return None
-    flags = (*FLAGS, *(("-DHALVES",) if halves else ()))
+    halves, wide = weights == "bfloat16", rest == "float32"
+    flags = (*FLAGS, *(("-DHALVES",) if halves else ()), *(("-DWIDE",) if halves and wide else ()))
     try:
         file = _file(flags)
         if not file.is_file():

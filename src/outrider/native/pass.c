@@ -30,7 +30,7 @@ typedef struct {
     integer shared;                  /* one tree's shape for all rows */
     const integer *lengths, *spots;  /* [rows], [rows, all] */
     const uint8_t *ancestors;        /* [rows or 1, all, all]; NULL for a chunk */
-    number *const *cache;            /* keys and values of each layer: [rows, capacity, groups * width] */
+    held *const *cache;            /* keys and values of each layer: [rows, capacity, groups * width] */
     const float *turns;              /* cosines and sines [position, 2, width] */
     integer positions;               /* of `turns` */
     float *states;                   /* [rows * nodes, hidden]: embeddings, changed in place */
@@ -86,11 +86,11 @@ static void placed(const Model *model, const Pass *pass, integer layer, integer 
     for (integer h = 0; h < heads; h++) turn(model, pass, own->norm_q, own->turned, place, made + h * width);
     for (integer g = 0; g < groups; g++) turn(model, pass, own->norm_k, own->turned, place, made_k + g * width);
     input *query = pass->query + m * heads * width;
-    number *keys = pass->cache[2 * layer] + slot, *values = pass->cache[2 * layer + 1] + slot;
+    held *keys = pass->cache[2 * layer] + slot, *values = pass->cache[2 * layer + 1] + slot;
     for (integer k = 0; k < heads * width; k++) query[k] = to_input(made[k]);
     for (integer k = 0; k < groups * width; k++) {
-        keys[k] = to_number(made_k[k]);
-        values[k] = to_number(made_k[groups * width + k]);
+        keys[k] = to_held(made_k[k]);
+        values[k] = to_held(made_k[groups * width + k]);
     }
 }
 

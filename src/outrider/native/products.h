@@ -1,16 +1,21 @@
 /* y = x W^T, with W as the model keeps it: a row of `width` numbers for each output. A result is summed in lanes along
    its row, step by step, and then over the lanes; so it depends on its row of x and its row of W alone. */
 
+#define LINE 64 /* bytes that memory gives at a time */
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
 
-/* LANES results at a time: `n` rows of x with LANES / n outputs. */
-INLINE vector tile(const int n, const input *x, integer width, const number *const *rows) {
+/* LANES results at a time: `n` rows of x with LANES / n outputs. `ahead`: memory that will be read next, of which so
+   many lines are fetched in each step. */
+INLINE vector tile(
+    const int n, const input *x, integer width, const number *const *rows, const char *ahead, integer lines
+) {
     const int outputs = LANES / n;
     vector found[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) found[i] = ZERO;
     for (integer k = 0; k < width; k += STEP) {
         operand given[4];
+        for (integer i = 0; i < lines; i++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T0);
 #pragma GCC unroll 4
         for (int i = 0; i < n; i++) given[i] = INPUT(x + i * width + k);
 #pragma GCC unroll 16
@@ -28,14 +33,18 @@ INLINE vector tile(const int n, const input *x, integer width, const number *con
 static void column(const input *x, integer n, integer width, const number *w, integer first, integer last, float *y) {
     const number *rows[LANES];
     for (integer j = 0; j < LANES; j++) rows[j] = w + (first + j < last ? first + j : last - 1) * width;
+    const integer tiles = LANES == 16 ? n / 4 * 4 + n % 4 / 2 * 2 + n % 2 : n / 2 * 2 + n % 2;
+    const integer column = LANES * width * sizeof(number), steps = width / STEP, each = (column / LINE + steps - 1) / steps;
+    const integer lines = (each + tiles - 1) / tiles;
+    const char *ahead = (const char *)(w + first * width) + column, *beyond = ahead + column;
     float some[LANES];
     integer i = 0;
-#define TILE(count)                                                                                       \
-    for (; i + count <= n; i += count)                                                                    \
-        for (int j = 0; j < LANES; j += LANES / count) {                                                  \
-            STORE(some, tile(count, x + i * width, width, rows + j));                                     \
-            for (int k = 0; k < count; k++)                                                               \
-                memcpy(y + (i + k) * LANES + j, some + k * (LANES / count), LANES / count * sizeof(float)); \
+#define TILE(count)                                                                                             \
+    for (; i + count <= n; i += count)                                                                          \
+        for (int j = 0; j < LANES; j += LANES / count, ahead += steps * lines * LINE) {                         \
+            STORE(some, tile(count, x + i * width, width, rows + j, ahead, ahead < beyond ? lines : 0));        \
+            for (int k = 0; k < count; k++)                                                                     \
+                memcpy(y + (i + k) * LANES + j, some + k * (LANES / count), LANES / count * sizeof(float));     \
         }
 #if LANES == 16
     TILE(4)

@@ -1,7 +1,8 @@
 /* Vectors of float, for processors with AVX2 or AVX-512; numbers in memory, which are float or bfloat16.
 
-   HALVES is set where weights, keys and values are bfloat16. Where the processor multiplies these, activations are
-   rounded to bfloat16 before a product too (NARROW); sums are always of float. Every sum here has one order, whatever
+   HALVES is set where weights are bfloat16, and WIDE where nothing else is. Without WIDE, keys and values are bfloat16
+   too, and where the processor multiplies these, activations are rounded to it before a product (NARROW). Sums are
+   always of float. Every sum here has one order, whatever
    is computed beside it: multiply-adds are written out, and the compiler contracts and reorders nothing. */
 
 #include <immintrin.h>
@@ -18,7 +19,13 @@ typedef uint16_t number;
 typedef float number;
 #endif
 
-#if defined(HALVES) && defined(__AVX512BF16__)
+#if defined(HALVES) && !defined(WIDE)
+typedef uint16_t held;
+#else
+typedef float held;
+#endif
+
+#if defined(HALVES) && !defined(WIDE) && defined(__AVX512BF16__)
 #define NARROW
 typedef uint16_t input;
 #else
@@ -68,6 +75,12 @@ typedef __m256 vector;
 #define READ(p) LOAD(p)
 #endif
 
+#if defined(HALVES) && !defined(WIDE)
+#define HELD(p) WIDEN(p)
+#else
+#define HELD(p) LOAD(p)
+#endif
+
 #ifdef NARROW
 #define STEP 32 /* numbers that one multiply-add takes */
 #define LOADED(p) ((__m512bh)_mm512_loadu_si512(p))
@@ -75,12 +88,18 @@ typedef __m512bh operand;
 #define TIMES(sum, x, w) _mm512_dpbf16_ps(sum, x, w)
 #define INPUT(p) LOADED(p)
 #define WEIGHT(p) LOADED(p)
+#define UNIT 2 /* numbers in the width of a float */
+#define UNITS(p) _mm512_castsi512_ps(_mm512_loadu_si512(p))
+#define REPEATED(p) ((__m512bh)_mm512_set1_epi32(*(const int *)(p)))
 #else
 #define STEP LANES
 typedef vector operand;
 #define TIMES(sum, x, w) FMA(x, w, sum)
 #define INPUT(p) LOAD(p)
 #define WEIGHT(p) READ(p)
+#define UNIT 1
+#define UNITS(p) HELD(p)
+#define REPEATED(p) ALL(*(p))
 #endif
 
 /* To bfloat16, to the nearest, ties to even. */
@@ -90,10 +109,10 @@ INLINE uint16_t rounded(float x) {
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-#ifdef HALVES
-INLINE number to_number(float x) { return rounded(x); }
+#if defined(HALVES) && !defined(WIDE)
+INLINE held to_held(float x) { return rounded(x); }
 #else
-INLINE number to_number(float x) { return x; }
+INLINE held to_held(float x) { return x; }
 #endif
 
 #ifdef NARROW
@@ -145,6 +164,54 @@ INLINE vector sums(const vector a[LANES]) {
     /* in four lanes a[0] a[4] a[2] a[6], and a[1] a[5] a[3] a[7] */
     const vector d = ADD(_mm256_permute2f128_ps(c[0], c[1], 0x20), _mm256_permute2f128_ps(c[0], c[1], 0x31));
     return _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
+#endif
+}
+
+/* Rows to columns: a[i] gets lane i of all. */
+INLINE void transpose(vector a[LANES]) {
+#if LANES == 16
+    vector b[16], c[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) /* c[i + k]: in four lanes, element 4j + k of rows i .. i + 3 */
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++) {
+            c[i + 2 * k] = _mm512_shuffle_ps(b[i + k], b[i + k + 2], 0x44);
+            c[i + 2 * k + 1] = _mm512_shuffle_ps(b[i + k], b[i + k + 2], 0xee);
+        }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        const vector low = _mm512_shuffle_f32x4(c[k], c[k + 4], 0x44), high = _mm512_shuffle_f32x4(c[k], c[k + 4], 0xee);
+        const vector low2 = _mm512_shuffle_f32x4(c[k + 8], c[k + 12], 0x44);
+        const vector high2 = _mm512_shuffle_f32x4(c[k + 8], c[k + 12], 0xee);
+        a[k] = _mm512_shuffle_f32x4(low, low2, 0x88);
+        a[k + 4] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+        a[k + 8] = _mm512_shuffle_f32x4(high, high2, 0x88);
+        a[k + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+#else
+    vector b[8], c[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4)
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++) {
+            c[i + 2 * k] = _mm256_shuffle_ps(b[i + k], b[i + k + 2], 0x44);
+            c[i + 2 * k + 1] = _mm256_shuffle_ps(b[i + k], b[i + k + 2], 0xee);
+        }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        a[k] = _mm256_permute2f128_ps(c[k], c[k + 4], 0x20);
+        a[k + 4] = _mm256_permute2f128_ps(c[k], c[k + 4], 0x31);
+    }
 #endif
 }
 

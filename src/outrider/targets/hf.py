@@ -22,6 +22,7 @@ from ..nets import products
 from ..types import InputError, Prefill, TargetOutput
 from . import aligned, attention, exact, families
 from .cache import TreeCache
+from .compiled import Forward
 from .graphs import PROOFS, Graphs
 from .session import CHUNK, Pass, TreeSession
 
@@ -46,6 +47,7 @@ class HFTarget:
         self.device: torch.device = model.device
         self.experts = families.experts_of(model)
         self.windows = families.windows(self.config, self.family)
+        self.native: Forward | None = None  # passes in compiled code of our own
         self.graphs: Graphs | None = None
         self.exactness: exact.Exactness | None = None
         self.blocks: list[tuple[Any, int]] = []  # layers that read no more rows at a time than this
@@ -69,7 +71,7 @@ class HFTarget:
     @property
     def exact(self) -> str:
         """What texts with drafts are equal to: "bits", those without, or "rounding", those up to rounding."""
-        return "rounding" if self.exactness is None else "bits"
+        return "rounding" if self.exactness is None and self.native is None else "bits"
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""
@@ -172,7 +174,9 @@ class HFTarget:
                 self.graphs.patience = patience
 
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
-        """One forward pass of the model over the tree cache; those over trees may be recorded, prompts' chunks not."""
+        """One forward pass of the model over the tree cache: compiled, or else those over trees may be recorded."""
+        if self.native is not None:
+            return self.native.run(session, given)
         if self.graphs is not None and given.ancestors is not None and given.asked is None:
             return self.graphs.run(session, given, self.stock)
         return self.stock(session, given)

@@ -17,13 +17,13 @@ from .. import hub
 from ..nets import products
 from ..params import check_weights
 from ..types import InputError, Target
-from . import gguf, names, spread
+from . import compiled, gguf, names, spread
 from .hf import HFTarget
 from .names import Place
 from .packed import pack
 from .probe import HALF, settle
 from .seq2seq import SeqTarget
-from .validate import ensure
+from .validate import ensure, ensure_native
 
 logger = logging.getLogger(__name__)
 MEMORY = 0.25  # of this machine's, that a model may take to compute in float32 where 16 bits would be slow
@@ -39,6 +39,7 @@ def load_target(
     weights: str = "full",
     processes: int = 1,
     training: bool = False,
+    native: bool | None = None,
     **options: Any,
 ) -> HFTarget | SeqTarget:
     """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
@@ -48,11 +49,13 @@ def load_target(
     texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
     `weights`: "full" as the checkpoint has them; on CPUs also "int8" rows, or the "native" blocks of a .gguf file
     (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
-    pass through the model.
+    pass through the model. `native`: passes in compiled code of our own (`compiled.py`). None: where this machine can
+    and the model is loaded by name; True: for one in memory too, whose weights must stay where they are.
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
     check_weights(weights)
+    own, alone = None, not training and processes == 1
     if processes < 1 or (processes > 1 and weights != "full"):
         raise InputError(f"a target of {weights} weights cannot be on {processes} processes; leave processes out")
     if isinstance(model, PreTrainedModel):
@@ -60,13 +63,13 @@ def load_target(
             given = f"weights={weights}" if weights != "full" else f"processes={processes}"
             raise InputError(f"{given} is for models that are loaded by name; leave it out")
         stock = model
+        own = compiled.weights_of(stock) if native else None
     elif isinstance(model, str | Path | Place):
         if weights == "full":
             stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
+            own = compiled.weights_of(stock, move=True) if alone and native is not False else None
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
-            if not training and processes == 1:
-                products.order(stock)
         else:
             stock = packed(model, weights, dtype, device, trust_remote_code, options)
     else:
@@ -80,6 +83,13 @@ def load_target(
     target = HFTarget(stock)
     if not target.family.proved:
         ensure(target)
+    target.native = None if own is None else compiled.forward_of(target, own)
+    if target.native is not None and not ensure_native(target):
+        target.native = None
+    if target.native is not None:
+        return target
+    if weights == "full" and alone and stock is not model:
+        products.order(stock)
     settle(target, exact)
     return target
 

@@ -7,11 +7,14 @@ and must be further off than what is allowed: else agreement would prove nothing
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from .hf import HFTarget
 from .probe import same_bits
 from .seq2seq import SeqTarget
 
+logger = logging.getLogger(__name__)
 PROMPTS = (9, 4, 14)  # lengths
 PATHS = (((1, 2, 3), (1, 4), (5, 6)), ((7,), (8, 9, 10)), ((2, 3), (2, 5, 7), (6,)))
 ACCEPTED = (2, 0, 1)  # nodes of the first path that each row accepts
@@ -190,6 +194,22 @@ def ensure(target: HFTarget | SeqTarget) -> None:
         kept.write(proofs / f"{_key(target, target.dtype)}.json", asdict(report))
     except OSError:
         return  # a folder that cannot be written: prove it again next time
+
+
+def ensure_native(target: HFTarget) -> bool:
+    """Does the compiled pass equal the stock model's own forward, and have the same bits with drafts as without? What
+    passed is remembered; what fails is said."""
+    assert target.native is not None
+    proof = kept.folder("validated") / f"{_key(target, target.dtype)}-{Path(target.native.file).stem}.json"
+    if proof.is_file():
+        return True
+    report = validate(target)
+    if not report.exact:
+        logger.warning("the compiled pass is not used for this model: %s", report.sentence)
+        return False
+    with contextlib.suppress(OSError):  # a folder that cannot be written: prove it again next time
+        kept.write(proof, asdict(report))
+    return True
 
 
 def _key(target: HFTarget | SeqTarget, dtype: torch.dtype) -> str:

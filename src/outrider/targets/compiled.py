@@ -1,4 +1,8 @@
-"""Passes of one model by the compiled code: the same interface as a recording's, for trees and prompts alike."""
+"""Passes of Llama-shaped models in compiled code of our own (`native/`), over trees and prompts alike.
+
+Each result depends on its own row and its own path alone, whatever is computed beside it, so logits have the same bits
+with drafts and without. It is not trusted, it is proved: `validate.py` holds it to the stock model's own forward.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..targets.cache import TreeCache
-from ..targets.session import Pass, TreeSession, index
+from ..native.build import library
+from ..native.weights import Weights, address, gather, lacking, read, whole
 from ..types import TargetOutput
-from .build import library
-from .weights import Weights, address, lacking, read, whole
+from . import families
+from .cache import TreeCache
+from .session import Pass, TreeSession, index
 
 FIRST = 1024  # positions whose turns are computed at first
 
@@ -40,8 +45,9 @@ class Forward:
     """The compiled pass over one model's weights."""
 
     def __init__(self, library: ctypes.CDLL, target: Any, weights: Weights):
-        self.call, self.target, self.weights = library.forward, target, weights
+        self.call, self.target, self.weights, self.file = library.forward, target, weights, library._name
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+        self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys and values
         self.lock = Lock()  # of the room below
         self.room: dict[str, Tensor] = {}
         self.turns = torch.zeros(0, 2, weights.part.width)
@@ -53,7 +59,7 @@ class Forward:
         part, cache, target = self.weights.part, session.cache, self.target
         (b, n), m = given.spots.shape, given.n - given.since
         if cache.fresh:
-            cache.begin(b, (int(part.groups), int(part.width)), target.dtype)
+            cache.begin(b, (int(part.groups), int(part.width)), self.kept)
         cache.reserve(given.view)
         assert given.embeds is not None or given.tokens is not None
         embeds = target.embed(given.tokens) if given.embeds is None else given.embeds
@@ -116,9 +122,22 @@ class Forward:
         return self.pointers
 
 
-def forward_of(target: Any) -> Forward | None:
-    """The compiled pass over a target's weights; None where it cannot read them, or cannot be had here."""
-    if lacking(target.model, target.config):
+def weights_of(model: Any, move: bool = False) -> Weights | None:
+    """A stock model's weights for the compiled pass, moved to one stretch of memory first; None where it reads none of
+    them, or is not to be had on this machine."""
+    config = families.text_config(model)
+    if lacking(model, config) or library(_name(model.dtype), _name(model.dtype)) is None:
         return None
-    found = library(target.dtype == torch.bfloat16)
-    return None if found is None else Forward(found, target, read(target.model, target.config, target.windows))
+    if move:
+        gather(model)
+    return read(model, config, families.windows(config, families.of(model)))
+
+
+def forward_of(target: Any, weights: Weights) -> Forward | None:
+    """The compiled pass over these weights, in the precision of the target."""
+    found = library(_name(weights.dtype), _name(target.dtype))
+    return None if found is None else Forward(found, target, weights)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
