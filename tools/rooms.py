@@ -18,12 +18,16 @@ ROOMS: dict[str, tuple[str, str]] = {
     "encoding": ("params", "a caller's prompts as token ids"),
     "prompts": ("params", "JSON lines as rows and as prompts"),
     "core": ("types", "trees, noise, sampling, verification, ends of text: pure functions of tensors"),
-    "nets": ("params types core", "the small networks that drafters are made of; fast products with fixed weights"),
+    "native": ("kept", "passes of Llama-shaped layers in C, built for this processor when they are first wanted"),
+    "nets": (
+        "params types core native",
+        "the small networks that drafters are made of; fast products with fixed weights",
+    ),
     "budgets": ("params types kept", "how much to draft in each round"),
     "testing": ("types core", "an exact table target, for tests of a drafter"),
     "targets": (
-        "params kept hub shipped types core nets",
-        "stock models as targets: tree cache, masks, positions, recorded passes",
+        "params kept hub shipped types core native nets",
+        "stock models as targets: tree cache, masks, positions, compiled and recorded passes",
     ),
     "checkpoints": (
         "types files hub shipped plugins nets",

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..core.padding import padded
+from ..nets.compiled import CompiledLayer
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from ..nets.recorded import Recorded
@@ -40,6 +41,10 @@ class Steps(Protocol):
     @property
     def recorded(self) -> Recorded | None:
         """Its steps, where they are recorded."""
+
+    @property
+    def compiled(self) -> CompiledLayer | None:
+        """The same in compiled code, where the target's passes are."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -133,9 +138,9 @@ class FeatureDrafting:
 
         def step(fed: DraftTree, since: int) -> Tensor:
             nonlocal vectors
-            made = self._step(fed, since, vectors)
+            made, logits = self._step(fed, since, vectors)
             vectors = torch.cat([vectors, made], 1)
-            return drafter.logits(made)
+            return drafter.logits(made) if logits is None else logits
 
         return drafter.logits(self.last), step
 
@@ -179,20 +184,27 @@ class FeatureDrafting:
 
     def _chain(self, given: Float[Tensor, "b m h"], tokens: Int[Tensor, "b m"]) -> Float[Tensor, "b m h"]:
         """Vectors and tokens behind each row's text, each seeing those before it."""
-        m, cache, mask = tokens.shape[1], self.cache, None
+        m, cache, mask, compiled = tokens.shape[1], self.cache, None, self.drafter.compiled
+        if compiled is not None:
+            return compiled.chain(cache, self._joined(given, tokens))
         if cache.longest and (m > 1 or not cache.level):
             lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
             mask = cache.mask(lower, given.dtype, self.drafter.layer.groups)
         turn = self._turn(m, given.dtype, torch.arange(m, device=tokens.device))
         return self._fed(given, tokens, mask, turn)
 
-    def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> Float[Tensor, "b m h"]:
-        """The nodes from `since` on, each fed its parent's vector. Node 0 is the root's pair, which is committed."""
+    def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> tuple[Tensor, Tensor | None]:
+        """Vectors [b, m, h], and logits where these come with them, of the nodes from `since` on, each fed its parent's
+        vector. Node 0 is the root's pair, which is committed."""
         drafter, cache, (b, n) = self.drafter, self.cache, fed.tokens.shape
         parents = fed.parents[:, since:]
         tokens = fed.tokens[:, since:] if drafter.shifted else fed.tokens.gather(1, parents)
         given = vectors.gather(1, parents[..., None].expand(b, n - since, vectors.shape[2]))
         mask = None
+        if drafter.compiled is not None:
+            assert fed.ancestors is not None
+            below = fed.depths[:, 1:] - 1, fed.ancestors[:, 1:, 1:]
+            return drafter.compiled.tree(cache, self._joined(given, tokens), *below)
         if not (cache.level and n == fed.deepest + 1 == since + 1):  # a chain sees everything before it
             assert fed.ancestors is not None
             mask = cache.mask(fed.ancestors[:, since:, 1:], vectors.dtype, self.drafter.layer.groups)
@@ -200,7 +212,13 @@ class FeatureDrafting:
             turn = self._turn(fed.deepest, vectors.dtype, fed.depths[:, since:] - 1)
         else:
             turn = self._turn(fed.deepest, vectors.dtype, None, fed.deepest - 1)
-        return self._fed(given, tokens, mask, turn, since - 1)
+        return self._fed(given, tokens, mask, turn, since - 1), None
+
+    def _joined(self, given: Tensor, tokens: Tensor) -> Tensor:
+        """What the network's first product reads."""
+        embeds = self.drafter.embed(tokens)
+        joined: Tensor = self.drafter.net.given(given.to(embeds.dtype), embeds)
+        return joined
 
     def _fed(
         self,

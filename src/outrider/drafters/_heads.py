@@ -53,7 +53,9 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    fast = hastened(getattr(target, "model", None))  # not while training, which needs gradients
+    fast = (
+        hastened(getattr(target, "model", None)) or getattr(target, "native", None) is not None
+    )  # not while training, which needs gradients
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 
@@ -62,6 +64,15 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
         return torch.tanh(logits / cap) * cap if cap else logits
 
     return head
+
+
+def plain_rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Float[Tensor, "vd h"] | None:
+    """The rows of the target's head for these tokens, where it is a product and nothing else."""
+    weight, bias = linear_head(target)
+    names = "logit_scale", "logits_scaling", "final_logit_softcapping"
+    if bool(bias.any()) or any(target.config_dict.get(name) for name in names):
+        return None
+    return weight.detach() if ids is None else weight[ids].contiguous()
 
 
 def last(round: Round, features: Float[Tensor, "b m h"], before: Tensor | None) -> Float[Tensor, "b h"]:

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets import vocabulary
+from ..nets.compiled import CompiledLayer, compiled, runs
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, Store
 from ..nets.network import Network
@@ -111,6 +112,7 @@ class EagleDrafter:
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
     recorded: Recorded | None = None  # its steps, where the target's passes are recorded
+    compiled: CompiledLayer | None = None  # its steps, where the target's passes are compiled
 
     @property
     def layer(self) -> Layer:
@@ -134,7 +136,7 @@ class EagleDrafter:
         return self.target.embed(tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
-        return self.head(vectors)
+        return self.head(vectors) if self.compiled is None else self.compiled.logits(vectors)
 
 
 def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> EagleDrafter:
@@ -146,10 +148,14 @@ def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> Eagl
 def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "this EAGLE drafter") -> EagleDrafter:
     _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
     _heads.check_embedding(target, net.config.target_hidden)
-    ids = net.ids()
+    ids, head = net.ids(), _heads.rows(target, net.ids())
+    if runs(target):
+        made = compiled(net.layer, net.fc, _heads.plain_rows(target, ids))
+        if made is not None:
+            return EagleDrafter(net, target, net.config, growth, head, ids, compiled=made)
     net.layer.fuse()
     freeze(net, "fc")
-    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded(net, target))
+    return EagleDrafter(net, target, net.config, growth, head, ids, recorded=recorded(net, target))
 
 
 NETWORK = Network(EagleNet, EagleConfig)

@@ -176,6 +176,7 @@ class Eagle3Drafter:
     mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
     shifted: bool = True
     recorded: Recorded | None = None  # its steps, where the target's passes are recorded
+    compiled: None = None  # its layer reads two vectors, which the compiled code does not
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.tree import chain
 from ..nets import products
+from ..nets.compiled import runs
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
 from . import _ranks
 from ._common import accepted
@@ -133,11 +134,9 @@ def load(
     check_way(vocab)
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
-    fast = getattr(target, "native", None) is not None
-    draft = load_target(
-        where, dtype=target.dtype if dtype == "auto" else dtype, device=str(target.device), native=None if fast else False
-    )
-    if draft.dtype == torch.float32 and getattr(draft, "native", None) is None:
+    kind = target.dtype if dtype == "auto" else dtype
+    draft = load_target(where, dtype=kind, device=str(target.device), native=None if runs(target) else False)
+    if draft.dtype == torch.float32 and not runs(draft):
         products.halve(draft.model)
     if isinstance(draft, SeqTarget) != isinstance(target, SeqTarget):
         raise InputError(f"{where} and the target are not of one kind: both must be encoder-decoder models, or neither")

@@ -68,7 +68,11 @@ def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
     source = str(Path(__file__).parent / SOURCES[0])
     try:
         subprocess.run(
-            [compiler, *flags, source, "-o", str(partial), "-lm"], check=True, capture_output=True, text=True, timeout=120
+            [compiler, *flags, source, "-o", str(partial), "-lm"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         partial.replace(file)
     finally:

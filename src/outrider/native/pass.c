@@ -10,7 +10,7 @@
 
 typedef struct {
     const number *q, *k, *v, *o, *gate, *up, *down;
-    const float *norm, *norm_inner, *norm_q, *norm_k; /* the latter two, and biases, may be NULL */
+    const float *norm, *norm_inner, *norm_q, *norm_k; /* all but norm_inner, and biases, may be NULL */
     const float *bias_q, *bias_k, *bias_v, *bias_o;
     integer window; /* 0: none */
     integer turned; /* are positions marked by rotation? */
@@ -20,8 +20,11 @@ typedef struct {
     integer hidden, inner, heads, groups, width, layers, vocabulary;
     float epsilon, scale;
     const Layer *layer;
-    const float *norm;
-    const number *head;
+    const float *norm;  /* NULL: none */
+    const number *head; /* NULL: no logits are asked for */
+    const number *join; /* [hidden, joined]: makes the states of what is given, with its bias; or both NULL */
+    const float *bias_join;
+    integer joined;
 } Model;
 
 typedef struct {
@@ -33,8 +36,9 @@ typedef struct {
     held *const *cache;            /* keys and values of each layer: [rows, capacity, groups * width] */
     const float *turns;              /* cosines and sines [position, 2, width] */
     integer positions;               /* of `turns` */
+    const float *given;              /* [rows * nodes, joined] */
     float *states;                   /* [rows * nodes, hidden]: embeddings, changed in place */
-    input *normed, *query, *seen, *inside; /* room: [rows * nodes, hidden], two of heads * width, inner */
+    input *normed, *query, *seen, *inside; /* room: [rows * nodes, hidden or joined], two of heads * width, inner */
     float *made;                     /* [rows * nodes, (heads + 2 groups) * width] */
     int32_t *paths;                  /* [rows * nodes, all] */
     integer taps;
@@ -53,11 +57,19 @@ static void normalise(const float *x, const float *weight, integer width, float 
     for (integer k = 0; k < width; k += LANES) STORE(y + k, MUL(MUL(LOAD(x + k), ALL(root)), LOAD(weight + k)));
 }
 
+/* The same, or a copy where there is no norm. */
+static void scaled(const float *x, const float *weight, integer width, float epsilon, float *y) {
+    if (weight)
+        normalise(x, weight, width, epsilon, y);
+    else
+        memcpy(y, x, width * sizeof(float));
+}
+
 /* The norm of rows `first` .. `last` - 1, as the input of a product. */
 static void normed(const Model *model, const Pass *pass, const float *weight, integer first, integer last) {
     float found[model->hidden];
     for (integer m = first; m < last; m++) {
-        normalise(pass->states + m * model->hidden, weight, model->hidden, model->epsilon, found);
+        scaled(pass->states + m * model->hidden, weight, model->hidden, model->epsilon, found);
         for (integer k = 0; k < model->hidden; k++) pass->normed[m * model->hidden + k] = to_input(found[k]);
     }
 }
@@ -136,10 +148,7 @@ static void tap(const Model *model, const Pass *pass, integer layer, integer fir
         if (pass->tap[i] != layer) continue;
         for (integer m = first; m < last; m++) {
             float *to = pass->tapped + (i * pass->rows * pass->nodes + m) * width;
-            if (layer == model->layers)
-                normalise(pass->states + m * width, model->norm, width, model->epsilon, to);
-            else
-                memcpy(to, pass->states + m * width, width * sizeof(float));
+            scaled(pass->states + m * width, layer == model->layers ? model->norm : NULL, width, model->epsilon, to);
         }
     }
 }
@@ -151,7 +160,7 @@ static void spoken(const Model *model, const Pass *pass, integer thread, integer
     for (integer i = 0; i < rows; i++) {
         const integer m = i / pass->asked * pass->nodes + pass->ask[i % pass->asked];
         float found[width];
-        normalise(pass->states + m * width, model->norm, width, model->epsilon, found);
+        scaled(pass->states + m * width, model->norm, width, model->epsilon, found);
         for (integer k = 0; k < width; k++) pass->normed[i * width + k] = to_input(found[k]);
     }
     product(
@@ -169,6 +178,16 @@ void forward(const Model *model, const Pass *pass) {
         const integer first = rows * thread / threads, last = rows * (thread + 1) / threads;
         Work work;
         for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
+        if (model->join) {
+            for (integer i = first * model->joined; i < last * model->joined; i++)
+                pass->normed[i] = to_input(pass->given[i]);
+#pragma omp barrier
+            product(
+                pass->normed, rows, model->joined, model->join, model->bias_join, hidden, pass->states, hidden, 0,
+                thread, threads
+            );
+#pragma omp barrier
+        }
         for (integer l = 0; l < model->layers; l++) {
             const Layer *own = model->layer + l;
             tap(model, pass, l, first, last);
@@ -199,6 +218,6 @@ void forward(const Model *model, const Pass *pass) {
         }
         tap(model, pass, model->layers, first, last);
 #pragma omp barrier
-        spoken(model, pass, thread, threads);
+        if (model->head) spoken(model, pass, thread, threads);
     }
 }

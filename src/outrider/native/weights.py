@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from dataclasses import dataclass
 from typing import Any
@@ -10,36 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .parts import LayerPart, ModelPart, small
+
 SHAPED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}  # families whose layers are these
 STEP = 32  # what widths are multiples of
 WIDEST = 256  # numbers of a head
 LINE, PAGE = 64, 2 << 20  # bytes
-address, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class LayerPart(ctypes.Structure):
-    """`Layer` of pass.c."""
-
-    _fields_ = [
-        *((name, address) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, address) for name in ("norm", "norm_inner", "norm_q", "norm_k")),
-        *((name, address) for name in ("bias_q", "bias_k", "bias_v", "bias_o")),
-        ("window", whole),
-        ("turned", whole),
-    ]
-
-
-class ModelPart(ctypes.Structure):
-    """`Model` of pass.c."""
-
-    _fields_ = [
-        *((name, whole) for name in ("hidden", "inner", "heads", "groups", "width", "layers", "vocabulary")),
-        ("epsilon", real),
-        ("scale", real),
-        ("layer", ctypes.POINTER(LayerPart)),
-        ("norm", address),
-        ("head", address),
-    ]
 
 
 @dataclass
@@ -70,7 +45,9 @@ def lacking(model: Any, config: Any) -> str:
         return f"its widths {sizes} are not multiples of {STEP}, or a head is wider than {WIDEST}"
     if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
-    if model.get_output_embeddings().bias is not None or any(m.mlp.down_proj.bias is not None for m in model.model.layers):
+    if model.get_output_embeddings().bias is not None or any(
+        m.mlp.down_proj.bias is not None for m in model.model.layers
+    ):
         return "its gated layers have biases"
     partial = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
     return "" if partial == 1.0 else "it turns a part of each head alone"
@@ -84,13 +61,6 @@ def read(model: Any, config: Any, windows: dict[str, int | None]) -> Weights:
         kept.append(tensor.detach())
         return tensor.data_ptr()
 
-    def small(module: Any, name: str = "weight") -> int | None:
-        tensor = getattr(module, name, None)
-        if tensor is None:
-            return None
-        kept.append(tensor.detach().float().clone())
-        return int(kept[-1].data_ptr())
-
     core = model.model
     kinds = getattr(config, "layer_types", None) or [""] * len(core.layers)
     parts = (LayerPart * len(core.layers))()
@@ -99,19 +69,19 @@ def read(model: Any, config: Any, windows: dict[str, int | None]) -> Weights:
         for name in ("q", "k", "v", "o"):
             module = getattr(attention, f"{name}_proj")
             setattr(part, name, held(module.weight))
-            setattr(part, f"bias_{name}", small(module, "bias"))
+            setattr(part, f"bias_{name}", small(kept, module, "bias"))
         for name in ("gate", "up", "down"):
             setattr(part, name, held(getattr(inner, f"{name}_proj").weight))
-        part.norm, part.norm_inner = small(layer.input_layernorm), small(layer.post_attention_layernorm)
-        part.norm_q = small(getattr(attention, "q_norm", None))
-        part.norm_k = small(getattr(attention, "k_norm", None))
+        part.norm, part.norm_inner = small(kept, layer.input_layernorm), small(kept, layer.post_attention_layernorm)
+        part.norm_q = small(kept, getattr(attention, "q_norm", None))
+        part.norm_k = small(kept, getattr(attention, "k_norm", None))
         part.window = windows.get(kinds[i] if kinds[i] in windows else "") or 0
         part.turned = int(bool(getattr(attention, "use_rope", True)))
     whole_ = ModelPart(
         hidden=config.hidden_size, inner=config.intermediate_size, heads=config.num_attention_heads,
         groups=config.num_key_value_heads, width=_width(config), layers=len(core.layers), vocabulary=model.lm_head.weight.shape[0],
         epsilon=config.rms_norm_eps, scale=core.layers[0].self_attn.scaling, layer=parts,
-        norm=small(core.norm), head=held(model.lm_head.weight),
+        norm=small(kept, core.norm), head=held(model.lm_head.weight),
     )  # fmt: skip
     return Weights(whole_, model.lm_head.weight.dtype, [parts, *kept])
 

@@ -14,31 +14,14 @@ import torch
 from torch import Tensor
 
 from ..native.build import library
-from ..native.weights import Weights, address, gather, lacking, read, whole
+from ..native.parts import PassPart, Room
+from ..native.weights import Weights, gather, lacking, read
 from ..types import TargetOutput
 from . import families
 from .cache import TreeCache
 from .session import Pass, TreeSession, index
 
 FIRST = 1024  # positions whose turns are computed at first
-
-
-class PassPart(ctypes.Structure):
-    """`Pass` of pass.c."""
-
-    _fields_ = [
-        *((name, whole) for name in ("rows", "nodes", "since", "all", "capacity", "shared")),
-        *((name, address) for name in ("lengths", "spots", "ancestors", "cache", "turns")),
-        ("positions", whole),
-        *((name, address) for name in ("states", "normed", "query", "seen", "inside", "made", "paths")),
-        ("taps", whole),
-        ("tap", address),
-        ("tapped", address),
-        ("asked", whole),
-        ("ask", address),
-        ("logits", address),
-        ("threads", whole),
-    ]
 
 
 class Forward:
@@ -49,7 +32,7 @@ class Forward:
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
         self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys and values
         self.lock = Lock()  # of the room below
-        self.room: dict[str, Tensor] = {}
+        self.room = Room(weights.part)
         self.turns = torch.zeros(0, 2, weights.part.width)
         self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
         self.pointers: Any = None
@@ -70,8 +53,8 @@ class Forward:
         tapped = torch.empty(len(taps), b, m, part.hidden)
         logits = torch.empty(b, len(ask), part.vocabulary)
         with self.lock:
-            states, turns = self._own("states", embeds.float()), self._turns(given.bound + 1)
-            room, pointers = self._room(b * m, n), self._pointers(cache)
+            states, turns = self.room.own("states", embeds), self._turns(given.bound + 1)
+            room, pointers = self.room.addresses(b * m, n), self._pointers(cache)
             asks = PassPart(
                 rows=b, nodes=m, since=given.since, all=n, capacity=cache.capacity,
                 shared=tree is None or len(tree) == 1, lengths=lengths.data_ptr(), spots=spots.data_ptr(),
@@ -83,26 +66,6 @@ class Forward:
             self.call(ctypes.byref(part), ctypes.byref(asks))
         features = {tap: states.to(target.dtype) for tap, states in zip(given.taps, tapped, strict=True)}
         return TargetOutput(logits, features)
-
-    def _own(self, name: str, given: Tensor) -> Tensor:
-        """A copy in room of our own, since the pass changes it."""
-        return self._of(name, given.numel(), torch.float32)[: given.numel()].copy_(given.flatten())
-
-    def _of(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Room for so many numbers, kept from pass to pass: fresh memory costs a pass as much as using it."""
-        held = self.room.get(name)
-        if held is None or len(held) < size:
-            held = self.room[name] = torch.empty(size, dtype=dtype)
-        return held
-
-    def _room(self, rows: int, nodes: int) -> dict[str, int]:
-        part = self.weights.part
-        wide, narrow = part.heads * part.width, part.groups * part.width
-        inputs = {"normed": part.hidden, "query": wide, "seen": wide, "inside": part.inner}
-        found = {name: self._of(name, rows * size, torch.float32).data_ptr() for name, size in inputs.items()}
-        made = self._of("made", rows * (wide + 2 * narrow), torch.float32)
-        paths = self._of("paths", rows * nodes, torch.int32)
-        return {**found, "made": made.data_ptr(), "paths": paths.data_ptr()}
 
     def _turns(self, positions: int) -> Tensor:
         """Cosines and sines [position, 2, width] of the model's own rotary embedding, in float32."""

@@ -1,0 +1,96 @@
+"""The structures of pass.c, and the memory that a pass works in."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+address, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class LayerPart(ctypes.Structure):
+    """`Layer`."""
+
+    _fields_ = [
+        *((name, address) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, address) for name in ("norm", "norm_inner", "norm_q", "norm_k")),
+        *((name, address) for name in ("bias_q", "bias_k", "bias_v", "bias_o")),
+        ("window", whole),
+        ("turned", whole),
+    ]
+
+
+class ModelPart(ctypes.Structure):
+    """`Model`."""
+
+    _fields_ = [
+        *((name, whole) for name in ("hidden", "inner", "heads", "groups", "width", "layers", "vocabulary")),
+        ("epsilon", real),
+        ("scale", real),
+        ("layer", ctypes.POINTER(LayerPart)),
+        ("norm", address),
+        ("head", address),
+        ("join", address),
+        ("bias_join", address),
+        ("joined", whole),
+    ]
+
+
+class PassPart(ctypes.Structure):
+    """`Pass`."""
+
+    _fields_ = [
+        *((name, whole) for name in ("rows", "nodes", "since", "all", "capacity", "shared")),
+        *((name, address) for name in ("lengths", "spots", "ancestors", "cache", "turns")),
+        ("positions", whole),
+        *((name, address) for name in ("given", "states", "normed", "query", "seen", "inside", "made", "paths")),
+        ("taps", whole),
+        ("tap", address),
+        ("tapped", address),
+        ("asked", whole),
+        ("ask", address),
+        ("logits", address),
+        ("threads", whole),
+    ]
+
+
+class Room:
+    """Memory kept from pass to pass: fresh memory costs a pass as much as using it."""
+
+    def __init__(self, part: ModelPart):
+        self.part = part
+        self.held: dict[str, Tensor] = {}
+
+    def of(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Room for so many numbers."""
+        held = self.held.get(name)
+        if held is None or len(held) < size:
+            held = self.held[name] = torch.empty(size, dtype=dtype)
+        return held
+
+    def own(self, name: str, given: Tensor) -> Tensor:
+        """A copy in float32, which the pass may change."""
+        return self.of(name, given.numel())[: given.numel()].copy_(given.flatten())
+
+    def addresses(self, rows: int, nodes: int) -> dict[str, int]:
+        """What a pass over so many rows needs, each with a path of so many nodes at most."""
+        part = self.part
+        wide, narrow = part.heads * part.width, part.groups * part.width
+        sizes = {
+            "normed": max(part.hidden, part.joined), "query": wide, "seen": wide, "inside": part.inner,
+            "made": wide + 2 * narrow,
+        }  # fmt: skip
+        found = {name: self.of(name, rows * size).data_ptr() for name, size in sizes.items()}
+        return {**found, "paths": self.of("paths", rows * nodes, torch.int32).data_ptr()}
+
+
+def small(kept: list[Any], module: Any, name: str = "weight") -> int | None:
+    """The address of a norm's or a bias's numbers, copied in float32 to what is kept; None where there is none."""
+    tensor = getattr(module, name, None)
+    if tensor is None:
+        return None
+    kept.append(tensor.detach().float().clone())
+    return int(kept[-1].data_ptr())

@@ -1,0 +1,131 @@
+"""A drafter's network of one layer, and its head, in the compiled code that runs the target's passes."""
+
+from __future__ import annotations
+
+import ctypes
+from threading import Lock
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ..native.build import library
+from ..native.parts import LayerPart, ModelPart, PassPart, Room, small
+from ..native.weights import STEP, WIDEST
+from .kv_cache import KVCache
+from .layer import Layer
+
+
+class CompiledLayer:
+    """x = W cat(...) + bias, the layer on x without a norm before its attention, and the head: one call for a step.
+
+    Weights are read where they lie. Vectors and logits are of float32.
+    """
+
+    def __init__(self, code: ctypes.CDLL, layer: Layer, join: nn.Linear, head: Float[Tensor, "v h"]):
+        self.call, self.layer, self.turns = code.forward, layer, torch.zeros(0)
+        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+        shape, attention, inner = layer.shape, layer.self_attn, layer.mlp
+        kept: list[Any] = [head]
+
+        def held(tensor: Tensor) -> int:
+            kept.append(tensor.detach().contiguous())
+            return int(kept[-1].data_ptr())
+
+        part = LayerPart(norm_inner=small(kept, layer.post_attention_layernorm), turned=1)
+        for name in ("q", "k", "v", "o"):
+            module = getattr(attention, f"{name}_proj")
+            setattr(part, name, held(module.weight))
+            setattr(part, f"bias_{name}", small(kept, module, "bias"))
+        for name in ("gate", "up", "down"):
+            setattr(part, name, held(getattr(inner, f"{name}_proj").weight))
+        sizes = {
+            "hidden": shape.hidden, "inner": shape.intermediate, "heads": shape.heads, "groups": shape.kv_heads,
+            "width": shape.head_dim, "vocabulary": len(head), "epsilon": shape.eps, "head": head.data_ptr(),
+        }  # fmt: skip
+        kept.append(part)
+        self.step = ModelPart(
+            **sizes, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part), join=held(join.weight),
+            bias_join=small(kept, join, "bias"), joined=join.in_features,
+        )  # fmt: skip
+        self.kept = kept
+        self.end = ModelPart(**sizes, layers=0)
+        self.room, self.lock = Room(self.step), Lock()
+
+    def chain(self, cache: KVCache, given: Float[Tensor, "b m joined"]) -> Float[Tensor, "b m h"]:
+        """Vectors behind each row's text, each seeing those before it."""
+        spots = cache.lengths[:, None] + torch.arange(given.shape[1])
+        return self._run(self.step, cache, given, spots, 0, None, 0)[0]
+
+    def tree(
+        self,
+        cache: KVCache,
+        given: Float[Tensor, "b m joined"],
+        depths: Int[Tensor, "b n"],
+        ancestors: Bool[Tensor, "#b n n"],
+    ) -> tuple[Float[Tensor, "b m h"], Float[Tensor, "b m v"]]:
+        """Vectors and logits of the last m of n nodes behind each row's text; `depths` of the first ones are 0."""
+        n, m = depths.shape[1], given.shape[1]
+        return self._run(self.step, cache, given, cache.lengths[:, None] + depths, n - m, ancestors.contiguous(), m)
+
+    def logits(self, vectors: Float[Tensor, "b m h"]) -> Float[Tensor, "b m v"]:
+        """The head alone."""
+        spots = torch.zeros(vectors.shape[:2], dtype=torch.long)
+        return self._run(self.end, None, vectors, spots, 0, None, vectors.shape[1])[1]
+
+    def _run(
+        self, part: ModelPart, cache: KVCache | None, given: Tensor, spots: Tensor, since: int, ancestors: Any, ask: int
+    ) -> tuple[Tensor, Tensor]:
+        (b, m), n, layers = given.shape[:2], spots.shape[1], int(part.layers)
+        if cache is not None:
+            cache.reserve(cache.longest + n)
+        lengths = spots[:, 0].contiguous() if cache is None else cache.lengths
+        with torch.inference_mode(False), self.lock:
+            vectors, logits = torch.empty(layers, b, m, part.hidden), torch.empty(b, ask, part.vocabulary)
+            states = self.room.own("given" if layers else "states", given)
+            turns, asked = self._turns(0 if cache is None else cache.longest + n), torch.arange(ask)
+            tap = torch.ones(1, dtype=torch.long)  # behind the one layer
+            parts = [] if cache is None else [cache.keys.data_ptr(), cache.values.data_ptr()]
+            pointers = (ctypes.c_void_p * len(parts))(*parts)
+            asks = PassPart(
+                rows=b, nodes=m, since=since, all=n, capacity=0 if cache is None else cache.keys.shape[1],
+                shared=ancestors is None or len(ancestors) == 1, lengths=lengths.data_ptr(), spots=spots.data_ptr(),
+                ancestors=None if ancestors is None else ancestors.data_ptr(), cache=ctypes.addressof(pointers),
+                turns=turns.data_ptr(), positions=len(turns), **self.room.addresses(b * m, n),
+                taps=layers, tap=tap.data_ptr(), tapped=vectors.data_ptr(),
+                asked=ask, ask=asked.data_ptr(), logits=logits.data_ptr(), threads=torch.get_num_threads(),
+            )  # fmt: skip
+            if layers:
+                asks.given, asks.states = states.data_ptr(), self.room.of("states", b * m * part.hidden).data_ptr()
+            else:
+                asks.states = states.data_ptr()
+            self.call(ctypes.byref(part), ctypes.byref(asks))
+        return vectors[0] if layers else given, logits
+
+    def _turns(self, positions: int) -> Float[Tensor, "n 2 d"]:
+        if len(self.turns) < positions:
+            table = self.layer.rope.table(max(512, positions), torch.float32, torch.device("cpu"))[:, :, 0]
+            half = table.shape[2] // 2
+            sines = torch.cat([-table[:, 1, :half], table[:, 1, half:]], -1)
+            self.turns = torch.stack([table[:, 0], sines], 1).contiguous()
+        return self.turns
+
+
+def runs(target: object) -> bool:
+    """Do this target's passes run in the compiled code? Its drafters do so too, then."""
+    return getattr(target, "native", None) is not None
+
+
+def compiled(layer: Layer, join: nn.Linear, head: Tensor | None) -> CompiledLayer | None:
+    """The layer in compiled code; None where it is not of the kind, or there is none on this machine. `head`: the rows
+    of a head without bias."""
+    shape, dtype = layer.shape, join.weight.dtype
+    widths = shape.hidden, shape.intermediate, shape.head_dim, join.in_features
+    if head is None or head.dtype != dtype or head.device.type != "cpu" or join.weight.device.type != "cpu":
+        return None
+    if any(width % STEP for width in widths) or shape.head_dim > WIDEST or shape.inputs != shape.hidden:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    code = library(name, name) if name in ("bfloat16", "float32") else None
+    return None if code is None else CompiledLayer(code, layer, join, head.contiguous())
