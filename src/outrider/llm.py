@@ -21,7 +21,6 @@ from .core.stopping import Stop, TextStream
 from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
-from .nets.compiled import runs
 from .params import check_rule, whole
 from .request import Chunk, Output, Request, Row, check_prompt, spread_seeds
 from .targets import HFTarget, find, load_target, load_tokenizer
@@ -209,7 +208,7 @@ class LLM:
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
             about = self.kept_as, self.drafter_name, precision_of(target), str(target.device), target.exact
-            way = ("compiled",) if runs(target) else ()
+            way = () if getattr(target, "native", None) is None else ("compiled",)
             self.memories.append(Memory(file_of(*about, *way, *key), made, fits(self.drafter)))
             self.memories[-1].recall()
         return made

@@ -79,7 +79,8 @@ def read(model: Any, config: Any, windows: dict[str, int | None]) -> Weights:
         part.turned = int(bool(getattr(attention, "use_rope", True)))
     whole_ = ModelPart(
         hidden=config.hidden_size, inner=config.intermediate_size, heads=config.num_attention_heads,
-        groups=config.num_key_value_heads, width=_width(config), layers=len(core.layers), vocabulary=model.lm_head.weight.shape[0],
+        groups=config.num_key_value_heads, width=_width(config), layers=len(core.layers),
+        vocabulary=model.lm_head.weight.shape[0],
         epsilon=config.rms_norm_eps, scale=core.layers[0].self_attn.scaling, layer=parts,
         norm=small(kept, core.norm), head=held(model.lm_head.weight),
     )  # fmt: skip
