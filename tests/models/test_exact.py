@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bits import opened, plain, scattered, text_of, trees_differ
 from small import ZOO, build
 from torch import Tensor
 
@@ -41,73 +42,6 @@ def exactly(name: str = "llama", **more: Any) -> HFTarget:
     assert isinstance(target, HFTarget)
     assert target.exact == "bits"
     return target
-
-
-def opened(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> tuple[Any, Tensor]:
-    """A session that has read the prompts, and the logits [b, v] after them."""
-    session, after = target.open(1024), {}
-    for chunk in session.prefill(prompts, taps):
-        after |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
-    return session, torch.stack([after[b] for b in range(len(prompts))])
-
-
-def plain(target: HFTarget, text: list[int], length: int, taps: tuple[int, ...] = ()) -> list[tuple[Tensor, ...]]:
-    """Logits and features after `length` tokens and after each one more: read one at a time, alone."""
-    session, after = opened(target, [text[:length]], taps)
-    found: list[tuple[Tensor, ...]] = [(after[0],)]
-    for token in text[length:]:
-        output = session.forward(chain([[token]]), taps)
-        found.append((output.logits[0, 0], *(output.features[t][0, 0] for t in taps)))
-        session.keep(torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
-    return found
-
-
-def scattered(
-    dice: random.Random, text: list[int], at: int, deep: int, vocab: int = 97
-) -> tuple[list[int], list[int], list[int]]:
-    """A random tree that holds text[at : at + deep + 1] somewhere: its tokens, parents, and the nodes of that path."""
-    tokens, parents, path = [text[at]], [0], [0]
-    for token in text[at + 1 : at + deep + 1]:
-        here = path[-1]
-        for parent in [here] * dice.randint(0, 2) + [dice.choice(path)] * dice.randint(0, 1):
-            tokens.append((token + len(tokens)) % vocab)  # another one
-            parents.append(parent)
-        path.append(len(tokens))
-        tokens.append(token)
-        parents.append(here)
-    return tokens, parents, path
-
-
-def trees_differ(
-    target: HFTarget, texts: list[list[int]], lengths: list[int], deep: int, taps: tuple[int, ...] = ()
-) -> int:
-    """Nodes on the texts' paths whose logits or features are not, bit for bit, those of plain decoding."""
-    right = [plain(target, text, length, taps) for text, length in zip(texts, lengths, strict=True)]
-    session, after = opened(target, [text[:length] for text, length in zip(texts, lengths, strict=True)], taps)
-    wrong, at, dice = (
-        sum(not torch.equal(a, r[0][0]) for a, r in zip(after, right, strict=True)),
-        list(lengths),
-        random.Random(0),
-    )
-    while all(len(text) - a > deep for text, a in zip(texts, at, strict=True)):
-        drawn = [scattered(dice, text, a, dice.randint(1, deep)) for text, a in zip(texts, at, strict=True)]
-        output = session.forward(from_lists([d[0] for d in drawn], [d[1] for d in drawn]), taps)
-        for b, (_, _, path) in enumerate(drawn):
-            for i, node in enumerate(path):
-                found = output.logits[b, node], *(output.features[t][b, node] for t in taps)
-                expected = right[b][at[b] - lengths[b] + 1 + i]
-                wrong += not all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
-        longest = max(len(d[2]) for d in drawn)
-        session.keep(
-            torch.tensor([d[2] + [0] * (longest - len(d[2])) for d in drawn]), torch.tensor([len(d[2]) for d in drawn])
-        )
-        at = [a + len(d[2]) for a, d in zip(at, drawn, strict=True)]
-    return wrong
-
-
-def text_of(seed: int, n: int) -> list[int]:
-    dice = random.Random(seed)
-    return [dice.randrange(97) for _ in range(n)]
 
 
 @pytest.mark.parametrize("name", CAN)

@@ -125,8 +125,8 @@ static void attend(
         memset(w->out[q], 0, width * sizeof(float));
     }
     integer block = 0;
-    if (window && places[last - 1] >= window)
-        together = 0;
+    for (integer i = first; i < last && window; i++)
+        if (places[i] >= window) together = 0; /* then nodes do not begin at one place */
     for (; (block + 1) * BLOCK <= together; block++) { /* whole blocks that all nodes see */
         for (integer j = 0; j < BLOCK; j++) {
             at[j] = (block * BLOCK + j) * stride;

@@ -19,6 +19,7 @@ import torch
 
 from .. import kept
 
+HERE = Path(__file__).parent
 SOURCES = "pass.c", "vectors.h", "products.h", "attention.h"
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
 logger = logging.getLogger(__name__)
@@ -58,14 +59,14 @@ def _file(flags: tuple[str, ...]) -> Path:
     model = next((line for line in lines if line.startswith("model name")), "")
     digest = hashlib.sha256(" ".join((*flags, abilities, model)).encode())
     for source in SOURCES:
-        digest.update((Path(__file__).parent / source).read_bytes())
+        digest.update((HERE / source).read_bytes())
     return kept.folder("native") / f"{digest.hexdigest()[:24]}.so"
 
 
 def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
-    source = str(Path(__file__).parent / SOURCES[0])
+    source = str(HERE / SOURCES[0])
     try:
         subprocess.run(
             [compiler, *flags, source, "-o", str(partial), "-lm"],

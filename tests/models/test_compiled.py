@@ -1,0 +1,298 @@
+"""The compiled pass: the stock model's logits up to rounding, and the same bits with drafts as without."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bits import opened, plain, text_of, trees_differ
+from small import build
+from torch import Tensor
+
+import outrider
+from outrider import drafters
+from outrider.core.tree import chain_of, from_lists
+from outrider.drafters import eagle
+from outrider.native import build as native
+from outrider.nets.compiled import compiled
+from outrider.nets.kv_cache import KVCache
+from outrider.nets.layer import LayerShape
+from outrider.targets import HFTarget, load_target
+from outrider.targets.compiled import forward_of, weights_of
+from outrider.targets.validate import validate
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
+KINDS = {
+    "llama": {"attention_bias": True},
+    "mistral": {"sliding_window": 40},
+    "qwen2": {},
+    "qwen2-sliding": {"sliding_window": 70},
+    "qwen3": {"num_key_value_heads": 4},
+    "smollm3": {"num_key_value_heads": 1},
+}  # fmt: skip
+HALF, WHOLE = torch.bfloat16, torch.float32
+
+pytestmark = pytest.mark.skipif(
+    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+)
+
+
+def made(name: str = "llama", dtype: torch.dtype = HALF, **more: Any) -> HFTarget:
+    """A tiny random model whose passes are compiled."""
+    sizes = {**SIZES, **KINDS[name], **more}
+    if not name.startswith(("qwen3", "mistral", "llama", "smollm3")):
+        sizes.pop("head_dim")
+        sizes["hidden_size"] = 128
+    target = load_target(build(name, dtype, **sizes), native=True)
+    assert isinstance(target, HFTarget)
+    assert target.native is not None
+    assert target.exact == "bits"
+    return target
+
+
+@pytest.fixture
+def avx2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The same code as processors without AVX-512 get it."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    flags = ["-march=x86-64-v3" if flag == "-march=native" else flag for flag in native.FLAGS]
+    monkeypatch.setattr(native, "FLAGS", tuple(flags))
+    yield
+    native.library.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [HALF, WHOLE])
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_every_family_equals_its_stock_forward_and_keeps_its_bits(name: str, dtype: torch.dtype) -> None:
+    """Trees in a ragged batch, across the borders of blocks and windows; logits and features."""
+    target = made(name, dtype)
+    assert validate(target).verdict == "PASS bits"
+    texts = [text_of(1, 168), text_of(2, 76), text_of(3, 100)]
+    assert trees_differ(target, texts, [126, 34, 58], deep=6, taps=(0, 1, -1)) == 0
+
+
+@pytest.mark.usefixtures("avx2")
+@torch.no_grad()
+def test_the_same_on_processors_without_avx512() -> None:
+    for dtype in (HALF, WHOLE):
+        target = made("qwen3", dtype)
+        assert validate(target).verdict == "PASS bits", dtype
+        assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
+    test_weights_of_16_bits_beside_float32()
+
+
+@torch.no_grad()
+def test_weights_of_16_bits_beside_float32() -> None:
+    """As on processors without products of bfloat16: the model is widened, its 16-bit weights are what a pass reads."""
+    model = build("llama", HALF, **SIZES)
+    own = weights_of(model, move=True)
+    assert own is not None
+    target = HFTarget(model.float())
+    target.native = forward_of(target, own)
+    assert target.native is not None
+    assert target.native.kept == WHOLE
+    assert validate(target).verdict == "PASS bits"
+    assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
+
+
+@torch.no_grad()
+def test_a_pass_is_as_near_to_the_truth_as_the_stock_forward() -> None:
+    model = build("llama", HALF, **SIZES)
+    truth = copy.deepcopy(model).double()
+    ids = torch.tensor([text_of(5, 90)])
+    right = truth(ids).logits[0, -1]
+    stock = (model(ids).logits[0, -1] - right).abs().mean()
+    ours = (opened(load_target(model, native=True), ids.tolist())[1][0] - right).abs().mean()
+    assert ours < stock
+
+
+@torch.no_grad()
+def test_prompts_are_read_alike_alone_beside_others_and_one_token_at_a_time() -> None:
+    target = made()
+    prompts = [text_of(7, 1100), text_of(8, 30), text_of(9, 600)]
+    together = opened(target, prompts)[1]
+    for prompt, after in zip(prompts, together, strict=True):
+        assert torch.equal(opened(target, [prompt])[1][0], after)
+    assert torch.equal(plain(target, prompts[2], 3)[-1][0], together[2])
+    assert trees_differ(target, [prompts[0] + text_of(1, 30)], [1100], deep=8) == 0
+    assert trees_differ(target, [text_of(5, 190), text_of(6, 150)], [60, 20], deep=60) == 0
+
+
+@torch.no_grad()
+def test_threads_change_no_bit() -> None:
+    target, before = made(), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(opened(target, [text_of(1, 200), text_of(2, 9)])[1])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@torch.no_grad()
+def test_nodes_that_were_read_before_and_embeddings_that_are_given() -> None:
+    """`since`: the first nodes lie in the cache already. `embeds`: what the tokens would be looked up to."""
+    target = made()
+    tree = from_lists([[5, 6, 7, 8]], [[0, 0, 1, 1]])
+    session = opened(target, [text_of(1, 70)])[0]
+    whole = session.forward(tree).logits
+    assert torch.equal(session.forward(tree, since=2).logits, whole[:, 2:])
+    assert torch.equal(session.forward(tree, embeds=target.embed(tree.tokens)).logits, whole)
+
+
+@torch.no_grad()
+def test_a_tree_may_reach_beyond_the_last_position() -> None:
+    target = made(max_position_embeddings=64)
+    session = opened(target, [text_of(1, 62)])[0]
+    tokens = torch.tensor([text_of(2, 6)])
+    assert bool(session.forward(chain_of(tokens, torch.tensor([6]))).logits.isfinite().all())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_texts_with_drafts_are_those_without(temperature: float) -> None:
+    """Batches whose rows end at their own time and are followed by others."""
+    target = made(eos_token_id=3)
+    prompts = [[5, 6, 7, 8] * (1 + i % 3) + text_of(i, 3 + 7 * i) for i in range(10)]
+    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 32}
+    right = None
+    for drafter, batch in (("none", 1), ("none", 4), ("lookup", 8), ("suffix + lookahead", 4), ("suffix", 1)):
+        llm = outrider.LLM(target, None, drafters.load(drafter, target, None), "tiny", drafter, frozenset({3}), "16x6")
+        found = llm.generate(prompts, batch_size=batch, **law)
+        right = right or [o.tokens for o in found]
+        assert [o.tokens for o in found] == right, (drafter, batch)
+        assert {o.exact for o in found} == {"bits"}
+
+
+MUTANTS = {
+    "rows that are computed together are summed from their end": (
+        "products.h",
+        "for (integer k = 0; k < width; k += STEP) {",
+        "for (integer s = 0; s < width; s += STEP) { const integer k = n > 1 ? width - STEP - s : s;",
+    ),
+    "keys of drafted nodes are summed in another order": (
+        "attention.h",
+        "(j < count ? j : count - 1)",
+        "(j < count ? (path && known < place ? count - 1 - j : j) : count - 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@torch.no_grad()
+def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are right up to rounding."""
+    file, line, wrong = MUTANTS[mutant]
+    for source in native.SOURCES:
+        shutil.copy(native.HERE / source, tmp_path)
+    text = (tmp_path / file).read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    (tmp_path / file).write_text(text.replace(line, wrong), encoding="utf-8")
+    monkeypatch.setattr(native, "HERE", tmp_path)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    try:
+        model = build("llama", WHOLE, **SIZES)
+        target = load_target(model, native=True)  # type: ignore[assignment]
+        assert isinstance(target, HFTarget)
+        if target.native is not None:  # the proof at loading may have caught it already
+            assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) > 0
+        report = validate(target)
+        assert report.worst < report.allowed
+    finally:
+        native.library.cache_clear()
+
+
+def test_without_a_compiler_models_run_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = build("llama", HALF, **SIZES)
+    native.library.cache_clear()
+    try:
+        with monkeypatch.context() as without:
+            without.setenv("CC", "no-such-compiler")
+            target = load_target(model, native=True)
+            assert isinstance(target, HFTarget)
+            assert target.native is None
+        with monkeypatch.context() as broken:  # a compiler that fails says so, once
+            broken.setenv("OUTRIDER_CACHE", str(tmp_path))
+            broken.setattr(native, "FLAGS", ("-no-such-flag",))
+            native.library.cache_clear()
+            assert native.library("bfloat16", "bfloat16") is None
+            assert not list((tmp_path / "native").iterdir())
+    finally:
+        native.library.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["gemma", "phi"])
+def test_other_layers_are_left_to_their_own_code(name: str) -> None:
+    target = load_target(build(name, HALF), native=True)
+    assert isinstance(target, HFTarget)
+    assert target.native is None
+
+
+def test_models_by_name_are_compiled_unless_asked_otherwise() -> None:
+    assert outrider.load("demo", "none").target.exact == "bits"
+    assert outrider.load("demo", "none", compile=False).target.exact == "rounding"
+
+
+@pytest.mark.parametrize("dtype", [HALF, WHOLE])
+@torch.no_grad()
+def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
+    """Chains and trees, behind level rows and unequal ones."""
+    shape = LayerShape(64, 4, 2, 32, 96, 64)
+    net = eagle.EagleNet(eagle.EagleConfig(vocab=97, target_hidden=64, layer=shape)).to(dtype).eval()
+    torch.manual_seed(0)
+    for parameter in net.parameters():
+        parameter.copy_(torch.randn(parameter.shape) * 0.2)
+    head = torch.randn(50, 64).to(dtype)
+    quick = compiled(net.layer, net.fc, head)
+    assert quick is not None
+    pairs = torch.randn(2, 5, 128).to(dtype)
+    depths = torch.tensor([[0, 0, 1, 1]] * 2)
+    own = torch.eye(4, dtype=torch.bool)[None].repeat(2, 1, 1)
+    own[:, 2, 0] = own[:, 3, 1] = True
+    for counts in ([5, 5], [5, 3]):
+        slow, fast = (KVCache(shape, 2, 64, head) for _ in range(2))
+        lower = torch.ones(1, 5, 5, dtype=torch.bool).tril_()
+
+        def stepped(given: Tensor, cache: KVCache, seen: Tensor, places: Tensor, first: int = 0) -> Tensor:
+            x = net.fc(given)
+            mask = cache.mask(seen, dtype)
+            return net.layer(x, x, cache.lengths[:, None] + places, mask, cache.place(given.shape[1], first))
+
+        right = stepped(pairs, slow, lower, torch.arange(5)[None])
+        near(quick.chain(fast, pairs), right, dtype)
+        slow.advance(counts)
+        fast.advance(counts)
+        right = stepped(pairs[:, :4], slow, own, depths)
+        found, logits = quick.tree(fast, pairs[:, :4], depths, own)
+        near(found, right, dtype)
+        near(logits, right @ head.T, dtype)
+        near(quick.logits(found[:, 1:3]), logits[:, 1:3], WHOLE)
+        again, _ = quick.tree(fast, pairs[:, 2:4], depths, own)  # the last two of the four
+        near(again, right[:, 2:], dtype)
+
+
+def near(found: Tensor, right: Tensor, dtype: torch.dtype) -> None:
+    allowed = 1e-4 if dtype == WHOLE else 0.05
+    assert float((found.float() - right.float()).abs().max()) <= allowed * float(right.float().abs().max())
+
+
+def test_drafters_of_a_compiled_target_are_compiled() -> None:
+    llm = outrider.load("demo", "eagle:demo/hass")
+    assert getattr(llm.drafter, "inner", llm.drafter).compiled is not None
+    slow = outrider.load("demo", "eagle:demo/hass", compile=False)
+    prompts = [[5, 6, 7, 8, 9], list(range(20, 60))]
+    law: dict[str, Any] = {"max_new_tokens": 24, "budget": "16x6", "temperature": 0.0}
+    right = outrider.load("demo", "none").generate(prompts, max_new_tokens=24, temperature=0.0)
+    assert [o.tokens for o in llm.generate(prompts, **law)] == [o.tokens for o in right]
+    assert sum(o.usage.accepted for o in llm.generate(prompts, **law)) >= 0.9 * sum(
+        o.usage.accepted for o in slow.generate(prompts, **law)
+    )
