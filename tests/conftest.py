@@ -32,9 +32,12 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written into the user's cache folder."""
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing is written into the user's cache folder. The compiled pass is built once for all tests."""
+    cache, built = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp() / "native"
+    monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
+    built.mkdir(exist_ok=True)
+    (cache / "native").symlink_to(built)
 
 
 @pytest.fixture(scope="session")

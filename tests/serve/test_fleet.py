@@ -20,6 +20,7 @@ from outrider.engine import Engine, generate
 from outrider.request import Request
 from outrider.serve.fleet import Choice, Fleet, FleetDrafter, shared, side_by_side
 from outrider.serve.start import elsewhere, start
+from outrider.targets import compiled
 from outrider.testing import TableTarget
 from outrider.types import InputError, Price
 
@@ -95,8 +96,10 @@ def test_an_interrupt_ends_the_loading_thread() -> None:
 
 
 @pytest.mark.trained
-def test_passes_are_recorded_before_the_first_request() -> None:
-    """The target's and the draft model's, with what the drafters read of the target; none is recorded later."""
+def test_passes_are_recorded_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's and the draft model's, with what the drafters read of the target; none is recorded later. This is
+    where there is no compiled pass."""
+    monkeypatch.setattr(compiled, "library", lambda *_: None)
     service = start("demo", ["eagle:demo/hass", "model"])
     target, draft = service.llm.target, service.scheduler.fleet.drafters["model"]
     for model, taps in ((target, (-1,)), (inside(draft).model, ())):  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ from .probe import same_bits
 from .seq2seq import SeqTarget
 
 logger = logging.getLogger(__name__)
+PROVED: set[str] = set()  # by this process, whose cache folder may not be writable
 PROMPTS = (9, 4, 14)  # lengths
 PATHS = (((1, 2, 3), (1, 4), (5, 6)), ((7,), (8, 9, 10)), ((2, 3), (2, 5, 7), (6,)))
 ACCEPTED = (2, 0, 1)  # nodes of the first path that each row accepts
@@ -201,12 +202,13 @@ def ensure_native(target: HFTarget) -> bool:
     passed is remembered; what fails is said."""
     assert target.native is not None
     proof = kept.folder("validated") / f"{_key(target, target.dtype)}-{Path(target.native.file).stem}.json"
-    if proof.is_file():
+    if proof.name in PROVED or proof.is_file():
         return True
     report = validate(target)
     if not report.exact:
         logger.warning("the compiled pass is not used for this model: %s", report.sentence)
         return False
+    PROVED.add(proof.name)
     with contextlib.suppress(OSError):  # a folder that cannot be written: prove it again next time
         kept.write(proof, asdict(report))
     return True
