@@ -1,0 +1,108 @@
+"""How long a pass takes, by nodes, rows and context: compiled, recorded (with bits and without), and the stock forward.
+
+    python benchmarks/passes.py smollm2 --rows 1 8 --contexts 150 700 --nodes 1 4 16 32
+
+All ways stand side by side in one process and are measured in turn; medians and the middle half of the repeats, in
+milliseconds. A prompt's time is that of reading `context` tokens for all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from outrider.core.tree import chain_of
+from outrider.targets import HFTarget, load_target
+from outrider.types import InputError
+
+WAYS: dict[str, dict[str, Any]] = {
+    "compiled": {"exact": "bits"},
+    "recorded, bits": {"exact": "bits", "native": False},
+    "recorded, rounding": {"exact": "rounding", "native": False},
+    "stock": {"exact": "rounding", "native": False},
+}
+
+
+def targets(model: str) -> dict[str, HFTarget]:
+    """Each way's own target; those that cannot be had are left out, with a word."""
+    found: dict[str, HFTarget] = {}
+    for way, how in WAYS.items():
+        try:
+            target = load_target(model, **how)
+        except InputError as error:
+            print(f"{way}: {error}")
+            continue
+        assert isinstance(target, HFTarget)
+        if way == "compiled" and target.native is None:
+            print("compiled: this model or machine has no compiled pass")
+            continue
+        if way.startswith("recorded"):
+            target.compile()
+        found[way] = target
+    return found
+
+
+def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of every call, taken in turn; sorted."""
+    for call in calls.values():
+        for _ in range(6):  # recordings are proved in their first passes
+            call()
+    found: dict[str, list[float]] = {way: [] for way in calls}
+    for _ in range(repeats):
+        for way, call in calls.items():
+            began = perf_counter()
+            call()
+            found[way].append(1e3 * (perf_counter() - began))
+    return {way: sorted(times) for way, times in found.items()}
+
+
+def cell(times: list[float]) -> str:
+    return f"{statistics.median(times):.1f} ({times[len(times) // 4]:.1f}-{times[-1 - len(times) // 4]:.1f})"
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[150, 700])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--repeats", type=int, default=15)
+    given = parser.parse_args()
+    if min(*given.rows, *given.contexts, *given.nodes, given.repeats) < 1:
+        parser.error("rows, contexts, nodes and repeats are at least 1")
+    try:
+        ways = targets(given.model)
+    except InputError as error:
+        parser.error(str(error))
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    print(f"| rows | context | pass | {' | '.join(ways)} |", "|--:|--:|---|" + "--:|" * len(ways), sep="\n", flush=True)
+    dice = random.Random(0)
+    for rows in given.rows:
+        for context in given.contexts:
+            vocab = min(target.vocab for target in ways.values())
+            prompts = [[dice.randrange(vocab) for _ in range(context)] for _ in range(rows)]
+
+            def read(target: HFTarget, prompts: list[list[int]] = prompts, context: int = context) -> Any:
+                session = target.open(context + max(given.nodes) + 64)
+                for _ in session.prefill(prompts):
+                    pass
+                return session
+
+            found = timed({way: lambda t=target: read(t) for way, target in ways.items()}, max(1, given.repeats // 5))
+            print(f"| {rows} | {context} | prompt | {' | '.join(map(cell, found.values()))} |", flush=True)
+            sessions = {way: read(target) for way, target in ways.items()}
+            for nodes in given.nodes:
+                tree = chain_of(torch.arange(nodes).expand(rows, -1).contiguous(), torch.full((rows,), nodes))
+                found = timed({way: lambda s=s: s.forward(tree) for way, s in sessions.items()}, given.repeats)  # noqa: B023
+                print(f"| {rows} | {context} | {nodes} | {' | '.join(map(cell, found.values()))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
