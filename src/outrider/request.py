@@ -83,6 +83,8 @@ class Done:
     @classmethod
     def of(cls, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
         """The round's one host sync. `logits` [b, n, v] are those of the tree's nodes."""
+        if logits.device.type == "cpu":
+            return cls._listed(tree, verdict, logits)
         count, following = verdict.count[:, None], verdict.next[:, None]
         last = verdict.path.gather(1, count - 1)
         index = torch.arange(tree.nodes, device=last.device)
@@ -101,6 +103,27 @@ class Done:
             sizes=[p[0] for p in packed],
             sound=[bool(p[3]) for p in packed],
         )
+
+    @classmethod
+    def _listed(cls, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
+        """The same on the host, where a few numbers are read sooner than a tensor is made."""
+        counts, sizes = verdict.count.tolist(), tree.size.tolist()
+        tokens, tested, at, said = [], [], [], []
+        drafted = zip(verdict.path.tolist(), tree.tokens.tolist(), tree.parents.tolist(), strict=True)
+        for (path, ids, parents), count, size, following in zip(
+            drafted, counts, sizes, verdict.next.tolist(), strict=True
+        ):
+            text = [*(ids[node] for node in path[1:count]), following]
+            tokens.append(text)
+            tested.append(count - 1 + (path[count - 1] in parents[1:size]))
+            at += path[:count]
+            said += text
+        rows = [b for b, count in enumerate(counts) for _ in range(count)]
+        good = logits[torch.tensor(rows), torch.tensor(at), torch.tensor(said)].isfinite().tolist()
+        whole = [True] * len(counts)
+        for b, fine in zip(rows, good, strict=True):
+            whole[b] = whole[b] and fine
+        return cls(tokens, counts, tested, sizes, whole)
 
 
 @dataclass(frozen=True)

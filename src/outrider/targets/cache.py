@@ -82,6 +82,7 @@ class TreeCache(Cache):
         self.rows = 0
         self.slabs: list[Float[Tensor, "layers r c w"]] = []  # r >= rows: rows that left are kept for newcomers
         self.members: list[list[tuple[TreeLayer, int]]] = []  # of each slab: its layers, keys (0) or values (1)
+        self.clean = True  # must unused slots hold numbers? Masks hide no NaN
         self.fresh = True  # the first pass attends to its own keys alone, by the plain causal kernels
         self.view = 0
         self.slots: Int[Tensor, " bn"] = torch.zeros(0, dtype=torch.long)
@@ -104,7 +105,7 @@ class TreeCache(Cache):
         self.capacity = max(self.capacity, min(self.limit, n))
         self.members, slabs = list(groups.values()), []
         for (width, dtype, device), group in groups.items():
-            slab = _zeros((len(group), self.rows, self.capacity, width), dtype, device)
+            slab = _room((len(group), self.rows, self.capacity, width), dtype, device, self.clean)
             for row, (layer, i) in zip(slab, group, strict=True):
                 row[:, :n] = layer.parts[i].transpose(1, 2).flatten(2)
             slabs.append(slab)
@@ -112,7 +113,9 @@ class TreeCache(Cache):
         self._hold(slabs, self.rows)
 
     def begin(self, rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """Slabs for keys and values of this shape (heads, width), of a pass that writes them by itself."""
+        """Slabs for keys and values of this shape (heads, width), of a pass that writes them by itself and reads no
+        slot that it has not written."""
+        self.clean = False
         for layer in self.tree_layers:
             layer.lazy_initialization(*(torch.empty(rows, shape[0], 0, shape[1], dtype=dtype) for _ in range(2)))
         self.pack()
@@ -161,7 +164,7 @@ class TreeCache(Cache):
         rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
         slabs = []
         for old in self.slabs:
-            new = _zeros((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device)
+            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device, self.clean)
             new[:, : self.rows, : self.capacity] = old[:, : self.rows]
             slabs.append(new)
         self.capacity = capacity
@@ -200,11 +203,11 @@ class TreeCache(Cache):
         self._hold(self.slabs, total)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros (leftovers of other programs may be NaN, which no mask hides), writable under any later mode."""
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clean: bool) -> Tensor:
+    """Memory that is writable under any later mode; `clean`: zeros, for leftovers of other programs may be NaN."""
     try:
         with torch.inference_mode(False):
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return (torch.zeros if clean else torch.empty)(shape, dtype=dtype, device=device)
     except RuntimeError as error:
         raise InputError(
             f"there is no memory for a cache of {shape[1]} rows and {shape[2]} slots; ask for fewer ({error})"
