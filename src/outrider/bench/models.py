@@ -37,9 +37,10 @@ class Models:
         variant = variant or self.usual
         if variant not in self.loaded:
             place: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust}
-            llm = load(self.target, "none", **place, weights=weights_of(variant), compile=False)
+            fast = self.compile and "eager" not in variant
+            llm = load(self.target, "none", **place, weights=weights_of(variant), compile=None if fast else False)
             target: Any = llm.target
-            if self.compile and "eager" not in variant and isinstance(target, HFTarget):
+            if fast and isinstance(target, HFTarget):
                 target.compile()
                 target.warm()
             self.loaded[variant] = llm

@@ -86,7 +86,9 @@ Weights = Annotated[
         help="full; int8: linear layers in eight bits; native: a .gguf file's own four bits. The last two on CPUs.",
     ),
 ]  # fmt: skip
-NoCompile = Annotated[bool, machine("--no-compile", help="Run the model's own Python instead of compiled or recorded passes.")]
+NoCompile = Annotated[
+    bool, machine("--no-compile", help="Run the model's own Python instead of compiled or recorded passes.")
+]
 TrustRemoteCode = Annotated[bool, machine("--trust-remote-code", help="Run the Python that the model brings along.")]
 
 Json = Annotated[bool, output("--json", help="One JSON document on stdout, nothing else there.")]

@@ -23,7 +23,7 @@ def serve(
     api_key: Annotated[str, typer.Option(help="What clients must send.", envvar=KEY, show_envvar=True)] = "",
     name: Annotated[str | None, typer.Option(help="The model's name for clients; default: MODEL.")] = None,
     budget: Annotated[str, typer.Option(help="How much to draft: auto, 16x6, 3,2,1, ...")] = "auto",
-    rows: Annotated[int, typer.Option(help="Texts that are written at a time.", min=1)] = 8,
+    rows: Annotated[int, typer.Option(help="Texts that are written at a time.", min=1)] = 16,
     queue: Annotated[int, typer.Option(help="Texts that may wait; more are told to come again.", min=1)] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds a request may take.", min=1)] = 600.0,
     prefill_share: Annotated[

@@ -34,6 +34,8 @@ def lacking(model: Any, config: Any) -> str:
     tensors = list(model.parameters())
     if any(t.device.type != "cpu" for t in tensors):
         return "it is not on a CPU"
+    if getattr(config, "quantization_config", None) or any(type(t.data) is not Tensor for t in tensors):
+        return "its weights are quantised, or not plain tensors"
     if {t.dtype for t in tensors} not in ({torch.bfloat16}, {torch.float32}):
         return "its weights are neither all in bfloat16 nor all in float32"
     linear = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]

@@ -144,6 +144,7 @@ class HFTarget:
         """
         try:
             self.graphs = self.graphs or Graphs(self, patience)
+            self.graphs.patience = min(self.graphs.patience, patience)
         except InputError:
             if not patience:
                 raise
