@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=16, help="texts of each load, but at least two of a client")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--rows", type=int, default=8, help="rows of `outrider serve`")
+    parser.add_argument("--rows", type=int, default=16, help="rows of `outrider serve`")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows, gap = [], 0.0
