@@ -12,6 +12,7 @@ import argparse
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -95,12 +96,13 @@ def main() -> None:
                     pass
                 return session
 
-            found = timed({way: lambda t=target: read(t) for way, target in ways.items()}, max(1, given.repeats // 5))
+            found = timed({way: partial(read, target) for way, target in ways.items()}, max(1, given.repeats // 5))
             print(f"| {rows} | {context} | prompt | {' | '.join(map(cell, found.values()))} |", flush=True)
             sessions = {way: read(target) for way, target in ways.items()}
             for nodes in given.nodes:
                 tree = chain_of(torch.arange(nodes).expand(rows, -1).contiguous(), torch.full((rows,), nodes))
-                found = timed({way: lambda s=s: s.forward(tree) for way, s in sessions.items()}, given.repeats)  # noqa: B023
+                calls = {way: partial(session.forward, tree) for way, session in sessions.items()}
+                found = timed(calls, given.repeats)
                 print(f"| {rows} | {context} | {nodes} | {' | '.join(map(cell, found.values()))} |", flush=True)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
+from ..nets.compiled import runs
 from ..nets.products import PlainLinear, hastened, product
 from ..types import InputError, Round, Target
 
@@ -53,9 +54,7 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    fast = (
-        hastened(getattr(target, "model", None)) or getattr(target, "native", None) is not None
-    )  # not while training, which needs gradients
+    fast = runs(target) or hastened(getattr(target, "model", None))  # not while training, which needs gradients
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 
@@ -68,6 +67,8 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
 
 def plain_rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Float[Tensor, "vd h"] | None:
     """The rows of the target's head for these tokens, where it is a product and nothing else."""
+    if ids is not None:
+        vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     names = "logit_scale", "logits_scaling", "final_logit_softcapping"
     if bool(bias.any()) or any(target.config_dict.get(name) for name in names):

@@ -136,7 +136,7 @@ class EagleDrafter:
         return self.target.embed(tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
-        return self.head(vectors) if self.compiled is None else self.compiled.logits(vectors)
+        return self.head(vectors)
 
 
 def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> EagleDrafter:
@@ -148,14 +148,13 @@ def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> Eagl
 def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "this EAGLE drafter") -> EagleDrafter:
     _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
     _heads.check_embedding(target, net.config.target_hidden)
-    ids, head = net.ids(), _heads.rows(target, net.ids())
-    if runs(target):
-        made = compiled(net.layer, net.fc, _heads.plain_rows(target, ids))
-        if made is not None:
-            return EagleDrafter(net, target, net.config, growth, head, ids, compiled=made)
+    ids = net.ids()
+    made = compiled(net.layer, net.fc, _heads.plain_rows(target, ids)) if runs(target) else None
+    if made is not None:
+        return EagleDrafter(net, target, net.config, growth, made.logits, ids, compiled=made)
     net.layer.fuse()
     freeze(net, "fc")
-    return EagleDrafter(net, target, net.config, growth, head, ids, recorded=recorded(net, target))
+    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded(net, target))
 
 
 NETWORK = Network(EagleNet, EagleConfig)

@@ -87,6 +87,22 @@ class Room:
         return {**found, "paths": self.of("paths", rows * nodes, torch.int32).data_ptr()}
 
 
+def held(kept: list[Any], tensor: Tensor) -> int:
+    """The address of a weight, which is kept."""
+    kept.append(tensor.detach().contiguous())
+    return int(kept[-1].data_ptr())
+
+
+def project(part: LayerPart, kept: list[Any], attention: Any, inner: Any) -> None:
+    """Write a layer's products into its structure: those around attention, with biases, and its gated network's."""
+    for name in ("q", "k", "v", "o"):
+        module = getattr(attention, f"{name}_proj")
+        setattr(part, name, held(kept, module.weight))
+        setattr(part, f"bias_{name}", small(kept, module, "bias"))
+    for name in ("gate", "up", "down"):
+        setattr(part, name, held(kept, getattr(inner, f"{name}_proj").weight))
+
+
 def small(kept: list[Any], module: Any, name: str = "weight") -> int | None:
     """The address of a norm's or a bias's numbers, copied in float32 to what is kept; None where there is none."""
     tensor = getattr(module, name, None)

@@ -1,4 +1,4 @@
-/* One pass of a Llama-shaped model over tree nodes, or over a chunk of prompts: `forward.py` fills the structures. */
+/* One pass of a Llama-shaped model over tree nodes, or over a chunk of prompts: `parts.py` has the same structures for Python. */
 
 #include <omp.h>
 
@@ -33,7 +33,7 @@ typedef struct {
     integer shared;                  /* one tree's shape for all rows */
     const integer *lengths, *spots;  /* [rows], [rows, all] */
     const uint8_t *ancestors;        /* [rows or 1, all, all]; NULL for a chunk */
-    held *const *cache;            /* keys and values of each layer: [rows, capacity, groups * width] */
+    held *const *cache;              /* keys and values of each layer: [rows, capacity, groups * width] */
     const float *turns;              /* cosines and sines [position, 2, width] */
     integer positions;               /* of `turns` */
     const float *given;              /* [rows * nodes, joined] */

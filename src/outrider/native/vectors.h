@@ -2,8 +2,8 @@
 
    HALVES is set where weights are bfloat16, and WIDE where nothing else is. Without WIDE, keys and values are bfloat16
    too, and where the processor multiplies these, activations are rounded to it before a product (NARROW). Sums are
-   always of float. Every sum here has one order, whatever
-   is computed beside it: multiply-adds are written out, and the compiler contracts and reorders nothing. */
+   always of float. Every sum here has one order, whatever is computed beside it: multiply-adds are written out, and the
+   compiler contracts and reorders nothing. */
 
 #include <immintrin.h>
 #include <math.h>

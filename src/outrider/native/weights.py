@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .parts import LayerPart, ModelPart, small
+from .parts import LayerPart, ModelPart, held, project, small
 
 SHAPED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}  # families whose layers are these
 STEP = 32  # what widths are multiples of
@@ -59,21 +59,12 @@ def read(model: Any, config: Any, windows: dict[str, int | None]) -> Weights:
     """Addresses of all weights; norms and biases, which are small, are copied in float32."""
     kept: list[Any] = []
 
-    def held(tensor: Tensor) -> int:
-        kept.append(tensor.detach())
-        return tensor.data_ptr()
-
     core = model.model
     kinds = getattr(config, "layer_types", None) or [""] * len(core.layers)
     parts = (LayerPart * len(core.layers))()
     for i, (part, layer) in enumerate(zip(parts, core.layers, strict=True)):
-        attention, inner = layer.self_attn, layer.mlp
-        for name in ("q", "k", "v", "o"):
-            module = getattr(attention, f"{name}_proj")
-            setattr(part, name, held(module.weight))
-            setattr(part, f"bias_{name}", small(kept, module, "bias"))
-        for name in ("gate", "up", "down"):
-            setattr(part, name, held(getattr(inner, f"{name}_proj").weight))
+        attention = layer.self_attn
+        project(part, kept, attention, layer.mlp)
         part.norm, part.norm_inner = small(kept, layer.input_layernorm), small(kept, layer.post_attention_layernorm)
         part.norm_q = small(kept, getattr(attention, "q_norm", None))
         part.norm_k = small(kept, getattr(attention, "k_norm", None))
@@ -84,7 +75,7 @@ def read(model: Any, config: Any, windows: dict[str, int | None]) -> Weights:
         groups=config.num_key_value_heads, width=_width(config), layers=len(core.layers),
         vocabulary=model.lm_head.weight.shape[0],
         epsilon=config.rms_norm_eps, scale=core.layers[0].self_attn.scaling, layer=parts,
-        norm=small(kept, core.norm), head=held(model.lm_head.weight),
+        norm=small(kept, core.norm), head=held(kept, model.lm_head.weight),
     )  # fmt: skip
     return Weights(whole_, model.lm_head.weight.dtype, [parts, *kept])
 

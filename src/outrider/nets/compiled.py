@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..native.build import library
-from ..native.parts import LayerPart, ModelPart, PassPart, Room, small
+from ..native.parts import LayerPart, ModelPart, PassPart, Room, held, project, small
 from ..native.weights import STEP, WIDEST
 from .kv_cache import KVCache
 from .layer import Layer
@@ -26,27 +26,18 @@ class CompiledLayer:
     def __init__(self, code: ctypes.CDLL, layer: Layer, join: nn.Linear, head: Float[Tensor, "v h"]):
         self.call, self.layer, self.turns = code.forward, layer, torch.zeros(0)
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
-        shape, attention, inner = layer.shape, layer.self_attn, layer.mlp
+        shape = layer.shape
         kept: list[Any] = [head]
 
-        def held(tensor: Tensor) -> int:
-            kept.append(tensor.detach().contiguous())
-            return int(kept[-1].data_ptr())
-
         part = LayerPart(norm_inner=small(kept, layer.post_attention_layernorm), turned=1)
-        for name in ("q", "k", "v", "o"):
-            module = getattr(attention, f"{name}_proj")
-            setattr(part, name, held(module.weight))
-            setattr(part, f"bias_{name}", small(kept, module, "bias"))
-        for name in ("gate", "up", "down"):
-            setattr(part, name, held(getattr(inner, f"{name}_proj").weight))
+        project(part, kept, layer.self_attn, layer.mlp)
         sizes = {
             "hidden": shape.hidden, "inner": shape.intermediate, "heads": shape.heads, "groups": shape.kv_heads,
             "width": shape.head_dim, "vocabulary": len(head), "epsilon": shape.eps, "head": head.data_ptr(),
         }  # fmt: skip
         kept.append(part)
         self.step = ModelPart(
-            **sizes, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part), join=held(join.weight),
+            **sizes, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part), join=held(kept, join.weight),
             bias_join=small(kept, join, "bias"), joined=join.in_features,
         )  # fmt: skip
         self.kept = kept
