@@ -18,7 +18,7 @@ def pack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
     folder.mkdir(exist_ok=True)
     sizes = {}
     for path in sorted(f for kind in KINDS for f in work.glob(f"{kind}*.jsonl")):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         if path.stem.startswith("answers"):  # the question stands in its part
             rows = [{"id": r["id"], "answer": r["messages"][-1]["content"], "ends": r["ends"]} for r in rows]
         kept = folder / f"{path.name}.xz"
@@ -48,7 +48,7 @@ def unpack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
                 }
                 for r in rows
             ]
-        if not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < len(rows):
+        if not path.exists() or path.read_text(encoding="utf-8").count("\n") < len(rows):
             path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
         counts[path.name] = len(rows)
     return counts

@@ -185,7 +185,7 @@ def own(answered: Path) -> Iterator[str]:
     """What the model asked when the user's turn was its to write; questions that came to no end are left out."""
     if not answered.exists():
         return
-    lines = [json.loads(line) for line in answered.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in answered.read_text(encoding="utf-8").split("\n") if line]
     given = openings(max((row["id"] for row in lines), default=-1) + 1)
     for row in sorted(lines, key=lambda row: row["id"]):
         question = (given[row["id"]].removeprefix(TURN) + row["completion"]).strip()
