@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ def folder(name: str) -> Path:
 
 def write(file: Path, value: Any) -> None:
     """A value as JSON. OSError where the folder cannot be written."""
+    replace(file, lambda place: place.write_text(json.dumps(value), encoding="utf-8"))
+
+
+def replace(file: Path, content: Callable[[Path], object]) -> None:
+    """What a function writes to the file that it is given. OSError as above."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(value), encoding="utf-8")
-    partial.replace(file)
+    try:
+        content(partial)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ EULER = 0.57721566490153286
 
 def raw(seeds: list[int], positions: list[int], n: int) -> np.ndarray:
     """The 32 bits of ids 0..n-1, as unsigned numbers."""
-    k = noise._keys(seeds, positions, RACE, None)
+    k = noise.keys(seeds, positions, RACE, None)
     h = bits(k[:, :1], k[:, 1:], torch.arange(n, dtype=torch.int32))
     return h.numpy().view(np.uint32)
 
@@ -45,7 +45,7 @@ def test_many_keys_at_once_are_the_same_keys() -> None:
     seeds = [(3**i) * (-1) ** i for i in range(60)]
     counters = [7**i % (1 << 62) for i in range(60)]
     for stream in (RACE, ACCEPT, EMIT, DRAFT):
-        many = noise._keys(seeds, counters, stream, None)
+        many = noise.keys(seeds, counters, stream, None)
         assert many.tolist() == [list(key(s, c, stream)) for s, c in zip(seeds, counters, strict=True)]
 
 
@@ -87,7 +87,7 @@ torch.set_num_threads(1)
 def both(k0, k1, ids):
     return noise.gumbel(noise.bits(k0, k1, ids))
 
-k = noise._keys([3, 4], [9, 10], noise.RACE, None)
+k = noise.keys([3, 4], [9, 10], noise.RACE, None)
 ids = torch.arange(10_007, dtype=torch.int32)
 args = k[:, :1], k[:, 1:], ids
 assert torch.equal(torch.compile(both, fullgraph=True)(*args), both(*args))
@@ -133,7 +133,7 @@ def test_neighbours_are_independent(along: str) -> None:
     }[along]
     h = raw(*k, n)
     if along == "streams":
-        rows = [noise._keys([i // 4], [7], i % 4, None)[0] for i in range(m)]
+        rows = [noise.keys([i // 4], [7], i % 4, None)[0] for i in range(m)]
         pairs = torch.stack(rows)
         h = bits(pairs[:, :1], pairs[:, 1:], torch.arange(n, dtype=torch.int32)).numpy().view(np.uint32)
     one, two = (h[:, :-1], h[:, 1:]) if along == "tokens" else (h[:-1], h[1:])

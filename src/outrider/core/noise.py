@@ -106,8 +106,15 @@ def gumbel(h: Int32[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
     return g.to(torch.float32) * (1.0 / GRID)
 
 
-def _keys(seeds: Sequence[int], counters: Sequence[int], stream: int, device: torch.device | None) -> Tensor:
-    """Keys [b, 2]; many at once by arrays."""
+def tables() -> tuple[Int32[Tensor, " knots"], Int32[Tensor, " knots"]]:
+    """Values and slopes of `gumbel`'s table, on the host."""
+    return _tables[torch.device("cpu")]
+
+
+def keys(
+    seeds: Sequence[int], counters: Sequence[int], stream: int = RACE, device: torch.device | None = None
+) -> Int32[Tensor, "b 2"]:
+    """The keys of each seed and counter; many at once by arrays."""
     if len(seeds) < 16:
         pairs = [key(s, c, stream) for s, c in zip(seeds, counters, strict=True)]
         return torch.tensor(pairs, dtype=torch.int32, device=device).view(len(pairs), 2)
@@ -120,7 +127,7 @@ def gumbels(
     seeds: Sequence[int], counters: Sequence[int], ids: Tensor, stream: int = RACE
 ) -> Float32[Tensor, b * rest]:  # noqa: F821
     """G for explicit ids: `ids` [b, ...], or [v] for the same ids in every row."""
-    k = _keys(seeds, counters, stream, ids.device)
+    k = keys(seeds, counters, stream, ids.device)
     ids = ids.to(torch.int32)
     if ids.dim() == 1:
         ids = ids.expand(len(seeds), -1)
@@ -132,7 +139,7 @@ def uniforms(
     seeds: Sequence[int], serials: Sequence[int], n: int, stream: int = ACCEPT, device: torch.device | None = None
 ) -> Float64[Tensor, "b n"]:
     """n uniform numbers in (0, 1) per row with 53 random bits, keyed by (seed, round, stream)."""
-    k = _keys(seeds, serials, stream, device)
+    k = keys(seeds, serials, stream, device)
     ids = torch.arange(2 * n, dtype=torch.int32, device=device)
     h = bits(k[:, :1], k[:, 1:], ids).to(torch.int64) & 0xFFFFFFFF
     # Number i is made of ids 2i and 2i + 1, so that it does not depend on how many are asked for.

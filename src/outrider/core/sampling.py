@@ -19,7 +19,7 @@ from .noise import DRAFT, uniforms
 
 History = Sequence[tuple[Sequence[int], Sequence[int]]]  # per row: the prompt's tokens, the output's tokens
 
-POOLED = 4096  # larger vocabularies are ranked by their best `pool` tokens: hashing is what costs
+POOLED, POOL = 4096, 64  # larger vocabularies are ranked by their best POOL tokens: hashing is what costs
 
 
 def wide(logits: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -158,7 +158,7 @@ def rank(
     depth: int | Int[Tensor, "b w"],
     k: int,
     scale: float = 1.0,
-    pool: int = 64,
+    pool: int = POOL,
     warp: bool = False,
     names: Int[Tensor, " v"] | None = None,
 ) -> tuple[Int[Tensor, "b w k"], Float[Tensor, "b w k"]]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..core.padding import padded
 from ..nets.compiled import CompiledLayer
+from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from ..nets.recorded import Recorded
@@ -45,6 +46,10 @@ class Steps(Protocol):
     @property
     def compiled(self) -> CompiledLayer | None:
         """The same in compiled code, where the target's passes are."""
+
+    @property
+    def grower(self) -> Grower | None:
+        """Whole trees in compiled code."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -121,8 +126,14 @@ class FeatureDrafting:
             self._read()
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        drafter, (first, step) = self.drafter, self._start(rows)
-        return drafter.growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
+        drafter = self.drafter
+        growth, depth = drafter.growth.scaled(budget), drafter.growth.reach(budget, rows)
+        if drafter.grower is not None and growth.plain and budget.shape is None and depth > 0:
+            last, nodes = self._last(rows), min(growth.nodes, budget.nodes)
+            width = growth.wide(nodes, depth)
+            return drafter.grower.grow(self.cache, last, rows, budget, depth, width, nodes, growth.top_k, growth.scale)
+        first, step = self._start(rows)
+        return growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
@@ -131,10 +142,7 @@ class FeatureDrafting:
 
     def _start(self, rows: Rows) -> tuple[Tensor, Step]:
         """The logits below the root, and the step that goes on from it."""
-        self._read()
-        assert self.last is not None
-        assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
-        drafter, vectors = self.drafter, self.last
+        drafter, vectors = self.drafter, self._last(rows)
 
         def step(fed: DraftTree, since: int) -> Tensor:
             nonlocal vectors
@@ -142,7 +150,14 @@ class FeatureDrafting:
             vectors = torch.cat([vectors, made], 1)
             return drafter.logits(made) if logits is None else logits
 
-        return drafter.logits(self.last), step
+        return drafter.logits(vectors), step
+
+    def _last(self, rows: Rows) -> Float[Tensor, "b 1 h"]:
+        """The vectors below the root, all pairs read."""
+        self._read()
+        assert self.last is not None
+        assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
+        return self.last
 
     def select(self, index: Sequence[int]) -> None:
         if list(index) == list(range(len(self.cache.host))):

@@ -71,6 +71,11 @@ class Growth:
         if len(self.parents) > 1:
             plan(self.parents)
 
+    @property
+    def plain(self) -> bool:
+        """EAGLE-2's growth without an ablation?"""
+        return self.tree == "dynamic" and self.value and self.rerank
+
     def scaled(self, budget: Budget) -> Growth:
         """The same with the budget's scale of confidences, where it has one."""
         return self if budget.scale is None else replace(self, scale=budget.scale)

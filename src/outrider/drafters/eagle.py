@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..nets import vocabulary
 from ..nets.compiled import CompiledLayer, compiled, runs
+from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, Store
 from ..nets.network import Network
@@ -113,6 +114,7 @@ class EagleDrafter:
     taps: tuple[int, ...] = (-1,)
     recorded: Recorded | None = None  # its steps, where the target's passes are recorded
     compiled: CompiledLayer | None = None  # its steps, where the target's passes are compiled
+    grower: Grower | None = None  # whole trees of these
 
     @property
     def layer(self) -> Layer:
@@ -151,7 +153,9 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     ids = net.ids()
     made = compiled(net.layer, net.fc, _heads.plain_rows(target, ids)) if runs(target) else None
     if made is not None:
-        return EagleDrafter(net, target, net.config, growth, made.logits, ids, compiled=made)
+        table = _heads.embeddings(target, net.fc.weight.dtype) if net.config.inputs == INPUTS[0] else None
+        grower = None if table is None else Grower(made, table, ids)
+        return EagleDrafter(net, target, net.config, growth, made.logits, ids, compiled=made, grower=grower)
     net.layer.fuse()
     freeze(net, "fc")
     return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded(net, target))

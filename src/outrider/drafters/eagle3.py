@@ -177,6 +177,7 @@ class Eagle3Drafter:
     shifted: bool = True
     recorded: Recorded | None = None  # its steps, where the target's passes are recorded
     compiled: None = None  # its layer reads two vectors, which the compiled code does not
+    grower: None = None
 
     @property
     def taps(self) -> tuple[int, ...]:

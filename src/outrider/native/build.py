@@ -20,7 +20,7 @@ import torch
 from .. import kept
 
 HERE = Path(__file__).parent
-SOURCES = "pass.c", "vectors.h", "products.h", "attention.h"
+SOURCES = "pass.c", "vectors.h", "blocks.h", "products.h", "attention.h", "draft.h"
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
 logger = logging.getLogger(__name__)
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Hold = Callable[[Tensor], "MatrixPart"]  # a weight as the pass reads it, kept as long as the pass
 address, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class MatrixPart(ctypes.Structure):
+    """`Matrix`."""
+
+    _fields_ = [("data", address), ("kind", whole)]
 
 
 class LayerPart(ctypes.Structure):
     """`Layer`."""
 
     _fields_ = [
-        *((name, address) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, MatrixPart) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, address) for name in ("norm", "norm_inner", "norm_q", "norm_k")),
         *((name, address) for name in ("bias_q", "bias_k", "bias_v", "bias_o")),
         ("window", whole),
@@ -32,8 +40,8 @@ class ModelPart(ctypes.Structure):
         ("scale", real),
         ("layer", ctypes.POINTER(LayerPart)),
         ("norm", address),
-        ("head", address),
-        ("join", address),
+        ("head", MatrixPart),
+        ("join", MatrixPart),
         ("bias_join", address),
         ("joined", whole),
     ]
@@ -57,6 +65,28 @@ class PassPart(ctypes.Structure):
     ]
 
 
+class DraftPart(ctypes.Structure):
+    """`Draft`."""
+
+    _fields_ = [
+        *((name, whole) for name in ("depth", "width", "most", "pool")),
+        *((name, real) for name in ("scale", "floor", "reach")),
+        ("nodes", whole),
+        ("sizes", whole),
+        ("seconds", address),
+        ("trust", ctypes.c_double),
+        *(
+            (name, address)
+            for name in ("embeddings", "names", "temperature", "keys", "knots", "slopes", "root", "last")
+        ),
+        *((name, address) for name in ("raced", "vectors", "spots", "ancestors")),
+        ("candidates", whole),
+        *((name, address) for name in ("place", "token", "below", "level", "fed", "chosen", "value")),
+        ("kept", whole),
+        *((name, address) for name in ("size", "tokens", "parents", "depths", "values", "sees")),
+    ]
+
+
 class Room:
     """Memory kept from pass to pass: fresh memory costs a pass as much as using it."""
 
@@ -75,6 +105,13 @@ class Room:
         """A copy in float32, which the pass may change."""
         return self.of(name, given.numel())[: given.numel()].copy_(given.flatten())
 
+    def cut(self, name: str, dtype: torch.dtype, **sizes: int) -> dict[str, int]:
+        """Addresses of so many numbers each, side by side in one stretch of room."""
+        at, found = self.of(name, sum(sizes.values()), dtype).data_ptr(), {}
+        for part, size in sizes.items():
+            found[part], at = at, at + size * dtype.itemsize
+        return found
+
     def addresses(self, rows: int, nodes: int) -> dict[str, int]:
         """What a pass over so many rows needs, each with a path of so many nodes at most."""
         part = self.part
@@ -87,20 +124,14 @@ class Room:
         return {**found, "paths": self.of("paths", rows * nodes, torch.int32).data_ptr()}
 
 
-def held(kept: list[Any], tensor: Tensor) -> int:
-    """The address of a weight, which is kept."""
-    kept.append(tensor.detach().contiguous())
-    return int(kept[-1].data_ptr())
-
-
-def project(part: LayerPart, kept: list[Any], attention: Any, inner: Any) -> None:
+def project(part: LayerPart, kept: list[Any], hold: Hold, attention: Any, inner: Any) -> None:
     """Write a layer's products into its structure: those around attention, with biases, and its gated network's."""
     for name in ("q", "k", "v", "o"):
         module = getattr(attention, f"{name}_proj")
-        setattr(part, name, held(kept, module.weight))
+        setattr(part, name, hold(module.weight))
         setattr(part, f"bias_{name}", small(kept, module, "bias"))
     for name in ("gate", "up", "down"):
-        setattr(part, name, held(kept, getattr(inner, f"{name}_proj").weight))
+        setattr(part, name, hold(getattr(inner, f"{name}_proj").weight))
 
 
 def small(kept: list[Any], module: Any, name: str = "weight") -> int | None:

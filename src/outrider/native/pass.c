@@ -4,12 +4,14 @@
 
 #include "vectors.h"
 
+#include "blocks.h"
+
 #include "products.h"
 
 #include "attention.h"
 
 typedef struct {
-    const number *q, *k, *v, *o, *gate, *up, *down;
+    Matrix q, k, v, o, gate, up, down;
     const float *norm, *norm_inner, *norm_q, *norm_k; /* all but norm_inner, and biases, may be NULL */
     const float *bias_q, *bias_k, *bias_v, *bias_o;
     integer window; /* 0: none */
@@ -21,8 +23,8 @@ typedef struct {
     float epsilon, scale;
     const Layer *layer;
     const float *norm;  /* NULL: none */
-    const number *head; /* NULL: no logits are asked for */
-    const number *join; /* [hidden, joined]: makes the states of what is given, with its bias; or both NULL */
+    Matrix head; /* NULL: no logits are asked for */
+    Matrix join; /* [hidden, joined]: makes the states of what is given, with its bias; or both NULL */
     const float *bias_join;
     integer joined;
 } Model;
@@ -178,7 +180,7 @@ void forward(const Model *model, const Pass *pass) {
         const integer first = rows * thread / threads, last = rows * (thread + 1) / threads;
         Work work;
         for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
-        if (model->join) {
+        if (model->join.data) {
             for (integer i = first * model->joined; i < last * model->joined; i++)
                 pass->normed[i] = to_input(pass->given[i]);
 #pragma omp barrier
@@ -218,6 +220,8 @@ void forward(const Model *model, const Pass *pass) {
         }
         tap(model, pass, model->layers, first, last);
 #pragma omp barrier
-        if (model->head) spoken(model, pass, thread, threads);
+        if (model->head.data) spoken(model, pass, thread, threads);
     }
 }
+
+#include "draft.h"

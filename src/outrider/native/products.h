@@ -4,8 +4,8 @@
 #define LINE 64 /* bytes that memory gives at a time */
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
 
-/* LANES results at a time: `n` rows of x with LANES / n outputs. `ahead`: memory that will be read next, of which so
-   many lines are fetched in each step. */
+/* LANES results at a time: `n` rows of x with LANES / n outputs. `ahead`: memory that will be read soon, of which so
+   many lines are fetched in each step, into the second cache: the first has no room for two columns. */
 INLINE vector tile(
     const int n, const input *x, integer width, const number *const *rows, const char *ahead, integer lines
 ) {
@@ -15,7 +15,7 @@ INLINE vector tile(
     for (int i = 0; i < LANES; i++) found[i] = ZERO;
     for (integer k = 0; k < width; k += STEP) {
         operand given[4];
-        for (integer i = 0; i < lines; i++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T0);
+        for (integer i = 0; i < lines; i++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int i = 0; i < n; i++) given[i] = INPUT(x + i * width + k);
 #pragma GCC unroll 16
@@ -30,27 +30,43 @@ INLINE vector tile(
 
 /* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
    are those of the last one, and nobody's. */
-static void column(const input *x, integer n, integer width, const number *w, integer first, integer last, float *y) {
+static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
     const number *rows[LANES];
-    for (integer j = 0; j < LANES; j++) rows[j] = w + (first + j < last ? first + j : last - 1) * width;
+    const char *data = w.data;
+    const integer size = bytes(w.kind, width);
+#ifdef NARROW
+    number room[w.kind == PLAIN ? 1 : LANES * width];
+#endif
+    for (integer j = 0; j < LANES; j++) {
+        const char *row = data + (first + j < last ? first + j : last - 1) * size;
+        rows[j] = (const number *)row;
+#ifdef NARROW
+        if (w.kind == PLAIN) continue;
+        unpack(row, w.kind, width, room + j * width);
+        rows[j] = room + j * width;
+#endif
+    }
     const integer tiles = LANES == 16 ? n / 4 * 4 + n % 4 / 2 * 2 + n % 2 : n / 2 * 2 + n % 2;
-    const integer column = LANES * width * sizeof(number), steps = width / STEP, each = (column / LINE + steps - 1) / steps;
+    const integer column = LANES * size, steps = width / STEP, each = (column / LINE + steps - 1) / steps;
     const integer lines = (each + tiles - 1) / tiles;
-    const char *ahead = (const char *)(w + first * width) + column, *beyond = ahead + column;
+    const char *ahead = data + first * size + 2 * column;
+    const char *beyond = w.kind == PLAIN ? ahead + column : ahead; /* blocks are fetched while they are unpacked */
     float some[LANES];
-    integer i = 0;
-#define TILE(count)                                                                                             \
-    for (; i + count <= n; i += count)                                                                          \
-        for (int j = 0; j < LANES; j += LANES / count, ahead += steps * lines * LINE) {                         \
+#define TILE(count, from, to) /* rows from .. to; a few outputs stay in the first cache while rows pass by */   \
+    for (int j = 0; j < LANES; j += LANES / count)                                                              \
+        for (integer i = from; i < to; i += count, ahead += steps * lines * LINE) {                             \
             STORE(some, tile(count, x + i * width, width, rows + j, ahead, ahead < beyond ? lines : 0));        \
             for (int k = 0; k < count; k++)                                                                     \
                 memcpy(y + (i + k) * LANES + j, some + k * (LANES / count), LANES / count * sizeof(float));     \
         }
 #if LANES == 16
-    TILE(4)
+    const integer fours = n / 4 * 4;
+    TILE(4, 0, fours)
+#else
+    const integer fours = 0;
 #endif
-    TILE(2)
-    TILE(1)
+    TILE(2, fours, n / 2 * 2)
+    TILE(1, n / 2 * 2, n)
 #undef TILE
 }
 
@@ -64,7 +80,7 @@ INLINE void share(integer outputs, integer thread, integer threads, integer *fir
 
 /* y[:, own outputs] = x W^T + bias, or added to what is there. */
 static void product(
-    const input *x, integer n, integer width, const number *w, const float *bias, integer outputs, float *y,
+    const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, float *y,
     integer stride, int add, integer thread, integer threads
 ) {
     integer first, last;
@@ -90,7 +106,7 @@ static void product(
 
 /* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. */
 static void gated(
-    const input *x, integer n, integer width, const number *gate, const number *up, integer outputs, input *y,
+    const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, input *y,
     integer thread, integer threads
 ) {
     integer first, last;

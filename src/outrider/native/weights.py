@@ -1,4 +1,4 @@
-"""A Llama-shaped model as the compiled pass reads it: the addresses of the model's own weights."""
+"""A Llama-shaped model as the compiled pass reads it: the addresses of the model's own weights, or of their blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .parts import LayerPart, ModelPart, held, project, small
+from .blocks import Packed, plain
+from .parts import LayerPart, MatrixPart, ModelPart, project, small
 
 SHAPED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}  # families whose layers are these
 STEP = 32  # what widths are multiples of
@@ -55,16 +56,21 @@ def lacking(model: Any, config: Any) -> str:
     return "" if partial == 1.0 else "it turns a part of each head alone"
 
 
-def read(model: Any, config: Any, windows: dict[str, int | None]) -> Weights:
-    """Addresses of all weights; norms and biases, which are small, are copied in float32."""
+def read(model: Any, config: Any, windows: dict[str, int | None], packed: dict[int, Packed]) -> Weights:
+    """Addresses of all weights; norms and biases, which are small, are copied in float32. `packed`: by the id of a
+    weight, what is read in its place."""
     kept: list[Any] = []
+
+    def hold(weight: Tensor) -> MatrixPart:
+        kept.append(packed.get(id(weight)) or plain(weight))
+        return kept[-1].part
 
     core = model.model
     kinds = getattr(config, "layer_types", None) or [""] * len(core.layers)
     parts = (LayerPart * len(core.layers))()
     for i, (part, layer) in enumerate(zip(parts, core.layers, strict=True)):
         attention = layer.self_attn
-        project(part, kept, attention, layer.mlp)
+        project(part, kept, hold, attention, layer.mlp)
         part.norm, part.norm_inner = small(kept, layer.input_layernorm), small(kept, layer.post_attention_layernorm)
         part.norm_q = small(kept, getattr(attention, "q_norm", None))
         part.norm_k = small(kept, getattr(attention, "k_norm", None))
@@ -75,30 +81,35 @@ def read(model: Any, config: Any, windows: dict[str, int | None]) -> Weights:
         groups=config.num_key_value_heads, width=_width(config), layers=len(core.layers),
         vocabulary=model.lm_head.weight.shape[0],
         epsilon=config.rms_norm_eps, scale=core.layers[0].self_attn.scaling, layer=parts,
-        norm=small(kept, core.norm), head=held(kept, model.lm_head.weight),
+        norm=small(kept, core.norm), head=hold(model.lm_head.weight),
     )  # fmt: skip
     return Weights(whole_, model.lm_head.weight.dtype, [parts, *kept])
 
 
 def gather(model: Any) -> None:
-    """Move a model's parameters into one stretch of large pages of memory: a pass reads all of them, and a processor
-    that must look up where each small page lies reads a tenth slower."""
+    """Move a model's parameters to large pages of memory."""
     places: dict[tuple[int, torch.Size], list[torch.nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.is_contiguous():  # tied ones lie at one place
             places.setdefault((parameter.data_ptr(), parameter.shape), []).append(parameter)
-    sizes = [-(-same[0].nbytes // LINE) * LINE for same in places.values()]
+    for same, moved in zip(places.values(), together([same[0].data for same in places.values()]), strict=True):
+        for parameter in same:
+            parameter.data = moved
+
+
+def together(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies in one stretch of large pages of memory: a pass reads all of them, and a processor that must look up where
+    each small page lies reads a tenth slower."""
+    sizes = [-(-tensor.nbytes // LINE) * LINE for tensor in tensors]
     memory = mmap.mmap(-1, sum(sizes) + PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     bytes_ = torch.frombuffer(memory, dtype=torch.uint8)
-    at = -bytes_.data_ptr() % PAGE
-    for same, size in zip(places.values(), sizes, strict=True):
-        first = same[0]
-        moved = bytes_[at : at + first.nbytes].view(first.dtype).view(first.shape).copy_(first.data)
+    at, moved = -bytes_.data_ptr() % PAGE, []
+    for tensor, size in zip(tensors, sizes, strict=True):
+        moved.append(bytes_[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor))
         at += size
-        for parameter in same:
-            parameter.data = moved
+    return moved
 
 
 def _width(config: Any) -> int:

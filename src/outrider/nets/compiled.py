@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..native.blocks import plain, reads, rounded
 from ..native.build import library
-from ..native.parts import LayerPart, ModelPart, PassPart, Room, held, project, small
+from ..native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
 from .kv_cache import KVCache
 from .layer import Layer
@@ -20,24 +21,31 @@ from .layer import Layer
 class CompiledLayer:
     """x = W cat(...) + bias, the layer on x without a norm before its attention, and the head: one call for a step.
 
-    Weights are read where they lie. Vectors and logits are of float32.
+    Weights are rounded to eight bits where the code reads such, else read where they lie. Vectors and logits are of
+    float32.
     """
 
     def __init__(self, code: ctypes.CDLL, layer: Layer, join: nn.Linear, head: Float[Tensor, "v h"]):
-        self.call, self.layer, self.turns = code.forward, layer, torch.zeros(0)
-        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+        self.call, self.layer, self.turns, self.numbers = code.forward, layer, torch.zeros(0), torch.arange(0)
+        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 2
+        self.drafts = code.draft
+        self.drafts.restype, self.drafts.argtypes = None, [ctypes.c_void_p] * 4
         shape = layer.shape
-        kept: list[Any] = [head]
+        kept: list[Any] = []
+
+        def hold(weight: Tensor) -> MatrixPart:
+            kept.append(rounded(weight) if reads(code) else plain(weight))
+            return kept[-1].part
 
         part = LayerPart(norm_inner=small(kept, layer.post_attention_layernorm), turned=1)
-        project(part, kept, layer.self_attn, layer.mlp)
+        project(part, kept, hold, layer.self_attn, layer.mlp)
         sizes = {
             "hidden": shape.hidden, "inner": shape.intermediate, "heads": shape.heads, "groups": shape.kv_heads,
-            "width": shape.head_dim, "vocabulary": len(head), "epsilon": shape.eps, "head": head.data_ptr(),
+            "width": shape.head_dim, "vocabulary": len(head), "epsilon": shape.eps, "head": hold(head),
         }  # fmt: skip
         kept.append(part)
         self.step = ModelPart(
-            **sizes, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part), join=held(kept, join.weight),
+            **sizes, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part), join=hold(join.weight),
             bias_join=small(kept, join, "bias"), joined=join.in_features,
         )  # fmt: skip
         self.kept = kept
@@ -75,7 +83,7 @@ class CompiledLayer:
         with torch.inference_mode(False), self.lock:
             vectors, logits = torch.empty(layers, b, m, part.hidden), torch.empty(b, ask, part.vocabulary)
             states = self.room.own("given" if layers else "states", given)
-            turns, asked = self._turns(0 if cache is None else cache.longest + n), torch.arange(ask)
+            turns, asked = self.turned(0 if cache is None else cache.longest + n), self.counted(ask)
             tap = torch.ones(1, dtype=torch.long)  # behind the one layer
             parts = [] if cache is None else [cache.keys.data_ptr(), cache.values.data_ptr()]
             pointers = (ctypes.c_void_p * len(parts))(*parts)
@@ -94,13 +102,20 @@ class CompiledLayer:
             self.call(ctypes.byref(part), ctypes.byref(asks))
         return vectors[0] if layers else given, logits
 
-    def _turns(self, positions: int) -> Float[Tensor, "n 2 d"]:
+    def turned(self, positions: int) -> Float[Tensor, "n 2 d"]:
+        """Cosines and sines of so many positions at least."""
         if len(self.turns) < positions:
             table = self.layer.rope.table(max(512, positions), torch.float32, torch.device("cpu"))[:, :, 0]
             half = table.shape[2] // 2
             sines = torch.cat([-table[:, 1, :half], table[:, 1, half:]], -1)
             self.turns = torch.stack([table[:, 0], sines], 1).contiguous()
         return self.turns
+
+    def counted(self, n: int) -> Int[Tensor, " n"]:
+        """0 .. n - 1 at least."""
+        if len(self.numbers) < n:
+            self.numbers = torch.arange(max(64, n))
+        return self.numbers
 
 
 def runs(target: object) -> bool:

@@ -7,17 +7,19 @@ with drafts and without. It is not trusted, it is proved: `validate.py` holds it
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..native.blocks import reads
 from ..native.build import library
 from ..native.parts import PassPart, Room
 from ..native.weights import Weights, gather, lacking, read
 from ..types import TargetOutput
-from . import families
+from . import blocks, families
 from .cache import TreeCache
 from .session import Pass, TreeSession, index
 
@@ -85,15 +87,18 @@ class Forward:
         return self.pointers
 
 
-def weights_of(model: Any, move: bool = False) -> Weights | None:
+def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None) -> Weights | None:
     """A stock model's weights for the compiled pass, moved to one stretch of memory first; None where it reads none of
-    them, or is not to be had on this machine."""
+    them, or is not to be had on this machine. `file`: the .gguf file that it was made from, whose blocks are read in
+    place of the weights that they are; `kept`: the folder that keeps them."""
     config = families.text_config(model)
-    if lacking(model, config) or library(_name(model.dtype), _name(model.dtype)) is None:
+    code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
+    if code is None:
         return None
     if move:
         gather(model)
-    return read(model, config, families.windows(config, families.of(model)))
+    packed = {} if file is None or not reads(code) else blocks.read(model, file, kept, code)
+    return read(model, config, families.windows(config, families.of(model)), packed)
 
 
 def forward_of(target: Any, weights: Weights) -> Forward | None:

@@ -16,8 +16,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from .. import kept
 from ..types import InputError
@@ -28,6 +33,7 @@ MAGIC = b"GGUF"
 KEPT = {"F32": "float32", "F64": "float32", "F16": "float16"}  # precision of files that are not quantised
 SOURCE = "source.json"
 FOUR_BITS, EIGHT_BITS = ("Q4_0", "Q4_1"), "Q8_0"
+BLOCK = 32  # weights that share a scale
 _direct: set[Path] = set()  # files of which it was said that they are read anew each time
 
 
@@ -89,39 +95,45 @@ def file_of(where: str, direct: str | None) -> Path | None:
     return Path(made) if made and Path(made).is_file() else None
 
 
-def blocks(file: Path) -> Iterator[tuple[Any, Any]]:
-    """The matrices that a file keeps in four or eight bits: (weights [o, i], what they are made of).
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix [o, i] in blocks of 32: number * scale + minimum, in float32. Numbers are 0 .. 15, or of eight bits with
+    a sign and without minima."""
 
-    That is (numbers 0 .. 15 [o, i], scales [o, i / 32], offsets [o, i / 32]) with w = (number - 8) * scale + offset for
-    those of four bits, None for those of eight.
-    """
-    import numpy as np
-    import torch
+    numbers: Int[Tensor, "o i"]
+    scales: Float[Tensor, "o g"]
+    minima: Float[Tensor, "o g"] | None
 
+    def full(self) -> Float[Tensor, "o i"]:
+        """The weights, as the file's own reader makes them."""
+        wide = self.numbers.float().unflatten(1, (-1, BLOCK)) * self.scales[..., None]
+        return (wide if self.minima is None else wide + self.minima[..., None]).flatten(1)
+
+    def rows(self, order: Int[Tensor, " o"]) -> Blocks:
+        """The same with its rows in another order."""
+        return Blocks(self.numbers[order], self.scales[order], None if self.minima is None else self.minima[order])
+
+
+def blocks(file: Path) -> Iterator[Blocks]:
+    """The matrices that a file keeps in blocks of four or eight bits."""
     for tensor in _reader(file).tensors:
         kind = tensor.tensor_type.name
         if kind not in (*FOUR_BITS, EIGHT_BITS) or len(tensor.shape) != 2:
             continue
-        head = 4 if kind == "Q4_1" else 2  # bytes of scale, and of minimum, before the numbers of 32 weights
-        raw = np.ascontiguousarray(tensor.data).reshape(
-            tensor.data.shape[0], -1, head + (32 if kind == EIGHT_BITS else 16)
-        )
-        known = torch.from_numpy(raw[..., :head].copy().view(np.float16).astype(np.float32))
-        scale = known[..., :1]
+        head = 4 if kind == "Q4_1" else 2  # bytes of scale, and of minimum, before a block's numbers
+        data = torch.from_numpy(tensor.data.copy()).view(torch.uint8)
+        raw = data.view(len(data), -1, head + (32 if kind == EIGHT_BITS else 16))
+        known = raw[..., :head].contiguous().view(torch.float16).float()
+        scales, own = known[..., 0], raw[..., head:].contiguous()
         if kind == EIGHT_BITS:
-            yield (scale * torch.from_numpy(raw[..., head:].copy().view(np.int8))).flatten(1), None
-            continue
-        numbers = torch.from_numpy(np.concatenate([raw[..., head:] & 15, raw[..., head:] >> 4], -1))
-        full = numbers.float() if kind == "Q4_1" else numbers.float() - 8
-        full = full.mul_(scale).add_(known[..., 1:]) if kind == "Q4_1" else full.mul_(scale)
-        offsets = known[..., 1] + 8 * known[..., 0] if kind == "Q4_1" else torch.zeros_like(known[..., 0])
-        yield full.flatten(1), (numbers.flatten(1), known[..., 0], offsets)
+            yield Blocks(own.view(torch.int8).flatten(1), scales, None)
+        else:
+            minima = known[..., 1] if kind == "Q4_1" else -8 * scales  # Q4_0: (number - 8) * scale, exact either way
+            yield Blocks(torch.cat([own & 15, own >> 4], -1).flatten(1), scales, minima)
 
 
 def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:
     """Write the folder whole or not at all. OSError: there is no place for it."""
-    import torch
-
     kind = precision(file)
     size = sum(int(t.n_elements) for t in _reader(file).tensors) * getattr(torch, kind).itemsize
     folder.parent.mkdir(parents=True, exist_ok=True)

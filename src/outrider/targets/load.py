@@ -66,8 +66,11 @@ def load_target(
         own = compiled.weights_of(stock) if native else None
     elif isinstance(model, str | Path | Place):
         if weights == "full":
-            stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
-            own = compiled.weights_of(stock, move=True) if alone and native is not False else None
+            place = names.find(model)
+            stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
+            if alone and native is not False:
+                file, folder = gguf.file_of(place.where, place.gguf), None if place.gguf else Path(place.where)
+                own = compiled.weights_of(stock, True, file, folder)
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
         else:

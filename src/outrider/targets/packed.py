@@ -6,7 +6,6 @@ probe says so. It is another target than the full one: its texts differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,11 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets.products import HalfLinear, OrderedLinear
-from . import gguf
+from .blocks import blocks_of
+from .gguf import BLOCK as GROUP
 
-GROUP = 32  # weights of a block, which share a scale and an offset
 TILE = 16  # rows that the product of four bits is packed by
-Blocks = tuple[Int[Tensor, "o i"], Float[Tensor, "o g"], Float[Tensor, "o g"]]  # numbers 0 .. 15, scales, offsets
+Grouped = tuple[Int[Tensor, "o i"], Float[Tensor, "o g"], Float[Tensor, "o g"]]  # numbers 0 .. 15, scales, offsets
 
 
 class Int8Linear(nn.Module):
@@ -52,7 +51,7 @@ class Int4Linear(nn.Module):
     weight: Tensor
     scales: Tensor
 
-    def __init__(self, blocks: Blocks, bias: Tensor | None):
+    def __init__(self, blocks: Grouped, bias: Tensor | None):
         super().__init__()
         self.out_features, self.in_features = blocks[0].shape
         for name in ("weight", "scales"):
@@ -66,7 +65,7 @@ class Int4Linear(nn.Module):
         scales = scale.expand(-1, full.shape[1] // GROUP)
         self._hold(((full.float() / scale).round().int() + 8, scales, torch.zeros_like(scales)))
 
-    def _hold(self, blocks: Blocks) -> None:
+    def _hold(self, blocks: Grouped) -> None:
         numbers, scales, offsets = blocks
         self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.int().contiguous(), 1)
         self.scales = torch.stack([scales, offsets], -1).transpose(0, 1).to(torch.bfloat16).contiguous()
@@ -95,7 +94,7 @@ def pack(model: nn.Module, weights: str, file: Path | None = None) -> float:
     Returns:
         The share of the layers' weights (embeddings and LM head left out) that were packed.
     """
-    blocks = dict(_native(model, file)) if weights == "native" and file is not None else {}
+    blocks = dict(blocks_of(model, file)) if weights == "native" and file is not None else {}
     head, done, all_ = model.get_output_embeddings(), 0, 0  # type: ignore[operator]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -106,8 +105,9 @@ def pack(model: nn.Module, weights: str, file: Path | None = None) -> float:
             all_ += size
             if type(child) is not nn.Linear or weight.shape[1] % TILE:
                 continue
-            if (found := blocks.get(child)) is not None:
-                made: nn.Module = Int4Linear(found, child.bias)
+            if (found := blocks.get(child)) is not None and found.minima is not None and len(found.numbers) % TILE == 0:
+                offsets = found.minima + 8 * found.scales
+                made: nn.Module = Int4Linear((found.numbers, found.scales, offsets), child.bias)
             elif weights == "int8" or child in blocks:
                 made = Int8Linear(weight.detach(), child.bias)
             else:
@@ -115,33 +115,6 @@ def pack(model: nn.Module, weights: str, file: Path | None = None) -> float:
             setattr(parent, name, made)
             done += size
     return done / max(1, all_)
-
-
-def _native(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks | None]]:
-    """The layers whose weights the file keeps in blocks; None for those of eight bits, which become int8 rows.
-
-    Layers are known by their numbers: transformers gives tensors other names, and their rows another order.
-    """
-    layers: dict[tuple[int, ...], list[tuple[nn.Linear, Tensor, Tensor]]] = {}
-    for layer in model.modules():
-        if type(layer) is nn.Linear:
-            marks = _marks(layer.weight.detach())
-            layers.setdefault(tuple(layer.weight.shape), []).append((layer, marks, marks.argsort()))
-    for full, blocks in gguf.blocks(file):
-        marks = _marks(full)
-        order = marks.argsort()
-        for layer, theirs, their_order in layers.get(tuple(full.shape), ()):
-            if torch.equal(theirs[their_order], marks[order]):
-                rows = torch.empty_like(order)
-                rows[their_order] = order
-                fits = blocks is not None and full.shape[0] % TILE == 0 and full.shape[1] % GROUP == 0
-                yield layer, tuple(part[rows] for part in blocks) if blocks is not None and fits else None
-
-
-def _marks(weight: Float[Tensor, "o i"]) -> Int[Tensor, " o"]:
-    """A number for each row that hardly any other row has."""
-    factors = torch.randint(-(2**62), 2**62, (weight.shape[1],), generator=torch.Generator().manual_seed(0))
-    return (weight.to(torch.bfloat16).contiguous().view(torch.int16) * factors).sum(1)
 
 
 def bytes_read(model: nn.Module) -> int:

@@ -1,0 +1,277 @@
+/* A tree of EAGLE-2's kind (core/growth.py has the same in tensors) in one call: rank the candidates below the last layer,
+   feed the best of them to the network, and so on; then keep the nodes that pay. Noise is that of core/noise.py. */
+
+typedef struct {
+    integer depth, width, most; /* layers at most; nodes fed for each; candidates below a node */
+    integer pool;               /* likeliest tokens that race where there is noise */
+    float scale, floor, reach;  /* of confidences; the logs of the values below which nodes are dropped, or not fed */
+    integer nodes, sizes;       /* nodes to keep at most, the root included; length of `seconds`, or 0 */
+    const double *seconds;      /* of a round by the nodes of its widest row */
+    double trust;
+    const number *embeddings; /* [tokens, hidden] */
+    const integer *names;     /* token ids of the head's columns; NULL: the columns are the ids */
+    const float *temperature; /* of each row */
+    const int32_t *keys;      /* of the noise, [rows, depth, 2]; NULL: none */
+    const int32_t *knots, *slopes;
+    const integer *root;      /* [rows] */
+    const float *last;        /* [rows, hidden]: what the candidates below the roots come from */
+    float *raced;             /* room: [rows * width, columns] */
+    float *vectors;           /* room: [rows, fed, hidden], fed = (depth - 1) * width */
+    integer *spots;           /* room: [rows, fed] */
+    uint8_t *ancestors;       /* room: [rows, fed, fed] */
+    integer candidates;       /* of a row, at most, the root included */
+    integer *place;           /* room: [rows, fed], the candidate that was fed as this one; -1: none */
+    integer *token, *below, *level, *fed, *chosen; /* room: [rows, candidates]; a candidate's place, -1: it was not fed */
+    float *value;                                  /* room: the same */
+    integer kept;                                  /* found: nodes of the widest row */
+    integer *size, *tokens, *parents, *depths;     /* found: [rows], then [rows, kept] */
+    float *values;
+    uint8_t *sees; /* found: [rows, kept, kept] */
+} Draft;
+
+INLINE int32_t mixed(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return (int32_t)(x ^ (x >> 16));
+}
+
+/* Gumbel's noise of one token. */
+INLINE float noise(const Draft *draft, const int32_t *keys, integer id) {
+    const int32_t h = mixed((uint32_t)mixed((uint32_t)id ^ (uint32_t)keys[0]) + (uint32_t)keys[1]), side = h >> 31;
+    const float wide = (float)(h ^ side) * 2.0f + 1.0f;
+    int32_t x;
+    memcpy(&x, &wide, 4);
+    if (x > (159 << 23) - 1) x = (159 << 23) - 1;
+    const int32_t i = (x >> 14) - (127 << 9) - side * (32 << 9);
+    const int32_t g = draft->knots[i] + ((int32_t)((uint32_t)draft->slopes[i] * (uint32_t)(x & ((1 << 14) - 1))) >> 14);
+    return (float)g * (1.0f / (1 << 18));
+}
+
+/* The k largest of n numbers, in falling order; of equals the first. Returns how many there are. */
+static integer largest(const float *x, integer n, integer k, integer *ids, float *values) {
+    integer count = 0;
+    for (integer i = 0; i < n; i += LANES) {
+        if (count == k && i + LANES <= n && !ABOVE(LOAD(x + i), ALL(values[k - 1]))) continue;
+        for (integer j = i; j < n && j < i + LANES; j++) {
+            if (!(count < k ? x[j] > -INFINITY : x[j] > values[k - 1])) continue;
+            integer at = count < k ? count++ : k - 1;
+            for (; at && values[at - 1] < x[j]; at--) {
+                values[at] = values[at - 1];
+                ids[at] = ids[at - 1];
+            }
+            values[at] = x[j];
+            ids[at] = j;
+        }
+    }
+    return count;
+}
+
+/* log of the sum of e^(x / scale). */
+static float log_sum(const float *x, integer n, float scale, float most) {
+    vector sums = ZERO;
+    float rest[LANES];
+    for (integer i = 0; i < n; i += LANES) {
+        for (integer j = 0; j < LANES; j++) rest[j] = i + j < n ? x[i + j] : -INFINITY;
+        sums = ADD(sums, exponential(DIV(SUB(i + LANES <= n ? LOAD(x + i) : LOAD(rest), ALL(most)), ALL(scale))));
+    }
+    return most / scale + logf(sum_of(sums));
+}
+
+/* The candidates below one node, best first, and the logs of their confidences. */
+static void rank(
+    const Draft *draft, const float *logits, float *raced, integer columns, integer row, integer layer, integer *tokens,
+    float *confidences
+) {
+    integer pool[draft->pool + 1], found[draft->most + 1], count, n = columns;
+    float values[draft->pool + 1], tops[draft->most + 1];
+    const integer *names = NULL, *ids = draft->names;
+    const float *x = logits;
+    if (draft->keys) {
+        const int32_t *keys = draft->keys + (row * draft->depth + layer) * 2;
+        if (draft->pool < columns) {
+            n = largest(logits, columns, draft->pool, pool, values);
+            names = pool;
+        }
+        for (integer i = 0; i < n; i++) {
+            const integer column = names ? names[i] : i;
+            raced[i] = logits[column] + draft->temperature[row] * noise(draft, keys, ids ? ids[column] : column);
+        }
+        x = raced;
+    }
+    count = largest(x, n, draft->most, found, tops);
+    const float total = count ? log_sum(x, n, draft->scale, tops[0]) : 0;
+    for (integer i = 0; i < draft->most; i++) {
+        const integer column = i < count ? (names ? names[found[i]] : found[i]) : 0;
+        tokens[i] = ids ? ids[column] : column;
+        const float confidence = i < count ? tops[i] / draft->scale - total : -INFINITY;
+        confidences[i] = confidence < 0 ? confidence : confidence >= 0 ? 0.0f : -INFINITY; /* also where it is no number */
+    }
+}
+
+/* The tree of the most valuable candidates: as many as pay, over all rows. */
+static void keep(Draft *draft, integer rows, integer candidates) {
+    const integer most = draft->nodes < candidates ? draft->nodes : candidates;
+    integer limit = most, new[candidates];
+    float tops[most];
+    double gains[most];
+    memset(gains, 0, sizeof gains);
+    for (integer r = 0; r < rows; r++) {
+        integer *chosen = draft->chosen + r * draft->candidates;
+        const integer count = largest(draft->value + r * draft->candidates, candidates, most, chosen, tops);
+        for (integer i = 1; i < count; i++) gains[i] += exp((double)tops[i]);
+        draft->size[r] = count;
+    }
+    if (draft->sizes) {
+        double tokens = (double)rows, best = tokens / draft->seconds[0];
+        limit = 1;
+        for (integer i = 1; i < most && i < draft->sizes; i++) {
+            tokens += draft->trust * gains[i];
+            if (tokens / draft->seconds[i] > best) {
+                best = tokens / draft->seconds[i];
+                limit = i + 1;
+            }
+        }
+    }
+    draft->kept = 1;
+    for (integer r = 0; r < rows; r++) {
+        const integer *chosen = draft->chosen + r * draft->candidates;
+        const float *value = draft->value + r * draft->candidates;
+        integer count = draft->size[r] < limit ? draft->size[r] : limit;
+        while (count > 1 && !(value[chosen[count - 1]] > draft->floor)) count--;
+        draft->size[r] = count;
+        if (count > draft->kept) draft->kept = count;
+    }
+    const integer n = draft->kept;
+    memset(draft->sees, 0, rows * n * n);
+    for (integer r = 0; r < rows; r++) {
+        const integer at = r * draft->candidates, to = r * n;
+        uint8_t *sees = draft->sees + to * n;
+        for (integer i = 0; i < candidates; i++) new[i] = 0;
+        for (integer i = 0; i < draft->size[r]; i++) new[draft->chosen[at + i]] = 1;
+        for (integer i = 0, count = 0; i < candidates; i++) {
+            if (!new[i]) continue;
+            const integer up = i ? new[draft->below[at + i]] : 0; /* parents come first */
+            draft->tokens[to + count] = draft->token[at + i];
+            draft->parents[to + count] = up;
+            draft->depths[to + count] = draft->level[at + i];
+            draft->values[to + count] = draft->value[at + i];
+            memcpy(sees + count * n, sees + up * n, n);
+            sees[count * n + count] = sees[count * n] = 1;
+            new[i] = count++;
+        }
+        for (integer i = draft->size[r]; i < n; i++) {
+            draft->tokens[to + i] = draft->parents[to + i] = draft->depths[to + i] = 0;
+            draft->values[to + i] = -INFINITY;
+            sees[i * n + i] = sees[i * n] = 1;
+        }
+    }
+}
+
+/* The candidates `first` .. of every row, below the `wide` nodes that were fed last: those from `above` on. */
+static void rank_all(const Model *head, const Pass *pass, Draft *draft, integer above, integer wide, integer layer, integer first) {
+    const integer columns = head->vocabulary;
+#pragma omp parallel for num_threads(pass->threads) schedule(dynamic, 1)
+    for (integer item = 0; item < pass->rows * wide; item++) {
+        const integer r = item / wide, i = item % wide;
+        const integer at = r * draft->candidates, to = at + first + i * draft->most;
+        const integer up = layer ? draft->place[r * (draft->depth - 1) * draft->width + above + i] : 0;
+        rank(
+            draft, pass->logits + item * columns, draft->raced + item * columns, columns, r, layer,
+            draft->token + to, draft->value + to
+        );
+        for (integer k = to; k < to + draft->most; k++) {
+            draft->value[k] = up < 0 ? -INFINITY : draft->value[k] + draft->value[at + up];
+            draft->below[k] = up < 0 ? 0 : up;
+            draft->level[k] = layer + 1;
+            draft->fed[k] = -1;
+        }
+    }
+}
+
+/* Choose the best of `count` candidates from `first` on, in every row, to be fed next as places `before` ..: as many as
+   any row has above the floor. Returns how many; 0 where none is worth a step. */
+static integer choose(Draft *draft, integer rows, integer before, integer first, integer count) {
+    const integer wide = draft->width < count ? draft->width : count;
+    float tops[wide], best = -INFINITY;
+    integer worth = 0;
+    for (integer r = 0; r < rows; r++) {
+        integer *chosen = draft->chosen + r * draft->candidates;
+        const float *values = draft->value + r * draft->candidates + first;
+        integer found = largest(values, count, wide, chosen, tops), good = 0;
+        if (found && tops[0] > best) best = tops[0];
+        for (integer i = 0; i < found; i++) good += tops[i] > draft->floor;
+        if (good > worth) worth = good;
+        integer *place = draft->place + r * (draft->depth - 1) * draft->width + before;
+        for (integer i = 0; i < wide; i++) place[i] = i < found ? first + chosen[i] : -1; /* a row may have fewer */
+    }
+    if (best < draft->reach) return 0;
+    for (integer r = 0; r < rows; r++)
+        for (integer i = 0; i < worth; i++) {
+            const integer node = draft->place[r * (draft->depth - 1) * draft->width + before + i];
+            if (node >= 0) draft->fed[r * draft->candidates + node] = before + i;
+        }
+    return worth;
+}
+
+/* Feed the nodes of places `before` .. `before + now` - 1: their tokens, each with the vector of the node above. */
+static void feed(const Model *step, Pass *pass, Draft *draft, integer before, integer now) {
+    const integer hidden = step->hidden, all = before + now, most = (draft->depth - 1) * draft->width;
+    for (integer r = 0; r < pass->rows; r++) {
+        const integer at = r * draft->candidates;
+        uint8_t *sees = draft->ancestors + r * all * all;
+        memset(sees, 0, all * all);
+        for (integer i = 0; i < all; i++) {
+            const integer place = draft->place[r * most + i], node = place < 0 ? 0 : place, up = draft->below[at + node];
+            if (up) memcpy(sees + i * all, sees + draft->fed[at + up] * all, all);
+            sees[i * all + i] = 1;
+            draft->spots[r * all + i] = pass->lengths[r] + (place < 0 ? 0 : draft->level[at + node] - 1);
+            if (i < before) continue;
+            float *to = (float *)pass->given + (r * now + i - before) * 2 * hidden;
+            const number *embedding = draft->embeddings + draft->token[at + node] * hidden;
+            const float *above = up ? draft->vectors + (r * most + draft->fed[at + up]) * hidden : draft->last + r * hidden;
+            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, READ(embedding + k));
+            memcpy(to + hidden, above, hidden * sizeof(float));
+        }
+    }
+    pass->nodes = pass->asked = now;
+    pass->since = before;
+    pass->all = all;
+    pass->taps = 1;
+    pass->spots = draft->spots;
+    pass->ancestors = draft->ancestors;
+    forward(step, pass);
+    for (integer i = 0; i < pass->rows * now; i++)
+        memcpy(
+            draft->vectors + (i / now * most + before + i % now) * hidden, pass->tapped + i * hidden,
+            hidden * sizeof(float)
+        );
+}
+
+/* Draft for every row. `pass` is that of a step, with room for as many nodes as any has; `head`: the head alone. */
+void draft(const Model *step, const Model *head, Pass *pass, Draft *draft) {
+    const integer rows = pass->rows;
+    integer above = 0, wide = 1, before = 0, candidates = 1;
+    for (integer r = 0; r < rows; r++) {
+        const integer at = r * draft->candidates;
+        draft->token[at] = draft->root[r];
+        draft->value[at] = 0;
+        draft->below[at] = draft->level[at] = 0;
+    }
+    memcpy(pass->states, draft->last, rows * step->hidden * sizeof(float));
+    pass->nodes = pass->all = pass->asked = 1;
+    pass->since = pass->taps = 0;
+    pass->ancestors = NULL;
+    forward(head, pass);
+    for (integer layer = 0; layer < draft->depth; layer++) {
+        const integer first = candidates;
+        rank_all(head, pass, draft, above, wide, layer, first);
+        candidates += wide * draft->most;
+        if (layer + 1 == draft->depth) break;
+        above = before;
+        wide = choose(draft, rows, before, first, candidates - first);
+        if (!wide) break;
+        feed(step, pass, draft, above, wide);
+        before += wide;
+    }
+    keep(draft, rows, candidates);
+}

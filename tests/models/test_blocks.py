@@ -1,0 +1,135 @@
+"""Weights in blocks: read in place of the weights that they are, with the same bits; and rounded for drafters."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bits import opened, text_of, trees_differ
+from gguf_files import write
+from small import BASE
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.native import blocks as packs
+from outrider.native import build as native
+from outrider.targets import HFTarget, blocks, gguf, load_target
+
+SIZES = {
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+CODE = native.library("bfloat16", "bfloat16")
+HERE = CODE is not None and packs.reads(CODE)
+
+needs = pytest.mark.skipif(not HERE, reason="blocks are read where AVX-512 has products of bfloat16, with gcc")
+
+
+@pytest.fixture(scope="module")
+def stock() -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    return LlamaForCausalLM(LlamaConfig(**{**BASE, **SIZES, "bos_token_id": 1, "eos_token_id": 1})).eval()
+
+
+def loaded(file: Path) -> HFTarget:
+    target = load_target(file, exact="auto")
+    assert isinstance(target, HFTarget)
+    assert target.native is not None
+    return target
+
+
+def kinds(target: HFTarget) -> list[int]:
+    """Of all matrices of the pass."""
+    return [one.kind for one in target.native.weights.kept if isinstance(one, packs.Packed)]
+
+
+@needs
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@torch.no_grad()
+def test_a_pass_reads_a_files_blocks_and_has_the_same_bits(tmp_path: Path, stock: Any, kind: str) -> None:
+    file = write(tmp_path / "m.gguf", stock, kind)
+    target = loaded(file)
+    assert set(kinds(target)) == {packs.EIGHT if kind == "Q8_0" else packs.FOUR}
+    whole = load_target(gguf.read(file, "bfloat16")[0], native=True)
+    assert isinstance(whole, HFTarget)
+    assert set(kinds(whole)) == {packs.PLAIN}
+    prompts = [text_of(1, 150), text_of(2, 30)]
+    for mine, right in zip(opened(target, prompts)[1], opened(whole, prompts)[1], strict=True):
+        assert torch.equal(mine, right)
+    assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
+
+
+@needs
+def test_blocks_are_kept_beside_the_converted_model(
+    tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And made again where what is kept is damaged."""
+    file = write(tmp_path / "m.gguf", stock, "Q4_1")
+    loaded(file)
+    kept = Path(gguf.folder_of(file)[0]) / blocks.KEPT
+    with monkeypatch.context() as without:
+        without.setattr(gguf, "blocks", lambda file: pytest.fail("the file was read again"))
+        assert packs.PLAIN not in kinds(loaded(file))
+    kept.write_bytes(kept.read_bytes()[:-100])
+    assert packs.PLAIN not in kinds(loaded(file))
+    assert kept.stat().st_size > 1000
+
+
+@needs
+@torch.no_grad()
+def test_what_is_not_the_models_weight_is_not_read(tmp_path: Path, stock: Any) -> None:
+    """One number of one layer is another: that layer keeps its own weights."""
+    file = write(tmp_path / "m.gguf", stock, "Q4_1")
+    folder = tmp_path / "kept"
+    model: Any = gguf.read(file, "bfloat16")[0]
+    whole = blocks.read(model, file, folder, CODE)
+    changed = model.model.layers[0].mlp.up_proj.weight
+    changed[3, 5] += 0.5
+    assert set(blocks.read(model, file, folder, CODE)) == set(whole) - {id(changed)}
+
+
+MUTANTS = {
+    "halves of a byte are swapped": ("_mm512_slli_epi32(pairs, 12)", "_mm512_slli_epi32(pairs, 20)"),
+    "a minimum is its neighbour's": ("known[2 * i + 1]", "known[2 * i + 3]"),
+}
+
+
+@needs
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_code_that_reads_other_numbers_is_not_used(
+    mutant: str, tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, wrong = MUTANTS[mutant]
+    for source in native.SOURCES:
+        shutil.copy(native.HERE / source, tmp_path)
+    text = (tmp_path / "blocks.h").read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    (tmp_path / "blocks.h").write_text(text.replace(line, wrong), encoding="utf-8")
+    monkeypatch.setattr(native, "HERE", tmp_path)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    try:
+        code = native.library("bfloat16", "bfloat16")
+        assert code is not None, "the mutant compiles"
+        file = write(tmp_path / "m.gguf", stock, "Q4_1")
+        model = gguf.read(file, "bfloat16")[0]
+        found = blocks.read(model, file, None, code)
+        assert len(found) < len(blocks.read(model, file, None, CODE))
+    finally:
+        native.library.cache_clear()
+
+
+@needs
+def test_a_drafters_weights_are_rounded_to_the_nearest() -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(40, 96) * torch.logspace(-3, 2, 40)[:, None]).bfloat16()
+    weight[3] = 0
+    made = packs.rounded(weight)
+    found = packs.numbers(CODE, made, 96).float()
+    step = weight.float().unflatten(1, (-1, packs.BLOCK)).abs().amax(-1) / 127
+    error = (found - weight.float()).abs().unflatten(1, (-1, packs.BLOCK))
+    assert (error <= 0.51 * step[..., None] + 0.005 * weight.float().abs().unflatten(1, (-1, packs.BLOCK))).all()
+    assert packs.kind_of(made.rows, 96) == packs.EIGHT
+    assert packs.kind_of(made.rows, 64) == packs.PLAIN

@@ -1,0 +1,123 @@
+"""Trees that compiled code grows in one call are those that tensors grow step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from bits import text_of
+from small import build
+from torch import Tensor
+
+import outrider
+from outrider.core.tree import check
+from outrider.drafters import eagle
+from outrider.drafters._features import FeatureDrafting
+from outrider.drafters._growth import Growth
+from outrider.native import build as native
+from outrider.nets.layer import LayerShape
+from outrider.targets import HFTarget, load_target
+from outrider.types import Budget, DraftTree, Price, Rows
+
+pytestmark = pytest.mark.skipif(
+    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+)
+SHAPE = LayerShape(64, 4, 2, 32, 96, 64)
+PROMPTS = [text_of(1, 90), text_of(2, 7), text_of(3, 31)]
+
+
+@dataclass
+class Given:
+    """The same budget in every round."""
+
+    budget: Budget
+
+    def choose(self, rows: Rows) -> Budget:
+        return self.budget
+
+    def learn(self, report: Any) -> None: ...
+
+
+def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth) -> outrider.LLM:
+    """A tiny random model with an EAGLE of random weights."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "vocab_size": vocab, "eos_token_id": 3}
+    target = load_target(build("llama", dtype, **sizes), native=True)
+    assert isinstance(target, HFTarget)
+    torch.manual_seed(0)
+    net = eagle.EagleNet(eagle.EagleConfig(vocab=vocab, target_hidden=64, layer=SHAPE, draft_vocab=drafted))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+        if drafted:
+            net.d2t.copy_(torch.randperm(vocab)[:drafted].sort().values - torch.arange(drafted))
+    return outrider.LLM(target, None, eagle.drafter(net.to(dtype), target, growth), "tiny", "eagle", frozenset({3}))
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
+    """Every proposal is made both ways; those of the compiled code are kept."""
+    trees: list[DraftTree] = []
+    whole = FeatureDrafting.propose
+
+    def both(self: FeatureDrafting, rows: Rows, budget: Budget) -> DraftTree:
+        drafter: Any = self.drafter
+        assert drafter.grower is not None
+        tree = whole(self, rows, budget)
+        self.drafter = replace(drafter, grower=None)
+        right = whole(self, rows, budget)
+        self.drafter = drafter
+        check(tree)
+        assert tree.tokens.shape == right.tokens.shape
+        for name in ("tokens", "parents", "depths", "size"):
+            assert torch.equal(getattr(tree, name), getattr(right, name)), name
+        real: Tensor = torch.arange(tree.nodes) < tree.size[:, None]
+        assert tree.values is not None
+        assert right.values is not None
+        assert torch.allclose(tree.values[real], right.values[real], atol=1e-4, rtol=1e-4)
+        assert tree.deepest >= int(tree.depths.max())
+        trees.append(tree)
+        return tree
+
+    monkeypatch.setattr(FeatureDrafting, "propose", both)
+    return trees
+
+
+PRICE = Price(tuple(1 + 0.02 * n for n in range(24)), 0.9)
+BUDGETS = {
+    "fixed": Budget(16, 6),
+    "wide": Budget(60, 3),
+    "one": Budget(2, 1),
+    "floor": Budget(40, 6, floor=0.003),
+    "reach": Budget(40, 6, reach=0.05),
+    "price": Budget(24, 5, floor=1e-4, reach=1e-3, price=PRICE),
+    "scale": Budget(16, 4, scale=2.5),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_trees_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
+    """In a batch of texts of unequal length; both precisions; small vocabularies, trimmed ones and large ones."""
+    for vocab, drafted, dtype in ((97, 0, torch.float32), (97, 50, torch.bfloat16), (6000, 5000, torch.float32)):
+        llm = made(vocab, drafted, dtype, Growth(scale=1.5))
+        llm.generate(
+            PROMPTS, max_new_tokens=6, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
+        )
+    assert len(compared) >= 12
+    assert max(tree.nodes for tree in compared) > 1
+
+
+def test_rejection_ranks_without_noise(compared: list[DraftTree]) -> None:
+    llm = made(97, 50, torch.float32, Growth())
+    llm.generate(PROMPTS[:1], max_new_tokens=8, temperature=1.0, rule="rejection", budget=Given(Budget(16, 4)))
+    assert compared
+
+
+def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
+    llm = made(97, 0, torch.float32, Growth())
+    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
+    drafter: Any = llm.drafter
+    drafter.net.fc.weight.data.fill_(float("nan"))
+    assert [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 6)))] == right
