@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -208,7 +209,8 @@ class LLM:
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
             about = self.kept_as, self.drafter_name, precision_of(target), str(target.device), target.exact
-            way = () if getattr(target, "native", None) is None else ("compiled",)
+            native = getattr(target, "native", None)  # other code takes other times
+            way = () if native is None else ("compiled", Path(native.file).stem)
             self.memories.append(Memory(file_of(*about, *way, *key), made, fits(self.drafter)))
             self.memories[-1].recall()
         return made

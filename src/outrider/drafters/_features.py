@@ -127,13 +127,10 @@ class FeatureDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
-        growth, depth = drafter.growth.scaled(budget), drafter.growth.reach(budget, rows)
-        if drafter.grower is not None and growth.plain and budget.shape is None and depth > 0:
-            last, nodes = self._last(rows), min(growth.nodes, budget.nodes)
-            width = growth.wide(nodes, depth)
-            return drafter.grower.grow(self.cache, last, rows, budget, depth, width, nodes, growth.top_k, growth.scale)
+        if drafter.grower is not None and (asked := drafter.growth.quick(rows, budget)) is not None:
+            return drafter.grower.grow(self.cache, self._last(rows), rows, *asked)
         first, step = self._start(rows)
-        return growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
+        return drafter.growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""

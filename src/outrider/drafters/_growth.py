@@ -23,6 +23,7 @@ from torch import Tensor
 from ..core import sampling
 from ..core.growth import grow
 from ..core.tree import append, from_template, root_only, template
+from ..nets.grown import Shape
 from ..types import Budget, DraftTree, InputError, Rows
 from . import _ranks
 
@@ -71,11 +72,6 @@ class Growth:
         if len(self.parents) > 1:
             plan(self.parents)
 
-    @property
-    def plain(self) -> bool:
-        """EAGLE-2's growth without an ablation?"""
-        return self.tree == "dynamic" and self.value and self.rerank
-
     def scaled(self, budget: Budget) -> Growth:
         """The same with the budget's scale of confidences, where it has one."""
         return self if budget.scale is None else replace(self, scale=budget.scale)
@@ -103,6 +99,26 @@ class Growth:
         while shape and len(template(shape)) > nodes:
             shape = shape[:-1]
         return template(shape)
+
+    def quick(self, rows: Rows, budget: Budget) -> tuple[Budget, Shape] | None:
+        """What `nets/grown.py` is asked for: EAGLE-2's growth without an ablation, or a chain. None: another tree."""
+        depth = self.reach(budget, rows)
+        parents, scale = self.fixed(budget, depth), self.scaled(budget).scale
+        if depth < 1:
+            return None
+        if parents is None:
+            nodes = min(self.nodes, budget.nodes)
+            plain = self.tree == "dynamic" and self.value and self.rerank
+            return (budget, Shape(depth, self.wide(nodes, depth), nodes, self.top_k, scale)) if plain else None
+        n = len(parents)
+        if (
+            rows.rule != "coupled"
+            or parents[1:] != tuple(range(n - 1))
+            or any(s.warped for s in rows.sampling)
+            or n < 2
+        ):
+            return None
+        return replace(budget, floor=0.0, reach=0.0, price=None), Shape(n - 1, 1, n, 1, scale)
 
     def propose(
         self, rows: Rows, first: Tensor, step: Step, budget: Budget, names: Tensor | None = None, vocab: int = 0

@@ -25,6 +25,18 @@ KNOTS, SLOPES = tables()
 LISTS = "token", "below", "level", "fed", "chosen"  # of all candidates
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Of a tree: `depth` layers, the `width` best nodes of each are fed, at most `nodes` are kept, the root included;
+    `top_k` candidates below a node, confidences softmax(r / scale)."""
+
+    depth: int
+    width: int
+    nodes: int
+    top_k: int
+    scale: float
+
+
 @dataclass
 class Grower:
     """A compiled layer's trees. `embeddings`: of the target's tokens, in the precision of the code. `names`: token ids
@@ -34,30 +46,19 @@ class Grower:
     embeddings: Float[Tensor, "v h"]
     names: Int[Tensor, " vd"] | None
 
-    def grow(
-        self,
-        cache: KVCache,
-        last: Float[Tensor, "b 1 h"],
-        rows: Rows,
-        budget: Budget,
-        depth: int,
-        width: int,
-        nodes: int,
-        top_k: int,
-        scale: float,
-    ) -> DraftTree:
-        """A tree of `depth` layers, of each of which the `width` best nodes are fed, at most `nodes` of them kept.
+    def grow(self, cache: KVCache, last: Float[Tensor, "b 1 h"], rows: Rows, budget: Budget, shape: Shape) -> DraftTree:
+        """A tree for every row.
 
         Args:
             cache: the layer's keys and values of the text; what is fed lasts for this call.
             last: the vectors that the candidates below the roots come from.
-            rows, budget: as a drafter's `propose` has them.
-            top_k: candidates below a node.
-            scale: s of the confidences softmax(r / s).
+            rows: as a drafter's `propose` has them.
+            budget: its floor, reach and price.
         """
+        depth, width, nodes = shape.depth, shape.width, shape.nodes
         net, b, room, price = self.net, len(rows), self.net.room, budget.price
         hidden, columns = int(net.step.hidden), int(net.step.vocabulary)
-        most, fed = min(top_k, columns), max(1, (depth - 1) * width)
+        most, fed = min(shape.top_k, columns), max(1, (depth - 1) * width)
         candidates = 1 + most * (1 + (depth - 1) * width)
         cache.reserve(cache.longest + fed)
         root, vectors, temperature = rows.root.contiguous(), last.float().contiguous(), rows.temperature
@@ -81,7 +82,7 @@ class Grower:
             )  # fmt: skip
             wants = DraftPart(
                 depth=depth, width=width, most=most, pool=max(POOL, most) if columns > POOLED else columns,
-                scale=scale, floor=_log(budget.floor), reach=_log(budget.reach), nodes=nodes,
+                scale=shape.scale, floor=_log(budget.floor), reach=_log(budget.reach), nodes=nodes,
                 sizes=len(price.seconds) if price else 0, seconds=seconds.data_ptr(),
                 trust=price.trust if price else 1.0, embeddings=self.embeddings.data_ptr(),
                 names=None if self.names is None else self.names.data_ptr(), temperature=temperature.data_ptr(),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..native.blocks import reads
+from ..native.blocks import Packed, reads
 from ..native.build import library
 from ..native.parts import PassPart, Room
 from ..native.weights import Weights, gather, lacking, read
@@ -38,6 +38,11 @@ class Forward:
         self.turns = torch.zeros(0, 2, weights.part.width)
         self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
         self.pointers: Any = None
+
+    @property
+    def bytes(self) -> int:
+        """What a pass reads of weights."""
+        return sum(one.rows.nbytes for one in self.weights.kept if isinstance(one, Packed))
 
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
         """One pass over a tree or a chunk of prompts. Logits are of float32, features of the target's precision."""

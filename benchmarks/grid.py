@@ -1,0 +1,134 @@
+"""The automatic budget beside fixed ones in every cell of drafter x temperature x batch x task.
+
+    python benchmarks/grid.py smollm2 --drafters lookup eagle:smollm2/hass --out build/grid-smollm2.jsonl
+
+Each cell decodes the same texts once with every budget, in one process and in turn, the automatic one after it has
+decoded them once unmeasured; twice over, the faster of the two counts. Compared are tokens per second of decoding,
+prompts left out. One line of JSON a cell; a run that was stopped goes on where it was. `--table` shows what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import outrider
+from outrider.bench import tasks
+from outrider.types import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+EVAL = ROOT.parent / "shared" / "data" / "eval"
+CHAINS = ("1,1", "1,1,1", "1,1,1,1,1", "1,1,1,1,1,1,1,1")
+FIXED = ("none", *CHAINS, "4x3", "8x4", "16x6", "32x6", "60x6")
+AUTO = "auto"
+
+
+def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
+    """The first turns of a task's prompts, as tokens."""
+    found = tasks.load(task, data, count)
+    made = []
+    for prompt in found.prompts:
+        chat = not found.raw and getattr(model.tokenizer, "chat_template", None)
+        ids = model.encode([{"role": "user", "content": prompt.turns[0]}] if chat else prompt.turns[0])
+        made.append(
+            ids if found.cut is None or len(ids) <= found.cut else ids[: found.cut // 2] + ids[-found.cut // 2 :]
+        )
+    return made
+
+
+def speed(model: Any, prompts: list[list[int]], budget: str, batch: int, temperature: float, tokens: int) -> float:
+    """Tokens per second of decoding."""
+    count = seconds = 0.0
+    for i in range(0, len(prompts), batch):
+        outputs = model.generate(
+            prompts[i : i + batch], max_new_tokens=tokens, temperature=temperature, seed=i, batch_size=batch,
+            budget=budget, ignore_eos=True,
+        )  # fmt: skip
+        count += sum(len(o.tokens) - 1 for o in outputs)  # the first is the prompt's
+        seconds += max(o.usage.decode_seconds for o in outputs)
+    return count / seconds
+
+
+def cell(model: Any, prompts: list[list[int]], batch: int, temperature: float, tokens: int) -> dict[str, float]:
+    budgets = [*FIXED, AUTO]
+    speed(model, prompts, AUTO, batch, temperature, tokens)
+    found: dict[str, float] = {}
+    for turn in range(2):
+        random.Random(turn).shuffle(budgets)
+        for budget in budgets:
+            if turn and found[budget] < 0.7 * max(found.values()):
+                continue  # no second measurement would make it the best
+            found[budget] = max(found.get(budget, 0.0), speed(model, prompts, budget, batch, temperature, tokens))
+    return {name: round(found[name], 2) for name in (*FIXED, AUTO)}
+
+
+def table(lines: list[dict[str, Any]]) -> None:
+    print("| drafter | T | batch | task | plain | best fixed | automatic | of the best | of plain |")
+    print("|---|--:|--:|---|--:|--:|--:|--:|--:|")
+    of_best, of_plain = [], []
+    for line in lines:
+        speeds = line["speeds"]
+        best = max(FIXED, key=speeds.__getitem__)
+        of_best.append(speeds[AUTO] / speeds[best])
+        of_plain.append(speeds[AUTO] / speeds["none"])
+        print(
+            f"| {line['drafter']} | {line['temperature']:g} | {line['batch']} | {line['task']} "
+            f"| {speeds['none']:.0f} | "
+            f"{speeds[best]:.0f} ({best}) | {speeds[AUTO]:.0f} | {of_best[-1]:.2f} | {of_plain[-1]:.2f} |"
+        )
+    for name, found in (("the best fixed", of_best), ("plain", of_plain)):
+        middle = sorted(found)[len(found) // 2]
+        share = sum(x >= 0.97 for x in found)
+        print(
+            f"\nof {name}: worst {min(found):.2f}, median {middle:.2f}; 0.97 and more in {share} of {len(found)} cells"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--drafters", nargs="+", required=True, help="SPECs")
+    parser.add_argument("--tasks", nargs="+", default=["mt-bench", "gsm8k", "humaneval", "cnn-dm@600"])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--data", default=str(EVAL), help="a folder with the papers' prompts")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    done = {(line["drafter"], line["temperature"], line["batch"], line["task"]) for line in lines}
+    if given.table:
+        table(lines)
+        return
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        for drafter in given.drafters:
+            model = outrider.load(given.model, drafter)
+            for batch in given.batches:
+                for temperature in given.temperatures:
+                    for task in given.tasks:
+                        if (drafter, temperature, batch, task) in done:
+                            continue
+                        prompts = texts(model, task, given.data, max(2, batch))
+                        with torch.no_grad():
+                            speeds = cell(model, prompts, batch, temperature, given.tokens)
+                        line = {
+                            "drafter": drafter, "temperature": temperature, "batch": batch, "task": task,
+                            "speeds": speeds,
+                        }  # fmt: skip
+                        with given.out.open("a") as file:
+                            file.write(json.dumps(line) + "\n")
+                        print(json.dumps(line), file=sys.stderr, flush=True)
+    except InputError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
