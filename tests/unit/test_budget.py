@@ -116,6 +116,33 @@ def test_rows_that_may_not_draft_do_not_count_as_misses() -> None:
     assert rate == pytest.approx((4 + 2) / 4 / budget.seconds(4)[2], rel=0.1)
 
 
+def test_drafts_that_cost_more_than_they_bring_are_left_out_whatever_was_forecast() -> None:
+    """Passes over trees are slower where texts are mixed than those that were measured: the forecast is wrong."""
+    budget = AdaptiveBudget()
+    play(budget, 0.5, 60, node=0.01, step=0.05)
+    drafts = 0
+    for _ in range(200):
+        depth = budget.choose(rows()).depth
+        drafts += depth > 0
+        budget.verify[1].points.update({2: 1.0, 4: 1.0, 8: 1.0})  # as if a draft cost nothing
+        budget.learn(
+            Report(1, depth, depth + 1, 0.0, 3.0 if depth else 1.0, 0.0, [1] * min(depth, 1) + [0] * (depth - 1))
+        )
+    assert drafts < 40
+    for _ in range(60):  # and when they pay again they are used again
+        depth = budget.choose(rows()).depth
+        budget.learn(Report(1, depth, depth + 1, 0.0, 1.0, 0.0, [1] * depth))
+    assert budget.choose(rows()).depth > 0
+
+
+def test_a_new_batch_size_costs_what_others_of_as_many_nodes_cost() -> None:
+    budget = AdaptiveBudget()
+    play(budget, 0.8, 200, node=0.1, b=4)
+    wanted = budget.choose(rows(8))
+    assert wanted.price is not None, "no round is spent on measuring"
+    assert budget.price(8, 4).seconds[1] == pytest.approx(budget.price(4, 4).seconds[3], rel=0.1)
+
+
 def test_no_room_no_draft() -> None:
     for remaining in (0, 1):
         assert AdaptiveBudget().choose(rows(remaining=remaining)) == Budget(1, 0)
@@ -214,7 +241,7 @@ def test_a_tree_is_cut_where_it_pays_best(seed: int) -> None:
 def test_the_budget_learns_what_values_are_worth_and_prices_by_it() -> None:
     """Values that promise twice what comes: half the trust; and the price of a tree is that of this machine."""
     budget = AdaptiveBudget()
-    for i in range(60):
+    for i in range(300):
         depth = budget.choose(rows()).depth
         hit = int(depth > 0 and i % 2 == 0)
         promised = 1.0 if depth else 0.0

@@ -12,6 +12,10 @@ costs time, so no other set of nodes is better. Confidences are fitted to what w
 is what remains: tokens accepted for each that the values promised. The drafter goes one depth further only while its
 best node is worth a step of its time (`Budget.reach`), and feeds no node that is sure to be cut (`Budget.floor`).
 
+All this is a forecast, and it is held to what came of it: where the last rounds with drafts brought fewer tokens a
+second than plain ones would have, nothing is drafted but for a try now and then, and at once again after a try that
+paid. What a batch size costs that was not met yet is taken from the others, by the nodes of all rows.
+
 Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
 depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
 floor look at the draft itself, which only `coupled` allows; the engine clears them under the other rules.
@@ -29,12 +33,15 @@ from ..types import Budget, Drafting, Price, Rows
 
 DECAY = 0.98  # forgetting of hit rates, per round
 PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
-PROBE_MAX = 256
+PROBE_MAX = 64
+RECENT = 0.9  # forgetting of what rounds with drafts brought, per such round
+ENOUGH = 6.0  # of these, decayed, before they are judged
+LOSS = 0.97  # of plain decoding's tokens a second: below it drafts do not pay
 PRIOR = 8.0  # pseudo-count of rows for a depth never seen
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
-LEARN = 6  # rounds of a new batch size that measure, one of them without a draft: a single round is no measurement
+LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,7 @@ class AdaptiveBudget:
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
+    brought: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # -> tokens, seconds, rounds; decayed
     rest: float = 0.0
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
     asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
@@ -171,7 +179,7 @@ class AdaptiveBudget:
     idle: int = 0  # rounds since the last draft
     patience: int = PROBE
     rounds: int = 0
-    _known: tuple[tuple[int, int, int], int, float] = field(default=((0, 0, -1), 0, 0.0), repr=False, compare=False)
+    _known: tuple[tuple[int, int, int], list[float]] = field(default=((0, 0, -1), []), repr=False, compare=False)
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round; nothing is drafted where that is sooner."""
@@ -180,15 +188,16 @@ class AdaptiveBudget:
             return Budget(1, 0)
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         seen = self.seen.get(b, 0)
-        if seen < LEARN:
+        if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
-        if self.idle >= self.patience:
-            self.patience = min(2 * self.patience, PROBE_MAX)
-            return self._try(b, useful, self._best(b, drafting)[1])
         best, rate = self._best(b, drafting)
-        if best == 0:
-            return Budget(1, 0)
-        if self.rounds % EXPLORE == 0:
+        if best == 0 or self._loses(b):
+            if self.idle < self.patience:
+                return Budget(1, 0)
+            self.patience = min(max(PROBE, 2 * self.patience), PROBE_MAX)
+            rates = self._rates(b, drafting)
+            best = max(range(1, len(rates)), key=rates.__getitem__)
+        elif self.rounds % EXPLORE == 0:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
                 return Budget(1, 0)
@@ -198,9 +207,18 @@ class AdaptiveBudget:
         floor = min(0.25, 0.5 * rate * price.slope / self.trust)
         return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price, rate=rate)
 
-    def _try(self, rows: int, useful: int, rate: float = 0.0) -> Budget:
+    def _try(self, rows: int, useful: int) -> Budget:
         nodes = min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
-        return Budget(nodes, min(self.depth, FIRST[1], useful), rate=rate)
+        return Budget(nodes, min(self.depth, FIRST[1], useful))
+
+    def _loses(self, rows: int) -> bool:
+        """Have drafts brought less than plain decoding, of late?"""
+        tokens, seconds, rounds = self.brought.get(rows, (0.0, 0.0, 0.0))
+        return rounds >= ENOUGH and tokens < LOSS * seconds * self._plain(rows)
+
+    def _plain(self, rows: int) -> float:
+        """Tokens a second without drafts."""
+        return rows / max(1e-9, self._passes(rows)(1) + self.rest)
 
     def learn(self, report: Report) -> None:
         """Take in what a round cost and gave."""
@@ -228,8 +246,15 @@ class AdaptiveBudget:
         if report.promised:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
-        if self._best(b, drafting)[0] > 0:
-            self.patience = PROBE
+        seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
+        if self.seen[b] > 1:
+            old = self.brought.get(b, (0.0, 0.0, 0.0))
+            now = tokens, seconds, 1.0
+            self.brought[b] = tuple(RECENT * x + y for x, y in zip(old, now, strict=True))  # type: ignore[assignment]
+        if tokens > seconds * self._plain(b):
+            self.patience = 0  # the next round is a try as well, where drafts do not pay otherwise
+        else:
+            self.patience = max(PROBE, self.patience)
 
     def _time(self, report: Report) -> None:
         b = report.rows
@@ -246,9 +271,27 @@ class AdaptiveBudget:
         """Accepted tokens for each that the values of the drafted nodes promised."""
         return min(4.0, max(0.25, (PRIOR + self.kept) / (PRIOR + self.promised)))
 
+    def _passes(self, rows: int) -> Curve:
+        """Seconds of a pass by nodes: measured, or where they were not, as in other batches of as many nodes in all."""
+        own, total = self.verify.get(rows, Curve()), Curve()
+        for b, curve in self.verify.items():
+            for nodes, seconds in curve.points.items() if b != rows else ():
+                total.points[b * nodes] = min(seconds, total.points.get(b * nodes, seconds))
+        if not total.points:
+            return own
+        first = min(own.points, default=0)
+        ratio = own.points[first] / max(1e-9, total(rows * first)) if first else 1.0
+        sizes = [1 << i for i in range(self.nodes.bit_length())]
+        return Curve(points={n: own.points.get(n, ratio * total(rows * n)) for n in (*sizes, *own.points)})
+
+    def _drafts(self, rows: int) -> Curve:
+        """Seconds of a draft by depth; of a batch that never drafted, as in the one that is nearest in size."""
+        nearest_ = min(self.draft, key=lambda b: abs(b - rows), default=None)
+        return Curve() if nearest_ is None else self.draft[nearest_]
+
     def price(self, rows: int, depth: int) -> Price:
         """Seconds of a round of this depth by the nodes of its widest row."""
-        curve, fixed = self.verify.get(rows, Curve()), self.draft.get(rows, Curve())(depth) + self.rest
+        curve, fixed = self._passes(rows), self._drafts(rows)(depth) + self.rest
         seconds = accumulate((pass_ + fixed for pass_ in curve.table(range(1, self.nodes + 1))), max)
         return Price(tuple(seconds), self.trust)
 
@@ -266,16 +309,21 @@ class AdaptiveBudget:
         """[depth]: what a round costs, depth 0 being no draft."""
         depths = range(1, self.depth + 1)
         sizes = [1, *(max(2, round(n)) for n in self.size.table(depths))]
-        drafts = [0.0, *self.draft.get(rows, Curve()).table(depths)]
-        passes = self.verify.get(rows, Curve()).table(sizes)
+        drafts = [0.0, *self._drafts(rows).table(depths)]
+        passes = self._passes(rows).table(sizes)
         return [verify + draft + self.rest for verify, draft in zip(passes, drafts, strict=True)]
 
     def _best(self, rows: int, drafting: int) -> tuple[int, float]:
         """The depth with the most tokens per second and row, and that rate (a draft must win by 2 %)."""
+        rates = self._rates(rows, drafting)
+        best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
+        return best, rates[best]
+
+    def _rates(self, rows: int, drafting: int) -> list[float]:
+        """[depth]: tokens per second and row."""
         if self._known[0] != (now := (rows, drafting, self.rounds)):
             reaches = (drafting / rows * reach for reach in self.reaches(self.depth))
             tokens = accumulate(reaches, initial=1.0)
             rates = [t / max(s, 1e-9) for t, s in zip(tokens, self.seconds(rows), strict=True)]
-            best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
-            self._known = now, best, rates[best]
-        return self._known[1:]
+            self._known = now, rates
+        return self._known[1]

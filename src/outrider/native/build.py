@@ -22,6 +22,7 @@ from .. import kept
 HERE = Path(__file__).parent
 SOURCES = "pass.c", "vectors.h", "blocks.h", "products.h", "attention.h", "draft.h"
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
+FIRST = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +34,12 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
     if compiler is None or platform.system() != "Linux" or not suits():
         return None
     halves, wide = weights == "bfloat16", rest == "float32"
-    flags = (*FLAGS, *(("-DHALVES",) if halves else ()), *(("-DWIDE",) if halves and wide else ()))
+    flags = (
+        *FLAGS,
+        f"-DFIRST={_first()}",
+        *(("-DHALVES",) if halves else ()),
+        *(("-DWIDE",) if halves and wide else ()),
+    )
     try:
         file = _file(flags)
         if not file.is_file():
@@ -49,6 +55,14 @@ def suits() -> bool:
     """Is this a processor for which the pass is written?"""
     fit = platform.machine().lower() in ("x86_64", "amd64")
     return fit and torch.backends.cpu.get_cpu_capability().startswith(("AVX2", "AVX512"))
+
+
+def _first() -> int:
+    """Bytes of the processor's first cache, or what is usual."""
+    try:
+        return 1024 * int(FIRST.read_text(encoding="utf-8").strip().removesuffix("K"))
+    except (OSError, ValueError):
+        return 32 * 1024
 
 
 def _file(flags: tuple[str, ...]) -> Path:

@@ -2,12 +2,15 @@
    its row, step by step, and then over the lanes; so it depends on its row of x and its row of W alone. */
 
 #define LINE 64 /* bytes that memory gives at a time */
+#ifndef FIRST
+#define FIRST 32768 /* bytes of the first cache */
+#endif
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
 
 /* LANES results at a time: `n` rows of x with LANES / n outputs. `ahead`: memory that will be read soon, of which so
-   many lines are fetched in each step, into the second cache: the first has no room for two columns. */
+   many lines are fetched in each step, into the first cache or only the second. */
 INLINE vector tile(
-    const int n, const input *x, integer width, const number *const *rows, const char *ahead, integer lines
+    const int n, const input *x, integer width, const number *const *rows, const char *ahead, integer lines, int first
 ) {
     const int outputs = LANES / n;
     vector found[LANES];
@@ -15,7 +18,12 @@ INLINE vector tile(
     for (int i = 0; i < LANES; i++) found[i] = ZERO;
     for (integer k = 0; k < width; k += STEP) {
         operand given[4];
-        for (integer i = 0; i < lines; i++, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T1);
+        for (integer i = 0; i < lines; i++, ahead += LINE) {
+            if (first)
+                _mm_prefetch(ahead, _MM_HINT_T0);
+            else
+                _mm_prefetch(ahead, _MM_HINT_T1);
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < n; i++) given[i] = INPUT(x + i * width + k);
 #pragma GCC unroll 16
@@ -49,13 +57,14 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
     const integer tiles = LANES == 16 ? n / 4 * 4 + n % 4 / 2 * 2 + n % 2 : n / 2 * 2 + n % 2;
     const integer column = LANES * size, steps = width / STEP, each = (column / LINE + steps - 1) / steps;
     const integer lines = (each + tiles - 1) / tiles;
-    const char *ahead = data + first * size + 2 * column;
+    const int near = 2 * column <= FIRST * 4 / 5; /* this column and the next, beside rows of x */
+    const char *ahead = data + first * size + (near ? 1 : 2) * column;
     const char *beyond = w.kind == PLAIN ? ahead + column : ahead; /* blocks are fetched while they are unpacked */
     float some[LANES];
 #define TILE(count, from, to) /* rows from .. to; a few outputs stay in the first cache while rows pass by */   \
     for (int j = 0; j < LANES; j += LANES / count)                                                              \
         for (integer i = from; i < to; i += count, ahead += steps * lines * LINE) {                             \
-            STORE(some, tile(count, x + i * width, width, rows + j, ahead, ahead < beyond ? lines : 0));        \
+            STORE(some, tile(count, x + i * width, width, rows + j, ahead, ahead < beyond ? lines : 0, near));  \
             for (int k = 0; k < count; k++)                                                                     \
                 memcpy(y + (i + k) * LANES + j, some + k * (LANES / count), LANES / count * sizeof(float));     \
         }

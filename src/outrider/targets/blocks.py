@@ -27,18 +27,20 @@ logger = logging.getLogger(__name__)
 KEPT = "weights.blocks"  # safetensors beside the converted model: reading the file itself takes seconds
 
 
-def read(model: nn.Module, file: Path, folder: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
+def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
     """By the id of a linear layer's weight, the blocks that are this weight.
 
     Args:
         model: a stock model in bfloat16.
-        file: what it was made from.
-        folder: where the blocks are kept for the next time; None: nowhere.
+        file: what it was made from; None: that is not there (any more).
+        folder: of the model, where its blocks are kept for the next time; None: nowhere.
         code: the compiled pass, which must read blocks.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
     rows = _kept(folder)
     if rows is None:
+        if file is None:
+            return {}
         names = {layer: name for name, layer in layers.items()}
         made = {names[layer]: packed(b.numbers, b.scales, b.minima) for layer, b in blocks_of(model, file)}
         rows = {name: one.rows for name, one in made.items()}

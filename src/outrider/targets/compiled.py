@@ -95,14 +95,14 @@ class Forward:
 def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None) -> Weights | None:
     """A stock model's weights for the compiled pass, moved to one stretch of memory first; None where it reads none of
     them, or is not to be had on this machine. `file`: the .gguf file that it was made from, whose blocks are read in
-    place of the weights that they are; `kept`: the folder that keeps them."""
+    place of the weights that they are; `kept`: the folder of the model, which keeps them."""
     config = families.text_config(model)
     code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
     if code is None:
         return None
     if move:
         gather(model)
-    packed = {} if file is None or not reads(code) else blocks.read(model, file, kept, code)
+    packed = blocks.read(model, file, kept, code) if reads(code) else {}
     return read(model, config, families.windows(config, families.of(model)), packed)
 
 
