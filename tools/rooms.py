@@ -9,7 +9,8 @@ from __future__ import annotations
 # room: (what it may import, what it holds)
 ROOMS: dict[str, tuple[str, str]] = {
     "params": ("", "what a caller asks for, checked without torch; `InputError`"),
-    "types": ("params", "plain values and the protocols of target and drafter"),
+    "price": ("", "what the nodes of a round cost, and how many of them pay"),
+    "types": ("params price", "plain values and the protocols of target and drafter"),
     "files": ("params", "atomic writes"),
     "kept": ("", "small files that are kept between runs, in the user's cache directory"),
     "hub": ("params", "whether the model hub can be reached"),

@@ -204,7 +204,7 @@ class Batch:
         with clock("draft"):
             self.drafting.observe(Round(view, tree, output, verdict.path, verdict.count, verdict.next, done.tokens))
         pieces = [self.advance(row, done, i, view.remaining[i]) for i, row in enumerate(self.rows)]
-        self.account(clock, asking, budget, tree, done.counts)
+        self.account(clock, asking, budget, tree, done)
         return pieces
 
     def advance(self, row: Row, done: Done, i: int, remaining: int) -> Piece:
@@ -217,21 +217,21 @@ class Batch:
         row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if whole else accepted)
         return Piece(row, added, accepted)
 
-    def account(self, clock: Clock, asking: Rows, budget: Budget, tree: DraftTree, counts: list[int]) -> None:
+    def account(self, clock: Clock, asking: Rows, budget: Budget, tree: DraftTree, done: Done) -> None:
         """Times into every row's usage; times and hits to the budget."""
-        draft, verify, total = clock["draft"], clock["verify"], clock.total
+        draft, verify, seconds = clock["draft"], clock["verify"], clock.total
         for row in self.rows:
             row.usage.draft_seconds += draft
             row.usage.verify_seconds += verify
-            row.usage.decode_seconds += total
+            row.usage.decode_seconds += seconds
         asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(asking.remaining) - 1))
-        counts = [count for count, left in zip(counts, asking.remaining, strict=True) if left > 1]
+        counts = [count for count, left in zip(done.counts, asking.remaining, strict=True) if left > 1]
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
-        rest = total - draft - verify
-        values = tree.values  # away from the CPU, looking at them would wait
+        values, n, b = tree.values, tree.nodes, len(self.rows)  # away from the CPU, looking at values would wait
         promised = 0.0 if values is None or values.device.type != "cpu" else float(values[:, 1:].exp().sum())
-        drafted, rows = min(asked, tree.deepest), len(self.rows)
-        report = Report(rows, asked, tree.nodes, draft, verify, rest, hits, drafted, promised, len(counts))
+        drafted, rest = min(asked, tree.deepest), seconds - draft - verify
+        total = sum(done.sizes) if getattr(self.engine.target, "native", None) is not None else 0
+        report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
         self.engine.budget.learn(report)
 
     def view(self, back: int = 0) -> Rows:

@@ -19,6 +19,7 @@ from .params import RULES as RULES
 from .params import InputError as InputError
 from .params import Rule as Rule
 from .params import Sampling as Sampling
+from .price import Price as Price
 
 
 @dataclass(frozen=True)
@@ -105,29 +106,6 @@ class Rows:
     def some_noise(self, depth: int, rows: Sequence[int], ids: Tensor | None = None) -> Tensor:
         """The same for some of the rows alone."""
         return self.gumbel.at([self.seeds[i] for i in rows], [self.start[i] + depth for i in rows], ids)
-
-
-@dataclass(frozen=True)
-class Price:
-    """What a round costs by the size of its widest row, so that a tree can be cut where it pays best."""
-
-    seconds: tuple[float, ...]  # [n - 1]: a round whose widest row has n nodes, the root included
-    trust: float = 1.0  # accepted tokens for each that the values promise
-
-    def most(self, values: Float[Tensor, "b n"]) -> int:
-        """How many nodes a row may keep: the size with the most tokens per second over all rows.
-
-        values  logs of probabilities, each row's in falling order, the root's first; -inf: no node
-        """
-        gain = values[:, 1 : len(self.seconds)].exp().sum(0).cumsum(0).tolist()
-        tokens = [len(values), *(len(values) + self.trust * g for g in gain)]
-        rates = [t / s for t, s in zip(tokens, self.seconds, strict=False)]
-        return max(range(len(rates)), key=rates.__getitem__) + 1
-
-    @property
-    def slope(self) -> float:
-        """Seconds that one more node costs, over all sizes."""
-        return (self.seconds[-1] - self.seconds[0]) / max(1, len(self.seconds) - 1)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,25 @@ def test_prompts_are_read_alike_alone_beside_others_and_one_token_at_a_time() ->
 
 
 @torch.no_grad()
+def test_padding_is_not_computed() -> None:
+    """Rows of one, five and three nodes: a pass counts nine."""
+    target = made()
+    tree = from_lists([[5], [6, 7, 8, 9, 10], [11, 12, 13]], [[0], [0, 0, 1, 1, 3], [0, 0, 0]])
+    session = opened(target, [text_of(1, 70), text_of(2, 9), text_of(3, 40)])[0]
+    logits = session.forward(tree).logits
+    forward = target.native
+    assert forward is not None
+    starts = forward.room.held["starts"][:4].tolist()
+    assert starts == [0, 1, 6, 9]
+    for row, prompt in enumerate((text_of(1, 70), text_of(2, 9), text_of(3, 40))):
+        size = int(tree.size[row])
+        alone = opened(target, [prompt])[0].forward(
+            from_lists([tree.tokens[row, :size].tolist()], [tree.parents[row, :size].tolist()])
+        )
+        assert torch.equal(alone.logits[0], logits[row, :size])
+
+
+@torch.no_grad()
 def test_threads_change_no_bit() -> None:
     target, before = made(), torch.get_num_threads()
     found = []

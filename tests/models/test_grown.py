@@ -91,6 +91,7 @@ BUDGETS = {
     "floor": Budget(40, 6, floor=0.003),
     "reach": Budget(40, 6, reach=0.05),
     "price": Budget(24, 5, floor=1e-4, reach=1e-3, price=PRICE),
+    "summed": Budget(24, 5, floor=1e-4, reach=1e-3, price=replace(PRICE, summed=True)),
     "scale": Budget(16, 4, scale=2.5),
     "chain": Budget(4, 8, shape=(1, 1, 1)),
 }

@@ -41,7 +41,7 @@ def test_a_part_keeps_what_pays_for_the_whole_batch(seed: int) -> None:
     for others, width in itertools.product([0.0, 2.5, 40.0], [1, 4, 8]):
         mine = shared(price, 3, others, width)
         assert mine is not None
-        kept = mine.most(logs)
+        kept = mine.most(logs)[0]
         best = max(rate(price, m, values, others, width) for m in range(1, 9))
         assert rate(price, kept, values, others, width) == pytest.approx(best, rel=1e-5)
     assert shared(None, 3, 1.0, 1) is None

@@ -238,6 +238,37 @@ def test_a_tree_is_cut_where_it_pays_best(seed: int) -> None:
     assert rate(chosen) == pytest.approx(best)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_where_padding_costs_nothing_every_row_has_the_size_that_pays(seed: int) -> None:
+    """No other sizes give more tokens per second."""
+    dice = random.Random(seed)
+    values = [[0.0, *sorted((math.log(dice.uniform(0.01, 0.95)) for _ in range(4)), reverse=True)] for _ in range(3)]
+    seconds = tuple(itertools.accumulate([1.0, *(dice.choice((0.02, 0.1, 0.2)) for _ in range(12))]))
+    seconds = tuple(sorted(1 + (s - 1) ** 1.3 for s in seconds))  # every further node costs more
+    price = Price(seconds, dice.choice((0.5, 1.0, 2.0)), summed=True)
+
+    def rate(counts: tuple[int, ...]) -> float:
+        gain = sum(math.exp(v) for row, n in zip(values, counts, strict=True) for v in row[1:n])
+        return (3 + price.trust * gain) / seconds[sum(counts) - 3]
+
+    best = max(map(rate, itertools.product(range(1, 6), repeat=3)))
+    assert rate(tuple(price.most(torch.tensor(values)))) == pytest.approx(best, rel=1e-5)
+    assert price.wider(3, 2, 1) == pytest.approx(seconds[6] - seconds[3])
+
+
+def test_passes_without_padding_are_known_by_the_nodes_of_all_rows() -> None:
+    budget = AdaptiveBudget()
+    for i in range(40):
+        depth = budget.choose(rows(4)).depth
+        total = 4 + (4 + i % 5) * (depth > 0)
+        budget.learn(Report(4, depth, 5, 0.1 * depth, 1 + 0.1 * total, 0.0, [2] * depth, depth, total=total))
+    assert budget.seconds(1)[0] == pytest.approx(1.1, rel=0.2)
+    assert budget.seconds(8)[0] == pytest.approx(1.8, rel=0.1)
+    price = budget.price(4, 2)
+    assert price.summed
+    assert price.seconds[8] - price.seconds[0] == pytest.approx(0.8, rel=0.2)
+
+
 def test_the_budget_learns_what_values_are_worth_and_prices_by_it() -> None:
     """Values that promise twice what comes: half the trust; and the price of a tree is that of this machine."""
     budget = AdaptiveBudget()

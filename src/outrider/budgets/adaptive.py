@@ -41,6 +41,8 @@ PRIOR = 8.0  # pseudo-count of rows for a depth never seen
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
+SUMMED = 0  # in place of batch rows: passes that compute no padding
+MOST = 96  # drafted nodes of all rows together that such a pass is priced for
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
 
@@ -58,6 +60,7 @@ class Report:
     drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
     promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
     drafting: int | None = None  # rows that may draft; None: all of them
+    total: int = 0  # nodes of all rows, where padding costs nothing; 0: it does
 
 
 @runtime_checkable
@@ -165,7 +168,7 @@ class AdaptiveBudget:
 
     nodes: int = 32
     depth: int = 8
-    verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes
+    verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes; SUMMED -> by those of all
     draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth asked for
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
@@ -204,7 +207,7 @@ class AdaptiveBudget:
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
         reach = min(0.5, rate * b / drafting * self.step.slope(1) / self.trust)
         price = self.price(b, best)
-        floor = min(0.25, 0.5 * rate * price.slope / self.trust)
+        floor = min(0.25, 0.5 * rate * (b if price.summed else 1) * price.slope / self.trust)
         return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price, rate=rate)
 
     def _try(self, rows: int, useful: int) -> Budget:
@@ -258,11 +261,12 @@ class AdaptiveBudget:
 
     def _time(self, report: Report) -> None:
         b = report.rows
-        self.verify.setdefault(b, Curve()).learn(report.nodes, report.verify_seconds)
+        place, nodes = (SUMMED, report.total) if report.total else (b, report.nodes)
+        self.verify.setdefault(place, Curve()).learn(nodes, report.verify_seconds)
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if report.depth:
             self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True)).learn(report.depth, report.draft_seconds)
-            self.size.learn(report.depth, float(report.nodes))
+            self.size.learn(report.depth, report.total / b if report.total else float(report.nodes))
         if report.drafted:
             self.step.learn(report.drafted, report.draft_seconds)
 
@@ -272,7 +276,10 @@ class AdaptiveBudget:
         return min(4.0, max(0.25, (PRIOR + self.kept) / (PRIOR + self.promised)))
 
     def _passes(self, rows: int) -> Curve:
-        """Seconds of a pass by nodes: measured, or where they were not, as in other batches of as many nodes in all."""
+        """Seconds of a pass by nodes of a row: measured, or else as in other batches of as many nodes in all."""
+        if SUMMED in self.verify:
+            sizes = [1 << i for i in range(self.nodes.bit_length())]
+            return Curve(points=dict(zip(sizes, self.verify[SUMMED].table([rows * n for n in sizes]), strict=True)))
         own, total = self.verify.get(rows, Curve()), Curve()
         for b, curve in self.verify.items():
             for nodes, seconds in curve.points.items() if b != rows else ():
@@ -290,10 +297,13 @@ class AdaptiveBudget:
         return Curve() if nearest_ is None else self.draft[nearest_]
 
     def price(self, rows: int, depth: int) -> Price:
-        """Seconds of a round of this depth by the nodes of its widest row."""
-        curve, fixed = self._passes(rows), self._drafts(rows)(depth) + self.rest
-        seconds = accumulate((pass_ + fixed for pass_ in curve.table(range(1, self.nodes + 1))), max)
-        return Price(tuple(seconds), self.trust)
+        """Seconds of a round of this depth by its nodes."""
+        fixed, summed = self._drafts(rows)(depth) + self.rest, SUMMED in self.verify
+        if summed:
+            found = self.verify[SUMMED].table(range(rows, rows + min(MOST, rows * (self.nodes - 1)) + 1))
+        else:
+            found = self._passes(rows).table(range(1, self.nodes + 1))
+        return Price(tuple(accumulate((seconds + fixed for seconds in found), max)), self.trust, summed)
 
     def reaches(self, depth: int) -> list[float]:
         """[d]: the share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""

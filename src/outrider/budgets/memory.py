@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import kept
-from .adaptive import LEARN, PRIOR, AdaptiveBudget, Curve
+from .adaptive import LEARN, PRIOR, SUMMED, AdaptiveBudget, Curve
 from .calibration import BOUNDS, Fit
 
 EVERY = 20.0  # seconds between two writes at least
@@ -64,7 +64,8 @@ class Memory:
         budget.draft = {b: Curve(prior_slope=0.5, mean=True, points=p) for b, p in curves["draft"].items()}
         budget.step.points, budget.size.points = single["step"], single["size"]
         budget.rest, budget.hits, budget.asked = rest, *record
-        budget.seen = dict.fromkeys(budget.verify.keys() & budget.draft.keys(), LEARN)
+        known = budget.draft.keys() if SUMMED in budget.verify else budget.verify.keys() & budget.draft.keys()
+        budget.seen = dict.fromkeys(known, LEARN)
         for fit, scale in zip(self.fits, scales, strict=True):
             fit.scale = scale
         return True

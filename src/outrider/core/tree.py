@@ -228,15 +228,17 @@ def best(
 
     The sort is stable and values never rise along a path, so ties go to the shallower node and the result is connected.
     `floor` drops nodes whose value, a probability, lies below it (the root always stays). On the CPU, where looking is
-    free, the places that no row needs go with them, so that nobody computes them; and `price` cuts all rows to the size
-    that pays best.
+    free, the places that no row needs go with them, so that nobody computes them; and `price` cuts the rows to the
+    sizes that pay best.
     """
     m = min(nodes, values.shape[1])
     top = values.sort(dim=-1, stable=True, descending=True)
-    if price is not None and values.device.type == "cpu":
-        m = min(m, price.most(top.values[:, :m]))
     good = top.values[:, :m] > (math.log(floor) if floor > 0 else float("-inf"))
     good[:, 0] = True
+    if price is not None and values.device.type == "cpu":
+        counts = price.most(top.values[:, :m])
+        m = min(m, max(counts))
+        good = good[:, :m] & (torch.arange(m) < torch.tensor(counts)[:, None])
     count = good.sum(-1)
     if floor > 0 and values.device.type == "cpu":
         m = int(count.max())

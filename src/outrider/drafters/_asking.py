@@ -70,11 +70,10 @@ class Asking:
         if not budget.rate or self.rounds.get(rows, 0) <= LEARN:
             return most
         times = self.seconds[rows].table(range(1, most + 1))
-        passes = budget.price.seconds if budget.price else (0.0,)
         gains = [sum(added) for added in zip(*(self.added(c, most) for c in chances), strict=True)]
         worth = [0.0]
         for d, gain in enumerate(accumulate(gains), 1):
-            wider = passes[min(nodes + d, len(passes)) - 1] - passes[min(nodes, len(passes)) - 1]
+            wider = budget.price.wider(rows, nodes, d) if budget.price else 0.0
             worth.append(gain - rows * budget.rate * (times[d - 1] + wider))
         best = max(range(most + 1), key=worth.__getitem__)
         if best:

@@ -6,7 +6,8 @@ typedef struct {
     integer pool;               /* likeliest tokens that race where there is noise */
     float scale, floor, reach;  /* of confidences; the logs of the values below which nodes are dropped, or not fed */
     integer nodes, sizes;       /* nodes to keep at most, the root included; length of `seconds`, or 0 */
-    const double *seconds;      /* of a round by the nodes of its widest row */
+    integer summed;             /* are `seconds` by the drafted nodes of all rows, or by those of the widest? */
+    const double *seconds;
     double trust;
     const number *embeddings; /* [tokens, hidden] */
     const integer *names;     /* token ids of the head's columns; NULL: the columns are the ids */
@@ -108,36 +109,49 @@ static void rank(
     }
 }
 
+/* How many of these gains are worth their time, one after the other. */
+static integer worth(const Draft *draft, integer rows, const double *gains, integer count) {
+    double tokens = (double)rows, best = tokens / draft->seconds[0];
+    integer found = 0;
+    for (integer i = 0; i < count && i + 1 < draft->sizes; i++) {
+        tokens += draft->trust * gains[i];
+        if (tokens / draft->seconds[i + 1] > best) {
+            best = tokens / draft->seconds[i + 1];
+            found = i + 1;
+        }
+    }
+    return found;
+}
+
 /* The tree of the most valuable candidates: as many as pay, over all rows. */
 static void keep(Draft *draft, integer rows, integer candidates) {
     const integer most = draft->nodes < candidates ? draft->nodes : candidates;
-    integer limit = most, new[candidates];
-    float tops[most];
-    double gains[most];
+    integer limit = most, new[candidates], count = 0, order[rows * most];
+    float all[rows * most], sorted[rows * most], least = -INFINITY;
+    double gains[rows * most];
     memset(gains, 0, sizeof gains);
     for (integer r = 0; r < rows; r++) {
+        float tops[most];
         integer *chosen = draft->chosen + r * draft->candidates;
-        const integer count = largest(draft->value + r * draft->candidates, candidates, most, chosen, tops);
-        for (integer i = 1; i < count; i++) gains[i] += exp((double)tops[i]);
-        draft->size[r] = count;
-    }
-    if (draft->sizes) {
-        double tokens = (double)rows, best = tokens / draft->seconds[0];
-        limit = 1;
-        for (integer i = 1; i < most && i < draft->sizes; i++) {
-            tokens += draft->trust * gains[i];
-            if (tokens / draft->seconds[i] > best) {
-                best = tokens / draft->seconds[i];
-                limit = i + 1;
-            }
+        draft->size[r] = largest(draft->value + r * draft->candidates, candidates, most, chosen, tops);
+        for (integer i = 1; i < draft->size[r]; i++) {
+            all[count++] = tops[i];
+            if (!draft->summed) gains[i - 1] += exp((double)tops[i]);
         }
     }
+    if (draft->sizes && draft->summed) {
+        count = largest(all, count, count < draft->sizes ? count : draft->sizes, order, sorted);
+        for (integer i = 0; i < count; i++) gains[i] = exp((double)sorted[i]);
+        const integer found = worth(draft, rows, gains, count);
+        least = found ? sorted[found - 1] : INFINITY;
+    } else if (draft->sizes)
+        limit = 1 + worth(draft, rows, gains, most - 1);
     draft->kept = 1;
     for (integer r = 0; r < rows; r++) {
         const integer *chosen = draft->chosen + r * draft->candidates;
         const float *value = draft->value + r * draft->candidates;
         integer count = draft->size[r] < limit ? draft->size[r] : limit;
-        while (count > 1 && !(value[chosen[count - 1]] > draft->floor)) count--;
+        while (count > 1 && !(value[chosen[count - 1]] > draft->floor && value[chosen[count - 1]] >= least)) count--;
         draft->size[r] = count;
         if (count > draft->kept) draft->kept = count;
     }

@@ -52,9 +52,10 @@ class PassPart(ctypes.Structure):
 
     _fields_ = [
         *((name, whole) for name in ("rows", "nodes", "since", "all", "capacity", "shared")),
-        *((name, address) for name in ("lengths", "spots", "ancestors", "cache", "turns")),
+        *((name, address) for name in ("lengths", "spots", "sizes", "ancestors", "cache", "turns")),
         ("positions", whole),
         *((name, address) for name in ("given", "states", "normed", "query", "seen", "inside", "made", "paths")),
+        *((name, address) for name in ("live", "starts")),
         ("taps", whole),
         ("tap", address),
         ("tapped", address),
@@ -73,6 +74,7 @@ class DraftPart(ctypes.Structure):
         *((name, real) for name in ("scale", "floor", "reach")),
         ("nodes", whole),
         ("sizes", whole),
+        ("summed", whole),
         ("seconds", address),
         ("trust", ctypes.c_double),
         *(
@@ -121,7 +123,8 @@ class Room:
             "made": wide + 2 * narrow,
         }  # fmt: skip
         found = {name: self.of(name, rows * size).data_ptr() for name, size in sizes.items()}
-        return {**found, "paths": self.of("paths", rows * nodes, torch.int32).data_ptr()}
+        whole = self.cut("paths", torch.int32, paths=rows * nodes, live=rows)
+        return {**found, **whole, "starts": self.of("starts", rows + 1, torch.long).data_ptr()}
 
 
 def project(part: LayerPart, kept: list[Any], hold: Hold, attention: Any, inner: Any) -> None:

@@ -34,15 +34,18 @@ typedef struct {
     integer capacity;                /* slots from one row of the cache to the next */
     integer shared;                  /* one tree's shape for all rows */
     const integer *lengths, *spots;  /* [rows], [rows, all] */
+    const integer *sizes;            /* [rows]: nodes of each row, behind which there is padding; NULL: all */
     const uint8_t *ancestors;        /* [rows or 1, all, all]; NULL for a chunk */
     held *const *cache;              /* keys and values of each layer: [rows, capacity, groups * width] */
     const float *turns;              /* cosines and sines [position, 2, width] */
     integer positions;               /* of `turns` */
     const float *given;              /* [rows * nodes, joined] */
-    float *states;                   /* [rows * nodes, hidden]: embeddings, changed in place */
+    float *states;                   /* [rows * nodes, hidden]: embeddings, changed in place and moved together */
     input *normed, *query, *seen, *inside; /* room: [rows * nodes, hidden or joined], two of heads * width, inner */
     float *made;                     /* [rows * nodes, (heads + 2 groups) * width] */
     int32_t *paths;                  /* [rows * nodes, all] */
+    int32_t *live;                   /* [rows * nodes]: the places of the nodes that are no padding, in order */
+    integer *starts;                 /* [rows + 1]: where each row begins among these */
     integer taps;
     const integer *tap;  /* layers before which states are copied; `layers`: after the last norm */
     float *tapped;       /* [taps, rows * nodes, hidden] */
@@ -93,8 +96,8 @@ static void turn(const Model *model, const Pass *pass, const float *norm, intege
 /* Of node m: queries turned, keys turned and written to the cache, values written. */
 static void placed(const Model *model, const Pass *pass, integer layer, integer m) {
     const Layer *own = model->layer + layer;
-    const integer width = model->width, heads = model->heads, groups = model->groups, row = m / pass->nodes;
-    const integer node = pass->since + m % pass->nodes, place = pass->spots[row * pass->all + node];
+    const integer width = model->width, heads = model->heads, groups = model->groups, row = pass->live[m] / pass->nodes;
+    const integer node = pass->since + pass->live[m] % pass->nodes, place = pass->spots[row * pass->all + node];
     const integer slot = (row * pass->capacity + pass->lengths[row] + node) * groups * width;
     float *made = pass->made + m * (heads + 2 * groups) * width, *made_k = made + heads * width;
     for (integer h = 0; h < heads; h++) turn(model, pass, own->norm_q, own->turned, place, made + h * width);
@@ -110,7 +113,7 @@ static void placed(const Model *model, const Pass *pass, integer layer, integer 
 
 /* The slots of each node's path, by depth, counted from its row's length. */
 static void walk(const Pass *pass, integer m) {
-    const integer all = pass->all, row = m / pass->nodes, node = pass->since + m % pass->nodes;
+    const integer all = pass->all, row = pass->live[m] / pass->nodes, node = pass->since + pass->live[m] % pass->nodes;
     const uint8_t *sees = pass->ancestors + ((pass->shared ? 0 : row) * all + node) * all;
     const integer *spots = pass->spots + row * all;
     int32_t *path = pass->paths + m * all;
@@ -130,15 +133,17 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
     for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
         const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
         const integer row = item / goes / cuts / groups, first = go * together;
-        const integer last = first + together < pass->nodes ? first + together : pass->nodes;
+        const integer nodes = pass->starts[row + 1] - pass->starts[row];
+        const integer last = first + together < nodes ? first + together : nodes;
+        if (first >= last) continue;
         const integer head = g * group + cut * heads, end = (g + 1) * group;
-        const integer start = row * pass->nodes * model->heads * width;
+        const integer start = pass->starts[row] * model->heads * width;
         const integer cached = row * pass->capacity * stride + g * width;
         attend(
             work, pass->query + start, pass->seen + start, model->heads, head,
             head + heads < end ? head + heads : end, width, pass->cache[2 * layer] + cached,
             pass->cache[2 * layer + 1] + cached, stride, first, last, pass->spots + row * pass->all + pass->since,
-            pass->lengths[row], pass->ancestors ? pass->paths + row * pass->nodes * pass->all : NULL, pass->all,
+            pass->lengths[row], pass->ancestors ? pass->paths + pass->starts[row] * pass->all : NULL, pass->all,
             model->layer[layer].window, model->scale
         );
     }
@@ -149,30 +154,53 @@ static void tap(const Model *model, const Pass *pass, integer layer, integer fir
     for (integer i = 0; i < pass->taps; i++) {
         if (pass->tap[i] != layer) continue;
         for (integer m = first; m < last; m++) {
-            float *to = pass->tapped + (i * pass->rows * pass->nodes + m) * width;
+            float *to = pass->tapped + (i * pass->rows * pass->nodes + pass->live[m]) * width;
             scaled(pass->states + m * width, layer == model->layers ? model->norm : NULL, width, model->epsilon, to);
         }
     }
 }
 
-/* The logits of the asked places: their norms first, in the room of `normed`. */
+/* The logits of the asked places that are no padding: their norms first, in the room of `normed`. */
 static void spoken(const Model *model, const Pass *pass, integer thread, integer threads) {
-    const integer width = model->hidden, rows = pass->rows * pass->asked;
+    const integer width = model->hidden;
+    integer to[pass->rows * pass->asked + 1], from[pass->rows * pass->asked + 1], count = 0;
+    for (integer i = 0; i < pass->rows * pass->asked; i++) {
+        const integer row = i / pass->asked, node = pass->ask[i % pass->asked];
+        if (node >= pass->starts[row + 1] - pass->starts[row]) continue;
+        from[count] = pass->starts[row] + node;
+        to[count++] = i;
+    }
 #pragma omp for schedule(static)
-    for (integer i = 0; i < rows; i++) {
-        const integer m = i / pass->asked * pass->nodes + pass->ask[i % pass->asked];
+    for (integer i = 0; i < count; i++) {
         float found[width];
-        scaled(pass->states + m * width, model->norm, width, model->epsilon, found);
+        scaled(pass->states + from[i] * width, model->norm, width, model->epsilon, found);
         for (integer k = 0; k < width; k++) pass->normed[i * width + k] = to_input(found[k]);
     }
     product(
-        pass->normed, rows, width, model->head, NULL, model->vocabulary, pass->logits, model->vocabulary, 0, thread,
-        threads
+        pass->normed, count, width, model->head, NULL, model->vocabulary, pass->logits, to, model->vocabulary, 0,
+        thread, threads
     );
 }
 
+/* Find the nodes that are no padding, and move their states together. Returns how many there are. */
+static integer together(const Model *model, const Pass *pass) {
+    integer count = 0;
+    for (integer row = 0; row < pass->rows; row++) {
+        const integer nodes = pass->sizes ? pass->sizes[row] - pass->since : pass->nodes;
+        pass->starts[row] = count;
+        for (integer i = 0; i < nodes && i < pass->nodes; i++, count++) {
+            const integer place = row * pass->nodes + i;
+            pass->live[count] = (int32_t)place;
+            if (place != count)
+                memcpy(pass->states + count * model->hidden, pass->states + place * model->hidden, model->hidden * sizeof(float));
+        }
+    }
+    pass->starts[pass->rows] = count;
+    return count;
+}
+
 void forward(const Model *model, const Pass *pass) {
-    const integer rows = pass->rows * pass->nodes, hidden = model->hidden, width = model->width;
+    const integer rows = together(model, pass), hidden = model->hidden, width = model->width;
     const integer wide = model->heads * width, narrow = model->groups * width, stride = wide + 2 * narrow;
 #pragma omp parallel num_threads(pass->threads)
     {
@@ -185,7 +213,7 @@ void forward(const Model *model, const Pass *pass) {
                 pass->normed[i] = to_input(pass->given[i]);
 #pragma omp barrier
             product(
-                pass->normed, rows, model->joined, model->join, model->bias_join, hidden, pass->states, hidden, 0,
+                pass->normed, rows, model->joined, model->join, model->bias_join, hidden, pass->states, NULL, hidden, 0,
                 thread, threads
             );
 #pragma omp barrier
@@ -195,26 +223,32 @@ void forward(const Model *model, const Pass *pass) {
             tap(model, pass, l, first, last);
             normed(model, pass, own->norm, first, last);
 #pragma omp barrier
-            product(pass->normed, rows, hidden, own->q, own->bias_q, wide, pass->made, stride, 0, thread, threads);
             product(
-                pass->normed, rows, hidden, own->k, own->bias_k, narrow, pass->made + wide, stride, 0, thread, threads
+                pass->normed, rows, hidden, own->q, own->bias_q, wide, pass->made, NULL, stride, 0, thread, threads
             );
             product(
-                pass->normed, rows, hidden, own->v, own->bias_v, narrow, pass->made + wide + narrow, stride, 0, thread,
+                pass->normed, rows, hidden, own->k, own->bias_k, narrow, pass->made + wide, NULL, stride, 0, thread,
+                threads
+            );
+            product(
+                pass->normed, rows, hidden, own->v, own->bias_v, narrow, pass->made + wide + narrow, NULL, stride, 0, thread,
                 threads
             );
 #pragma omp barrier
             for (integer m = first; m < last; m++) placed(model, pass, l, m);
 #pragma omp barrier
             mix(model, pass, l, &work);
-            product(pass->seen, rows, wide, own->o, own->bias_o, hidden, pass->states, hidden, 1, thread, threads);
+            product(
+                pass->seen, rows, wide, own->o, own->bias_o, hidden, pass->states, NULL, hidden, 1, thread, threads
+            );
 #pragma omp barrier
             normed(model, pass, own->norm_inner, first, last);
 #pragma omp barrier
             gated(pass->normed, rows, hidden, own->gate, own->up, model->inner, pass->inside, thread, threads);
 #pragma omp barrier
             product(
-                pass->inside, rows, model->inner, own->down, NULL, hidden, pass->states, hidden, 1, thread, threads
+                pass->inside, rows, model->inner, own->down, NULL, hidden, pass->states, NULL, hidden, 1, thread,
+                threads
             );
 #pragma omp barrier
         }

@@ -87,10 +87,10 @@ INLINE void share(integer outputs, integer thread, integer threads, integer *fir
     if (*last > outputs) *last = outputs;
 }
 
-/* y[:, own outputs] = x W^T + bias, or added to what is there. */
+/* y[:, own outputs] = x W^T + bias, or added to what is there. `to`: the row of y for each of x; NULL: the same. */
 static void product(
     const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, float *y,
-    integer stride, int add, integer thread, integer threads
+    const integer *to, integer stride, int add, integer thread, integer threads
 ) {
     integer first, last;
     float found[ROWS * LANES];
@@ -101,12 +101,12 @@ static void product(
             const integer count = last - j < LANES ? last - j : LANES;
             column(x + m * width, rows, width, w, j, outputs, found);
             for (integer i = 0; i < rows; i++) {
-                float *to = y + (m + i) * stride + j;
+                float *own = y + (to ? to[m + i] : m + i) * stride + j;
                 const float *from = found + i * LANES;
                 for (integer k = 0; k < count; k++) {
                     float value = from[k];
                     if (bias) value += bias[j + k];
-                    to[k] = add ? to[k] + value : value;
+                    own[k] = add ? own[k] + value : value;
                 }
             }
         }

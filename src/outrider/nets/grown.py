@@ -83,7 +83,8 @@ class Grower:
             wants = DraftPart(
                 depth=depth, width=width, most=most, pool=max(POOL, most) if columns > POOLED else columns,
                 scale=shape.scale, floor=_log(budget.floor), reach=_log(budget.reach), nodes=nodes,
-                sizes=len(price.seconds) if price else 0, seconds=seconds.data_ptr(),
+                sizes=len(price.seconds) if price else 0, summed=int(price.summed) if price else 0,
+                seconds=seconds.data_ptr(),
                 trust=price.trust if price else 1.0, embeddings=self.embeddings.data_ptr(),
                 names=None if self.names is None else self.names.data_ptr(), temperature=temperature.data_ptr(),
                 keys=None if noise is None else noise.data_ptr(), knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(),

@@ -109,18 +109,18 @@ class FleetDrafting:
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         self.trees = {}
         where: dict[Choice, list[int]] = {}
-        others, width = float(len(rows)), 1  # tokens that the round gives so far, and its widest row
+        others, width, drafted = float(len(rows)), 1, 0  # tokens that the round gives so far, its widest row, its nodes
         for choice, part, index in self._working():
             view = rows if len(index) == len(self.owners) else rows_of(rows, index)
             if max(view.remaining) < 2:
                 continue
             with self.fleet.guard(choice.name):
-                price = shared(budget.price, len(index), others - len(index), width)
+                price = shared(budget.price, len(index), others - len(index), width, drafted)
                 rate = budget.rate * len(rows) / len(index)  # their time is everybody's
                 own = replace(budget, nodes=min(budget.nodes, choice.nodes), price=price, rate=rate)
                 tree = part.propose(view, own)
                 self.trees[choice], where[choice] = tree, index
-                width = max(width, tree.nodes)
+                width, drafted = max(width, tree.nodes), drafted + int(tree.size.sum()) - len(index)
                 if budget.price is not None and tree.values is not None:
                     others += budget.price.trust * float(tree.values[:, 1:].exp().sum())
         if len(self.trees) == 1 and len(next(iter(where.values()))) == len(self.owners):
@@ -200,18 +200,21 @@ def narrowed(round: Round, tree: DraftTree | None) -> Round:
     return replace(round, tree=tree, output=seen, path=round.path[:, : tree.deepest + 1])
 
 
-def shared(price: Price | None, rows: int, others: float, width: int) -> Price | None:
+def shared(price: Price | None, rows: int, others: float, width: int, drafted: int = 0) -> Price | None:
     """The price of nodes for some rows of a batch, so that all drafters cut their trees by one measure.
 
-    The rest of the batch gives `others` tokens in any case. Nodes up to `width`, the widest tree so far, cost nothing
-    more, for rows are padded to the widest.
+    The rest of the batch gives `others` tokens in any case. Where rows are padded to the widest, nodes up to `width`,
+    the widest tree so far, cost nothing more; where they are not, `drafted` nodes are paid for.
     """
     if price is None:
         return None
-    paid = min(width, len(price.seconds)) - 1
-    seconds = tuple(price.seconds[max(i, paid)] for i in range(len(price.seconds)))
+    if price.summed:
+        seconds = price.seconds[min(drafted, len(price.seconds) - 1) :]
+    else:
+        paid = min(width, len(price.seconds)) - 1
+        seconds = tuple(price.seconds[max(i, paid)] for i in range(len(price.seconds)))
     # (rows + others + trust * gain) / seconds is highest where (rows + trust * rows / (rows + others) * gain) is.
-    return Price(seconds, price.trust * rows / (rows + others))
+    return Price(seconds, price.trust * rows / (rows + others), price.summed)
 
 
 def side_by_side(root: Tensor, trees: Sequence[tuple[Sequence[int], DraftTree]]) -> DraftTree:

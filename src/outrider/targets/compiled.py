@@ -45,7 +45,8 @@ class Forward:
         return sum(one.rows.nbytes for one in self.weights.kept if isinstance(one, Packed))
 
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
-        """One pass over a tree or a chunk of prompts. Logits are of float32, features of the target's precision."""
+        """One pass over a tree or a chunk of prompts. Logits are of float32, features of the target's precision; those
+        of padding are whatever memory held."""
         part, cache, target = self.weights.part, session.cache, self.target
         (b, n), m = given.spots.shape, given.n - given.since
         if cache.fresh:
@@ -54,6 +55,7 @@ class Forward:
         assert given.embeds is not None or given.tokens is not None
         embeds = target.embed(given.tokens) if given.embeds is None else given.embeds
         spots, lengths = given.spots.contiguous(), given.lengths.contiguous()
+        sizes = None if given.sizes is None else given.sizes.contiguous()
         tree = None if given.chunk or given.ancestors is None else given.ancestors.contiguous()
         ask = index(m, spots.device) if given.asked is None else given.asked.contiguous()
         taps = torch.tensor([tap if tap >= 0 else part.layers + 1 + tap for tap in given.taps], dtype=torch.long)
@@ -65,6 +67,7 @@ class Forward:
             asks = PassPart(
                 rows=b, nodes=m, since=given.since, all=n, capacity=cache.capacity,
                 shared=tree is None or len(tree) == 1, lengths=lengths.data_ptr(), spots=spots.data_ptr(),
+                sizes=None if sizes is None else sizes.data_ptr(),
                 ancestors=None if tree is None else tree.data_ptr(), cache=ctypes.addressof(pointers),
                 turns=turns.data_ptr(), positions=len(turns), states=states.data_ptr(), **room,
                 taps=len(taps), tap=taps.data_ptr(), tapped=tapped.data_ptr(),

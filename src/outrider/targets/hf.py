@@ -120,7 +120,7 @@ class HFTarget:
             tree = chain_of(tokens[:, first:end], count, matrix=False)
             ends = [max(c, 1) - 1 for c in counts]
             asked = sorted(set(ends))
-            output = session.pass_over(_chunk(tree.tokens, first, taps, torch.tensor(asked, device=device)))
+            output = session.pass_over(_chunk(tree.tokens, first, taps, torch.tensor(asked, device=device), count))
             rows = torch.tensor([asked.index(e) for e in ends], device=device)
             output = TargetOutput(output.logits[torch.arange(b, device=device), rows][:, None], output.features)
             session.advance(count, counts)
@@ -229,7 +229,9 @@ class HFTarget:
         return aligned.carry(exact.plan(given, given.capacity, self.dtype, self.exactness, window))
 
 
-def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked: Int[Tensor, " k"]) -> Pass:
+def _chunk(
+    tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked: Int[Tensor, " k"], sizes: Int[Tensor, " b"]
+) -> Pass:
     """A chunk of right-padded prompts that all begin at slot `first`: slots are positions."""
     (b, n), device = tokens.shape, tokens.device
     lower = torch.ones(1, n, n, dtype=torch.bool, device=device).tril_() if first else None
@@ -246,4 +248,5 @@ def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked:
         ancestors=lower,
         taps=taps,
         asked=asked,
+        sizes=sizes,
     )

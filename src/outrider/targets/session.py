@@ -46,6 +46,7 @@ class Pass:
     asked: Int[Tensor, " k"] | None = None  # prompts: the places of a chunk whose logits are wanted
     capacity: int = 0  # slots from one row of the cache to the next
     added: int = 0  # tokens at the end that nobody reads
+    sizes: Int[Tensor, " b"] | None = None  # nodes of each row; what follows is padding. None: unknown
 
     @property
     def chunk(self) -> bool:
@@ -240,6 +241,7 @@ class TreeSession:
                 bound=prefix + tree.deepest,
                 ancestors=tree.ancestors,
                 taps=taps,
+                sizes=tree.size if tree.tokens.shape[0] > 1 else None,
             )
         )
 
