@@ -33,10 +33,10 @@ from ..types import Budget, Drafting, Price, Rows
 
 DECAY = 0.98  # forgetting of hit rates, per round
 PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
-PROBE_MAX = 64
-RECENT = 0.9  # forgetting of what rounds with drafts brought, per such round
-ENOUGH = 6.0  # of these, decayed, before they are judged
-LOSS = 0.97  # of plain decoding's tokens a second: below it drafts do not pay
+PROBE_MAX = 32
+RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
+ENOUGH = 24.0  # of these, counted in rows and decayed, before they are judged: what one brings is mostly chance
+LOSS = 0.92  # of plain decoding's tokens a second: below it drafts do not pay
 PRIOR = 8.0  # pseudo-count of rows for a depth never seen
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
@@ -173,8 +173,9 @@ class AdaptiveBudget:
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
-    brought: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # -> tokens, seconds, rounds; decayed
+    brought: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # -> tokens, seconds, rows; decayed
     rest: float = 0.0
+    drift: float = 1.0  # how long plain passes take on average, over what the curves say, which is a low quantile
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
     asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
     promised: float = 0.0  # tokens, decayed
@@ -204,6 +205,7 @@ class AdaptiveBudget:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
                 return Budget(1, 0)
+        rate = min(rate, max(self._brought(b), self._plain(b)) / b)
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
         reach = min(0.5, rate * b / drafting * self.step.slope(1) / self.trust)
         price = self.price(b, best)
@@ -214,14 +216,18 @@ class AdaptiveBudget:
         nodes = min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
         return Budget(nodes, min(self.depth, FIRST[1], useful))
 
+    def _brought(self, rows: int) -> float:
+        """Tokens a second of the last rounds with drafts; without end where there were too few."""
+        tokens, seconds, rounds = self.brought.get(rows, (0.0, 0.0, 0.0))
+        return tokens / max(1e-9, seconds) if rounds >= ENOUGH else float("inf")
+
     def _loses(self, rows: int) -> bool:
         """Have drafts brought less than plain decoding, of late?"""
-        tokens, seconds, rounds = self.brought.get(rows, (0.0, 0.0, 0.0))
-        return rounds >= ENOUGH and tokens < LOSS * seconds * self._plain(rows)
+        return self._brought(rows) < LOSS * self._plain(rows)
 
     def _plain(self, rows: int) -> float:
         """Tokens a second without drafts."""
-        return rows / max(1e-9, self._passes(rows)(1) + self.rest)
+        return rows / max(1e-9, self.drift * self._passes(rows)(1) + self.rest)
 
     def learn(self, report: Report) -> None:
         """Take in what a round cost and gave."""
@@ -252,7 +258,7 @@ class AdaptiveBudget:
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
         if self.seen[b] > 1:
             old = self.brought.get(b, (0.0, 0.0, 0.0))
-            now = tokens, seconds, 1.0
+            now = tokens, seconds, float(b)
             self.brought[b] = tuple(RECENT * x + y for x, y in zip(old, now, strict=True))  # type: ignore[assignment]
         if tokens > seconds * self._plain(b):
             self.patience = 0  # the next round is a try as well, where drafts do not pay otherwise
@@ -262,7 +268,10 @@ class AdaptiveBudget:
     def _time(self, report: Report) -> None:
         b = report.rows
         place, nodes = (SUMMED, report.total) if report.total else (b, report.nodes)
-        self.verify.setdefault(place, Curve()).learn(nodes, report.verify_seconds)
+        curve = self.verify.setdefault(place, Curve())
+        curve.learn(nodes, report.verify_seconds)
+        if not report.depth:
+            self.drift += 0.1 * (min(2.0, report.verify_seconds / max(1e-9, curve(nodes))) - self.drift)
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if report.depth:
             self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True)).learn(report.depth, report.draft_seconds)

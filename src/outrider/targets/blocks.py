@@ -1,6 +1,6 @@
 """The blocks of a .gguf file that a model's weights were made from: what a compiled pass reads in their place.
 
-A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a quarter of the bytes, and nothing
+A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes, and nothing
 changes: the compiled code's own weights are held to the model's, bit for bit, and where one differs it stays as it is.
 """
 
