@@ -36,7 +36,7 @@ PROBE = 8  # rounds without a draft before the drafter gets another chance; doub
 PROBE_MAX = 32
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
 ENOUGH = 24.0  # of these, counted in rows and decayed, before they are judged: what one brings is mostly chance
-LOSS = 0.92  # of plain decoding's tokens a second: below it drafts do not pay
+LOSS = 0.5  # divided by the root of these: by so much less than plain decoding they must bring to be thought a loss
 PRIOR = 8.0  # pseudo-count of rows for a depth never seen
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
@@ -223,7 +223,8 @@ class AdaptiveBudget:
 
     def _loses(self, rows: int) -> bool:
         """Have drafts brought less than plain decoding, of late?"""
-        return self._brought(rows) < LOSS * self._plain(rows)
+        counted = self.brought.get(rows, (0.0, 0.0, 0.0))[2]
+        return self._brought(rows) < (1 - LOSS / max(1.0, counted) ** 0.5) * self._plain(rows)
 
     def _plain(self, rows: int) -> float:
         """Tokens a second without drafts."""
