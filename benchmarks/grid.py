@@ -36,9 +36,7 @@ def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
     for prompt in found.prompts:
         chat = not found.raw and getattr(model.tokenizer, "chat_template", None)
         ids = model.encode([{"role": "user", "content": prompt.turns[0]}] if chat else prompt.turns[0])
-        made.append(
-            ids if found.cut is None or len(ids) <= found.cut else ids[: found.cut // 2] + ids[-found.cut // 2 :]
-        )
+        made.append(tasks.cut(ids, found.cut) if found.cut else ids)
     return made
 
 
@@ -93,16 +91,25 @@ def table(lines: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--drafters", nargs="+", required=True, help="SPECs")
+    parser.add_argument("--drafters", nargs="+", default=[], help="SPECs")
     parser.add_argument("--tasks", nargs="+", default=["mt-bench", "gsm8k", "humaneval", "cnn-dm@600"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--data", default=str(EVAL), help="a folder with the papers' prompts")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="measure nothing, show what the file has")
     given = parser.parse_args()
-    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    if min(*given.batches, given.tokens - 1) < 1:
+        parser.error("batches are of at least 1 text, and texts of at least 2 tokens")
+    try:
+        lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    except (OSError, ValueError) as error:
+        parser.error(f"{given.out} was not written by this command ({error}); give another --out")
+    if given.table and not lines:
+        parser.error(f"{given.out} has no cells yet")
+    if not given.table and not given.drafters:
+        parser.error("name at least one drafter")
     done = {(line["drafter"], line["temperature"], line["batch"], line["task"]) for line in lines}
     if given.table:
         table(lines)

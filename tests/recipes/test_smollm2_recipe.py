@@ -108,3 +108,24 @@ def test_without_the_file_there_is_one_sentence(
         answers.main()
     assert end.value.code == 2
     assert "nothing is kept in kept/ yet" in capsys.readouterr().err
+
+
+def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
+    """Completions, questions and answers are kept as they were written, and read again."""
+    odd = "one\u2028two\u0085three four"
+    work, folder = tmp_path / "work", tmp_path / "kept"
+    work.mkdir()
+    asked, said = {"role": "user", "content": odd}, {"role": "assistant", "content": odd}
+    rows = {
+        "openings-answered": [{"id": 0, "completion": odd, "ends": True}],
+        "questions-0": [{"kind": "own", "messages": [asked]}],
+        "answers-0": [{"id": 0, "messages": [asked, said], "ends": True}],
+    }
+    for name, found in rows.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+        (work / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    assert list(questions.own(work / "openings-answered.jsonl")) == [odd]
+    answers.pack(work, folder)
+    assert answers.unpack(tmp_path / "again", folder) == dict.fromkeys((f"{name}.jsonl" for name in sorted(rows)), 1)
+    lines_ = (tmp_path / "again" / "answers-0.jsonl").read_text(encoding="utf-8").split("\n")
+    assert json.loads(lines_[0]) == rows["answers-0"][0]

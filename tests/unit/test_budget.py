@@ -12,7 +12,8 @@ from functools import lru_cache
 import pytest
 import torch
 
-from outrider.budgets.adaptive import AdaptiveBudget, Curve, FixedBudget, Report, nearest
+from outrider.budgets.adaptive import AdaptiveBudget, FixedBudget, Report
+from outrider.budgets.curve import Curve, nearest
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import check, from_lists, trim
 from outrider.types import Budget, Price, Rows, Sampling

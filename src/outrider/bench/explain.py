@@ -131,7 +131,8 @@ def explain(runner: Runner, group: Group, cell: Cell, plain: Cell) -> Explanatio
     nodes, depth = round(sum(seen.nodes) / len(seen.nodes)), max(seen.depths)
     most = best(peer.engine, prompts, runner.tokens, group.temperature, nodes, depth)
     model: Any = peer.engine.target
-    size = bytes_read(model.model) if model.native is None else model.native.bytes
+    native = getattr(model, "native", None)
+    size = bytes_read(model.model) if native is None else native.bytes
     one, measured, worth = plain.round_ms.verify, rate.value, sum(seen.worth) / len(seen.worth)
     read = min(one, 1e3 * size / bandwidth(size, model.device))
     parts = [

@@ -23,20 +23,20 @@ floor look at the draft itself, which only `coupled` allows; the engine clears t
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 from ..types import Budget, Drafting, Price, Rows
+from .curve import Curve
 
 DECAY = 0.98  # forgetting of hit rates, per round
 PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
 PROBE_MAX = 32
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
-ENOUGH = 24.0  # of these, counted in rows and decayed, before they are judged: what one brings is mostly chance
-LOSS = 0.5  # divided by the root of these: by so much less than plain decoding they must bring to be thought a loss
+ENOUGH = 24.0  # rows of such rounds, decayed, before they are judged: what one brings is mostly chance
+LOSS = 0.5  # over the root of that count: the share by which they may bring less than plain decoding by chance
 PRIOR = 8.0  # pseudo-count of rows for a depth never seen
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
@@ -61,6 +61,30 @@ class Report:
     promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
     drafting: int | None = None  # rows that may draft; None: all of them
     total: int = 0  # nodes of all rows, where padding costs nothing; 0: it does
+
+
+@dataclass
+class Brought:
+    """What the last rounds with drafts brought, decayed."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    rows: float = 0.0  # of all these rounds together
+
+    def learn(self, tokens: int, seconds: float, rows: int) -> None:
+        self.tokens = RECENT * self.tokens + tokens
+        self.seconds = RECENT * self.seconds + seconds
+        self.rows = RECENT * self.rows + rows
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second; without end where there were too few rounds to say."""
+        return self.tokens / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")
+
+    @property
+    def least(self) -> float:
+        """The share of plain decoding's tokens a second below which chance does not explain it."""
+        return 1 - LOSS / max(1.0, self.rows) ** 0.5
 
 
 @runtime_checkable
@@ -107,62 +131,6 @@ class FixedBudget:
 
 
 @dataclass
-class Curve:
-    """Seconds by size, learnt from noisy measurements: a running low quantile per size, lines between.
-
-    What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
-    rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
-    the nearest power of two, or most would be seen once and never again; a size seen to cost more than a larger one was
-    disturbed.
-    """
-
-    prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
-    mean: bool = False  # for what differs from round to round by itself: the running mean instead
-    points: dict[int, float] = field(default_factory=dict)
-
-    def learn(self, size: int, seconds: float) -> None:
-        size = nearest(size)
-        old = self.points.get(size)
-        if old is None or (seconds < 0.5 * old and not self.mean):
-            self.points[size] = seconds
-            return
-        if self.mean:
-            self.points[size] = old + 0.1 * (min(seconds, 4 * old) - old)
-            return
-        step = min(0.5 * old, seconds - old)
-        self.points[size] = old + (0.1 if step > 0 else 0.4) * step
-
-    def __call__(self, size: int) -> float:
-        return self.table((size,))[0]
-
-    def table(self, sizes: Sequence[int]) -> list[float]:
-        """Seconds of several sizes."""
-        known = sorted(self.points)
-        if len(known) < 2:
-            first = known[0] if known else 0
-            return [self.points.get(first, 0.0) * max(0.2, 1 + self.prior_slope * (size - first)) for size in sizes]
-        costs = [self.points[size] for size in known]
-        if not self.mean:
-            costs = [*accumulate(reversed(costs), min)][::-1]  # no more than a larger one
-        found = []
-        for size in sizes:
-            i = min(max(bisect_left(known, size), 1), len(known) - 1)
-            low, step = costs[i - 1], (costs[i] - costs[i - 1]) / (known[i] - known[i - 1])
-            found.append(max(low + step * (size - known[i - 1]), 0.2 * low))
-        return found
-
-    def slope(self, size: int) -> float:
-        """Seconds per unit around `size`."""
-        return max(0.0, self(2 * size) - self(size)) / size if size else 0.0
-
-
-def nearest(size: int) -> int:
-    """The nearest power of two: 5 -> 4, 6 -> 8."""
-    low = 1 << (size.bit_length() - 1)
-    return low if 2 * size * size < 4 * low * low else 2 * low
-
-
-@dataclass
 class AdaptiveBudget:
     """Chooses the depth that pays best on this machine, down to none. One instance serves a target and a drafter."""
 
@@ -173,7 +141,7 @@ class AdaptiveBudget:
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
-    brought: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # -> tokens, seconds, rows; decayed
+    brought: dict[int, Brought] = field(default_factory=dict)  # batch rows -> by rounds with drafts
     rest: float = 0.0
     drift: float = 1.0  # how long plain passes take on average, over what the curves say, which is a low quantile
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
@@ -195,7 +163,8 @@ class AdaptiveBudget:
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
         best, rate = self._best(b, drafting)
-        if best == 0 or self._loses(b):
+        brought, plain = self.brought.get(b, Brought()), self._plain(b)
+        if best == 0 or brought.rate < brought.least * plain:
             if self.idle < self.patience:
                 return Budget(1, 0)
             self.patience = min(max(PROBE, 2 * self.patience), PROBE_MAX)
@@ -205,7 +174,7 @@ class AdaptiveBudget:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
                 return Budget(1, 0)
-        rate = min(rate, max(self._brought(b), self._plain(b)) / b)
+        rate = min(rate, max(brought.rate, plain) / b)  # what is, not what was forecast
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
         reach = min(0.5, rate * b / drafting * self.step.slope(1) / self.trust)
         price = self.price(b, best)
@@ -215,16 +184,6 @@ class AdaptiveBudget:
     def _try(self, rows: int, useful: int) -> Budget:
         nodes = min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
         return Budget(nodes, min(self.depth, FIRST[1], useful))
-
-    def _brought(self, rows: int) -> float:
-        """Tokens a second of the last rounds with drafts; without end where there were too few."""
-        tokens, seconds, rounds = self.brought.get(rows, (0.0, 0.0, 0.0))
-        return tokens / max(1e-9, seconds) if rounds >= ENOUGH else float("inf")
-
-    def _loses(self, rows: int) -> bool:
-        """Have drafts brought less than plain decoding, of late?"""
-        counted = self.brought.get(rows, (0.0, 0.0, 0.0))[2]
-        return self._brought(rows) < (1 - LOSS / max(1.0, counted) ** 0.5) * self._plain(rows)
 
     def _plain(self, rows: int) -> float:
         """Tokens a second without drafts."""
@@ -258,9 +217,7 @@ class AdaptiveBudget:
             self.kept = DECAY * self.kept + sum(report.accepted)
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
         if self.seen[b] > 1:
-            old = self.brought.get(b, (0.0, 0.0, 0.0))
-            now = tokens, seconds, float(b)
-            self.brought[b] = tuple(RECENT * x + y for x, y in zip(old, now, strict=True))  # type: ignore[assignment]
+            self.brought.setdefault(b, Brought()).learn(tokens, seconds, b)
         if tokens > seconds * self._plain(b):
             self.patience = 0  # the next round is a try as well, where drafts do not pay otherwise
         else:

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from .. import kept
-from .adaptive import LEARN, PRIOR, SUMMED, AdaptiveBudget, Curve
+from .adaptive import LEARN, PRIOR, SUMMED, AdaptiveBudget
 from .calibration import BOUNDS, Fit
+from .curve import Curve
 
 EVERY = 20.0  # seconds between two writes at least
 LONGEST = 1e6  # seconds: no measurement is longer

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ..budgets.adaptive import Curve
+from ..budgets.curve import Curve
 from ..types import Budget
 
 BINS = 4  # of the chance that a free draft has the next token

@@ -22,7 +22,7 @@ from .. import kept
 HERE = Path(__file__).parent
 SOURCES = "pass.c", "vectors.h", "blocks.h", "products.h", "attention.h", "draft.h"
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
-FIRST = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
+CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
 logger = logging.getLogger(__name__)
 
 
@@ -60,7 +60,7 @@ def suits() -> bool:
 def _first() -> int:
     """Bytes of the processor's first cache, or what is usual."""
     try:
-        return 1024 * int(FIRST.read_text(encoding="utf-8").strip().removesuffix("K"))
+        return 1024 * int(CACHE.read_text(encoding="utf-8").strip().removesuffix("K"))
     except (OSError, ValueError):
         return 32 * 1024
 

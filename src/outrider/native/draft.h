@@ -1,5 +1,5 @@
-/* A tree of EAGLE-2's kind (core/growth.py has the same in tensors) in one call: rank the candidates below the last layer,
-   feed the best of them to the network, and so on; then keep the nodes that pay. Noise is that of core/noise.py. */
+/* A tree of EAGLE-2's kind (core/growth.py has the same in tensors) in one call: rank the candidates below the last
+   layer, feed the best of them to the network, and so on; then keep the nodes that pay. Noise is that of core/noise.py. */
 
 typedef struct {
     integer depth, width, most; /* layers at most; nodes fed for each; candidates below a node */
@@ -182,7 +182,9 @@ static void keep(Draft *draft, integer rows, integer candidates) {
 }
 
 /* The candidates `first` .. of every row, below the `wide` nodes that were fed last: those from `above` on. */
-static void rank_all(const Model *head, const Pass *pass, Draft *draft, integer above, integer wide, integer layer, integer first) {
+static void rank_all(
+    const Model *head, const Pass *pass, Draft *draft, integer above, integer wide, integer layer, integer first
+) {
     const integer columns = head->vocabulary;
 #pragma omp parallel for num_threads(pass->threads) schedule(dynamic, 1)
     for (integer item = 0; item < pass->rows * wide; item++) {

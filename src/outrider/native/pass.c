@@ -192,7 +192,10 @@ static integer together(const Model *model, const Pass *pass) {
             const integer place = row * pass->nodes + i;
             pass->live[count] = (int32_t)place;
             if (place != count)
-                memcpy(pass->states + count * model->hidden, pass->states + place * model->hidden, model->hidden * sizeof(float));
+                memcpy(
+                    pass->states + count * model->hidden, pass->states + place * model->hidden,
+                    model->hidden * sizeof(float)
+                );
         }
     }
     pass->starts[pass->rows] = count;

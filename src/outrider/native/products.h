@@ -8,9 +8,9 @@
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
 
 /* LANES results at a time: `n` rows of x with LANES / n outputs. `ahead`: memory that will be read soon, of which so
-   many lines are fetched in each step, into the first cache or only the second. */
+   many lines are fetched in each step, into the first cache (`near`) or the second. */
 INLINE vector tile(
-    const int n, const input *x, integer width, const number *const *rows, const char *ahead, integer lines, int first
+    const int n, const input *x, integer width, const number *const *rows, const char *ahead, integer lines, int near
 ) {
     const int outputs = LANES / n;
     vector found[LANES];
@@ -19,7 +19,7 @@ INLINE vector tile(
     for (integer k = 0; k < width; k += STEP) {
         operand given[4];
         for (integer i = 0; i < lines; i++, ahead += LINE) {
-            if (first)
+            if (near)
                 _mm_prefetch(ahead, _MM_HINT_T0);
             else
                 _mm_prefetch(ahead, _MM_HINT_T1);

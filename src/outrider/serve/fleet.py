@@ -109,7 +109,7 @@ class FleetDrafting:
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         self.trees = {}
         where: dict[Choice, list[int]] = {}
-        others, width, drafted = float(len(rows)), 1, 0  # tokens that the round gives so far, its widest row, its nodes
+        others, width, drafted = float(len(rows)), 1, 0  # so far: tokens, nodes of the widest row, drafted nodes
         for choice, part, index in self._working():
             view = rows if len(index) == len(self.owners) else rows_of(rows, index)
             if max(view.remaining) < 2:

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import kept
+from ..native.blocks import BLOCK
 from ..types import InputError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ MAGIC = b"GGUF"
 KEPT = {"F32": "float32", "F64": "float32", "F16": "float16"}  # precision of files that are not quantised
 SOURCE = "source.json"
 FOUR_BITS, EIGHT_BITS = ("Q4_0", "Q4_1"), "Q8_0"
-BLOCK = 32  # weights that share a scale
 _direct: set[Path] = set()  # files of which it was said that they are read anew each time
 
 

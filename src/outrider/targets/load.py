@@ -70,7 +70,7 @@ def load_target(
             stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
             if alone and native is not False:
                 file, folder = gguf.file_of(place.where, place.gguf), None if place.gguf else Path(place.where)
-                own = compiled.weights_of(stock, True, file, folder)
+                own = compiled.weights_of(stock, move=True, file=file, kept=folder)
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
         else:

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..native.blocks import BLOCK as GROUP
 from ..nets.products import HalfLinear, OrderedLinear
 from .blocks import blocks_of
-from .gguf import BLOCK as GROUP
 
 TILE = 16  # rows that the product of four bits is packed by
 Grouped = tuple[Int[Tensor, "o i"], Float[Tensor, "o g"], Float[Tensor, "o g"]]  # numbers 0 .. 15, scales, offsets

@@ -1,0 +1,64 @@
+"""What sizes cost, learnt from noisy measurements."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+
+@dataclass
+class Curve:
+    """Seconds by size, learnt from noisy measurements: a running low quantile per size, lines between.
+
+    What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
+    rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
+    the nearest power of two, or most would be seen once and never again; a size seen to cost more than a larger one was
+    disturbed.
+    """
+
+    prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
+    mean: bool = False  # for what differs from round to round by itself: the running mean instead
+    points: dict[int, float] = field(default_factory=dict)
+
+    def learn(self, size: int, seconds: float) -> None:
+        size = nearest(size)
+        old = self.points.get(size)
+        if old is None or (seconds < 0.5 * old and not self.mean):
+            self.points[size] = seconds
+            return
+        if self.mean:
+            self.points[size] = old + 0.1 * (min(seconds, 4 * old) - old)
+            return
+        step = min(0.5 * old, seconds - old)
+        self.points[size] = old + (0.1 if step > 0 else 0.4) * step
+
+    def __call__(self, size: int) -> float:
+        return self.table((size,))[0]
+
+    def table(self, sizes: Sequence[int]) -> list[float]:
+        """Seconds of several sizes."""
+        known = sorted(self.points)
+        if len(known) < 2:
+            first = known[0] if known else 0
+            return [self.points.get(first, 0.0) * max(0.2, 1 + self.prior_slope * (size - first)) for size in sizes]
+        costs = [self.points[size] for size in known]
+        if not self.mean:
+            costs = [*accumulate(reversed(costs), min)][::-1]  # no more than a larger one
+        found = []
+        for size in sizes:
+            i = min(max(bisect_left(known, size), 1), len(known) - 1)
+            low, step = costs[i - 1], (costs[i] - costs[i - 1]) / (known[i] - known[i - 1])
+            found.append(max(low + step * (size - known[i - 1]), 0.2 * low))
+        return found
+
+    def slope(self, size: int) -> float:
+        """Seconds per unit around `size`."""
+        return max(0.0, self(2 * size) - self(size)) / size if size else 0.0
+
+
+def nearest(size: int) -> int:
+    """The nearest power of two: 5 -> 4, 6 -> 8."""
+    low = 1 << (size.bit_length() - 1)
+    return low if 2 * size * size < 4 * low * low else 2 * low
