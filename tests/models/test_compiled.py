@@ -194,8 +194,8 @@ def test_texts_with_drafts_are_those_without(temperature: float) -> None:
 MUTANTS = {
     "rows that are computed together are summed from their end": (
         "products.h",
-        "for (integer k = 0; k < width; k += STEP) {",
-        "for (integer s = 0; s < width; s += STEP) { const integer k = n > 1 ? width - STEP - s : s;",
+        "for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {",
+        "for (integer s = 0, at = 0; s < width; s += STEP) { const integer k = n > 1 ? width - STEP - s : s;",
     ),
     "keys of drafted nodes are summed in another order": (
         "attention.h",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from .parts import MatrixPart
 
@@ -20,7 +20,7 @@ class Packed:
     """A matrix as a pass reads it."""
 
     kind: int
-    rows: Tensor  # [o, bytes], or the weights themselves
+    rows: Tensor  # [o, bytes], of which four lie together; or the weights themselves
 
     @property
     def part(self) -> MatrixPart:
@@ -34,11 +34,19 @@ def plain(weight: Float[Tensor, "o i"]) -> Packed:
 
 
 def packed(numbers: Int[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None) -> Packed:
-    """Rows of number * scale + minimum: of four bits, or signed ones of eight without minima. Scales become float16."""
+    """Rows of number * scale + minimum: of four bits, or signed ones of eight without minima. Scales become float16.
+
+    Rows lie in fours, and rows of zeros make the last four whole.
+    """
+    wide = torch.int32 if minima is not None else torch.int8
+    fours = _fours(numbers.to(wide)).unflatten(2, (-1, BLOCK))  # [o / 4, 4, g, 32]
     if minima is None:
-        return Packed(EIGHT, torch.cat([numbers.to(torch.int8).view(torch.uint8), _halves(scales)], 1))
-    pairs = numbers.to(torch.uint8).unflatten(1, (-1, 2))
-    return Packed(FOUR, torch.cat([pairs[..., 0] | pairs[..., 1] << 4, _halves(torch.stack([scales, minima], -1))], 1))
+        rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
+        return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
+    words = sum((fours[:, r] << 4 * r for r in range(1, 4)), fours[:, 0]).to(torch.uint16)
+    known = torch.stack([_fours(scales), _fours(minima)], -1).transpose(1, 2).half()
+    rows = torch.cat([_bytes(words), _bytes(known)], 1)
+    return Packed(FOUR, rows.reshape(4 * len(rows), -1))
 
 
 def rounded(weight: Float[Tensor, "o i"]) -> Packed:
@@ -56,7 +64,7 @@ def kind_of(rows: Tensor, width: int) -> int:
 
 
 def numbers(code: ctypes.CDLL, matrix: Packed, width: int) -> Float[Tensor, "o i"]:
-    """What a pass reads in these rows, in bfloat16."""
+    """What a pass reads in these rows, those of zeros included, in bfloat16."""
     found = torch.empty(len(matrix.rows), width, dtype=torch.bfloat16)
     part = matrix.part
     code.numbers.restype = None
@@ -69,5 +77,10 @@ def reads(code: ctypes.CDLL) -> bool:
     return hasattr(code, "numbers")
 
 
-def _halves(numbers: Float[Tensor, "o ..."]) -> Int[Tensor, "o bytes"]:
-    return numbers.to(torch.float16).contiguous().view(torch.uint8).flatten(1)
+def _fours(rows: Tensor) -> Tensor:
+    """Four rows side by side: [o, n] -> [o / 4, 4, n]."""
+    return nn.functional.pad(rows, (0, 0, 0, -len(rows) % 4)).unflatten(0, (-1, 4))
+
+
+def _bytes(numbers: Tensor) -> Int[Tensor, "o bytes"]:
+    return numbers.contiguous().view(torch.uint8).flatten(1)

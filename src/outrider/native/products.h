@@ -7,76 +7,140 @@
 #endif
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
 
-/* LANES results at a time: `n` rows of x with LANES / n outputs. `ahead`: memory that will be read soon, of which so
-   many lines are fetched in each step, into the first cache (`near`) or the second. */
-INLINE vector tile(
-    const int n, const input *x, integer width, const number *const *rows, const char *ahead, integer lines, int near
+typedef struct { /* memory that will be read soon */
+    const char *from, *to;
+    integer lines; /* of it, asked for in each step */
+    int near;      /* into the first cache or the second? */
+} Ahead;
+
+/* `n` rows of x with so many outputs, LANES results at most. The outputs' rows lie at `rows`, or in fours if they are in
+   blocks, with their scales in `known`; `room`: where their numbers are written, or NULL. Results are written as rows of
+   LANES numbers. */
+INLINE void tile(
+    const int n, const int outputs, const int kind, const input *x, integer width, const char *const *rows,
+    const float *known, number *room, Ahead *ahead, float *y
 ) {
-    const int outputs = LANES / n;
+    const integer lines = ahead->from < ahead->to ? ahead->lines : 0;
+    const char *line = ahead->from;
+    const int near = ahead->near;
+#ifdef NARROW
+    const integer column = LANES * bytes(kind, width);
+#endif
+    float made[LANES];
     vector found[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) found[i] = ZERO;
-    for (integer k = 0; k < width; k += STEP) {
-        operand given[4];
-        for (integer i = 0; i < lines; i++, ahead += LINE) {
+    for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {
+        operand given[4], weights[4];
+        for (integer i = 0; i < lines; i++, line += LINE) {
             if (near)
-                _mm_prefetch(ahead, _MM_HINT_T0);
+                _mm_prefetch(line, _MM_HINT_T0);
             else
-                _mm_prefetch(ahead, _MM_HINT_T1);
+                _mm_prefetch(line, _MM_HINT_T1);
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < n; i++) given[i] = INPUT(x + i * width + k);
-#pragma GCC unroll 16
-        for (int j = 0; j < outputs; j++) {
-            const operand weights = WEIGHT(rows[j] + k);
+        for (int i = 0; i < n; i++) given[i] = PINNED(INPUT(x + i * width + k));
 #pragma GCC unroll 4
-            for (int i = 0; i < n; i++) found[i * outputs + j] = TIMES(found[i * outputs + j], given[i], weights);
+        for (int j = 0; j < outputs; j += 4) {
+            if (kind == PLAIN)
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) weights[r] = WEIGHT((const number *)rows[j + r] + k);
+#ifdef NARROW
+            else
+                spread(rows[j / 4] + at, kind, known + j / 4 * (width / GROUP) * KNOWN(kind), column, weights);
+            if (room)
+                for (int r = 0; r < 4; r++) _mm512_storeu_si512(room + r * width + k, (__m512i)weights[r]);
+#endif
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++)
+#pragma GCC unroll 4
+                for (int i = 0; i < n; i++)
+                    found[i * outputs + j + r] = TIMES(found[i * outputs + j + r], given[i], weights[r]);
         }
     }
-    return sums(found);
+    ahead->from = line;
+    STORE(made, sums(found));
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++) memcpy(y + i * LANES, made + i * outputs, outputs * sizeof(float));
+}
+
+/* A few rows of x with LANES outputs: all weights are read once. */
+INLINE void few(
+    const int n, const int kind, const input *x, integer width, const char *const *rows, const float *known,
+    Ahead *ahead, float *y
+) {
+    const int outputs = n == 3 ? 4 : LANES / n;
+    for (int j = 0; j < LANES; j += outputs) {
+        const float *own = kind == PLAIN ? NULL : known + j / 4 * (width / GROUP) * KNOWN(kind);
+        tile(n, outputs, kind, x, width, rows + (kind == PLAIN ? j : j / 4), own, NULL, ahead, y + j);
+    }
+}
+
+/* The same for each number of rows. */
+INLINE void some(
+    const int kind, const input *x, integer n, integer width, const char *const *rows, const float *known,
+    Ahead *ahead, float *y
+) {
+    if (n == 1)
+        few(1, kind, x, width, rows, known, ahead, y);
+    else if (n == 2)
+        few(2, kind, x, width, rows, known, ahead, y);
+#if LANES == 16
+    else if (n == 3)
+        few(3, kind, x, width, rows, known, ahead, y);
+    else
+        few(4, kind, x, width, rows, known, ahead, y);
+#endif
 }
 
 /* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
-   are those of the last one, and nobody's. */
+   are those of the last ones, and nobody's. */
 static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
-    const number *rows[LANES];
-    const char *data = w.data;
-    const integer size = bytes(w.kind, width);
-#ifdef NARROW
-    number room[w.kind == PLAIN ? 1 : LANES * width];
-#endif
-    for (integer j = 0; j < LANES; j++) {
-        const char *row = data + (first + j < last ? first + j : last - 1) * size;
-        rows[j] = (const number *)row;
-#ifdef NARROW
-        if (w.kind == PLAIN) continue;
-        unpack(row, w.kind, width, room + j * width);
-        rows[j] = room + j * width;
-#endif
-    }
-    const integer tiles = LANES == 16 ? n / 4 * 4 + n % 4 / 2 * 2 + n % 2 : n / 2 * 2 + n % 2;
-    const integer column = LANES * size, steps = width / STEP, each = (column / LINE + steps - 1) / steps;
-    const integer lines = (each + tiles - 1) / tiles;
+    const char *rows[LANES], *data = w.data;
+    const integer size = bytes(w.kind, width), column = LANES * size, steps = width / STEP, most = LANES / 4;
+    const integer tiles = n == 3 && LANES == 16 ? 4 : n <= most ? n : (n + most - 1) / most * 4;
     const int near = 2 * column <= FIRST * 4 / 5; /* this column and the next, beside rows of x */
-    const char *ahead = data + first * size + (near ? 1 : 2) * column;
-    const char *beyond = w.kind == PLAIN ? ahead + column : ahead; /* blocks are fetched while they are unpacked */
-    float some[LANES];
-#define TILE(count, from, to) /* rows from .. to; a few outputs stay in the first cache while rows pass by */   \
-    for (int j = 0; j < LANES; j += LANES / count)                                                              \
-        for (integer i = from; i < to; i += count, ahead += steps * lines * LINE) {                             \
-            STORE(some, tile(count, x + i * width, width, rows + j, ahead, ahead < beyond ? lines : 0, near));  \
-            for (int k = 0; k < count; k++)                                                                     \
-                memcpy(y + (i + k) * LANES + j, some + k * (LANES / count), LANES / count * sizeof(float));     \
+    const char *next = data + first * size + (near ? 1 : 2) * column;
+    Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near};
+    for (integer j = 0; j < LANES; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
+#ifdef NARROW
+    const integer apart = width / GROUP * KNOWN(w.kind);
+    float known[w.kind != PLAIN ? LANES / 4 * apart + 16 : 1];
+    number room[w.kind != PLAIN && n > most ? 4 * width : 1];
+    if (w.kind != PLAIN) {
+        ahead.to = next; /* what is in blocks asks for itself */
+        for (integer j = 0; j < LANES / 4; j++) {
+            rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
+            know(rows[j], w.kind, width, column, known + j * apart);
         }
-#if LANES == 16
-    const integer fours = n / 4 * 4;
-    TILE(4, 0, fours)
-#else
-    const integer fours = 0;
+        if (n <= most && w.kind == FOUR) return some(FOUR, x, n, width, rows, known, &ahead, y);
+        if (n <= most) return some(EIGHT, x, n, width, rows, known, &ahead, y);
+    }
 #endif
-    TILE(2, fours, n / 2 * 2)
-    TILE(1, n / 2 * 2, n)
-#undef TILE
+    if (n <= most) return some(PLAIN, x, n, width, rows, NULL, &ahead, y);
+    for (integer j = 0; j < LANES; j += 4) { /* a few outputs stay in the first cache while rows pass by */
+        const char *const *from = rows + j;
+        float *to = y + j;
+        integer i = 0;
+#ifdef NARROW
+        const char *opened[4];
+        if (w.kind != PLAIN) {
+            for (integer r = 0; r < 4; r++) opened[r] = (const char *)(room + r * width);
+            from = opened;
+            i = 4;
+            if (w.kind == FOUR)
+                tile(4, 4, FOUR, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
+            else
+                tile(4, 4, EIGHT, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
+        }
+#endif
+        for (; i + most <= n; i += most)
+            tile(LANES / 4, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
+#if LANES == 16
+        for (; i + 2 <= n; i += 2) tile(2, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
+#endif
+        for (; i < n; i++) tile(1, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
+    }
 }
 
 /* This thread's share of so many outputs, in whole columns. */
@@ -103,6 +167,11 @@ static void product(
             for (integer i = 0; i < rows; i++) {
                 float *own = y + (to ? to[m + i] : m + i) * stride + j;
                 const float *from = found + i * LANES;
+                if (count == LANES) {
+                    const vector value = bias ? ADD(LOAD(from), LOAD(bias + j)) : LOAD(from);
+                    STORE(own, add ? ADD(LOAD(own), value) : value);
+                    continue;
+                }
                 for (integer k = 0; k < count; k++) {
                     float value = from[k];
                     if (bias) value += bias[j + k];

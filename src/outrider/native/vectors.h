@@ -104,6 +104,12 @@ typedef vector operand;
 #define REPEATED(p) ALL(*(p))
 #endif
 
+/* In a register from here on: the compiler would read it again for each use. */
+INLINE operand PINNED(operand x) {
+    __asm__("" : "+v"(x));
+    return x;
+}
+
 /* To bfloat16, to the nearest, ties to even. */
 INLINE uint16_t rounded(float x) {
     uint32_t bits;
