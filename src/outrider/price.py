@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from jaxtyping import Float
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -16,24 +15,29 @@ class Price:
     trust: float = 1.0  # accepted tokens for each that the values promise
     summed: bool = False  # padding costs nothing; `seconds` are those of rounds with n drafted nodes in all, [n]
 
-    def most(self, values: Float[Tensor, "b n"]) -> list[int]:
+    def most(self, values: Sequence[Sequence[float]]) -> list[int]:
         """How many nodes each row keeps: those with the most tokens per second over all rows.
 
         values  logs of probabilities, each row's in falling order, the root's first; -inf: no node
         """
-        rows, drafted = len(values), values[:, 1:]
+        rows = len(values)
         if self.summed:
-            ordered = drafted.flatten().sort(descending=True).values[: len(self.seconds) - 1]
-            best = self._best(rows, ordered.exp())
-            least = float(ordered[best - 1]) if best else float("inf")
-            return [1 + n for n in (drafted >= least).sum(1).tolist()]
-        return [1 + self._best(rows, drafted[:, : len(self.seconds) - 1].exp().sum(0))] * rows
+            drafted = sorted((x for row in values for x in row[1:]), reverse=True)
+            best = self._best(rows, [math.exp(x) for x in drafted])
+            least = drafted[best - 1] if best else math.inf
+            return [1 + sum(x >= least for x in row[1:]) for row in values]
+        places = range(1, max(map(len, values)))
+        best = self._best(rows, [math.fsum(math.exp(row[i]) for row in values if i < len(row)) for i in places])
+        return [min(1 + best, len(row)) for row in values]
 
-    def _best(self, rows: int, gains: Float[Tensor, " n"]) -> int:
+    def _best(self, rows: int, gains: Sequence[float]) -> int:
         """How many of these gains are worth their time, one after the other."""
-        tokens = [rows, *(rows + self.trust * g for g in gains.cumsum(0).tolist())]
-        rates = [t / s for t, s in zip(tokens, self.seconds, strict=False)]
-        return max(range(len(rates)), key=rates.__getitem__)
+        tokens, best, found = float(rows), rows / self.seconds[0], 0
+        for i, (gain, seconds) in enumerate(zip(gains, self.seconds[1:], strict=False), 1):
+            tokens += self.trust * gain
+            if tokens / seconds > best:
+                best, found = tokens / seconds, i
+        return found
 
     def wider(self, rows: int, nodes: int, more: int) -> float:
         """Seconds that `more` nodes in each of so many rows cost, which have `nodes` already."""

@@ -107,15 +107,14 @@ class Done:
     @classmethod
     def _listed(cls, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
         """The same on the host, where a few numbers are read sooner than a tensor is made."""
-        counts, sizes = verdict.count.tolist(), tree.size.tolist()
+        counts, sizes = verdict.count.tolist(), [len(ids) for ids, _, _ in tree.host]
         tokens, tested, at, said = [], [], [], []
-        drafted = zip(verdict.path.tolist(), tree.tokens.tolist(), tree.parents.tolist(), strict=True)
-        for (path, ids, parents), count, size, following in zip(
-            drafted, counts, sizes, verdict.next.tolist(), strict=True
+        for (ids, parents, _), path, count, following in zip(
+            tree.host, verdict.path.tolist(), counts, verdict.next.tolist(), strict=True
         ):
             text = [*(ids[node] for node in path[1:count]), following]
             tokens.append(text)
-            tested.append(count - 1 + (path[count - 1] in parents[1:size]))
+            tested.append(count - 1 + (path[count - 1] in parents[1:]))
             at += path[:count]
             said += text
         rows = [b for b, count in enumerate(counts) for _ in range(count)]

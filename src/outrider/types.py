@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +21,8 @@ from .params import InputError as InputError
 from .params import Rule as Rule
 from .params import Sampling as Sampling
 from .price import Price as Price
+
+HostRow = tuple[list[int], list[int], list[float]]  # tokens, parents and values (zeros where there are none) of nodes
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,18 @@ class DraftTree:
     def nodes(self) -> int:
         """Nodes of the widest row, the root and padding included."""
         return self.tokens.shape[1]
+
+    @cached_property
+    def host(self) -> list[HostRow]:
+        """Every row's own nodes on the host, read once: away from the CPU this waits for the device."""
+        values = torch.zeros_like(self.tokens, dtype=torch.float32) if self.values is None else self.values
+        parts = [self.tokens, self.parents, values, self.size[:, None]]
+        if values.device.type != "cpu":  # one fetch
+            whole = torch.cat([part.double() for part in parts], 1).cpu().split([part.shape[1] for part in parts], 1)
+            parts = [there.to(part.dtype) for there, part in zip(whole, parts, strict=True)]
+        tokens, parents, logs, sizes = (part.tolist() for part in parts)
+        rows = zip(tokens, parents, logs, sizes, strict=True)
+        return [(ids[:n], ups[:n], worth[:n]) for ids, ups, worth, (n,) in rows]
 
 
 @dataclass(frozen=True)
@@ -310,7 +325,8 @@ class Drafting(Protocol):
 class Drafter(Protocol):
     """Weights and configuration; immutable, shared by concurrent generations.
 
-    A drafter that looks at no logits in `observe` may say so by `reads_logits = False`; then a mix does not copy them.
+    A drafter whose `observe` looks at a round's tokens alone may say so by `reads_tree = False`; then a mix does not
+    translate the round into the drafter's own nodes.
     """
 
     @property

@@ -37,7 +37,7 @@ def test_a_part_keeps_what_pays_for_the_whole_batch(seed: int) -> None:
     seconds = tuple((1 + torch.rand(8).cumsum(0)).tolist())
     price = Price(seconds, 0.8)
     values = [[1.0, *sorted(torch.rand(7).tolist(), reverse=True)] for _ in range(3)]
-    logs = torch.tensor(values).log()
+    logs = torch.tensor(values).log().tolist()
     for others, width in itertools.product([0.0, 2.5, 40.0], [1, 4, 8]):
         mine = shared(price, 3, others, width)
         assert mine is not None

@@ -14,8 +14,9 @@ import torch
 
 from outrider.budgets.adaptive import AdaptiveBudget, FixedBudget, Report
 from outrider.budgets.curve import Curve, nearest
+from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
-from outrider.core.tree import check, from_lists, trim
+from outrider.core.tree import best_of, check, from_lists, prune
 from outrider.types import Budget, Price, Rows, Sampling
 
 
@@ -233,7 +234,13 @@ def test_a_tree_is_cut_where_it_pays_best(seed: int) -> None:
         return [set(c) for c in sets if all(parents[row][i] in {0, *c} for i in c)]
 
     best = max(rate([a, b]) for a in closed(0) for b in closed(1))
-    tree = trim(from_lists(tokens, parents, values), price)
+    whole = from_lists(tokens, parents, values)
+    assert whole.values is not None
+    ids, sizes = trees.best(whole.values, whole.nodes, price=price)
+    assert best_of(values, n, 0.0, price) == [
+        row[:size] for row, size in zip(ids.tolist(), sizes.tolist(), strict=True)
+    ]
+    tree = prune(whole, ids, sizes)
     check(tree)
     chosen = [{path[-1] for path in row} for row in kept(tree)]  # a node's token is its number
     assert rate(chosen) == pytest.approx(best)
@@ -253,7 +260,7 @@ def test_where_padding_costs_nothing_every_row_has_the_size_that_pays(seed: int)
         return (3 + price.trust * gain) / seconds[sum(counts) - 3]
 
     best = max(map(rate, itertools.product(range(1, 6), repeat=3)))
-    assert rate(tuple(price.most(torch.tensor(values)))) == pytest.approx(best, rel=1e-5)
+    assert rate(tuple(price.most(values))) == pytest.approx(best, rel=1e-5)
     assert price.wider(3, 2, 1) == pytest.approx(seconds[6] - seconds[3])
 
 

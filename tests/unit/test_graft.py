@@ -58,7 +58,7 @@ class Known(Rates):
         return confidence
 
 
-def graft(trees: list[DraftTree], budget: Budget, rates: Any = None) -> tuple[DraftTree, list[torch.Tensor]]:
+def graft(trees: list[DraftTree], budget: Budget, rates: Any = None) -> tuple[DraftTree, list[_mix.Places]]:
     made, maps = _mix.graft(trees, rates or [None, *[Known()] * (len(trees) - 1)], budget)
     check(made)
     return made, maps
@@ -74,7 +74,7 @@ def test_by_hand() -> None:
     assert made.values is not None
     assert sorted(made.values.exp()[0].tolist()) == pytest.approx([0.18, 0.2, 0.24, 0.8, 1.0])
     for given, where in zip((network, text), maps, strict=True):
-        for path, place in zip(paths_of(given), where[0].tolist(), strict=True):
+        for path, place in zip(paths_of(given), where[0], strict=True):
             assert (place >= 0) == (path in paths_of(made))
             assert place < 0 or paths_of(made)[place] == path
 
@@ -118,7 +118,7 @@ def test_the_best_nodes_of_all_trees(seed: int) -> None:
         assert set(paths_of(made, row)) == {(), *best}
         for rows, where in zip(given, maps, strict=True):
             spelled = [(), *rows[row]]
-            for path, place in zip(spelled, where[row, : len(spelled)].tolist(), strict=True):
+            for path, place in zip(spelled, where[row], strict=True):
                 assert (paths_of(made, row)[place] == path) if place >= 0 else path not in paths_of(made, row)
 
 

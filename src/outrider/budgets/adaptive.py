@@ -98,20 +98,12 @@ class Budgeter(Protocol):
         """Take in what that round cost and gave."""
 
 
-@runtime_checkable
-class Partial(Protocol):
-    """A drafting of rows that do not all draft."""
-
-    @property
-    def plain(self) -> Sequence[bool]:
-        """Which rows never do."""
-
-
 def may_draft(rows: Rows, drafting: Drafting) -> Rows:
-    """The rows as a budget is shown them: those that never draft have one token left."""
-    if not isinstance(drafting, Partial):
+    """The rows as a budget is shown them: those that never draft, as `drafting.plain` says, have one token left."""
+    never: Sequence[bool] | None = getattr(drafting, "plain", None)
+    if never is None:
         return rows
-    pairs = zip(rows.remaining, drafting.plain, strict=True)
+    pairs = zip(rows.remaining, never, strict=True)
     return replace(rows, remaining=tuple(min(left, 1) if plain else left for left, plain in pairs))
 
 

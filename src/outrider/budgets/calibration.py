@@ -31,8 +31,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from ..types import Budget, Drafter, Drafting, DraftTree, Round, Rows
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
@@ -61,16 +59,10 @@ def families(tree: DraftTree, chosen: Sequence[Sequence[int]]) -> list[Family]:
     the tree carries no confidences."""
     if tree.values is None or tree.nodes < 2:
         return []
-    real = torch.arange(tree.nodes, device=tree.size.device) < tree.size[:, None]
-    values = tree.values.double().masked_fill(~real, -math.inf)
-    packed = torch.stack([tree.tokens.double(), tree.parents.double(), values], 1).tolist()  # one sync
-    found: list[Family] = []
-    for (tokens, parents, logs), added in zip(packed, chosen, strict=True):
-        found += _along(tokens, parents, logs, added)
-    return found
+    return [family for row, added in zip(tree.host, chosen, strict=True) for family in _along(*row, added)]
 
 
-def _along(tokens: list[float], parents: list[float], values: list[float], chosen: Sequence[int]) -> list[Family]:
+def _along(tokens: list[int], parents: list[int], values: list[float], chosen: Sequence[int]) -> list[Family]:
     """The families on the way that the target's tokens take through one row's tree."""
     found, node = [], 0
     for token in chosen:

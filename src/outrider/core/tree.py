@@ -79,26 +79,34 @@ def from_lists(
     parents: Sequence[Sequence[int]],
     values: Sequence[Sequence[float]] | None = None,
     device: torch.device | str | None = None,
+    price: Price | None = None,
 ) -> DraftTree:
-    """A ragged batch from host lists (roots included), padded to the largest row."""
-    n = max(map(len, tokens))
-    depth = []
-    for row in parents:
-        d = [0] * n
-        for i in range(1, len(row)):
-            d[i] = d[row[i]] + 1
-        depth.append(d)
-
-    def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-        return padded(rows, device)
-
-    par = pad(parents)
-    size = torch.tensor([len(t) for t in tokens], dtype=torch.long, device=device)
+    """A ragged batch from host lists (roots included), padded to the largest row. `price`: rows, whose values fall, are
+    cut to the sizes that pay best."""
+    if price is not None and values is not None:
+        counts = price.most(values)
+        tokens = [row[:n] for row, n in zip(tokens, counts, strict=True)]
+        parents = [row[:n] for row, n in zip(parents, counts, strict=True)]
+        values = [row[:n] for row, n in zip(values, counts, strict=True)]
+    b, n = len(tokens), max(map(len, tokens))
+    depth, sees = [[0] * n for _ in range(b)], bytearray(b * n * n)  # the ancestor matrices, a byte for each pair
+    for r, row in enumerate(parents):
+        for i in range(n):
+            up, at = row[i] if i < len(row) else 0, (r * n + i) * n
+            sees[at : at + n] = sees[(r * n + up) * n : (r * n + up + 1) * n]
+            sees[at] = sees[at + i] = 1
+            if 0 < i < len(row):
+                depth[r][i] = depth[r][up] + 1
+    whole = torch.tensor([[[*row, *[0] * (n - len(row))] for row in rows] for rows in (tokens, parents, depth)])
+    sizes, seen = torch.tensor([len(row) for row in tokens]), torch.frombuffer(sees, dtype=torch.bool).view(b, n, n)
     worth = None
     if values is not None:
-        floor = float("-inf")
-        worth = torch.tensor([[*r, *[floor] * (n - len(r))] for r in values], device=device)
-    return DraftTree(pad(tokens), par, pad(depth), size, ancestors(par), max(map(max, depth)), worth)
+        worth = torch.tensor([[*row, *[-math.inf] * (n - len(row))] for row in values]).to(device)
+    names, ups, down = whole.to(device)
+    tree = DraftTree(names, ups, down, sizes.to(device), seen.to(device), max(map(max, depth)), worth)
+    logs = [[0.0] * len(row) for row in tokens] if values is None else values
+    tree.__dict__["host"] = [tuple(map(list, row)) for row in zip(tokens, parents, logs, strict=True)]  # known already
+    return tree
 
 
 def from_paths(
@@ -236,7 +244,7 @@ def best(
     good = top.values[:, :m] > (math.log(floor) if floor > 0 else float("-inf"))
     good[:, 0] = True
     if price is not None and values.device.type == "cpu":
-        counts = price.most(top.values[:, :m])
+        counts = price.most(top.values[:, :m].tolist())
         m = min(m, max(counts))
         good = good[:, :m] & (torch.arange(m) < torch.tensor(counts)[:, None])
     count = good.sum(-1)
@@ -247,11 +255,16 @@ def best(
     return torch.where(ids < values.shape[1], ids, 0), count
 
 
-def trim(tree: DraftTree, price: Price | None) -> DraftTree:
-    """The tree cut to the size that pays best; itself without a price."""
-    if price is None or tree.values is None or tree.nodes < 2:
-        return tree
-    return prune(tree, *best(tree.values, tree.nodes, price=price))
+def best_of(values: Sequence[Sequence[float]], nodes: int, floor: float, price: Price | None) -> list[list[int]]:
+    """`best` on the host: the ids of the nodes that each row keeps, ascending."""
+    least, found = math.log(floor) if floor > 0 else -math.inf, []
+    for row in values:
+        order = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:nodes]  # stable: the first of equals
+        found.append([i for i in order if i == 0 or row[i] > least])
+    if price is not None:
+        counts = price.most([[row[i] for i in ids] for row, ids in zip(values, found, strict=True)])
+        found = [ids[:n] for ids, n in zip(found, counts, strict=True)]
+    return [sorted(ids) for ids in found]
 
 
 def check(tree: DraftTree) -> None:

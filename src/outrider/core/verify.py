@@ -107,10 +107,7 @@ def walk_lists(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:
     """(node, token) -> the child that carries it, the first among equals."""
-    found = []
-    for tokens, parents, size in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.size.tolist(), strict=True):
-        found.append({(parents[i], tokens[i]): i for i in range(size - 1, 0, -1)})
-    return found
+    return [{(parents[i], tokens[i]): i for i in range(len(tokens) - 1, 0, -1)} for tokens, parents, _ in tree.host]
 
 
 def walk_tensors(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, depth: int) -> Verdict:

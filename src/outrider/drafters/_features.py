@@ -106,20 +106,20 @@ class FeatureDrafting:
 
     def observe(self, round: Round) -> None:
         """Keep the true features of what was committed, each with its token."""
-        path, prompt = round.path, round.tree.ancestors is None
         features = [round.output.features[tap] for tap in self.drafter.taps]
         joined = features[0] if len(features) == 1 else torch.cat(features, -1)
-        if prompt:
+        if round.tree.ancestors is None:
             counts, spelled = round.count.tolist(), round.tree.tokens
+            if self.drafter.shifted:
+                upcoming = round.next.clamp(min=0)[:, None]  # -1: the row's prompt ended in an earlier chunk
+                spelled = torch.cat([spelled[:, 1:], upcoming], 1)
+                spelled = spelled.scatter(1, (round.count - 1).clamp(min=0)[:, None], upcoming)
         else:
             counts = [len(tokens) for tokens in round.tokens]
-            path = path[:, : max(counts)]
-            spelled = round.tree.tokens.gather(1, path)
-            joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
-        if self.drafter.shifted:
-            upcoming = round.next.clamp(min=0)[:, None]  # -1: the row's prompt ended in an earlier chunk
-            spelled = torch.cat([spelled[:, 1:], upcoming], 1)
-            spelled = spelled.scatter(1, (round.count - 1).clamp(min=0)[:, None], upcoming)
+            path = round.path[:, : max(counts)]
+            spelled = padded(round.tokens, path.device) if self.drafter.shifted else round.tree.tokens.gather(1, path)
+            if joined.shape[1] > 1:
+                joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
         self.pending.append((joined, spelled, counts))
         self.waiting += joined.shape[1]
         if self.waiting >= FLUSH:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core import sampling
-from ..core.tree import from_lists, trim
+from ..core.tree import from_lists
 from ..types import Budget, DraftTree, InputError, Price, Rows
 from ._growth import Growth, Step, static
 
@@ -123,7 +123,7 @@ def lattice(
         all_tokens.append([first, *(names[d - 1][rank] for d, rank in chosen)])
         all_parents.append([0, *parents])
         all_values.append([0.0, *values])
-    return trim(from_lists(all_tokens, all_parents, all_values, root.device), price)
+    return from_lists(all_tokens, all_parents, all_values, root.device, price)
 
 
 def _best(

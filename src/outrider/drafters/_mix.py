@@ -18,12 +18,16 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from ..budgets.calibration import LEAST, Calibrated, Family, Rates, calibrated, inside
-from ..core.tree import best, from_lists, root_only
+from ..core.padding import padded
+from ..core.tree import best_of, from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
 from ._asking import Asking
+
+Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Proposed:
     """A round's proposals of all parts, and where their nodes went in the tree of the mix."""
 
     trees: list[DraftTree]
-    maps: list[Tensor]
+    maps: list[Places]
     chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
     depth: int  # that networks were asked for
 
@@ -68,11 +72,11 @@ class MixDrafting:
             self._learn(last, round.tokens, round.rows.remaining)
         for i, part in enumerate(self.parts):
             # Who reads features needs those of every accepted node, whoever proposed it.
-            if last is None or self.mix.parts[i].taps:
+            if last is None or self.mix.parts[i].taps or not getattr(self.mix.parts[i], "reads_tree", True):
                 part.observe(round)
             else:
-                reads = getattr(self.mix.parts[i], "reads_logits", True)
-                part.observe(translated(round, last.trees[i], last.maps[i], reads))
+                where = padded(last.maps[i], round.path.device, last.trees[i].nodes, fill=-1)
+                part.observe(translated(round, last.trees[i], where))
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
@@ -124,43 +128,43 @@ class MixDrafting:
             mine.join(theirs)
 
 
-def merge(trees: Sequence[DraftTree], limit: int) -> tuple[DraftTree, list[Tensor]]:
+def merge(trees: Sequence[DraftTree], limit: int) -> tuple[DraftTree, list[Places]]:
     """One trie per row of all trees' paths, at most `limit` nodes; and for each tree where its nodes went (-1: cut).
 
     Chains [9 5 6] and [9 5 7] -> tokens [9 5 6 7], parents [0 0 1 1], maps [0 1 2] and [0 1 3].
     """
     b, device = trees[0].tokens.shape[0], trees[0].tokens.device
-    host = [(t.tokens.tolist(), t.parents.tolist(), t.size.tolist()) for t in trees]
-    tokens = [[row[0]] for row in host[0][0]]
+    tokens = [[ids[0]] for ids, _, _ in trees[0].host]
     parents: list[list[int]] = [[0] for _ in range(b)]
-    maps = [torch.full(t.tokens.shape, -1, dtype=torch.long) for t in trees]
+    maps: list[Places] = [[] for _ in trees]
     for r in range(b):
         child: dict[tuple[int, int], int] = {}
-        for (all_tokens, all_parents, sizes), where in zip(host, maps, strict=True):
+        for tree, where in zip(trees, maps, strict=True):
+            names, ups, _ = tree.host[r]
             ids = [0]
-            for i in range(1, sizes[r]):
-                up, token = ids[all_parents[r][i]], all_tokens[r][i]
+            for i in range(1, len(names)):
+                up, token = ids[ups[i]], names[i]
                 node = child.get((up, token), -1) if up >= 0 else -1
                 if node < 0 <= up and len(tokens[r]) < limit:
                     node = child[up, token] = len(tokens[r])
                     tokens[r].append(token)
                     parents[r].append(up)
                 ids.append(node)
-            where[r, : len(ids)] = torch.tensor(ids)
+            where.append(ids)
     if max(map(len, tokens)) == 1:
-        return root_only(trees[0].tokens[:, 0]), [m.to(device) for m in maps]
-    return from_lists(tokens, parents, device=device), [m.to(device) for m in maps]
+        return root_only(trees[0].tokens[:, 0]), maps
+    return from_lists(tokens, parents, device=device), maps
 
 
-def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Tensor]]:
+def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Places]]:
     """The most valuable nodes of all trees as one, and for each tree where its nodes went (-1: cut).
 
     A node's chance, given its parent, is its confidence in the first tree that has it, those without rates before the
     others. With rates it is their share of what the children from the trees before leave over. A node's value is the
     product along its path: none is worth more than its parent, so what is kept is connected.
     """
-    host, spelled, ups_of, logs_of = [_read(tree) for tree in trees], [], [], []
-    places: list[list[list[int]]] = [[] for _ in trees]  # of each tree's nodes among all nodes of the row
+    host, spelled, ups_of, logs_of = [tree.host for tree in trees], [], [], []
+    places: list[Places] = [[] for _ in trees]  # of each tree's nodes among all nodes of the row
     for r in range(len(trees[0].tokens)):
         tokens, parents, values, used = [host[0][r][0][0]], [0], [0.0], [0.0]
         child: dict[tuple[int, int], int] = {}
@@ -185,23 +189,20 @@ def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Bud
         spelled.append(tokens)
         ups_of.append(parents)
         logs_of.append(values)
-    longest = max(map(len, logs_of))
-    worth = torch.tensor([[*row, *[-math.inf] * (longest - len(row))] for row in logs_of])
-    kept, count = (x.tolist() for x in best(worth, budget.nodes, budget.floor, budget.price))
-    maps = [torch.full(tree.tokens.shape, -1, dtype=torch.long) for tree in trees]
-    for r, (ids, n) in enumerate(zip(kept, count, strict=True)):
-        new = {old: i for i, old in enumerate(ids[:n])}
-        spelled[r], logs_of[r] = ([row[i] for i in ids[:n]] for row in (spelled[r], logs_of[r]))
-        ups_of[r] = [new[ups_of[r][i]] for i in ids[:n]]
-        for k, where in enumerate(maps):
-            where[r, : len(places[k][r])] = torch.tensor([new.get(i, -1) for i in places[k][r]])
-    device = trees[0].tokens.device
-    return from_lists(spelled, ups_of, logs_of, device), [where.to(device) for where in maps]
+    for r, ids in enumerate(best_of(logs_of, budget.nodes, budget.floor, budget.price)):
+        new = {old: i for i, old in enumerate(ids)}
+        spelled[r], logs_of[r] = [spelled[r][i] for i in ids], [logs_of[r][i] for i in ids]
+        ups_of[r] = [new[ups_of[r][i]] for i in ids]
+        for where in places:
+            where[r] = [new.get(i, -1) for i in where[r]]
+    if max(map(len, spelled)) == 1:
+        return root_only(trees[0].tokens[:, 0]), places
+    return from_lists(spelled, ups_of, logs_of, trees[0].tokens.device), places
 
 
 def learn(trees: Sequence[DraftTree], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
     """Tell every rate of the children that it spoke for along the target's tokens, where no tree before was right."""
-    host = [_read(tree) for tree in trees]
+    host = [tree.host for tree in trees]
     for r, added in enumerate(chosen):
         at: list[int | None] = [0] * len(trees)
         for token in added:
@@ -228,7 +229,7 @@ def _chances(trees: Mapping[int, DraftTree], rates: Sequence[Rates | None]) -> l
     found = [0.0] * next(iter(trees.values())).tokens.shape[0]
     for k, tree in trees.items():
         rate = rates[k]
-        for r, (_, parents, values) in enumerate(_read(tree)):
+        for r, (_, parents, values) in enumerate(tree.host):
             first = [math.exp(min(0.0, v)) for up, v in zip(parents[1:], values[1:], strict=True) if up == 0]
             found[r] += (1 - found[r]) * min(1.0, sum(rate.of(c) for c in first) if rate else sum(first))
     return found
@@ -238,7 +239,7 @@ def _followed(trees: Sequence[DraftTree], row: int, tokens: Sequence[int]) -> in
     """How deep these tokens go in any of the trees."""
     deepest = 0
     for tree in trees:
-        names, parents = tree.tokens[row, : int(tree.size[row])].tolist(), tree.parents[row].tolist()
+        names, parents, _ = tree.host[row]
         child = {(parents[i], names[i]): i for i in range(1, len(names))}
         node, depth = 0, 0
         for token in tokens:
@@ -253,16 +254,8 @@ def _order(rates: Sequence[Rates | None]) -> list[int]:
     return sorted(range(len(rates)), key=lambda k: rates[k] is not None)
 
 
-def _read(tree: DraftTree) -> list[tuple[list[int], list[int], list[float]]]:
-    """Tokens, parents and values of every row's own nodes."""
-    values = torch.zeros(tree.tokens.shape) if tree.values is None else tree.values
-    host = zip(tree.tokens.tolist(), tree.parents.tolist(), values.tolist(), tree.size.tolist(), strict=True)
-    return [(tokens[:n], parents[:n], logs[:n]) for tokens, parents, logs, n in host]
-
-
-def translated(round: Round, tree: DraftTree, where: Tensor, logits: bool = True) -> Round:
-    """The round in one drafter's own node ids; -1 for nodes that are not its own. `logits`: copy those of its nodes,
-    which takes as long as a small draft; without, the output is the whole tree's."""
+def translated(round: Round, tree: DraftTree, where: Int[Tensor, "b n"]) -> Round:
+    """The round in one drafter's own node ids; -1 for nodes that are not its own."""
     n = round.tree.nodes
     back = torch.full((where.shape[0], n + 1), -1, dtype=torch.long, device=where.device)
     index = torch.arange(where.shape[1], device=where.device).expand_as(where)
@@ -273,8 +266,7 @@ def translated(round: Round, tree: DraftTree, where: Tensor, logits: bool = True
     def pick(x: Tensor) -> Tensor:
         return x.gather(1, mine[..., None].expand(*mine.shape, x.shape[-1]))
 
-    if logits:
-        output = replace(output, logits=pick(output.logits), features={t: pick(f) for t, f in output.features.items()})
+    output = replace(output, logits=pick(output.logits), features={t: pick(f) for t, f in output.features.items()})
     return replace(round, tree=tree, output=output, path=back.gather(1, round.path.masked_fill(round.path < 0, n)))
 
 

@@ -39,7 +39,7 @@ class LookupDrafter:
     tokens: int = 10
     matches: int = 3
     taps: tuple[int, ...] = ()
-    reads_logits: bool = False
+    reads_tree: bool = False
     reopens: bool = True
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> LookupDrafting:

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from threading import Lock
 from typing import Any
 
-from ..core.tree import from_lists, trim
+from ..core.tree import from_lists
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from ._common import corpus, flag, refuse, selected, useful, whole
 
@@ -137,7 +137,7 @@ class SuffixDrafter:
     corpus: Automaton | None = None  # built once, never written again
     memory: Memory | None = None
     taps: tuple[int, ...] = ()
-    reads_logits: bool = False
+    reads_tree: bool = False
 
     @property
     def reopens(self) -> bool:
@@ -251,7 +251,7 @@ class SuffixDrafting:
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
         tokens, parents, values = (list(part) for part in zip(*grown, strict=True))
-        return trim(from_lists(tokens, parents, values, rows.root.device), budget.price)
+        return from_lists(tokens, parents, values, rows.root.device, budget.price)
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)
