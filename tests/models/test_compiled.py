@@ -199,8 +199,9 @@ MUTANTS = {
     ),
     "keys of drafted nodes are summed in another order": (
         "attention.h",
-        "(j < count ? j : count - 1)",
-        "(j < count ? (path && known < place ? count - 1 - j : j) : count - 1)",
+        "gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width);",
+        "for (integer j = count[i] - 1; j >= high && j >= from[i]; j--)"
+        " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width);",
     ),
 }
 

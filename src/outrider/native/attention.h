@@ -8,23 +8,24 @@
 typedef struct {
     float turned[WIDEST / UNIT * BLOCK] __attribute__((aligned(64))); /* a block's keys: [unit, key] */
     float score[QUERIES][BLOCK];
+    float branch[QUERIES][BLOCK];  /* of drafted nodes, by slot */
     float most[QUERIES];           /* of all scores so far */
     float sum[QUERIES][LANES];     /* of their exponentials, in lanes */
     float out[QUERIES][WIDEST];    /* of the values, weighed by these */
 } Work;
 
-/* Queries from row `first` to `last` go on over the `count` keys of one block, from its key `from` on; `at`: where each
-   lies. */
-static void over(
-    Work *w, const input *query, integer first, integer last, const held *keys, const held *values,
-    const integer *at, integer from, integer count, integer width, float scale
+/* Scores of the queries `first` .. `last` with `count` keys, at most BLOCK of them; `at`: where each lies. */
+static void scored(
+    Work *w, const input *query, integer first, integer last, const held *keys, const integer *at, integer count,
+    integer width, float scale, float score[][BLOCK]
 ) {
     const integer units = width / UNIT;
     for (integer j = 0; j < count; j += LANES)
         for (integer u = 0; u < units; u += LANES) {
             vector part[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) part[i] = UNITS(keys + at[j + i] + u * UNIT);
+            for (int i = 0; i < LANES; i++)
+                part[i] = UNITS(keys + at[j + i < count ? j + i : count - 1] + u * UNIT);
             transpose(part);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) STORE(w->turned + (u + i) * BLOCK + j, part[i]);
@@ -42,16 +43,21 @@ static void over(
                     );                                                                                           \
                 }                                                                                                \
             _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++)                                      \
-                STORE(w->score[q + i / parts] + j + i % parts * LANES, MUL(found[i], ALL(scale)));               \
+                STORE(score[q + i / parts] + j + i % parts * LANES, MUL(found[i], ALL(scale)));                  \
         }
     integer q = first;
 #if LANES == 16
     SCORES(4, 4)
+    SCORES(3, 4)
 #endif
     SCORES(2, 2)
     SCORES(1, 2)
 #undef SCORES
-    for (q = first; q < last; q++) {
+}
+
+/* Scores of a block's keys `from` .. `count` to shares of what was seen so far, which shrinks with them. */
+static void shared(Work *w, integer first, integer last, integer from, integer count, integer width) {
+    for (integer q = first; q < last; q++) {
         float *score = w->score[q];
         for (integer j = 0; j < from; j++) score[j] = -INFINITY;
         for (integer j = count; j < BLOCK; j++) score[j] = -INFINITY;
@@ -71,13 +77,20 @@ static void over(
         if (less[0] != 1.0f)
             for (integer d = 0; d < width; d += LANES) STORE(w->out[q] + d, MUL(LOAD(w->out[q] + d), ALL(less[0])));
     }
+}
+
+/* The values of a block's keys `from` .. `count`, weighed and added in this order. */
+static void gathered(
+    Work *w, integer first, integer last, const held *values, const integer *at, integer from, integer count,
+    integer width
+) {
 #define GATHER(rows, parts)                                                                                   \
     for (; d + parts * LANES <= width; d += parts * LANES) {                                                  \
         vector sum[rows * parts];                                                                             \
         for (int i = 0; i < rows; i++)                                                                        \
             for (int p = 0; p < parts; p++) sum[i * parts + p] = LOAD(w->out[q + i] + d + p * LANES);         \
         for (integer j = from; j < count; j++) {                                                              \
-            const held *value = values + at[j] + d;                                                         \
+            const held *value = values + at[j] + d;                                                           \
             vector part[parts];                                                                               \
             for (int p = 0; p < parts; p++) part[p] = HELD(value + p * LANES);                                \
             for (int i = 0; i < rows; i++) {                                                                  \
@@ -88,66 +101,114 @@ static void over(
         for (int i = 0; i < rows; i++)                                                                        \
             for (int p = 0; p < parts; p++) STORE(w->out[q + i] + d + p * LANES, sum[i * parts + p]);         \
     }
-    q = first;
+#define GATHERS(rows)                       \
+    for (; q + rows <= last; q += rows) {   \
+        integer d = 0;                      \
+        GATHER(rows, 4)                     \
+        GATHER(rows, 1)                     \
+    }
+    integer q = first;
+    if (from >= count) return;
 #if LANES == 16
-    for (; q + 4 <= last; q += 4) {
-        integer d = 0;
-        GATHER(4, 4)
-        GATHER(4, 1)
-    }
+    GATHERS(4)
+    GATHERS(3)
 #endif
-    for (; q < last; q++) {
-        integer d = 0;
-        GATHER(1, 4)
-        GATHER(1, 1)
-    }
+    GATHERS(1)
+#undef GATHERS
 #undef GATHER
+}
+
+/* Scores of block `begin` that belong to drafted nodes, whose `slots` begin at `known`: all are found once, and the
+   queries of a node, `group` of them, take those of its own path, from key `plain` to its `count`. */
+static void branched(
+    Work *w, const input *query, integer group, integer left, integer right, const held *keys, integer stride,
+    integer begin, integer plain, const integer *count, integer known, const int32_t *path, integer depth,
+    integer slots, integer width, float scale
+) {
+    for (integer c = 0; c < slots; c += BLOCK) {
+        const integer some = slots - c < BLOCK ? slots - c : BLOCK;
+        integer at[BLOCK];
+        for (integer j = 0; j < some; j++) at[j] = (known + c + j) * stride;
+        scored(w, query, left * group, right * group, keys, at, some, width, scale, w->branch);
+        for (integer i = left; i < right; i++)
+            for (integer j = plain; j < count[i]; j++) {
+                const integer slot = path[i * depth + begin + j - known] - c;
+                for (integer q = i * group; q < (i + 1) * group && slot >= 0 && slot < some; q++)
+                    w->score[q][j] = w->branch[q][slot];
+            }
+    }
 }
 
 /* The nodes `first` .. `last` of one row of the batch, in heads `head` .. `beyond`, which read one key head.
 
    query, out: [node, head of all, width]; keys, values: of this row and key head, `stride` from slot to slot.
    known: positions whose slots are they themselves, for all these nodes. path: [node, depth], the slots beyond `known`
-   of each node's own path, counted from `known`; NULL where every slot is its position. */
+   of each node's own path, counted from `known`; NULL where every slot is its position, and positions rise.
+
+   Block by block; what all nodes see of one is read once for all of them. */
 static void attend(
     Work *w, const input *query, input *out, integer heads, integer head, integer beyond, integer width,
     const held *keys, const held *values, integer stride, integer first, integer last, const integer *places,
     integer known, const int32_t *path, integer depth, integer window, float scale
 ) {
-    const integer group = beyond - head, rows = (last - first) * group;
+    const integer group = beyond - head, nodes = last - first, rows = nodes * group;
+    const integer common = path ? known : places[last - 1] + 1; /* positions that are slots */
     input given[QUERIES * WIDEST] __attribute__((aligned(64)));
-    integer at[BLOCK], together = path ? known : places[first] + 1;
-    for (integer i = first; i < last; i++)
-        memcpy(given + (i - first) * group * width, query + (i * heads + head) * width, group * width * sizeof(input));
+    integer at[BLOCK], from[QUERIES], count[QUERIES], block = places[first], end = 0, slots = 0;
+    places += first, path = path ? path + first * depth : NULL;
+    for (integer i = 0; i < nodes; i++) {
+        memcpy(given + i * group * width, query + ((first + i) * heads + head) * width, group * width * sizeof(input));
+        const integer least = window && places[i] >= window ? places[i] - window + 1 : 0;
+        if (least < block) block = least;
+        if (places[i] > end) end = places[i];
+        for (integer j = common; j <= places[i]; j++)
+            if (path[i * depth + j - known] >= slots) slots = path[i * depth + j - known] + 1;
+    }
     for (integer q = 0; q < rows; q++) {
         w->most[q] = -1e30f; /* finite: less than any score, and no difference of infinities */
         memset(w->sum[q], 0, sizeof w->sum[q]);
         memset(w->out[q], 0, width * sizeof(float));
     }
-    integer block = 0;
-    for (integer i = first; i < last && window; i++)
-        if (places[i] >= window) together = 0; /* then nodes do not begin at one place */
-    for (; (block + 1) * BLOCK <= together; block++) { /* whole blocks that all nodes see */
-        for (integer j = 0; j < BLOCK; j++) {
-            at[j] = (block * BLOCK + j) * stride;
-            for (integer d = 0; d < width && (block + 2) * BLOCK <= together; d += LINE / (integer)sizeof(held)) {
+    for (block /= BLOCK; block * BLOCK <= end; block++) {
+        const integer begin = block * BLOCK, rest = common - begin;
+        const integer plain = rest < 0 ? 0 : rest < BLOCK ? rest : BLOCK;
+        integer low = 0, high = plain, left = nodes, right = 0, seeing = 0; /* all who look here see `low` .. `high` */
+        for (integer i = 0; i < nodes; i++) {
+            const integer least = window && places[i] >= window ? places[i] - window + 1 - begin : 0;
+            from[i] = least > 0 ? least : 0;
+            count[i] = places[i] + 1 - begin < BLOCK ? places[i] + 1 - begin : BLOCK;
+            if (count[i] <= from[i]) {
+                from[i] = count[i] = 0;
+                continue;
+            }
+            if (!seeing++) left = i;
+            right = i + 1;
+            low = from[i] > low ? from[i] : low;
+            high = count[i] < high ? count[i] : high;
+        }
+        if (seeing < right - left || high < low) low = high = 0;
+        for (integer j = 0; j < plain; j++) {
+            at[j] = (begin + j) * stride;
+            for (integer d = 0; d < width && begin + 2 * BLOCK <= common; d += LINE / (integer)sizeof(held)) {
                 _mm_prefetch((const char *)(keys + at[j] + BLOCK * stride + d), _MM_HINT_T0);
                 _mm_prefetch((const char *)(values + at[j] + BLOCK * stride + d), _MM_HINT_T0);
             }
         }
-        over(w, given, 0, rows, keys, values, at, 0, BLOCK, width, scale);
-    }
-    for (integer i = first; i < last; i++) { /* the others, each node by itself */
-        const integer place = places[i], least = window && place >= window ? place - window + 1 : 0;
-        for (integer b = least / BLOCK > block ? least / BLOCK : block; b * BLOCK <= place; b++) {
-            const integer count = place + 1 - b * BLOCK < BLOCK ? place + 1 - b * BLOCK : BLOCK;
-            for (integer j = 0; j < BLOCK; j++) {
-                integer slot = b * BLOCK + (j < count ? j : count - 1);
-                if (path && slot >= known) slot = known + path[i * depth + slot - known];
-                at[j] = slot * stride;
-            }
-            const integer from = least > b * BLOCK ? least - b * BLOCK : 0, q = (i - first) * group;
-            over(w, given, q, q + group, keys, values, at, from, count, width, scale);
+        scored(w, given, left * group, right * group, keys, at, plain, width, scale, w->score);
+        if (begin + BLOCK > common)
+            branched(
+                w, given, group, left, right, keys, stride, begin, plain, count, known, path, depth, slots, width, scale
+            );
+        for (integer i = left; i < right; i++) {
+            if (!count[i]) continue;
+            shared(w, i * group, (i + 1) * group, from[i], count[i], width);
+            gathered(w, i * group, (i + 1) * group, values, at, from[i], low, width);
+        }
+        gathered(w, left * group, right * group, values, at, low, high, width);
+        for (integer i = left; i < right; i++) {
+            for (integer j = plain; j < count[i]; j++)
+                at[j] = (known + path[i * depth + begin + j - known]) * stride;
+            gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width);
         }
     }
     for (integer q = 0; q < rows; q++) {

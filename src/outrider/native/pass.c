@@ -126,7 +126,7 @@ static void walk(const Pass *pass, integer m) {
 static void mix(const Model *model, const Pass *pass, integer layer, Work *work) {
     const integer width = model->width, groups = model->groups, group = model->heads / groups;
     integer heads = group < QUERIES ? group : QUERIES;
-    if (pass->rows * groups * pass->nodes < 2 * pass->threads) heads = 1; /* or a thread would wait for another */
+    if (pass->rows * groups * pass->nodes < pass->threads) heads = 1; /* or threads would have nothing to do */
     const integer cuts = (group + heads - 1) / heads, together = QUERIES / heads;
     const integer goes = (pass->nodes + together - 1) / together, stride = groups * width;
 #pragma omp for schedule(dynamic, 1)

@@ -230,9 +230,13 @@ INLINE float sum_of(vector v) {
     return total;
 }
 
+/* The largest; what is no number may be passed over. */
 INLINE float most_of(vector v) {
-    float lanes[LANES], most = -INFINITY;
-    STORE(lanes, v);
-    for (int i = 0; i < LANES; i++) most = lanes[i] > most || lanes[i] != lanes[i] ? lanes[i] : most;
-    return most;
+#if LANES == 16
+    return _mm512_reduce_max_ps(v);
+#else
+    __m128 most = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+#endif
 }
