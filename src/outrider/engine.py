@@ -6,6 +6,7 @@ round is `Batch.round`; newcomers are prefilled alone by `Batch.start` and then 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from .core.clock import Clock
 from .core.noise import GumbelNoise
 from .core.tree import root_only
 from .params import check_rule
-from .request import Done, Piece, Request, Row, alike, check_prompt
+from .request import Done, Piece, Request, Row, alike, altered, check_prompt, penalised
 from .types import (
     Budget,
     Drafter,
@@ -227,8 +228,9 @@ class Batch:
         asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(asking.remaining) - 1))
         counts = [count for count, left in zip(done.counts, asking.remaining, strict=True) if left > 1]
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
-        values, n, b = tree.values, tree.nodes, len(self.rows)  # away from the CPU, looking at values would wait
-        promised = 0.0 if values is None or values.device.type != "cpu" else float(values[:, 1:].exp().sum())
+        values, n, b, promised = tree.values, tree.nodes, len(self.rows), 0.0
+        if values is not None and values.device.type == "cpu":  # elsewhere looking at them would wait
+            promised = math.fsum(math.exp(value) for _, _, logs in tree.host for value in logs[1:])
         drafted, rest = min(asked, tree.deepest), seconds - draft - verify
         total = sum(done.sizes) if getattr(self.engine.target, "native", None) is not None else 0
         report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
@@ -261,6 +263,11 @@ class Batch:
         """Apply the rule."""
         rule, depth = self.engine.rule, tree.deepest
         if rule == "coupled":
+            native = getattr(self.engine.target, "native", None)
+            if native is not None and not altered(self.rows):
+                found: Verdict | None = native.walk(view, tree, output.logits)
+                if found is not None:
+                    return found
 
             def choose(logits: Tensor, depth: int, path: Tensor) -> Tensor:
                 return self.draw(view, logits, depth, path)
@@ -279,29 +286,12 @@ class Batch:
 
     def draw(self, view: Rows, logits: Tensor, depth: int = 1, path: Tensor | None = None) -> Tensor:
         """The target's own choice at one node per row, logits [b, v] -> [b]."""
-        return nucleus.choose(self.penalised(logits, path), view.sampling, partial(view.some_noise, depth))
+        return nucleus.choose(penalised(self.rows, logits, path), view.sampling, partial(view.some_noise, depth))
 
     def law(self, view: Rows, logits: Tensor, path: Tensor) -> Tensor:
         """The target's law at one node per row, [b, v] in float64."""
-        scores = self.penalised(logits, path).double()
+        scores = penalised(self.rows, logits, path).double()
         return sampling.laws(scores, view.sampling)
-
-    def penalised(self, logits: Tensor, path: Tensor | None) -> Tensor:
-        """Logits after whatever depends on the row's own text: penalties, bias, transformers' processors."""
-        requests = [row.request for row in self.rows]
-        if any(r.process for r in requests):
-            tails = [[]] * len(self.rows) if path is None else path.tolist()
-            scores = sampling.wide(logits)
-            logits = torch.stack(
-                [
-                    r.process([*row.output, *tail], z[None])[0] if r.process else z
-                    for r, row, tail, z in zip(requests, self.rows, tails, scores, strict=True)
-                ]
-            )
-        if any(r.sampling.penalised or r.sampling.logit_bias for r in requests):
-            history = [(r.prompt, row.output) for r, row in zip(requests, self.rows, strict=True)]
-            return sampling.penalise(logits, [r.sampling for r in requests], history, path)
-        return logits
 
     @staticmethod
     def fail(row: Row) -> list[int]:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .core.noise import digest
+from .core.sampling import penalise, wide
 from .params import whole
 from .types import DraftTree, InputError, Rule, Sampling, Target, Usage, Verdict
 
@@ -61,6 +63,30 @@ class Row:
         return min(self.request.max_new_tokens - len(self.output), context - 1 - self.length)
 
 
+def altered(rows: Sequence[Row]) -> bool:
+    """Do any row's logits change with what it wrote?"""
+    return any(r.process or r.sampling.penalised or r.sampling.logit_bias for r in (row.request for row in rows))
+
+
+def penalised(rows: Sequence[Row], logits: Tensor, path: Tensor | None) -> Tensor:
+    """Logits [b, v] after whatever depends on a row's own text: penalties, bias, transformers' processors. `path`
+    [b, d]: tokens accepted below the root so far."""
+    if not altered(rows):
+        return logits
+    requests = [row.request for row in rows]
+    if any(r.process for r in requests):
+        tails = [[]] * len(rows) if path is None else path.tolist()
+        scores = wide(logits)
+        logits = torch.stack(
+            [
+                r.process([*row.output, *tail], z[None])[0] if r.process else z
+                for r, row, tail, z in zip(requests, rows, tails, scores, strict=True)
+            ]
+        )
+    history = [(r.prompt, row.output) for r, row in zip(requests, rows, strict=True)]
+    return penalise(logits, [r.sampling for r in requests], history, path)
+
+
 @dataclass(frozen=True)
 class Piece:
     """What one round added to one row. The first `drafted` of its tokens came from the draft."""
@@ -107,22 +133,27 @@ class Done:
     @classmethod
     def _listed(cls, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
         """The same on the host, where a few numbers are read sooner than a tensor is made."""
-        counts, sizes = verdict.count.tolist(), [len(ids) for ids, _, _ in tree.host]
-        tokens, tested, at, said = [], [], [], []
-        for (ids, parents, _), path, count, following in zip(
-            tree.host, verdict.path.tolist(), counts, verdict.next.tolist(), strict=True
-        ):
-            text = [*(ids[node] for node in path[1:count]), following]
+        tokens, tested, rows, at, said = [], [], [], [], []
+        for row, ((ids, parents, _), (path, following)) in enumerate(zip(tree.host, verdict.host, strict=True)):
+            text = [*(ids[node] for node in path[1:]), following]
             tokens.append(text)
-            tested.append(count - 1 + (path[count - 1] in parents[1:]))
-            at += path[:count]
+            tested.append(len(path) - 1 + (path[-1] in parents[1:]))
+            rows += [row] * len(path)
+            at += path
             said += text
-        rows = [b for b, count in enumerate(counts) for _ in range(count)]
-        good = logits[torch.tensor(rows), torch.tensor(at), torch.tensor(said)].isfinite().tolist()
-        whole = [True] * len(counts)
-        for b, fine in zip(rows, good, strict=True):
-            whole[b] = whole[b] and fine
+        good = finite(logits, rows, at, said)
+        whole = [True] * len(tokens)
+        for row, fine in zip(rows, good, strict=True):
+            whole[row] = whole[row] and fine
+        counts, sizes = [len(text) for text in tokens], [len(ids) for ids, _, _ in tree.host]
         return cls(tokens, counts, tested, sizes, whole)
+
+
+def finite(logits: Tensor, rows: list[int], nodes: list[int], tokens: list[int]) -> list[bool]:
+    """Are these logits on the host numbers? Arrays are read sooner than tensors."""
+    if logits.dtype in (torch.float32, torch.float64):
+        return np.isfinite(logits.numpy()[rows, nodes, tokens]).tolist()
+    return logits[torch.tensor(rows), torch.tensor(nodes), torch.tensor(tokens)].isfinite().tolist()
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,12 @@ class Verdict:
     count: Int[Tensor, " b"]  # valid entries of `path`, root included = tokens whose keys and values are committed
     next: Int[Tensor, " b"]
 
+    @cached_property
+    def host(self) -> list[tuple[list[int], int]]:
+        """Every row's path without padding, and its token, on the host."""
+        parts = zip(self.path.tolist(), self.count.tolist(), self.next.tolist(), strict=True)
+        return [(path[:count], token) for path, count, token in parts]
+
 
 @runtime_checkable
 class Gumbel(Protocol):

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ..types import Budget, Drafting, Price, Rows
 from .curve import Curve
@@ -43,6 +43,7 @@ FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
 SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
+STALE = 4  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
 
@@ -143,7 +144,7 @@ class AdaptiveBudget:
     idle: int = 0  # rounds since the last draft
     patience: int = PROBE
     rounds: int = 0
-    _known: tuple[tuple[int, int, int], list[float]] = field(default=((0, 0, -1), []), repr=False, compare=False)
+    _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round; nothing is drafted where that is sooner."""
@@ -179,7 +180,9 @@ class AdaptiveBudget:
 
     def _plain(self, rows: int) -> float:
         """Tokens a second without drafts."""
-        return rows / max(1e-9, self.drift * self._passes(rows)(1) + self.rest)
+        if (found := self._held.get(("plain", rows))) is None:
+            found = self._held["plain", rows] = rows / max(1e-9, self.drift * self._passes(rows)(1) + self.rest)
+        return float(found)
 
     def learn(self, report: Report) -> None:
         """Take in what a round cost and gave."""
@@ -187,6 +190,8 @@ class AdaptiveBudget:
         if not drafting:
             return
         self.rounds += 1
+        if self.rounds < 25 * STALE or self.rounds % STALE == 0:
+            self._held.clear()
         self.seen[b] = self.seen.get(b, 0) + 1
         if self.seen[b] > 1:  # the first round of a kind warms up
             self._time(report)
@@ -257,12 +262,16 @@ class AdaptiveBudget:
 
     def price(self, rows: int, depth: int) -> Price:
         """Seconds of a round of this depth by its nodes."""
+        if (price := self._held.get(("price", rows, depth))) is not None:
+            return cast("Price", price)
         fixed, summed = self._drafts(rows)(depth) + self.rest, SUMMED in self.verify
         if summed:
             found = self.verify[SUMMED].table(range(rows, rows + min(MOST, rows * (self.nodes - 1)) + 1))
         else:
             found = self._passes(rows).table(range(1, self.nodes + 1))
-        return Price(tuple(accumulate((seconds + fixed for seconds in found), max)), self.trust, summed)
+        made = Price(tuple(accumulate((seconds + fixed for seconds in found), max)), self.trust, summed)
+        self._held["price", rows, depth] = made
+        return made
 
     def reaches(self, depth: int) -> list[float]:
         """[d]: the share of rounds that accept depth d + 1; beyond what was seen it falls as it did at the end."""
@@ -290,9 +299,9 @@ class AdaptiveBudget:
 
     def _rates(self, rows: int, drafting: int) -> list[float]:
         """[depth]: tokens per second and row."""
-        if self._known[0] != (now := (rows, drafting, self.rounds)):
+        if (rates := self._held.get(("rates", rows, drafting))) is None:
             reaches = (drafting / rows * reach for reach in self.reaches(self.depth))
             tokens = accumulate(reaches, initial=1.0)
             rates = [t / max(s, 1e-9) for t, s in zip(tokens, self.seconds(rows), strict=True)]
-            self._known = now, rates
-        return self._known[1]
+            self._held["rates", rows, drafting] = rates
+        return cast("list[float]", rates)

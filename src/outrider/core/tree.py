@@ -47,10 +47,16 @@ def ancestors(parents: Int[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
 
 def root_only(root: Int[Tensor, " b"]) -> DraftTree:
     """No draft: every row is its root."""
-    b = root.shape[0]
-    zero = torch.zeros(b, 1, dtype=torch.long, device=root.device)
-    one = torch.ones(b, dtype=torch.long, device=root.device)
-    return DraftTree(root[:, None], zero, zero, one, one.bool()[:, None, None], 0)
+    return DraftTree(root[:, None], *_alone(len(root), root.device), 0)
+
+
+@lru_cache(maxsize=64)
+def _alone(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Parents, depths, sizes and ancestors of roots alone."""
+    with torch.inference_mode(False):
+        zero = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        one = torch.ones(rows, dtype=torch.long, device=device)
+        return zero, zero, one, one.bool()[:, None, None]
 
 
 def chain(rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> DraftTree:

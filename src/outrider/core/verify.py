@@ -101,8 +101,9 @@ def walk_lists(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, 
         going = set(alive)
         for i, text in enumerate(texts):
             text.append(drawn[i] if i in going else -1)
-    count = [len(row) for row in nodes]
-    return Verdict(padded(nodes, width=depth + 1), torch.tensor(count), torch.tensor(chosen))
+    verdict = Verdict(padded(nodes, width=depth + 1), torch.tensor([len(row) for row in nodes]), torch.tensor(chosen))
+    verdict.__dict__["host"] = list(zip(nodes, chosen, strict=True))  # known already
+    return verdict
 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:

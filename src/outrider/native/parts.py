@@ -54,8 +54,8 @@ class PassPart(ctypes.Structure):
         *((name, whole) for name in ("rows", "nodes", "since", "all", "capacity", "shared")),
         *((name, address) for name in ("lengths", "spots", "sizes", "ancestors", "cache", "turns")),
         ("positions", whole),
-        *((name, address) for name in ("given", "states", "normed", "query", "seen", "inside", "made", "paths")),
-        *((name, address) for name in ("live", "starts")),
+        *((name, address) for name in ("given", "tokens", "embeddings", "states", "normed", "query", "seen")),
+        *((name, address) for name in ("inside", "made", "paths", "live", "starts")),
         ("taps", whole),
         ("tap", address),
         ("tapped", address),
@@ -86,6 +86,17 @@ class DraftPart(ctypes.Structure):
         *((name, address) for name in ("place", "token", "below", "level", "fed", "chosen", "value")),
         ("kept", whole),
         *((name, address) for name in ("size", "tokens", "parents", "depths", "values", "sees")),
+    ]
+
+
+class WalkPart(ctypes.Structure):
+    """`Walk`."""
+
+    _fields_ = [
+        *((name, whole) for name in ("rows", "nodes", "depth", "vocabulary")),
+        *((name, address) for name in ("logits", "tokens", "parents", "sizes", "temperature", "seeds", "starts")),
+        *((name, address) for name in ("knots", "slopes", "found")),
+        ("threads", whole),
     ]
 
 

@@ -40,7 +40,9 @@ typedef struct {
     const float *turns;              /* cosines and sines [position, 2, width] */
     integer positions;               /* of `turns` */
     const float *given;              /* [rows * nodes, joined] */
-    float *states;                   /* [rows * nodes, hidden]: embeddings, changed in place and moved together */
+    const integer *tokens;           /* [rows * nodes], whose embeddings are read; NULL: `states` are there */
+    const number *embeddings;        /* [of all tokens, hidden] */
+    float *states;                   /* [rows * nodes, hidden]: changed in place and moved together */
     input *normed, *query, *seen, *inside; /* room: [rows * nodes, hidden or joined], two of heads * width, inner */
     float *made;                     /* [rows * nodes, (heads + 2 groups) * width] */
     int32_t *paths;                  /* [rows * nodes, all] */
@@ -182,7 +184,7 @@ static void spoken(const Model *model, const Pass *pass, integer thread, integer
     );
 }
 
-/* Find the nodes that are no padding, and move their states together. Returns how many there are. */
+/* Find the nodes that are no padding, and bring their states together. Returns how many there are. */
 static integer together(const Model *model, const Pass *pass) {
     integer count = 0;
     for (integer row = 0; row < pass->rows; row++) {
@@ -191,7 +193,13 @@ static integer together(const Model *model, const Pass *pass) {
         for (integer i = 0; i < nodes && i < pass->nodes; i++, count++) {
             const integer place = row * pass->nodes + i;
             pass->live[count] = (int32_t)place;
-            if (place != count)
+            if (pass->tokens)
+                for (integer k = 0; k < model->hidden; k += LANES)
+                    STORE(
+                        pass->states + count * model->hidden + k,
+                        READ(pass->embeddings + pass->tokens[place] * model->hidden + k)
+                    );
+            else if (place != count)
                 memcpy(
                     pass->states + count * model->hidden, pass->states + place * model->hidden,
                     model->hidden * sizeof(float)
@@ -262,3 +270,5 @@ void forward(const Model *model, const Pass *pass) {
 }
 
 #include "draft.h"
+
+#include "walk.h"

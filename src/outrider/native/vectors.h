@@ -49,6 +49,7 @@ typedef __m512 vector;
 #define POWER(n) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23))
 #define ZERO_BELOW(v, x, low) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), v)
 #define ABOVE(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0) /* is any? */
+#define MAYBE_ABOVE(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ) != 0) /* or no number? */
 #define WIDEN(p) \
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
 #else
@@ -68,6 +69,7 @@ typedef __m256 vector;
 #define POWER(n) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23))
 #define ZERO_BELOW(v, x, low) _mm256_and_ps(v, _mm256_cmp_ps(x, low, _CMP_NLT_UQ))
 #define ABOVE(a, b) (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0)
+#define MAYBE_ABOVE(a, b) (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NLE_UQ)) != 0)
 #define WIDEN(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
 #endif
 

@@ -22,6 +22,7 @@ from ..types import TargetOutput
 from . import blocks, families
 from .cache import TreeCache
 from .session import Pass, TreeSession, index
+from .walk import Walk
 
 FIRST = 1024  # positions whose turns are computed at first
 
@@ -33,9 +34,11 @@ class Forward:
         self.call, self.target, self.weights, self.file = library.forward, target, weights, library._name
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
         self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys and values
+        self.walk = Walk(library)
         self.lock = Lock()  # of the room below
         self.room = Room(weights.part)
         self.turns = torch.zeros(0, 2, weights.part.width)
+        self.embeddings = _embeddings(target, weights.dtype)
         self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
         self.pointers: Any = None
 
@@ -53,16 +56,20 @@ class Forward:
             cache.begin(b, (int(part.groups), int(part.width)), self.kept)
         cache.reserve(given.view)
         assert given.embeds is not None or given.tokens is not None
-        embeds = target.embed(given.tokens) if given.embeds is None else given.embeds
+        tokens = None if given.tokens is None or self.embeddings is None else given.tokens.contiguous()
         spots, lengths = given.spots.contiguous(), given.lengths.contiguous()
         sizes = None if given.sizes is None else given.sizes.contiguous()
         tree = None if given.chunk or given.ancestors is None else given.ancestors.contiguous()
         ask = index(m, spots.device) if given.asked is None else given.asked.contiguous()
-        taps = torch.tensor([tap if tap >= 0 else part.layers + 1 + tap for tap in given.taps], dtype=torch.long)
+        taps = (ctypes.c_int64 * len(given.taps))(*(t if t >= 0 else part.layers + 1 + t for t in given.taps))
         tapped = torch.empty(len(taps), b, m, part.hidden)
         logits = torch.empty(b, len(ask), part.vocabulary)
         with self.lock:
-            states, turns = self.room.own("states", embeds), self._turns(given.bound + 1)
+            if tokens is None:
+                states = self.room.own("states", target.embed(given.tokens) if given.embeds is None else given.embeds)
+            else:
+                states = self.room.of("states", b * m * int(part.hidden))
+            turns = self._turns(given.bound + 1)
             room, pointers = self.room.addresses(b * m, n), self._pointers(cache)
             asks = PassPart(
                 rows=b, nodes=m, since=given.since, all=n, capacity=cache.capacity,
@@ -70,7 +77,9 @@ class Forward:
                 sizes=None if sizes is None else sizes.data_ptr(),
                 ancestors=None if tree is None else tree.data_ptr(), cache=ctypes.addressof(pointers),
                 turns=turns.data_ptr(), positions=len(turns), states=states.data_ptr(), **room,
-                taps=len(taps), tap=taps.data_ptr(), tapped=tapped.data_ptr(),
+                tokens=None if tokens is None else tokens.data_ptr(),
+                embeddings=None if self.embeddings is None else self.embeddings.data_ptr(),
+                taps=len(taps), tap=ctypes.addressof(taps), tapped=tapped.data_ptr(),
                 asked=len(ask), ask=ask.data_ptr(), logits=logits.data_ptr(), threads=torch.get_num_threads(),
             )  # fmt: skip
             self.call(ctypes.byref(part), ctypes.byref(asks))
@@ -93,6 +102,13 @@ class Forward:
             found = [part.data_ptr() for layer in cache.tree_layers for part in layer.flat]
             self.known, self.pointers = now, (ctypes.c_void_p * len(found))(*found)
         return self.pointers
+
+
+def _embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
+    """The embeddings [v, h], where a token's state is just its row."""
+    module = target.model.get_input_embeddings()
+    plain = type(module) is torch.nn.Embedding and module.weight.dtype == dtype and module.weight.is_contiguous()
+    return module.weight.detach() if plain and target.scale == 1.0 else None
 
 
 def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None) -> Weights | None:

@@ -76,10 +76,11 @@ class HFTarget:
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""
         embeds = self.model.get_input_embeddings()(tokens)
-        return embeds if self._scale == 1.0 else embeds * self._scale
+        return embeds if self.scale == 1.0 else embeds * self.scale
 
     @cached_property
-    def _scale(self) -> float:
+    def scale(self) -> float:
+        """What embeddings are multiplied by."""
         return float(getattr(self.config, "embedding_multiplier", None) or 1.0)
 
     def head(self, features: Float[Tensor, "*s h"]) -> Float[Tensor, "*s v"]:
@@ -207,7 +208,7 @@ class HFTarget:
         if given.embeds is None:
             inputs["input_ids"] = given.tokens
         else:  # a model that scales after its embedding would scale these again
-            inputs["inputs_embeds"] = given.embeds if self._scale == 1.0 else given.embeds / self._scale
+            inputs["inputs_embeds"] = given.embeds if self.scale == 1.0 else given.embeds / self.scale
         if "position_ids" in self.accepts:
             inside = given.bound < self.context  # a tree may reach beyond the last position; nobody reads it there
             inputs["position_ids"] = given.places if inside else given.places.clamp(max=self.context - 1)

@@ -273,9 +273,13 @@ class TreeSession:
 
         One wait for the device, which the engine's own fetch of the verdict has just emptied.
         """
-        source, destination, counts = [], [], []
-        for b, (n, *nodes) in enumerate(torch.cat([count[:, None], path], 1).tolist()):
-            counts.append(n)
+        source, destination = [], []
+        if path.device.type == "cpu":
+            counts, paths = count.tolist(), path.tolist()
+        else:  # one fetch
+            whole = torch.cat([count[:, None], path], 1).tolist()
+            counts, paths = [n for n, *_ in whole], [nodes for _, *nodes in whole]
+        for b, (n, nodes) in enumerate(zip(counts, paths, strict=True)):
             start = b * self.cache.capacity + self.host[b]
             for i, node in enumerate(nodes[:n]):
                 if node != i:
