@@ -1,0 +1,110 @@
+"""The compiled walk against the coupled rule in tensors: the same paths, tokens and noise, and what it leaves alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from outrider.core import nucleus, verify
+from outrider.core.noise import GumbelNoise
+from outrider.core.tree import from_lists
+from outrider.native.build import library
+from outrider.targets.walk import Walk
+from outrider.types import DraftTree, Rows, Sampling
+
+CODE = library("float32", "float32")
+pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
+
+
+def rows_of(samplings: list[Sampling], seeds: list[int], starts: list[int], vocab: int) -> Rows:
+    b, start = len(samplings), tuple(starts)
+    zero = torch.zeros(b, dtype=torch.long)
+    return Rows(
+        zero, torch.tensor(starts), start, tuple(seeds), (0,) * b, tuple(samplings), "coupled", (99,) * b,
+        GumbelNoise(vocab),
+    )  # fmt: skip
+
+
+def right(rows: Rows, tree: DraftTree, logits: torch.Tensor) -> list[tuple[list[int], int]]:
+    def choose(seen: torch.Tensor, depth: int, path: torch.Tensor) -> torch.Tensor:
+        del path
+        return nucleus.choose(seen, rows.sampling, partial(rows.some_noise, depth))
+
+    return verify.coupled(tree, logits, choose, tree.deepest).host
+
+
+def told_of_draws(rows: Rows, logits: torch.Tensor, dice: random.Random, depth: int) -> DraftTree:
+    """Trees whose children are often what is drawn, so that walks go deep. Node i's logits are row i of a table."""
+    tokens, parents = [], []
+    for r in range(len(rows)):
+        ids, ups, depths = [5], [0], [0]
+        for _ in range(dice.randrange(logits.shape[1])):
+            up = dice.randrange(len(ids))
+            if depths[up] == depth:
+                continue
+            one = Rows(**{**rows.__dict__, **{n: getattr(rows, n)[r : r + 1] for n in SPLIT}})
+            drawn = int(nucleus.choose(logits[r, up][None], one.sampling, partial(one.some_noise, depths[up] + 1)))
+            token = drawn if dice.random() < 0.8 else dice.randrange(logits.shape[2])
+            if (token, up) in zip(ids, ups, strict=True):
+                continue
+            ids.append(token)
+            ups.append(up)
+            depths.append(depths[up] + 1)
+        tokens.append(ids)
+        parents.append(ups)
+    return from_lists(tokens, parents)
+
+
+SPLIT = "root", "position", "start", "seeds", "serial", "sampling", "remaining"
+
+
+@pytest.mark.parametrize("vocab", [7, 48, 8203])
+@pytest.mark.parametrize("seed", range(6))
+def test_walks_are_those_of_tensors(seed: int, vocab: int) -> None:
+    assert CODE is not None
+    dice, b, n = random.Random(seed), 4, 12
+    torch.manual_seed(seed)
+    logits = torch.randn(b, n, vocab) * dice.choice((0.5, 3.0))
+    if seed % 2:
+        logits = logits.round()  # equals, of which the first is drawn
+    heats = [0.0, 1.0, 0.3, 2.5] if seed else [0.0] * 4
+    seeds = [dice.randrange(-(1 << 70), 1 << 70) for _ in range(b)]
+    rows = rows_of([Sampling(temperature=t) for t in heats], seeds, [dice.randrange(5000) for _ in range(b)], vocab)
+    tree = told_of_draws(rows, logits, dice, 5)
+    logits = logits[:, : tree.nodes].contiguous()
+    found = Walk(CODE)(rows, tree, logits)
+    assert found is not None
+    wanted = right(rows, tree, logits)
+    assert found.host == wanted
+    assert max(len(path) for path, _ in wanted) > 1
+    assert found.count.tolist() == [len(path) for path, _ in wanted]
+    assert found.next.tolist() == [token for _, token in wanted]
+    for path, (nodes, _) in zip(found.path.tolist(), wanted, strict=True):
+        assert path == nodes + [0] * (len(path) - len(nodes))
+
+
+def test_logits_that_are_no_numbers() -> None:
+    """As tensors do: the first that is none is drawn, and where all are excluded the first of all."""
+    assert CODE is not None
+    logits = torch.randn(4, 1, 40)
+    logits[1, 0, 17] = math.nan
+    logits[2, 0] = -math.inf
+    logits[3, 0, 3] = math.inf
+    for heat in (0.0, 1.0):
+        rows = rows_of([Sampling(temperature=heat)] * 4, [1, 2, 3, 4], [0] * 4, 40)
+        tree = from_lists([[5]] * 4, [[0]] * 4)
+        found = Walk(CODE)(rows, tree, logits)
+        assert found is not None
+        assert found.host == right(rows, tree, logits)
+        assert [token for _, token in found.host[1:]] == [17, 0, 3]
+
+
+def test_filtered_laws_and_other_precisions_are_left_alone() -> None:
+    assert CODE is not None
+    tree, logits = from_lists([[5]], [[0]]), torch.randn(1, 1, 40)
+    assert Walk(CODE)(rows_of([Sampling(temperature=1.0, top_p=0.9)], [1], [0], 40), tree, logits) is None
+    assert Walk(CODE)(rows_of([Sampling()], [1], [0], 40), tree, logits.double()) is None
