@@ -47,16 +47,6 @@ def check_embedding(target: Target, hidden: int) -> None:
         raise InputError(f"the target's embeddings have width {wide} and its features {hidden}; use Medusa or EAGLE-3")
 
 
-def embeddings(target: Target, dtype: torch.dtype) -> Float[Tensor, "v h"] | None:
-    """The table of the target's embeddings, where it is that and nothing else, in this precision."""
-    model = getattr(target, "model", None)
-    table = None if model is None else model.get_input_embeddings()
-    if type(table) is not nn.Embedding or getattr(target, "_scale", None) != 1.0:
-        return None
-    weight: Tensor = table.weight.detach()
-    return weight if weight.dtype == dtype and weight.is_contiguous() else None
-
-
 def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], Tensor]:
     """The target's LM head, for the tokens of a draft vocabulary alone: features [.., h] to logits [.., vd]."""
     if ids is None:

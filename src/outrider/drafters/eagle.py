@@ -27,6 +27,7 @@ from ..nets.layer import Attend, Layer, LayerShape, Store
 from ..nets.network import Network
 from ..nets.products import freeze
 from ..nets.recorded import Recorded
+from ..targets.compiled import embeddings
 from ..types import InputError, Target
 from . import _heads, _weights
 from ._features import FeatureDrafting, loader, recorded
@@ -153,7 +154,7 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     ids = net.ids()
     made = compiled(net.layer, net.fc, _heads.plain_rows(target, ids)) if runs(target) else None
     if made is not None:
-        table = _heads.embeddings(target, net.fc.weight.dtype) if net.config.inputs == INPUTS[0] else None
+        table = embeddings(target, net.fc.weight.dtype) if net.config.inputs == INPUTS[0] else None
         grower = None if table is None else Grower(made, table, ids)
         return EagleDrafter(net, target, net.config, growth, made.logits, ids, compiled=made, grower=grower)
     net.layer.fuse()

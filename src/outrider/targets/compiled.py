@@ -38,7 +38,7 @@ class Forward:
         self.lock = Lock()  # of the room below
         self.room = Room(weights.part)
         self.turns = torch.zeros(0, 2, weights.part.width)
-        self.embeddings = _embeddings(target, weights.dtype)
+        self.embeddings = embeddings(target, weights.dtype)
         self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
         self.pointers: Any = None
 
@@ -104,11 +104,14 @@ class Forward:
         return self.pointers
 
 
-def _embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
-    """The embeddings [v, h], where a token's state is just its row."""
-    module = target.model.get_input_embeddings()
-    plain = type(module) is torch.nn.Embedding and module.weight.dtype == dtype and module.weight.is_contiguous()
-    return module.weight.detach() if plain and target.scale == 1.0 else None
+def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
+    """The table [v, h] of the target's embeddings, where it is that and nothing else, in this precision."""
+    model = getattr(target, "model", None)
+    table = None if model is None else model.get_input_embeddings()
+    if type(table) is not torch.nn.Embedding or getattr(target, "scale", None) != 1.0:
+        return None
+    weight: Tensor = table.weight.detach()
+    return weight if weight.dtype == dtype and weight.is_contiguous() else None
 
 
 def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None) -> Weights | None:
