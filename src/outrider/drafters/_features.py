@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..core.padding import padded
 from ..nets.compiled import CompiledLayer
-from ..nets.grown import Grower
+from ..nets.grown import Grower, Pairs
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from ..nets.recorded import Recorded
@@ -101,6 +101,7 @@ class FeatureDrafting:
     drafter: Steps
     cache: KVCache
     pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
+    pairs: list[Pairs] = field(default_factory=list)  # the same, where trees are grown in compiled code
     waiting: int = 0
     last: Float[Tensor, "b 1 h"] | None = None  # the step after the last pair: it predicts the root's feature
 
@@ -108,6 +109,15 @@ class FeatureDrafting:
         """Keep the true features of what was committed, each with its token."""
         features = [round.output.features[tap] for tap in self.drafter.taps]
         joined = features[0] if len(features) == 1 else torch.cat(features, -1)
+        self.waiting += joined.shape[1]
+        if self.drafter.grower is not None:
+            self.pairs.append(paired(round, joined))
+        else:
+            self._wait(round, joined)
+        if self.waiting >= FLUSH:
+            self._read()
+
+    def _wait(self, round: Round, joined: Tensor) -> None:
         if round.tree.ancestors is None:
             counts, spelled = round.count.tolist(), round.tree.tokens
             if self.drafter.shifted:
@@ -121,14 +131,14 @@ class FeatureDrafting:
             if joined.shape[1] > 1:
                 joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
         self.pending.append((joined, spelled, counts))
-        self.waiting += joined.shape[1]
-        if self.waiting >= FLUSH:
-            self._read()
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
         if drafter.grower is not None and (asked := drafter.growth.quick(rows, budget)) is not None:
-            return drafter.grower.grow(self.cache, self._last(rows), rows, *asked)
+            pairs, self.pairs, self.waiting, last = self.pairs, [], 0, self._vectors()
+            tree = drafter.grower.grow(self.cache, last, pairs, rows, *asked)
+            assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
+            return tree
         first, step = self._start(rows)
         return drafter.growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
 
@@ -156,11 +166,19 @@ class FeatureDrafting:
         assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
         return self.last
 
+    def _vectors(self) -> Float[Tensor, "b 1 h"]:
+        """Those behind every row's last pair, where compiled code keeps them."""
+        if self.last is None:
+            with torch.inference_mode(False):
+                self.last = torch.zeros(len(self.cache.host), 1, self.drafter.layer.shape.hidden)
+        return self.last
+
     def select(self, index: Sequence[int]) -> None:
         if list(index) == list(range(len(self.cache.host))):
             return
         wanted = torch.tensor(list(index), device=self.cache.keys.device)
         self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
+        self.pairs = [pairs.select(index) for pairs in self.pairs]
         self.last = None if self.last is None else self.last[wanted]
         self.cache.select(index)
 
@@ -175,10 +193,12 @@ class FeatureDrafting:
 
     def _read(self) -> None:
         """Feed the pairs that wait, as one chain per row."""
-        if not self.pending:
+        pairs, pending, self.pairs, self.pending, self.waiting = self.pairs, self.pending, [], [], 0
+        if pairs and self.drafter.grower is not None:
+            self.drafter.grower.read(self.cache, self._vectors(), pairs)
+        if not pending:
             return
-        features, tokens, counts = merged(self.pending)
-        self.pending, self.waiting = [], 0
+        features, tokens, counts = merged(pending)
         m, cache = max(counts), self.cache
         if m == 0:
             return
@@ -262,6 +282,18 @@ class FeatureDrafting:
                 return table[cache.longest : cache.longest + len(places)][None]
             return table[cache.lengths[:, None] + places]
         return table[cache.lengths[:, None] + places]
+
+
+def paired(round: Round, features: Float[Tensor, "b m h"]) -> Pairs:
+    """What a round committed, on the host: of each row the nodes and the tokens behind them."""
+    if round.tree.ancestors is not None:
+        paths = round.path.tolist()
+        nodes = [path[: len(tokens)] for path, tokens in zip(paths, round.tokens, strict=True)]
+        return Pairs(features, nodes, round.tokens)
+    tokens = []
+    for row, count, upcoming in zip(round.tree.tokens.tolist(), round.count.tolist(), round.next.tolist(), strict=True):
+        tokens.append([*row[1:count], max(0, upcoming)] if count else [])
+    return Pairs(features, [range(len(row)) for row in tokens], tokens)
 
 
 def merged(

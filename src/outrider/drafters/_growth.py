@@ -103,7 +103,7 @@ class Growth:
     def quick(self, rows: Rows, budget: Budget) -> tuple[Budget, Shape] | None:
         """What `nets/grown.py` is asked for: EAGLE-2's growth without an ablation, or a chain. None: another tree."""
         depth = self.reach(budget, rows)
-        parents, scale = self.fixed(budget, depth), self.scaled(budget).scale
+        parents, scale = self.fixed(budget, depth), self.scale if budget.scale is None else budget.scale
         if depth < 1:
             return None
         if parents is None:

@@ -1,8 +1,14 @@
-/* A tree of EAGLE-2's kind (core/growth.py has the same in tensors) in one call: rank the candidates below the last
-   layer, feed the best of them to the network, and so on; then keep the nodes that pay. Noise is that of core/noise.py. */
+/* A tree of EAGLE-2's kind (core/growth.py has the same in tensors) in one call: feed the pairs of committed text that
+   wait; rank the candidates below the last layer, feed the best of them to the network, and so on; then keep the nodes
+   that pay. Noise is that of core/noise.py. */
 
 typedef struct {
-    integer depth, width, most; /* layers at most; nodes fed for each; candidates below a node */
+    integer waits;              /* pairs of the row that has most */
+    const integer *waiting;     /* [rows]: pairs of each; their features and tokens row by row, without gaps */
+    const held *const *features;
+    const integer *behind;
+    integer *lengths;           /* [rows]: pairs that were fed before, and then these too */
+    integer depth, width, most; /* layers at most, 0: no tree; nodes fed for each; candidates below a node */
     integer pool;               /* likeliest tokens that race where there is noise */
     float scale, floor, reach;  /* of confidences; the logs of the values below which nodes are dropped, or not fed */
     integer nodes, sizes;       /* nodes to keep at most, the root included; length of `seconds`, or 0 */
@@ -12,13 +18,14 @@ typedef struct {
     const number *embeddings; /* [tokens, hidden] */
     const integer *names;     /* token ids of the head's columns; NULL: the columns are the ids */
     const float *temperature; /* of each row */
-    const int32_t *keys;      /* of the noise, [rows, depth, 2]; NULL: none */
+    const uint64_t *seeds;    /* of the noise, [rows]; NULL: none */
+    const integer *starts;    /* [rows]: positions of the roots */
     const int32_t *knots, *slopes;
     const integer *root;      /* [rows] */
-    const float *last;        /* [rows, hidden]: what the candidates below the roots come from */
+    float *last;              /* [rows, hidden]: what the candidates below the roots come from, the last pair's vector */
     float *raced;             /* room: [rows * width, columns] */
     float *vectors;           /* room: [rows, fed, hidden], fed = (depth - 1) * width */
-    integer *spots;           /* room: [rows, fed] */
+    integer *spots;           /* room: [rows, fed or waits] */
     uint8_t *ancestors;       /* room: [rows, fed, fed] */
     integer candidates;       /* of a row, at most, the root included */
     integer *place;           /* room: [rows, fed], the candidate that was fed as this one; -1: none */
@@ -30,15 +37,25 @@ typedef struct {
     uint8_t *sees; /* found: [rows, kept, kept] */
 } Draft;
 
-INLINE int32_t mixed(uint32_t x) {
+INLINE uint64_t split(uint64_t z) {
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* What the noise at a position is computed with. */
+INLINE uint64_t key_of(uint64_t seed, integer position) { return split(split(split(seed) ^ (uint64_t)position)); }
+
+INLINE uint32_t mixed(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return (int32_t)(x ^ (x >> 16));
+    return x ^ (x >> 16);
 }
 
 /* Gumbel's noise of one token. */
-INLINE float noise(const Draft *draft, const int32_t *keys, integer id) {
-    const int32_t h = mixed((uint32_t)mixed((uint32_t)id ^ (uint32_t)keys[0]) + (uint32_t)keys[1]), side = h >> 31;
+INLINE float noise(const Draft *draft, uint64_t key, integer id) {
+    const int32_t h = (int32_t)mixed(mixed((uint32_t)id ^ (uint32_t)key) + (uint32_t)(key >> 32)), side = h >> 31;
     const float wide = (float)(h ^ side) * 2.0f + 1.0f;
     int32_t x;
     memcpy(&x, &wide, 4);
@@ -87,15 +104,15 @@ static void rank(
     float values[draft->pool + 1], tops[draft->most + 1];
     const integer *names = NULL, *ids = draft->names;
     const float *x = logits;
-    if (draft->keys) {
-        const int32_t *keys = draft->keys + (row * draft->depth + layer) * 2;
+    if (draft->seeds) {
+        const uint64_t key = key_of(draft->seeds[row], draft->starts[row] + layer + 1);
         if (draft->pool < columns) {
             n = largest(logits, columns, draft->pool, pool, values);
             names = pool;
         }
         for (integer i = 0; i < n; i++) {
             const integer column = names ? names[i] : i;
-            raced[i] = logits[column] + draft->temperature[row] * noise(draft, keys, ids ? ids[column] : column);
+            raced[i] = logits[column] + draft->temperature[row] * noise(draft, key, ids ? ids[column] : column);
         }
         x = raced;
     }
@@ -263,10 +280,43 @@ static void feed(const Model *step, Pass *pass, Draft *draft, integer before, in
         );
 }
 
+/* Feed the pairs that wait, behind each row's text. */
+static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
+    const integer hidden = step->hidden, waits = draft->waits;
+    float *to = (float *)pass->given;
+    for (integer r = 0, at = 0; r < pass->rows; r++)
+        for (integer i = 0; i < waits; i++) {
+            draft->spots[r * waits + i] = draft->lengths[r] + i;
+            if (i >= draft->waiting[r]) continue;
+            const number *embedding = draft->embeddings + draft->behind[at] * hidden;
+            const held *feature = draft->features[at++];
+            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, READ(embedding + k));
+            for (integer k = 0; k < hidden; k += LANES) STORE(to + hidden + k, HELD(feature + k));
+            to += 2 * hidden;
+        }
+    pass->nodes = pass->all = waits;
+    pass->since = pass->asked = 0;
+    pass->taps = 1;
+    pass->sizes = draft->waiting;
+    pass->spots = draft->spots;
+    pass->ancestors = NULL;
+    forward(step, pass);
+    pass->sizes = NULL;
+    for (integer r = 0; r < pass->rows; r++) {
+        const integer count = draft->waiting[r];
+        if (!count) continue;
+        memcpy(draft->last + r * hidden, pass->tapped + (r * waits + count - 1) * hidden, hidden * sizeof(float));
+        draft->lengths[r] += count;
+    }
+}
+
 /* Draft for every row. `pass` is that of a step, with room for as many nodes as any has; `head`: the head alone. */
 void draft(const Model *step, const Model *head, Pass *pass, Draft *draft) {
     const integer rows = pass->rows;
     integer above = 0, wide = 1, before = 0, candidates = 1;
+    pass->lengths = draft->lengths;
+    if (draft->waits) read_pairs(step, pass, draft);
+    if (!draft->depth) return;
     for (integer r = 0; r < rows; r++) {
         const integer at = r * draft->candidates;
         draft->token[at] = draft->root[r];

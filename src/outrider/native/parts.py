@@ -70,6 +70,8 @@ class DraftPart(ctypes.Structure):
     """`Draft`."""
 
     _fields_ = [
+        ("waits", whole),
+        *((name, address) for name in ("waiting", "features", "behind", "lengths")),
         *((name, whole) for name in ("depth", "width", "most", "pool")),
         *((name, real) for name in ("scale", "floor", "reach")),
         ("nodes", whole),
@@ -79,7 +81,7 @@ class DraftPart(ctypes.Structure):
         ("trust", ctypes.c_double),
         *(
             (name, address)
-            for name in ("embeddings", "names", "temperature", "keys", "knots", "slopes", "root", "last")
+            for name in ("embeddings", "names", "temperature", "seeds", "starts", "knots", "slopes", "root", "last")
         ),
         *((name, address) for name in ("raced", "vectors", "spots", "ancestors")),
         ("candidates", whole),

@@ -25,13 +25,6 @@ typedef uint32_t word __attribute__((vector_size(4 * LANES)));
 #define LOOKED(table, at) (whole) _mm256_i32gather_epi32((const int *)(table), (__m256i)(at), 4)
 #endif
 
-INLINE uint64_t split(uint64_t z) {
-    z += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 INLINE word mixed_words(word x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
@@ -52,7 +45,7 @@ INLINE vector noises(const Walk *walk, uint64_t key, word ids) {
 /* The token with the largest key, the lowest of equals; the first whose logit is no number, where there is one. */
 static integer drawn(const Walk *walk, integer row, integer node, integer position) {
     const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary, heat = walk->temperature[row];
-    const uint64_t key = split(split(split(walk->seeds[row]) ^ (uint64_t)position));
+    const uint64_t key = key_of(walk->seeds[row], position);
     const integer v = walk->vocabulary;
     float best = -INFINITY, rest[LANES], keys[LANES];
     integer found = 0;

@@ -1,4 +1,5 @@
-"""Trees of a compiled drafter, grown in one call: what `core/growth.py` and `drafters/_growth.py` do in tensors.
+"""Trees of a compiled drafter, grown in one call: what `core/growth.py` and `drafters/_growth.py` do in tensors. The
+same call first feeds what was committed since the last one.
 
 Only the common kind: layer by layer, by value, ranked again at the end (EAGLE-2). Logs of confidences differ from those
 of tensors by rounding, which may change a draft and never a text.
@@ -8,16 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.noise import keys, tables
+from ..core.noise import MASK64, tables
 from ..core.sampling import POOL, POOLED
-from ..native.parts import DraftPart, PassPart
-from ..types import Budget, DraftTree, Rows
+from ..native.parts import DraftPart, PassPart, Room
+from ..types import Budget, DraftTree, Price, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
 
@@ -37,6 +41,36 @@ class Shape:
     scale: float
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """What a round committed: of each row the nodes whose features count, and the token behind each of them."""
+
+    features: Float[Tensor, "b m h"]
+    nodes: Sequence[Sequence[int]]
+    tokens: Sequence[Sequence[int]]
+
+    def select(self, index: Sequence[int]) -> Pairs:
+        """Row i := old row index[i]."""
+        chosen = [(self.nodes[i], self.tokens[i]) for i in index]
+        wanted = torch.tensor(list(index), device=self.features.device)
+        return Pairs(self.features[wanted], [nodes for nodes, _ in chosen], [tokens for _, tokens in chosen])
+
+
+@dataclass(frozen=True)
+class Places:
+    """How much room a call needs: rows of the batch, nodes fed for a row, candidates of a row, tokens of a pass."""
+
+    rows: int
+    fed: int
+    candidates: int
+    width: int
+
+    def within(self, other: Places) -> bool:
+        """Is there room for this where there is for the other?"""
+        small = self.fed <= other.fed and self.candidates <= other.candidates and self.width <= other.width
+        return self.rows == other.rows and small
+
+
 @dataclass
 class Grower:
     """A compiled layer's trees. `embeddings`: of the target's tokens, in the precision of the code. `names`: token ids
@@ -45,70 +79,140 @@ class Grower:
     net: CompiledLayer
     embeddings: Float[Tensor, "v h"]
     names: Int[Tensor, " vd"] | None
+    places: Places = field(default=Places(0, 1, 1, 1), init=False)  # that the structures of a call have room for
+    asks: PassPart = field(init=False)
+    wants: DraftPart = field(init=False)
+    price: tuple[Price | None, Any] = field(default=(None, (ctypes.c_double * 1)()), init=False)  # as the code has it
 
-    def grow(self, cache: KVCache, last: Float[Tensor, "b 1 h"], rows: Rows, budget: Budget, shape: Shape) -> DraftTree:
+    def __post_init__(self) -> None:
+        self.room = Room(self.net.step)
+
+    def read(self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs]) -> None:
+        """Feed pairs alone, as `grow` does first."""
+        with self.net.lock:
+            self._call(cache, last, pairs, Places(len(cache.host), 0, 1, 1), Shape(0, 1, 1, 1, 1.0))
+
+    def grow(
+        self,
+        cache: KVCache,
+        last: Float[Tensor, "b 1 h"],
+        pairs: Sequence[Pairs],
+        rows: Rows,
+        budget: Budget,
+        shape: Shape,
+    ) -> DraftTree:
         """A tree for every row.
 
         Args:
-            cache: the layer's keys and values of the text; what is fed lasts for this call.
-            last: the vectors that the candidates below the roots come from.
+            cache: the layer's keys and values of the text; what is fed for the tree lasts for this call.
+            last: in float32, the vectors behind every row's last pair, which the candidates below the roots come from;
+                written here where a row has pairs to be fed.
+            pairs: what is fed first.
             rows: as a drafter's `propose` has them.
             budget: its floor, reach and price.
         """
-        depth, width, nodes = shape.depth, shape.width, shape.nodes
-        net, b, room, price = self.net, len(rows), self.net.room, budget.price
-        hidden, columns = int(net.step.hidden), int(net.step.vocabulary)
-        most, fed = min(shape.top_k, columns), max(1, (depth - 1) * width)
-        candidates = 1 + most * (1 + (depth - 1) * width)
-        cache.reserve(cache.longest + fed)
-        root, vectors, temperature = rows.root.contiguous(), last.float().contiguous(), rows.temperature
-        noise = _keys(rows, depth) if rows.rule == "coupled" and rows.hot else None
-        seconds = torch.tensor(price.seconds if price else (0.0,), dtype=torch.float64)
-        pointers = (ctypes.c_void_p * 2)(cache.keys.data_ptr(), cache.values.data_ptr())
+        depth, width, nodes, b, price = shape.depth, shape.width, shape.nodes, len(rows), budget.price
+        fed = (depth - 1) * width
+        places = Places(b, fed, 1 + min(shape.top_k, int(self.net.step.vocabulary)) * (1 + fed), width)
         with torch.inference_mode(False):
             found, worth = torch.empty(b * (3 * nodes + 1), dtype=torch.long), torch.empty(b * nodes)
             sees = torch.empty(b * nodes * nodes, dtype=torch.bool)
-        parts = [found[b * (1 + i * nodes) :] for i in range(3)]  # tokens, parents, depths
-        with net.lock:
-            turns, ask = net.turned(cache.longest + fed), net.counted(width)
-            asks = PassPart(
-                rows=b, capacity=cache.keys.shape[1], lengths=cache.lengths.data_ptr(),
-                cache=ctypes.addressof(pointers), turns=turns.data_ptr(), positions=len(turns), ask=ask.data_ptr(),
-                tap=room.of("tap", 1, torch.long).fill_(1).data_ptr(), threads=torch.get_num_threads(),
-                **room.addresses(b * width, fed), **room.cut(
-                    "a step", torch.float32, given=b * width * int(net.step.joined), states=b * width * hidden,
-                    tapped=b * width * hidden, logits=b * width * columns,
-                ),
-            )  # fmt: skip
-            wants = DraftPart(
-                depth=depth, width=width, most=most, pool=max(POOL, most) if columns > POOLED else columns,
-                scale=shape.scale, floor=_log(budget.floor), reach=_log(budget.reach), nodes=nodes,
-                sizes=len(price.seconds) if price else 0, summed=int(price.summed) if price else 0,
-                seconds=seconds.data_ptr(),
-                trust=price.trust if price else 1.0, embeddings=self.embeddings.data_ptr(),
-                names=None if self.names is None else self.names.data_ptr(), temperature=temperature.data_ptr(),
-                keys=None if noise is None else noise.data_ptr(), knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(),
-                root=root.data_ptr(), last=vectors.data_ptr(), candidates=candidates,
-                ancestors=room.of("ancestors", b * fed * fed, torch.uint8).data_ptr(),
-                size=found.data_ptr(), values=worth.data_ptr(), sees=sees.data_ptr(),
-                tokens=parts[0].data_ptr(), parents=parts[1].data_ptr(), depths=parts[2].data_ptr(),
-                **room.cut("fed", torch.long, spots=b * fed, place=b * fed),
-                **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, b * candidates)),
-                **room.cut(
-                    "values", torch.float32, value=b * candidates, vectors=b * fed * hidden, raced=b * width * columns
-                ),
-            )  # fmt: skip
-            net.drafts(*map(ctypes.byref, (net.step, net.end, asks, wants)))
-        n = int(wants.kept)
-        tokens, parents, depths = (part[: b * n].view(b, n) for part in parts)
+        root, size = rows.root.contiguous(), found.data_ptr()
+        heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
+        seeds = (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds))
+        starts = (ctypes.c_int64 * b)(*rows.start)
+        told: dict[str, Any] = {
+            "floor": _log(budget.floor), "reach": _log(budget.reach), "trust": price.trust if price else 1.0,
+            "sizes": len(price.seconds) if price else 0, "summed": int(price.summed) if price else 0,
+            "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts), "root": root.data_ptr(),
+            "seeds": ctypes.addressof(seeds) if rows.rule == "coupled" and rows.hot else None,
+            "size": size, "values": worth.data_ptr(), "sees": sees.data_ptr(),
+            **{name: size + 8 * b * (1 + i * nodes) for i, name in enumerate(("tokens", "parents", "depths"))},
+        }  # fmt: skip
+        with self.net.lock:
+            if price is not None and self.price[0] is not price:
+                self.price = price, (ctypes.c_double * len(price.seconds))(*price.seconds)
+            told["seconds"] = ctypes.addressof(self.price[1])
+            n = self._call(cache, last, pairs, places, shape, told)
+        tokens, parents, depths = (found[b * (1 + i * nodes) :][: b * n].view(b, n) for i in range(3))
         seen = sees[: b * n * n].view(b, n, n)
         return DraftTree(tokens, parents, depths, found[:b], seen, depth, worth[: b * n].view(b, n))
 
+    def _call(
+        self,
+        cache: KVCache,
+        last: Tensor,
+        pairs: Sequence[Pairs],
+        places: Places,
+        shape: Shape,
+        told: Mapping[str, Any] = MappingProxyType({}),
+    ) -> int:
+        """The call itself; `told`: what else the structure of the draft holds. Returns the nodes of the widest row."""
+        net, b, columns = self.net, places.rows, int(self.net.step.vocabulary)
+        counts, features, behind = listed(pairs, b)
+        slots = cache.longest + (waits := max(counts)) + places.fed
+        self._fit(replace(places, width=max(waits, places.width)) if waits > places.width else places)
+        cache.reserve(slots)
+        asks, wants, turns = self.asks, self.wants, net.turned(slots)
+        waiting, lengths = (ctypes.c_int64 * b)(*counts), (ctypes.c_int64 * b)(*cache.host)
+        tokens, vectors = (ctypes.c_int64 * len(behind))(*behind), (ctypes.c_void_p * len(features))(*features)
+        pointers = (ctypes.c_void_p * 2)(cache.keys.data_ptr(), cache.values.data_ptr())
+        asks.capacity, asks.cache = cache.keys.shape[1], ctypes.addressof(pointers)
+        asks.turns, asks.positions, asks.threads = turns.data_ptr(), len(turns), torch.get_num_threads()
+        wants.waits, wants.waiting, wants.lengths = waits, ctypes.addressof(waiting), ctypes.addressof(lengths)
+        wants.features, wants.behind, wants.last = ctypes.addressof(vectors), ctypes.addressof(tokens), last.data_ptr()
+        wants.depth, wants.width, wants.nodes, wants.scale = shape.depth, shape.width, shape.nodes, shape.scale
+        wants.most = most = min(shape.top_k, columns)
+        wants.pool = max(POOL, most) if columns > POOLED else columns
+        for name, value in told.items():
+            setattr(wants, name, value)
+        net.drafts(*map(ctypes.byref, (net.step, net.end, asks, wants)))
+        if waits:
+            cache.advance(counts)
+        return int(wants.kept)
 
-def _keys(rows: Rows, depth: int) -> Tensor:
-    """Of the noise at every row's next positions, [b * depth, 2]."""
-    seeds = [seed for seed in rows.seeds for _ in range(depth)]
-    return keys(seeds, [start + d for start in rows.start for d in range(1, depth + 1)])
+    def _fit(self, places: Places) -> None:
+        """Make structures with room for this, unless there are; they are kept from call to call."""
+        if places.within(self.places):
+            return
+        old = self.places
+        self.places = places = Places(
+            places.rows, max(old.fed, places.fed), max(old.candidates, places.candidates), max(old.width, places.width)
+        )
+        net, room, hidden = self.net, self.room, int(self.net.step.hidden)
+        b, wide, columns = places.rows, places.rows * places.width, int(net.step.vocabulary)
+        fed, candidates = max(1, places.fed), b * places.candidates
+        self.asks = PassPart(
+            rows=b, ask=net.counted(places.width).data_ptr(), tap=room.of("tap", 1, torch.long).fill_(1).data_ptr(),
+            **room.addresses(wide, max(fed, places.width)),
+            **room.cut(
+                "a step", torch.float32, given=wide * int(net.step.joined), states=wide * hidden, tapped=wide * hidden,
+                logits=wide * columns,
+            ),
+        )  # fmt: skip
+        self.wants = DraftPart(
+            embeddings=self.embeddings.data_ptr(), names=None if self.names is None else self.names.data_ptr(),
+            knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
+            ancestors=room.of("ancestors", b * fed * fed, torch.uint8).data_ptr(),
+            **room.cut("fed", torch.long, spots=b * max(fed, places.width), place=b * fed),
+            **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
+            **room.cut("values", torch.float32, value=candidates, vectors=b * fed * hidden, raced=wide * columns),
+        )  # fmt: skip
+
+
+def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], list[int]]:
+    """How many pairs each row has; addresses of their features, and their tokens, row by row."""
+    counts, features, behind = [0] * rows, list[int](), list[int]()
+    for r in range(rows):
+        for given in pairs:
+            nodes, tokens = given.nodes[r], given.tokens[r]
+            size = given.features.element_size()
+            row, step = given.features.stride(0) * size, given.features.stride(1) * size
+            start = given.features.data_ptr() + r * row
+            features += [start + node * step for node in nodes]
+            behind += tokens
+            counts[r] += len(nodes)
+    return counts, features, behind
 
 
 def _log(value: float) -> float:
