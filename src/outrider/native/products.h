@@ -6,6 +6,12 @@
 #define FIRST 32768 /* bytes of the first cache */
 #endif
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
+#if LANES == 16
+#define MOST 6 /* rows of x that are multiplied at once: sums of so many with four outputs fit into the registers */
+#else
+#define MOST 2
+#endif
+#define TILE (LANES / 4) /* of more rows, so many at once but for the last ones */
 
 typedef struct { /* memory that will be read soon */
     const char *from, *to;
@@ -13,7 +19,7 @@ typedef struct { /* memory that will be read soon */
     int near;      /* into the first cache or the second? */
 } Ahead;
 
-/* `n` rows of x with so many outputs, LANES results at most. The outputs' rows lie at `rows`, or in fours if they are in
+/* `n` rows of x with so many outputs, LANES results or those of MOST rows with four. The outputs' rows lie at `rows`, or in fours if they are in
    blocks, with their scales in `known`; `room`: where their numbers are written, or NULL. Results are written as rows of
    LANES numbers. */
 INLINE void tile(
@@ -26,10 +32,11 @@ INLINE void tile(
 #ifdef NARROW
     const integer column = LANES * bytes(kind, width);
 #endif
-    float made[LANES];
-    vector found[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) found[i] = ZERO;
+    const int results = n * outputs <= LANES ? LANES : 2 * LANES;
+    float made[2 * LANES];
+    vector found[2 * LANES];
+#pragma GCC unroll 32
+    for (int i = 0; i < results; i++) found[i] = ZERO;
     for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {
         operand given[4], weights[4];
         for (integer i = 0; i < lines; i++, line += LINE) {
@@ -39,7 +46,7 @@ INLINE void tile(
                 _mm_prefetch(line, _MM_HINT_T1);
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < n; i++) given[i] = PINNED(INPUT(x + i * width + k));
+        for (int i = 0; i < n && n <= 4; i++) given[i] = PINNED(INPUT(x + i * width + k));
 #pragma GCC unroll 4
         for (int j = 0; j < outputs; j += 4) {
             if (kind == PLAIN)
@@ -53,14 +60,15 @@ INLINE void tile(
 #endif
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
                 for (int i = 0; i < n; i++)
-                    found[i * outputs + j + r] = TIMES(found[i * outputs + j + r], given[i], weights[r]);
+                    found[i * outputs + j + r] =
+                        TIMES(found[i * outputs + j + r], n <= 4 ? given[i] : INPUT(x + i * width + k), weights[r]);
         }
     }
     ahead->from = line;
-    STORE(made, sums(found));
-#pragma GCC unroll 4
+    for (int i = 0; i < results; i += LANES) STORE(made + i, sums(found + i));
+#pragma GCC unroll 6
     for (int i = 0; i < n; i++) memcpy(y + i * LANES, made + i * outputs, outputs * sizeof(float));
 }
 
@@ -69,7 +77,7 @@ INLINE void few(
     const int n, const int kind, const input *x, integer width, const char *const *rows, const float *known,
     Ahead *ahead, float *y
 ) {
-    const int outputs = n == 3 ? 4 : LANES / n;
+    const int outputs = n == 3 || n > 4 ? 4 : LANES / n;
     for (int j = 0; j < LANES; j += outputs) {
         const float *own = kind == PLAIN ? NULL : known + j / 4 * (width / GROUP) * KNOWN(kind);
         tile(n, outputs, kind, x, width, rows + (kind == PLAIN ? j : j / 4), own, NULL, ahead, y + j);
@@ -88,8 +96,12 @@ INLINE void some(
 #if LANES == 16
     else if (n == 3)
         few(3, kind, x, width, rows, known, ahead, y);
-    else
+    else if (n == 4)
         few(4, kind, x, width, rows, known, ahead, y);
+    else if (n == 5)
+        few(5, kind, x, width, rows, known, ahead, y);
+    else
+        few(6, kind, x, width, rows, known, ahead, y);
 #endif
 }
 
@@ -97,8 +109,8 @@ INLINE void some(
    are those of the last ones, and nobody's. */
 static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
     const char *rows[LANES], *data = w.data;
-    const integer size = bytes(w.kind, width), column = LANES * size, steps = width / STEP, most = LANES / 4;
-    const integer tiles = n == 3 && LANES == 16 ? 4 : n <= most ? n : (n + most - 1) / most * 4;
+    const integer size = bytes(w.kind, width), column = LANES * size, steps = width / STEP;
+    const integer tiles = n < 3 ? n : n > MOST ? (n + TILE - 1) / TILE * 4 : 4;
     const int near = 2 * column <= FIRST * 4 / 5; /* this column and the next, beside rows of x */
     const char *next = data + first * size + (near ? 1 : 2) * column;
     Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near};
@@ -106,18 +118,18 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
 #ifdef NARROW
     const integer apart = width / GROUP * KNOWN(w.kind);
     float known[w.kind != PLAIN ? LANES / 4 * apart + 16 : 1];
-    number room[w.kind != PLAIN && n > most ? 4 * width : 1];
+    number room[w.kind != PLAIN && n > MOST ? 4 * width : 1];
     if (w.kind != PLAIN) {
         ahead.to = next; /* what is in blocks asks for itself */
         for (integer j = 0; j < LANES / 4; j++) {
             rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
             know(rows[j], w.kind, width, column, known + j * apart);
         }
-        if (n <= most && w.kind == FOUR) return some(FOUR, x, n, width, rows, known, &ahead, y);
-        if (n <= most) return some(EIGHT, x, n, width, rows, known, &ahead, y);
+        if (n <= MOST && w.kind == FOUR) return some(FOUR, x, n, width, rows, known, &ahead, y);
+        if (n <= MOST) return some(EIGHT, x, n, width, rows, known, &ahead, y);
     }
 #endif
-    if (n <= most) return some(PLAIN, x, n, width, rows, NULL, &ahead, y);
+    if (n <= MOST) return some(PLAIN, x, n, width, rows, NULL, &ahead, y);
     for (integer j = 0; j < LANES; j += 4) { /* a few outputs stay in the first cache while rows pass by */
         const char *const *from = rows + j;
         float *to = y + j;
@@ -134,12 +146,17 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
                 tile(4, 4, EIGHT, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
         }
 #endif
-        for (; i + most <= n; i += most)
-            tile(LANES / 4, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
+#define REST(rows, left) \
+    for (; i < n && (left); i += rows) tile(rows, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
+        REST(TILE, n - i > MOST || n - i == TILE)
 #if LANES == 16
-        for (; i + 2 <= n; i += 2) tile(2, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
+        REST(6, n - i == 6)
+        REST(5, n - i == 5)
+        REST(3, n - i == 3)
 #endif
-        for (; i < n; i++) tile(1, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
+        REST(2, n - i == 2)
+        REST(1, n - i == 1)
+#undef REST
     }
 }
 
