@@ -21,11 +21,12 @@ from outrider.types import Budget, Price, Rows, Sampling
 
 
 @lru_cache
-def rows(b: int = 1, remaining: int = 100) -> Rows:
+def rows(b: int = 1, remaining: int = 100, new: int = 0) -> Rows:
     zero = torch.zeros(b, dtype=torch.long)
     return Rows(
-        zero, zero, (0,) * b, (0,) * b, (0,) * b, (Sampling(),) * b, "coupled", (remaining,) * b, GumbelNoise(8)
-    )
+        zero, zero, (0,) * b, (0,) * b, (0,) * new + (1,) * (b - new), (Sampling(),) * b, "coupled", (remaining,) * b,
+        GumbelNoise(8),
+    )  # fmt: skip
 
 
 def play(
@@ -73,6 +74,30 @@ def test_a_hopeless_drafter_is_left_alone() -> None:
     rate, drafts = play(budget, 0.0, 600, node=0.05, step=0.3)
     assert rate > 0.95
     assert drafts < 0.04
+
+
+def test_a_hard_text_says_little_of_the_next() -> None:
+    """Rows that begin are met with what was usual, and drafts that disappointed in the last text are tried at once."""
+    budget, drafted = AdaptiveBudget(), {}
+    play(budget, 0.8, 600)
+    play(budget, 0.0, 300)
+    assert budget.reaches(1)[0] < 0.2
+    for new in (0, 1):
+        again, drafted[new] = copy.deepcopy(budget), 0
+        for i in range(12):
+            depth = again.choose(rows(new=new if i == 0 else 0)).depth
+            drafted[new] += depth > 0
+            again.learn(Report(1, depth, depth + 1, 0.05 * depth, 1 + 0.02 * depth, 0.01, [1] * depth))
+    assert drafted[1] > 10 > drafted[0] + 3
+
+
+def test_a_new_row_counts_by_its_share_of_the_batch() -> None:
+    budget = AdaptiveBudget()
+    play(budget, 0.8, 600, b=4)
+    play(budget, 0.0, 150, b=4)
+    before, usual = budget.reaches(1)[0], budget.usual_hits[0] / budget.usual_asked[0]
+    budget.choose(rows(4, new=1))
+    assert before < budget.reaches(1)[0] < 0.5 * (before + usual)
 
 
 @pytest.mark.parametrize("alpha", [0.6, 0.8, 0.9])

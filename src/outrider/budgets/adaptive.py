@@ -12,6 +12,9 @@ costs time, so no other set of nodes is better. Confidences are fitted to what w
 is what remains: tokens accepted for each that the values promised. The drafter goes one depth further only while its
 best node is worth a step of its time (`Budget.reach`), and feeds no node that is sure to be cut (`Budget.floor`).
 
+Texts differ more than the rounds of one text do. So there are two records of what was accepted, a quick one and a slow
+one, and a row that begins is met with the slow one's shares, as strongly as PRIOR rows would be.
+
 All this is a forecast, and it is held to what came of it: where the last rounds with drafts brought fewer tokens a
 second than plain ones would have, nothing is drafted but for a try now and then, and at once again after a try that
 paid. What a batch size costs that was not met yet is taken from the others, by the nodes of all rows.
@@ -32,12 +35,13 @@ from ..types import Budget, Drafting, Price, Rows
 from .curve import Curve
 
 DECAY = 0.98  # forgetting of hit rates, per round
+SLOW = 0.999  # the same in the record that outlives texts
 PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
-PROBE_MAX = 32
+TRIES = 0.015  # of the time is spent on such chances at most, by what one is expected to lose
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
 ENOUGH = 24.0  # rows of such rounds, decayed, before they are judged: what one brings is mostly chance
 LOSS = 0.5  # over the root of that count: the share by which they may bring less than plain decoding by chance
-PRIOR = 8.0  # pseudo-count of rows for a depth never seen
+PRIOR = 16.0  # pseudo-count of rows for a depth never seen, and for a text that begins
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
@@ -76,6 +80,9 @@ class Brought:
         self.tokens = RECENT * self.tokens + tokens
         self.seconds = RECENT * self.seconds + seconds
         self.rows = RECENT * self.rows + rows
+
+    def forget(self, share: float) -> None:
+        self.tokens, self.seconds, self.rows = ((1 - share) * x for x in (self.tokens, self.seconds, self.rows))
 
     @property
     def rate(self) -> float:
@@ -139,6 +146,8 @@ class AdaptiveBudget:
     drift: float = 1.0  # how long plain passes take on average, over what the curves say, which is a low quantile
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
     asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
+    usual_hits: list[float] = field(default_factory=list)  # the same two, decayed slowly
+    usual_asked: list[float] = field(default_factory=list)
     promised: float = 0.0  # tokens, decayed
     kept: float = 0.0  # of those, accepted
     idle: int = 0  # rounds since the last draft
@@ -152,6 +161,8 @@ class AdaptiveBudget:
         if useful < 1 or self.nodes < 2 or self.depth < 1:
             return Budget(1, 0)
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
+        if new := sum(serial == 0 for serial in rows.serial):
+            self._begin(b, new / b)
         seen = self.seen.get(b, 0)
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
@@ -160,9 +171,10 @@ class AdaptiveBudget:
         if best == 0 or brought.rate < brought.least * plain:
             if self.idle < self.patience:
                 return Budget(1, 0)
-            self.patience = min(max(PROBE, 2 * self.patience), PROBE_MAX)
-            rates = self._rates(b, drafting)
+            rates, seconds = self._rates(b, drafting), self.seconds(b)
             best = max(range(1, len(rates)), key=rates.__getitem__)
+            lost = (1 - rates[best] / max(1e-9, rates[0])) * seconds[best] / max(1e-9, seconds[0])  # plain rounds
+            self.patience = max(PROBE, min(2 * self.patience, int(lost / TRIES)))
         elif self.rounds % EXPLORE == 0:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
@@ -173,6 +185,16 @@ class AdaptiveBudget:
         price = self.price(b, best)
         floor = min(0.25, 0.5 * rate * (b if price.summed else 1) * price.slope / self.trust)
         return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price, rate=rate)
+
+    def _begin(self, rows: int, share: float) -> None:
+        """This share of the rows is new: what was learnt of the rows before them says less."""
+        for d, (hits, asked) in enumerate(zip(self.usual_hits, self.usual_asked, strict=True)):
+            rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
+            self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
+            self.hits[d] = rate * self.asked[d]
+        self.brought.setdefault(rows, Brought()).forget(share)
+        self.patience = min(self.patience, PROBE)
+        self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:
         nodes = min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
@@ -207,13 +229,18 @@ class AdaptiveBudget:
                 # A depth never seen is believed to go on as the one above it does.
                 self.hits.append(PRIOR * self.reaches(d + 1)[d])
                 self.asked.append(PRIOR)
+            if d >= len(self.usual_asked):
+                self.usual_hits.append(self.hits[d])
+                self.usual_asked.append(self.asked[d])
             self.asked[d] = DECAY * self.asked[d] + drafting
             self.hits[d] = DECAY * self.hits[d] + accepted
+            self.usual_asked[d] = SLOW * self.usual_asked[d] + drafting
+            self.usual_hits[d] = SLOW * self.usual_hits[d] + accepted
         if report.promised:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
-        if self.seen[b] > 1:
+        if self.seen[b] > LEARN:  # those before were measurements
             self.brought.setdefault(b, Brought()).learn(tokens, seconds, b)
         if tokens > seconds * self._plain(b):
             self.patience = 0  # the next round is a try as well, where drafts do not pay otherwise

@@ -15,7 +15,7 @@ class Curve:
     What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
     rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
     the nearest power of two, or most would be seen once and never again; a size seen to cost more than a larger one was
-    disturbed.
+    disturbed, or is not what it was: what is asked for less often is known less well.
     """
 
     prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
@@ -43,9 +43,7 @@ class Curve:
         if len(known) < 2:
             first = known[0] if known else 0
             return [self.points.get(first, 0.0) * max(0.2, 1 + self.prior_slope * (size - first)) for size in sizes]
-        costs = [self.points[size] for size in known]
-        if not self.mean:
-            costs = [*accumulate(reversed(costs), min)][::-1]  # no more than a larger one
+        costs = [*accumulate((self.points[size] for size in reversed(known)), min)][::-1]  # no more than a larger one
         found = []
         for size in sizes:
             i = min(max(bisect_left(known, size), 1), len(known) - 1)

@@ -65,6 +65,7 @@ class Memory:
         budget.draft = {b: Curve(prior_slope=0.5, mean=True, points=p) for b, p in curves["draft"].items()}
         budget.step.points, budget.size.points = single["step"], single["size"]
         budget.rest, budget.hits, budget.asked = rest, *record
+        budget.usual_hits, budget.usual_asked = ([*part] for part in record)
         known = budget.draft.keys() if SUMMED in budget.verify else budget.verify.keys() & budget.draft.keys()
         budget.seen = dict.fromkeys(known, LEARN)
         for fit, scale in zip(self.fits, scales, strict=True):
@@ -79,13 +80,13 @@ class Memory:
         self.rounds, self.at = self.budget.rounds, now
         b = self.budget
         # Other texts may be unlike those so far, so every depth's record weighs no more than a prior.
-        shares = [min(1.0, PRIOR / asked) for asked in b.asked]
+        shares = [min(1.0, PRIOR / asked) for asked in b.usual_asked]
         found: dict[str, Any] = {
             "format": FORMAT,
             **{name: {str(rows): c.points for rows, c in getattr(b, name).items()} for name in ("verify", "draft")},
             **{name: getattr(b, name).points for name in ("step", "size")},
-            "hits": [h * s for h, s in zip(b.hits, shares, strict=True)],
-            "asked": [a * s for a, s in zip(b.asked, shares, strict=True)],
+            "hits": [h * s for h, s in zip(b.usual_hits, shares, strict=True)],
+            "asked": [a * s for a, s in zip(b.usual_asked, shares, strict=True)],
             "rest": b.rest,
             "scales": [fit.scale for fit in self.fits],
         }

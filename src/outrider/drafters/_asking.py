@@ -28,7 +28,7 @@ PRIOR = 4.0  # rounds that all bins' record is worth in each, and that FIRST and
 FIRST, FALL = 0.4, 0.6  # what is believed at first: added(0), and what each depth more keeps of it
 EXPLORE = 8  # every so many rounds that are asked go one deeper
 LEARN = 4  # rounds of a batch size that are asked and timed first; one more warms up
-PROBE, PROBE_MAX = 16, 256  # rounds that are not asked until one is
+PROBE, PROBE_MAX = 16, 64  # rounds that are not asked until one is
 
 
 @dataclass
