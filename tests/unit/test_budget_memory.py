@@ -9,7 +9,7 @@ import pytest
 
 import outrider
 from outrider.budgets import memory
-from outrider.budgets.adaptive import LEARN, AdaptiveBudget, Report
+from outrider.budgets.adaptive import LEARN, PRIOR, AdaptiveBudget, Report
 from outrider.budgets.calibration import Fit
 from outrider.budgets.memory import Memory, file_of
 
@@ -35,7 +35,7 @@ def test_it_comes_back(tmp_path: Path) -> None:
         [hits / asked for hits, asked in zip(budget.usual_hits, budget.usual_asked, strict=True)]
     )
     assert again.seen == {1: LEARN}
-    assert max(again.asked) <= 8.0
+    assert max(again.asked) <= PRIOR
 
 
 @pytest.mark.parametrize(

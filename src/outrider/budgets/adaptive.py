@@ -47,7 +47,7 @@ FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
 SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
-STALE = 4  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
+STALE = 8  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
 
@@ -212,7 +212,7 @@ class AdaptiveBudget:
         if not drafting:
             return
         self.rounds += 1
-        if self.rounds < 25 * STALE or self.rounds % STALE == 0:
+        if self.rounds < 100 or self.rounds % STALE == 0:
             self._held.clear()
         self.seen[b] = self.seen.get(b, 0) + 1
         if self.seen[b] > 1:  # the first round of a kind warms up
