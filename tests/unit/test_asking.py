@@ -36,7 +36,7 @@ def told(added: dict[float, Sequence[float]], step: float = 0.002, rounds: int =
 
 def test_by_hand() -> None:
     """A step of 2 ms and a node of 1 ms are worth 0.15 tokens at 50 a second."""
-    asking = told({0.0: [0.6, 0.3, 0.1, 0.05], 0.9: [0.1, 0.05, 0.0, 0.0]})
+    asking = told({0.0: [0.6, 0.3, 0.1, 0.05], 0.9: [0.05, 0.02, 0.0, 0.0]})
     assert asking.added(0.0, 4) == pytest.approx([0.6, 0.3, 0.1, 0.05], abs=0.12)
     assert asking.depth([0.0], 1, ASKED) == 2
     assert asking.depth([0.9], 4, ASKED) == 0
@@ -52,6 +52,15 @@ def test_rows_that_need_it_pay_for_the_others() -> None:
         asking.time(4, 4, 0.008)
     assert asking.depth([0.0, 0.9], 1, replace(ASKED, rate=80.0)) > 0
     assert asking.depth([0.0, 0.9, 0.9, 0.9], 1, replace(ASKED, rate=80.0)) == 0
+
+
+def test_new_texts_are_asked_for_again() -> None:
+    """What a hard text has taught counts for a few rounds, and is doubted."""
+    asking = told({0.0: [0.14, 0.0, 0.0, 0.0]})
+    assert asking.depth([0.0], 1, replace(ASKED, rate=60.0)) == 0
+    asking.begin(1.0)
+    assert asking.added(0.0, 1) == pytest.approx([0.14], abs=0.08)
+    assert asking.depth([0.0], 1, replace(ASKED, rate=60.0)) > 0
 
 
 def test_it_asks_again_ever_more_rarely() -> None:

@@ -257,7 +257,8 @@ class AdaptiveBudget:
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if report.depth:
             self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True)).learn(report.depth, report.draft_seconds)
-            self.size.learn(report.depth, report.total / b if report.total else float(report.nodes))
+            if self.seen[b] > LEARN:  # drafts of those before were not cut to what pays
+                self.size.learn(report.depth, report.total / b if report.total else float(report.nodes))
         if report.drafted:
             self.step.learn(report.drafted, report.draft_seconds)
 

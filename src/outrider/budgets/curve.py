@@ -19,17 +19,19 @@ class Curve:
     """
 
     prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
-    mean: bool = False  # for what differs from round to round by itself: the running mean instead
+    mean: bool = False  # for what differs from round to round by itself: the mean of the last ten or so instead
     points: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # measurements since it began
 
     def learn(self, size: int, seconds: float) -> None:
         size = nearest(size)
         old = self.points.get(size)
         if old is None or (seconds < 0.5 * old and not self.mean):
-            self.points[size] = seconds
+            self.points[size], self.counts[size] = seconds, 1
             return
         if self.mean:
-            self.points[size] = old + 0.1 * (min(seconds, 4 * old) - old)
+            self.counts[size] = count = self.counts.get(size, 9) + 1
+            self.points[size] = old + (min(seconds, 4 * old) - old) / min(10, count)
             return
         step = min(0.5 * old, seconds - old)
         self.points[size] = old + (0.1 if step > 0 else 0.4) * step

@@ -9,8 +9,9 @@ A second brings `Budget.rate` tokens to every row as things are. So the networks
     sum over rows of g(d)  -  rows * rate * (s(d) + p(d))
 
 is highest, and not at all where none pays. `added` is learnt from past rounds, apart for rows whose free draft is
-unlikely to have the next token and for those where it is likely. Where networks have not been asked for a while they
-are asked once again, ever more rarely while that changes nothing.
+unlikely to have the next token and for those where it is likely, with a bonus for what is known of few rounds; what
+was learnt of other texts counts for few. Where networks have not been asked for a while they are asked once again, ever
+more rarely while that changes nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ BINS = 4  # of the chance that a free draft has the next token
 DECAY = 0.98  # forgetting, for each row that a record takes in
 PRIOR = 4.0  # rounds that all bins' record is worth in each, and that FIRST and FALL are worth in that
 FIRST, FALL = 0.4, 0.6  # what is believed at first: added(0), and what each depth more keeps of it
+DOUBT = 0.5  # standard deviations that are added
 EXPLORE = 8  # every so many rounds that are asked go one deeper
 LEARN = 4  # rounds of a batch size that are asked and timed first; one more warms up
 PROBE, PROBE_MAX = 16, 64  # rounds that are not asked until one is
@@ -67,10 +69,10 @@ class Asking:
             budget: without a `rate` it decides alone.
         """
         rows, most = len(chances), budget.depth
-        if not budget.rate or self.rounds.get(rows, 0) <= LEARN:
-            return most
+        if not budget.rate or (asked := self.rounds.get(rows, 0)) <= LEARN:
+            return most if not budget.rate or asked % 2 == 0 else min(most, 1)
         times = self.seconds[rows].table(range(1, most + 1))
-        gains = [sum(added) for added in zip(*(self.added(c, most) for c in chances), strict=True)]
+        gains = [sum(added) for added in zip(*(self.added(c, most, DOUBT) for c in chances), strict=True)]
         worth = [0.0]
         for d, gain in enumerate(accumulate(gains), 1):
             wider = budget.price.wider(rows, nodes, d) if budget.price else 0.0
@@ -84,16 +86,25 @@ class Asking:
         self.idle = 0 if best else self.idle + 1
         return best
 
-    def added(self, chance: float, depth: int) -> list[float]:
-        """[k]: the chance that networks get a row to depth k + 1, and nothing else does."""
+    def added(self, chance: float, depth: int, doubt: float = 0.0) -> list[float]:
+        """[k]: the chance that networks get a row to depth k + 1, and nothing else does; and so many standard deviations."""
         mine, found = self.records[place(chance)], []
         for k in range(depth):
             seen = [r for r in self.records if k < len(r.asked)]
             asked, added = sum(r.asked[k] for r in seen), sum(r.added[k] for r in seen)
             overall = (added + PRIOR * FIRST * FALL**k) / (asked + PRIOR)
             own = (mine.asked[k], mine.added[k]) if k < len(mine.asked) else (0.0, 0.0)
-            found.append((own[1] + PRIOR * overall) / (own[0] + PRIOR))
+            mean = (own[1] + PRIOR * overall) / (own[0] + PRIOR)
+            found.append(mean + doubt * (mean * (1 - mean) / (own[0] + 1)) ** 0.5)
         return found
+
+    def begin(self, share: float) -> None:
+        """This share of the rows is new."""
+        self.patience = PROBE
+        for record in self.records:
+            for k, asked in enumerate(record.asked):
+                kept = 1 - share * (1 - min(1.0, PRIOR / max(1e-9, asked)))
+                record.asked[k], record.added[k] = kept * asked, kept * record.added[k]
 
     def time(self, rows: int, depth: int, seconds: float) -> None:
         """Take in how long the networks took."""
