@@ -87,7 +87,8 @@ class Asking:
         return best
 
     def added(self, chance: float, depth: int, doubt: float = 0.0) -> list[float]:
-        """[k]: the chance that networks get a row to depth k + 1, and nothing else does; and so many standard deviations."""
+        """[k]: the chance that networks get a row to depth k + 1, and nothing else does; `doubt` standard deviations
+        more."""
         mine, found = self.records[place(chance)], []
         for k in range(depth):
             seen = [r for r in self.records if k < len(r.asked)]
