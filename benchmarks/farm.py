@@ -85,6 +85,7 @@ class Seen:
     """What a budget sees of the rows."""
 
     remaining: list[int]
+    serial: list[int]  # 0 for a row that begins
 
     def __len__(self) -> int:
         return len(self.remaining)
@@ -130,7 +131,7 @@ class Server:
     def round(self, now: float) -> tuple[float, list[Asked]]:
         """One round of every live row."""
         left = [asked.text.tokens - at for asked, at in zip(self.live, self.at, strict=True)]
-        chosen: Any = self.budget.choose(Seen(left))  # type: ignore[arg-type]  # budgets ask no more of the rows
+        chosen: Any = self.budget.choose(Seen(left, [at - 1 for at in self.at]))  # type: ignore[arg-type]  # budgets ask no more of the rows
         depth = 0 if chosen.nodes < 2 else max(0, min(chosen.depth, DEPTH, max(left) - 1))
         context = sum(asked.text.prompt + at for asked, at in zip(self.live, self.at, strict=True))
         draft, rest = self.machine.round(len(self.live), context, depth)

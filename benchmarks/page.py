@@ -17,6 +17,7 @@ from studies import RESULTS, ROOT
 
 TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and the studies that it shows
     "smollm2 ships greedy": (tables.methods(0.0), "smollm2_ships"),
+    "smollm2 ships warm": (tables.methods(0.6), "smollm2_ships"),
     "smollm2 ships sampled": (tables.methods(1.0), "smollm2_ships"),
     "smollm2 ships domains": (tables.domains, "smollm2_ships"),
     "smollm2 greedy": (tables.methods(0.0), "smollm2"),

@@ -18,12 +18,13 @@ from studies import ROOT
 # method -> label; transformers' own first
 STOCK = {"transformers": "transformers generate"}
 OURS = {
-    "none": "none (plain decoding, recorded)",
+    "none": "none (plain decoding)",
     "lookup": "lookup, adaptive",
     "suffix": "suffix, adaptive",
     "Medusa, adaptive": "Medusa, adaptive",
-    "HASS chain of 3": "HASS, chain of 3",
-    "HASS, 6 nodes": "HASS, 6 nodes",
+    "HASS chain of 1": "HASS, chain of 1",
+    "HASS chain of 2": "HASS, chain of 2",
+    "HASS, 4 nodes": "HASS, 4 nodes",
     "HASS, 16 nodes": "HASS, 16 nodes",
     "HASS, adaptive": "HASS, adaptive",
     "suffix and HASS, adaptive": "suffix and HASS, adaptive",

@@ -85,8 +85,8 @@ REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-
 SHIPS, HEADS = "eagle:smollm2/hass", "medusa:smollm2/medusa"
 SHIPPED = (  # what a user has from the start
     "lookup@auto", "suffix@auto", f"Medusa, 16 nodes={HEADS}@16x4", f"Medusa, adaptive={HEADS}@auto",
-    f"HASS chain of 3={SHIPS}?tree=chain@4x3", f"HASS, 6 nodes={SHIPS}@6x4", f"HASS, 16 nodes={SHIPS}@16x6",
-    f"HASS, adaptive={SHIPS}@auto", f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
+    f"HASS chain of 1={SHIPS}?tree=chain@2x1", f"HASS chain of 2={SHIPS}?tree=chain@3x2",
+    f"HASS, 4 nodes={SHIPS}@4x3", f"HASS, 16 nodes={SHIPS}@16x6", f"HASS, adaptive={SHIPS}@auto", f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
 )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ BASE = Config("demo", tokens=32)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2": replace(PAPERS, drafters=REAL, peers=("transformers", "transformers?lookup=10")),
-    "smollm2_ships": replace(PAPERS, drafters=SHIPPED, peers=("transformers",)),
+    "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
                         temperatures=(0.0, 1.0), limit=11),
     "batches": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6"), batch_sizes=(1, 2, 4, 8),
