@@ -86,7 +86,8 @@ SHIPS, HEADS = "eagle:smollm2/hass", "medusa:smollm2/medusa"
 SHIPPED = (  # what a user has from the start
     "lookup@auto", "suffix@auto", f"Medusa, 16 nodes={HEADS}@16x4", f"Medusa, adaptive={HEADS}@auto",
     f"HASS chain of 1={SHIPS}?tree=chain@2x1", f"HASS chain of 2={SHIPS}?tree=chain@3x2",
-    f"HASS, 4 nodes={SHIPS}@4x3", f"HASS, 16 nodes={SHIPS}@16x6", f"HASS, adaptive={SHIPS}@auto", f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
+    f"HASS, 4 nodes={SHIPS}@4x3", f"HASS, 16 nodes={SHIPS}@16x6", f"HASS, adaptive={SHIPS}@auto",
+    f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
 )  # fmt: skip
 
 
