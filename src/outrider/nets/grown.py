@@ -58,17 +58,19 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Places:
-    """How much room a call needs: rows of the batch, nodes fed for a row, candidates of a row, tokens of a pass."""
+    """How much room a call needs: rows of the batch; of a row the nodes fed, its candidates, the nodes fed at once, and
+    the pairs that wait."""
 
-    rows: int
-    fed: int
-    candidates: int
-    width: int
+    rows: int = 0
+    fed: int = 1
+    candidates: int = 1
+    width: int = 1
+    waits: int = 1
 
-    def within(self, other: Places) -> bool:
-        """Is there room for this where there is for the other?"""
-        small = self.fed <= other.fed and self.candidates <= other.candidates and self.width <= other.width
-        return self.rows == other.rows and small
+    def both(self, old: Places) -> Places:
+        """For batches of these rows, room for the old sizes as well."""
+        sizes = "fed", "candidates", "width", "waits"
+        return replace(self, **{name: max(getattr(self, name), getattr(old, name)) for name in sizes})
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Grower:
     net: CompiledLayer
     embeddings: Float[Tensor, "v h"]
     names: Int[Tensor, " vd"] | None
-    places: Places = field(default=Places(0, 1, 1, 1), init=False)  # that the structures of a call have room for
+    places: Places = field(default=Places(), init=False)  # that the structures of a call have room for
     asks: PassPart = field(init=False)
     wants: DraftPart = field(init=False)
     price: tuple[Price | None, Any] = field(default=(None, (ctypes.c_double * 1)()), init=False)  # as the code has it
@@ -90,7 +92,7 @@ class Grower:
     def read(self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs]) -> None:
         """Feed pairs alone, as `grow` does first."""
         with self.net.lock:
-            self._call(cache, last, pairs, Places(len(cache.host), 0, 1, 1), Shape(0, 1, 1, 1, 1.0))
+            self._call(cache, last, pairs, Places(len(cache.host), 0), Shape(0, 1, 1, 1, 1.0))
 
     def grow(
         self,
@@ -151,7 +153,7 @@ class Grower:
         net, b, columns = self.net, places.rows, int(self.net.step.vocabulary)
         counts, features, behind = listed(pairs, b)
         slots = cache.longest + (waits := max(counts)) + places.fed
-        self._fit(replace(places, width=max(waits, places.width)) if waits > places.width else places)
+        self._fit(replace(places, waits=waits) if waits > 1 else places)
         cache.reserve(slots)
         asks, wants, turns = self.asks, self.wants, net.turned(slots)
         waiting, lengths = (ctypes.c_int64 * b)(*counts), (ctypes.c_int64 * b)(*cache.host)
@@ -173,30 +175,28 @@ class Grower:
 
     def _fit(self, places: Places) -> None:
         """Make structures with room for this, unless there are; they are kept from call to call."""
-        if places.within(self.places):
+        if (places := places.both(self.places)) == self.places:
             return
-        old = self.places
-        self.places = places = Places(
-            places.rows, max(old.fed, places.fed), max(old.candidates, places.candidates), max(old.width, places.width)
-        )
-        net, room, hidden = self.net, self.room, int(self.net.step.hidden)
-        b, wide, columns = places.rows, places.rows * places.width, int(net.step.vocabulary)
-        fed, candidates = max(1, places.fed), b * places.candidates
+        self.places, net, room, hidden = places, self.net, self.room, int(self.net.step.hidden)
+        b, columns, fed, candidates = places.rows, int(net.step.vocabulary), places.fed, places.rows * places.candidates
+        together, most = b * max(places.width, places.waits), max(fed, places.waits)
         self.asks = PassPart(
-            rows=b, ask=net.counted(places.width).data_ptr(), tap=room.of("tap", 1, torch.long).fill_(1).data_ptr(),
-            **room.addresses(wide, max(fed, places.width)),
+            rows=b, ask=torch.arange(places.width, out=room.of("ask", places.width, torch.long)).data_ptr(),
+            tap=room.of("tap", 1, torch.long).fill_(1).data_ptr(), **room.addresses(together, most),
             **room.cut(
-                "a step", torch.float32, given=wide * int(net.step.joined), states=wide * hidden, tapped=wide * hidden,
-                logits=wide * columns,
+                "a step", torch.float32, given=together * int(net.step.joined), states=together * hidden,
+                tapped=together * hidden, logits=b * places.width * columns,
             ),
         )  # fmt: skip
         self.wants = DraftPart(
             embeddings=self.embeddings.data_ptr(), names=None if self.names is None else self.names.data_ptr(),
             knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
             ancestors=room.of("ancestors", b * fed * fed, torch.uint8).data_ptr(),
-            **room.cut("fed", torch.long, spots=b * max(fed, places.width), place=b * fed),
+            **room.cut("fed", torch.long, spots=b * most, place=b * fed),
             **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
-            **room.cut("values", torch.float32, value=candidates, vectors=b * fed * hidden, raced=wide * columns),
+            **room.cut(
+                "values", torch.float32, value=candidates, vectors=b * fed * hidden, raced=b * places.width * columns
+            ),
         )  # fmt: skip
 
 
