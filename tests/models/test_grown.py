@@ -42,7 +42,14 @@ class Given:
 
 def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth) -> outrider.LLM:
     """A tiny random model with an EAGLE of random weights."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "vocab_size": vocab, "eos_token_id": 3}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 32,
+        "vocab_size": vocab,
+        "eos_token_id": 3,
+        "max_position_embeddings": 256,
+    }
     target = load_target(build("llama", dtype, **sizes), native=True)
     assert isinstance(target, HFTarget)
     torch.manual_seed(0)
