@@ -46,7 +46,10 @@ ROOMS: dict[str, tuple[str, str]] = {
         "params types files core budgets request engine targets drafters training",
         "Outrider inside other libraries",
     ),
-    "proofs": ("types core budgets engine drafters checkpoints llm", "evidence of losslessness; parity with vLLM"),
+    "proofs": (
+        "types core budgets engine targets drafters checkpoints llm",
+        "evidence of losslessness; parity with vLLM",
+    ),
     "bench": (
         "params types files plugins encoding prompts core budgets engine request targets drafters llm proofs",
         "the measuring instrument",

@@ -21,6 +21,7 @@ from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Method, Prompt, Sample, Task
 from outrider.llm import LLM
+from outrider.targets.carrier import carried, carrying
 
 TYPICAL = Method("eagle:demo/hass", "typical?epsilon=0.4&delta=0.6", "16x4")
 
@@ -40,7 +41,7 @@ def by_hand(llm: LLM, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> f
         for token in new:
             scores = out.logits[0, -1].double()
             told.append(float(scores[token] - scores.logsumexp(0)))
-            out = model.model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+            out = model.model(torch.tensor([[token]]), **carrying(model.model, carried(model.model, out)))
     return sum(told) / len(told)
 
 

@@ -193,12 +193,21 @@ def test_texts_with_drafts_are_those_without(temperature: float) -> None:
 
 MUTANTS = {
     "rows that are computed together are summed from their end": (
-        "products.h",
+        "lanes.h",
+        WHOLE,
         "for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {",
         "for (integer s = 0, at = 0; s < width; s += STEP) { const integer k = n > 1 ? width - STEP - s : s;",
     ),
+    "tiles of rows that are computed together are summed from their end": (
+        "tiles.h",
+        HALF,
+        "for (integer s = 0; s < steps; s++) {\n            _tile_loadd(4, opened[s], 64);",
+        "for (integer e = 0; e < steps; e++) { const integer s = n > 1 ? steps - 1 - e : e;"
+        " _tile_loadd(4, opened[s], 64);",
+    ),
     "keys of drafted nodes are summed in another order": (
         "attention.h",
+        WHOLE,
         "gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width);",
         "for (integer j = count[i] - 1; j >= high && j >= from[i]; j--)"
         " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width);",
@@ -210,7 +219,10 @@ MUTANTS = {
 @torch.no_grad()
 def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They are right up to rounding."""
-    file, line, wrong = MUTANTS[mutant]
+    file, dtype, line, wrong = MUTANTS[mutant]
+    if file == "tiles.h" and not native.tiles():
+        pytest.skip("this processor has no tiles")
+    sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024}
     for source in native.SOURCES:
         shutil.copy(native.HERE / source, tmp_path)
     text = (tmp_path / file).read_text(encoding="utf-8")
@@ -220,7 +232,7 @@ def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     native.library.cache_clear()
     try:
-        target = HFTarget(build("llama", WHOLE, **SIZES))
+        target = HFTarget(build("llama", dtype, **sizes))
         own = weights_of(target.model)
         assert own is not None, "the mutant compiles"
         target.native = forward_of(target, own)

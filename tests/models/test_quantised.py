@@ -19,6 +19,7 @@ from outrider.budgets.adaptive import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.targets import load_target
+from outrider.targets.carrier import carried, carrying
 
 NEW = 40
 
@@ -47,7 +48,7 @@ def plain(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     for _ in range(NEW):
         seen.append(out.logits[0, -1].float())
         tokens.append(int(seen[-1].argmax()))
-        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+        out = model(torch.tensor([tokens[-1:]]), **carrying(model, carried(model, out)))
     return tokens, torch.stack(seen)
 
 

@@ -18,6 +18,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.core.tree import chain, from_lists
 from outrider.engine import Engine, Request, generate
 from outrider.targets import load_target
+from outrider.targets.carrier import carried, carrying
 from outrider.types import InputError, Sampling
 
 START, NEW = 0, 14
@@ -50,10 +51,8 @@ def sequential(model: Any, prompt: list[int], text: list[int]) -> torch.Tensor:
     """Stock decoding [len, v]: one decoder token at a time over a stock cache."""
     states, cache, logits = model.get_encoder()(input_ids=torch.tensor([prompt])), None, []
     for token in text:
-        out = model(
-            encoder_outputs=states, decoder_input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True
-        )
-        cache = out.past_key_values
+        out = model(encoder_outputs=states, decoder_input_ids=torch.tensor([[token]]), **carrying(model, cache))
+        cache = carried(model, out)
         logits.append(out.logits[0, -1])
     return torch.stack(logits)
 

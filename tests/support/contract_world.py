@@ -27,6 +27,7 @@ from outrider.core import noise
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, Row, generate
 from outrider.targets import load_target
+from outrider.targets.carrier import carried, carrying
 from outrider.types import Sampling, Target
 
 VOCAB, CONTEXT, WIDE = 61, 160, 32
@@ -122,8 +123,8 @@ def _plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, 
     ids, past, out = torch.tensor([prompt]), None, []
     with torch.no_grad():
         while len(out) < limit and len(prompt) + len(out) < CONTEXT:
-            made = model(ids[:, -1:] if past else ids, past_key_values=past, use_cache=True)
-            past = made.past_key_values
+            made = model(ids[:, -1:] if past else ids, **carrying(model, past))
+            past = carried(model, made)
             scores = made.logits[:, -1]
             for token, bias in law.logit_bias.items():
                 scores[0, token] += bias

@@ -16,6 +16,8 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from outrider.targets.carrier import carrying
+
 VOCAB, WINDOW = 97, 8
 BASE = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -137,7 +139,7 @@ def sequential(model: Any, text: Sequence[int], taps: Sequence[int] = ()) -> tup
     cache, logits, hidden = DynamicCache(config=model.config), [], []
     for at, token in enumerate(text):
         out = model(
-            torch.tensor([[token]]), position_ids=torch.tensor([[at]]), past_key_values=cache, use_cache=True,
+            torch.tensor([[token]]), position_ids=torch.tensor([[at]]), **carrying(model, cache),
             output_hidden_states=bool(taps),
         )  # fmt: skip
         logits.append(out.logits[0, -1])

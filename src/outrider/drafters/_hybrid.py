@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..targets.attention import switched
+from ..targets.carrier import carrier
 from ..targets.families import experts_of
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows
 from . import _ranks
@@ -30,7 +31,6 @@ from ._common import accepted
 from ._growth import Growth
 from ._words import Words
 
-CARRIERS = ("past_key_values", "cache_params", "state")  # the names by which forwards take and return what they keep
 LONG = 32  # unread tokens beyond which one pass over the whole text is sooner than one pass for each
 FINE = torch.float64, torch.float32
 ALLOWED = 0.01, 0.1  # of the distance of two texts; below float32. Stock Zamba-2 and Nemotron-H need 3e-4: over one
@@ -78,20 +78,20 @@ def row_of(cache: Any, row: int) -> Any:
 def forward(net: Any, tokens: list[list[int]], cache: Any, start: int) -> tuple[Float[Tensor, "b v"], Any]:
     """Logits after the last of these tokens, which stand at position `start` and on, and the cache there."""
     named = inspect.signature(net.forward).parameters
-    carrier = next((name for name in CARRIERS if name in named), None)
-    if carrier is None:
+    name = carrier(net)
+    if name is None:
         raise ValueError("its forward takes none")
     ids = torch.tensor(tokens, device=net.device)
-    more: dict[str, Any] = {carrier: cache}
+    more: dict[str, Any] = {name: cache}
     if "position_ids" in named:  # some count from 0 where a cache is given and positions are not
         more["position_ids"] = torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)
     if "logits_to_keep" in named:
         more["logits_to_keep"] = 1
     with switched(net.config, None, experts_of(net)):
         out = net(input_ids=ids, use_cache=True, return_dict=True, **more)
-    if getattr(out, carrier, None) is None:
+    if getattr(out, name, None) is None:
         raise ValueError("its forward returns none")
-    return out.logits[:, -1], out[carrier]
+    return out.logits[:, -1], out[name]
 
 
 def read(net: Any, text: Sequence[int]) -> tuple[Float[Tensor, " v"], Memory]:

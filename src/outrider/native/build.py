@@ -20,7 +20,7 @@ import torch
 from .. import kept
 
 HERE = Path(__file__).parent
-SOURCES = "pass.c", "vectors.h", "blocks.h", "products.h", "attention.h", "draft.h", "walk.h"
+SOURCES = "pass.c", "vectors.h", "blocks.h", "products.h", "lanes.h", "tiles.h", "attention.h", "draft.h", "walk.h"
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
 logger = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
     flags = (
         *FLAGS,
         f"-DFIRST={_first()}",
+        *(("-DSOON=_MM_HINT_NTA",) if "AuthenticAMD" in _about("vendor_id") else ()),
+        *(("-DTILES",) if tiles() else ()),
         *(("-DHALVES",) if halves else ()),
         *(("-DWIDE",) if halves and wide else ()),
     )
@@ -57,6 +59,21 @@ def suits() -> bool:
     return fit and torch.backends.cpu.get_cpu_capability().startswith(("AVX2", "AVX512"))
 
 
+@cache
+def tiles() -> bool:
+    """May this process use the processor's tiles (AMX)? Linux wants to be asked."""
+    request, tile_data = 0x1023, 18  # arch_prctl's ARCH_REQ_XCOMP_PERM
+    able = {"amx_tile", "amx_bf16", "avx512_bf16"} <= set(_about("flags").split())
+    return able and ctypes.CDLL(None).syscall(158, request, tile_data) == 0
+
+
+def _about(what: str) -> str:
+    """A line of what Linux says about the processor; empty where it says nothing."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
+    return next((line for line in lines if line.startswith(what)), "")
+
+
 def _first() -> int:
     """Bytes of the processor's first cache, or what is usual."""
     try:
@@ -67,11 +84,7 @@ def _first() -> int:
 
 def _file(flags: tuple[str, ...]) -> Path:
     """Where it lies, by its sources and this processor's abilities."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
-    abilities = next((line for line in lines if line.startswith("flags")), "")
-    model = next((line for line in lines if line.startswith("model name")), "")
-    digest = hashlib.sha256(" ".join((*flags, abilities, model)).encode())
+    digest = hashlib.sha256(" ".join((*flags, _about("flags"), _about("model name"))).encode())
     for source in SOURCES:
         digest.update((HERE / source).read_bytes())
     return kept.folder("native") / f"{digest.hexdigest()[:24]}.so"

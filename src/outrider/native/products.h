@@ -1,164 +1,14 @@
-/* y = x W^T, with W as the model keeps it: a row of `width` numbers for each output. A result is summed in lanes along
-   its row, step by step, and then over the lanes; so it depends on its row of x and its row of W alone. */
+/* y = x W^T, with W as the model keeps it: a row of `width` numbers for each output. */
 
 #define LINE 64 /* bytes that memory gives at a time */
-#ifndef FIRST
-#define FIRST 32768 /* bytes of the first cache */
-#endif
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
-#if LANES == 16
-#define MOST 6 /* rows of x that are multiplied at once: sums of so many with four outputs fit into the registers */
+#ifdef TILES
+#include "tiles.h"
+#define ROOM(n, width) ((n) > 1 ? LAID(n) * (width) : 1)
 #else
-#define MOST 2
+#include "lanes.h"
+#define ROOM(n, width) 1
 #endif
-#define TILE (LANES / 4) /* of more rows, so many at once but for the last ones */
-
-typedef struct { /* memory that will be read soon */
-    const char *from, *to;
-    integer lines; /* of it, asked for in each step */
-    int near;      /* into the first cache or the second? */
-} Ahead;
-
-/* `n` rows of x with so many outputs, LANES results or those of MOST rows with four. The outputs' rows lie at `rows`, or in fours if they are in
-   blocks, with their scales in `known`; `room`: where their numbers are written, or NULL. Results are written as rows of
-   LANES numbers. */
-INLINE void tile(
-    const int n, const int outputs, const int kind, const input *x, integer width, const char *const *rows,
-    const float *known, number *room, Ahead *ahead, float *y
-) {
-    const integer lines = ahead->from < ahead->to ? ahead->lines : 0;
-    const char *line = ahead->from;
-    const int near = ahead->near;
-#ifdef NARROW
-    const integer column = LANES * bytes(kind, width);
-#endif
-    const int results = n * outputs <= LANES ? LANES : 2 * LANES;
-    float made[2 * LANES];
-    vector found[2 * LANES];
-#pragma GCC unroll 32
-    for (int i = 0; i < results; i++) found[i] = ZERO;
-    for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {
-        operand given[4], weights[4];
-        for (integer i = 0; i < lines; i++, line += LINE) {
-            if (near)
-                _mm_prefetch(line, _MM_HINT_T0);
-            else
-                _mm_prefetch(line, _MM_HINT_T1);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < n && n <= 4; i++) given[i] = PINNED(INPUT(x + i * width + k));
-#pragma GCC unroll 4
-        for (int j = 0; j < outputs; j += 4) {
-            if (kind == PLAIN)
-#pragma GCC unroll 4
-                for (int r = 0; r < 4; r++) weights[r] = WEIGHT((const number *)rows[j + r] + k);
-#ifdef NARROW
-            else
-                spread(rows[j / 4] + at, kind, known + j / 4 * (width / GROUP) * KNOWN(kind), column, weights);
-            if (room)
-                for (int r = 0; r < 4; r++) _mm512_storeu_si512(room + r * width + k, (__m512i)weights[r]);
-#endif
-#pragma GCC unroll 4
-            for (int r = 0; r < 4; r++)
-#pragma GCC unroll 6
-                for (int i = 0; i < n; i++)
-                    found[i * outputs + j + r] =
-                        TIMES(found[i * outputs + j + r], n <= 4 ? given[i] : INPUT(x + i * width + k), weights[r]);
-        }
-    }
-    ahead->from = line;
-    for (int i = 0; i < results; i += LANES) STORE(made + i, sums(found + i));
-#pragma GCC unroll 6
-    for (int i = 0; i < n; i++) memcpy(y + i * LANES, made + i * outputs, outputs * sizeof(float));
-}
-
-/* A few rows of x with LANES outputs: all weights are read once. */
-INLINE void few(
-    const int n, const int kind, const input *x, integer width, const char *const *rows, const float *known,
-    Ahead *ahead, float *y
-) {
-    const int outputs = n == 3 || n > 4 ? 4 : LANES / n;
-    for (int j = 0; j < LANES; j += outputs) {
-        const float *own = kind == PLAIN ? NULL : known + j / 4 * (width / GROUP) * KNOWN(kind);
-        tile(n, outputs, kind, x, width, rows + (kind == PLAIN ? j : j / 4), own, NULL, ahead, y + j);
-    }
-}
-
-/* The same for each number of rows. */
-INLINE void some(
-    const int kind, const input *x, integer n, integer width, const char *const *rows, const float *known,
-    Ahead *ahead, float *y
-) {
-    if (n == 1)
-        few(1, kind, x, width, rows, known, ahead, y);
-    else if (n == 2)
-        few(2, kind, x, width, rows, known, ahead, y);
-#if LANES == 16
-    else if (n == 3)
-        few(3, kind, x, width, rows, known, ahead, y);
-    else if (n == 4)
-        few(4, kind, x, width, rows, known, ahead, y);
-    else if (n == 5)
-        few(5, kind, x, width, rows, known, ahead, y);
-    else
-        few(6, kind, x, width, rows, known, ahead, y);
-#endif
-}
-
-/* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
-   are those of the last ones, and nobody's. */
-static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
-    const char *rows[LANES], *data = w.data;
-    const integer size = bytes(w.kind, width), column = LANES * size, steps = width / STEP;
-    const integer tiles = n < 3 ? n : n > MOST ? (n + TILE - 1) / TILE * 4 : 4;
-    const int near = 2 * column <= FIRST * 4 / 5; /* this column and the next, beside rows of x */
-    const char *next = data + first * size + (near ? 1 : 2) * column;
-    Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near};
-    for (integer j = 0; j < LANES; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
-#ifdef NARROW
-    const integer apart = width / GROUP * KNOWN(w.kind);
-    float known[w.kind != PLAIN ? LANES / 4 * apart + 16 : 1];
-    number room[w.kind != PLAIN && n > MOST ? 4 * width : 1];
-    if (w.kind != PLAIN) {
-        ahead.to = next; /* what is in blocks asks for itself */
-        for (integer j = 0; j < LANES / 4; j++) {
-            rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
-            know(rows[j], w.kind, width, column, known + j * apart);
-        }
-        if (n <= MOST && w.kind == FOUR) return some(FOUR, x, n, width, rows, known, &ahead, y);
-        if (n <= MOST) return some(EIGHT, x, n, width, rows, known, &ahead, y);
-    }
-#endif
-    if (n <= MOST) return some(PLAIN, x, n, width, rows, NULL, &ahead, y);
-    for (integer j = 0; j < LANES; j += 4) { /* a few outputs stay in the first cache while rows pass by */
-        const char *const *from = rows + j;
-        float *to = y + j;
-        integer i = 0;
-#ifdef NARROW
-        const char *opened[4];
-        if (w.kind != PLAIN) {
-            for (integer r = 0; r < 4; r++) opened[r] = (const char *)(room + r * width);
-            from = opened;
-            i = 4;
-            if (w.kind == FOUR)
-                tile(4, 4, FOUR, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
-            else
-                tile(4, 4, EIGHT, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
-        }
-#endif
-#define REST(rows, left) \
-    for (; i < n && (left); i += rows) tile(rows, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
-        REST(TILE, n - i > MOST || n - i == TILE)
-#if LANES == 16
-        REST(6, n - i == 6)
-        REST(5, n - i == 5)
-        REST(3, n - i == 3)
-#endif
-        REST(2, n - i == 2)
-        REST(1, n - i == 1)
-#undef REST
-    }
-}
 
 /* This thread's share of so many outputs, in whole columns. */
 INLINE void share(integer outputs, integer thread, integer threads, integer *first, integer *last) {
@@ -178,9 +28,12 @@ static void product(
     share(outputs, thread, threads, &first, &last);
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
+        input room[ROOM(rows, width)] __attribute__((aligned(64)));
+        const input *given = laid(x + m * width, rows, width, room);
+        begin(rows);
         for (integer j = first; j < last; j += LANES) {
             const integer count = last - j < LANES ? last - j : LANES;
-            column(x + m * width, rows, width, w, j, outputs, found);
+            column(given, rows, width, w, j, outputs, found);
             for (integer i = 0; i < rows; i++) {
                 float *own = y + (to ? to[m + i] : m + i) * stride + j;
                 const float *from = found + i * LANES;
@@ -196,6 +49,7 @@ static void product(
                 }
             }
         }
+        end();
     }
 }
 
@@ -209,10 +63,13 @@ static void gated(
     share(outputs, thread, threads, &first, &last);
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
+        input room[ROOM(rows, width)] __attribute__((aligned(64)));
+        const input *given = laid(x + m * width, rows, width, room);
+        begin(rows);
         for (integer j = first; j < last; j += LANES) {
             const integer count = last - j < LANES ? last - j : LANES;
-            column(x + m * width, rows, width, gate, j, outputs, opened);
-            column(x + m * width, rows, width, up, j, outputs, found);
+            column(given, rows, width, gate, j, outputs, opened);
+            column(given, rows, width, up, j, outputs, found);
             for (integer i = 0; i < rows; i++) {
                 float made[LANES];
                 const vector g = LOAD(opened + i * LANES), u = LOAD(found + i * LANES);
@@ -220,5 +77,6 @@ static void gated(
                 for (integer k = 0; k < count; k++) y[(m + i) * outputs + j + k] = to_input(made[k]);
             }
         }
+        end();
     }
 }

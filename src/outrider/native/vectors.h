@@ -32,6 +32,10 @@ typedef uint16_t input;
 typedef float input;
 #endif
 
+#if !defined(NARROW) || !defined(__AMX_BF16__)
+#undef TILES /* they multiply bfloat16 */
+#endif
+
 #ifdef __AVX512F__
 #define LANES 16
 typedef __m512 vector;

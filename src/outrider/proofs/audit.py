@@ -22,6 +22,7 @@ from transformers import DynamicCache
 from ..budgets.adaptive import FixedBudget
 from ..core import noise
 from ..engine import Engine, Request, Row, generate
+from ..targets.carrier import carrying
 from ..types import LOSSY, InputError, Sampling
 from .divergence import Divergence, first_difference
 from .laws import Exact, exact
@@ -223,7 +224,7 @@ def plain(model: Any, prompt: list[int], seed: int, law: Sampling, tokens: int) 
     ids, cache = torch.tensor([prompt], device=model.device), DynamicCache(config=model.config)
     fed, out = ids, list[int]()
     while len(out) < tokens:
-        logits = model(fed, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = model(fed, **carrying(model, cache)).logits[:, -1]
         out.append(int(_raced(ids, logits, seed, law).argmax(-1)))
         fed = torch.tensor([[out[-1]]], device=model.device)
         ids = torch.cat([ids, fed], 1)
@@ -259,7 +260,7 @@ def _rounding(model: Any, text: list[int], first: int) -> float:
         cache, parts = DynamicCache(config=model.config), []
         for i in [0, *range(first, len(text), width)]:
             end = first if i == 0 else i + width
-            parts.append(model(ids[:, i:end], past_key_values=cache, use_cache=True).logits[0, -1 if i == 0 else 0 :])
+            parts.append(model(ids[:, i:end], **carrying(model, cache)).logits[0, -1 if i == 0 else 0 :])
         found.append(torch.cat(parts)[: len(text) - first].double())
     least = torch.finfo(torch.promote_types(model.dtype, torch.float32)).eps * float(found[0].abs().max()) * 4
     return max(least, *(float((x - found[0]).abs().max()) for x in found[1:]))

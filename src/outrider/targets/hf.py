@@ -22,6 +22,7 @@ from ..nets import products
 from ..types import InputError, Prefill, TargetOutput
 from . import aligned, attention, exact, families
 from .cache import TreeCache
+from .carrier import carrying
 from .compiled import Forward
 from .graphs import PROOFS, Graphs
 from .session import CHUNK, Pass, TreeSession
@@ -199,7 +200,7 @@ class HFTarget:
             inputs = {**inputs, "output_hidden_states": True}
         own = self.family.attention if self.exactness is None else attention.NAME
         with attention.switched(self.config, own, self.experts), exact.in_blocks(self.blocks, rows):
-            out = self.model(**inputs, past_key_values=cache, use_cache=True, return_dict=True)
+            out = self.model(**inputs, **carrying(self.model, cache), return_dict=True)
         return out.logits, [out.hidden_states[tap] for tap in taps]
 
     def inputs(self, given: Pass) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ..core.padding import padded
 from ..core.tree import chain_of
 from ..types import InputError, Prefill, TargetOutput
 from .cache import TreeCache
+from .carrier import carrying
 from .exact import Exactness
 from .session import Companion, Pass, TreeSession
 
@@ -136,8 +137,7 @@ class SeqTarget:
                 encoder_outputs=(encoded.states,),
                 attention_mask=encoded.mask.long() if encoded.padded else None,
                 decoder_attention_mask=None if given.ancestors is None else given.mask(self.dtype),
-                past_key_values=cache,
-                use_cache=True,
+                **carrying(self.model, cache),
                 output_hidden_states=bool(given.taps),
                 return_dict=True,
             )

@@ -26,6 +26,7 @@ from .. import kept
 from ..core.tree import from_paths
 from ..types import DraftTree, InputError
 from . import attention, spread
+from .carrier import carried, carrying
 from .hf import HFTarget
 from .probe import same_bits
 from .seq2seq import SeqTarget
@@ -101,8 +102,8 @@ class Stock:
         ids = torch.tensor([tokens], device=target.device)
         name = "decoder_input_ids" if self.more else "input_ids"
         with attention.switched(target.config, None, target.experts):
-            out = target.model(**{name: ids}, **self.more, past_key_values=self.past, use_cache=True)
-        self.past = out.past_key_values
+            out = target.model(**{name: ids}, **self.more, **carrying(target.model, self.past))
+        self.past = carried(target.model, out)
         return out.logits[0]
 
     def fork(self) -> Stock:
