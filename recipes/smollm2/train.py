@@ -27,7 +27,7 @@ METHODS: dict[str, tuple[float, list[str]]] = {
     "eagle": (5e-4, [VOCAB, "cls=0.5"]),
     "hass": (4e-4, [VOCAB, "passes=2", "topk=0", "cls=0.5"]),  # goes on from EAGLE's weights
     "eagle3": (5e-4, [VOCAB, "passes=2"]),  # the paper has seven, each as long again
-    "block": (1e-3, [VOCAB]),
+    "block": (1e-3, [VOCAB, "taps=2,15,27,-1"]),  # EAGLE-3's layers, so that they share kept features, and the last one
 }
 
 

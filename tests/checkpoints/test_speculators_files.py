@@ -29,7 +29,7 @@ def states(net: Any, right: dict[str, Tensor], anchor: int) -> Tensor:
     size, table, context = net.config.block, right["table"], net.context(right["features"][None, :anchor])
     turn = net.rope.at(torch.arange(anchor + size)[None], table.dtype)
     keys, values = net.keys_values(context, turn[:, :anchor])
-    x = net.slots(table[right["tokens"][anchor]][None, None], table[net.config.mask_token])
+    x = net.slots(table[right["tokens"][anchor]][None, None], table[net.config.mask_token], torch.zeros(0))
     return net(x, turn[:, anchor:], keys, values, table.new_zeros(1, 1, size, anchor + size))[0]
 
 

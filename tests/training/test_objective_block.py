@@ -46,7 +46,7 @@ def build(of: HFTarget, words: list[int] = (), **options: Any) -> Any:
     if objective.net.config.pair_head != "none":
         torch.nn.init.normal_(objective.net.markov_w2.weight)
     for name, p in objective.net.named_parameters():
-        if "_conv." in name:
+        if "_conv." in name or name == "seed.weight":
             torch.nn.init.normal_(p, std=0.3)
     return objective
 
@@ -57,7 +57,10 @@ def alone(of: HFTarget, objective: Any, words: list[int], anchor: int) -> Tensor
     features = torch.cat([layers[tap] for tap in TAPS], -1)[None, :anchor]
     turn = net.rope.at(torch.arange(anchor + size)[None], features.dtype)
     keys, values = net.keys_values(net.context(features), turn[:, :anchor])
-    x = net.slots(of.embed(torch.tensor([[words[anchor]]])), net.mask_embedding)
+    context = net.context(features)
+    x = torch.cat([of.embed(torch.tensor([[words[anchor]]])), net.mask_embedding.expand(1, size - 1, -1)], 1)
+    if net.config.seeded:
+        x = x + (net.seed.weight @ (context[0, -1] if anchor else 0 * x[0, 0])).view(x.shape)
     seen = torch.ones(size, size, dtype=torch.bool)
     seen = seen.tril() if net.config.causal else seen
     own = torch.zeros(size, size, dtype=features.dtype).masked_fill_(~seen, -math.inf)
@@ -103,7 +106,7 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
     "options",
     [
         {},
-        {"draft_vocab": 40, "decay": 2.0},
+        {"draft_vocab": 40, "decay": 2.0, "seeded": False},
         {"draft_vocab": 40, "dpace": 0.5},
         {"causal": False, "sample_from_anchor": False, "pair_head": "none", "layers": 1},
         {"causal": False, "sample_from_anchor": False, "pair_head": "selector", "conv": 2},

@@ -205,6 +205,7 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
             (config["sample_from_anchor"], "sample_from_anchor=false"),
             (config["mask_token"] < 0, "mask_token=ID"),
             (config["draft_vocab"] != config["vocab"], "draft_vocab=0"),
+            (config.get("seeded", False), "seeded=false"),
         )
         if wrong
     ]

@@ -203,15 +203,7 @@ class FeatureDrafting:
         if m == 0:
             return
         made = self._chain(self.drafter.given(features[:, :m]), tokens[:, :m])
-        if m == 1 and min(counts) == 1:
-            self.last = made
-        else:
-            at = torch.tensor([max(c, 1) - 1 for c in counts], device=tokens.device)
-            ends = made.gather(1, at[:, None, None].expand(-1, 1, made.shape[2]))
-            if self.last is not None and min(counts) == 0:
-                fed = torch.tensor([c > 0 for c in counts], device=tokens.device)
-                ends = torch.where(fed[:, None, None], ends, self.last)
-            self.last = ends
+        self.last = ends_of(made, counts, self.last)
         cache.advance(counts)
 
     def _chain(self, given: Float[Tensor, "b m h"], tokens: Int[Tensor, "b m"]) -> Float[Tensor, "b m h"]:
@@ -294,6 +286,20 @@ def paired(round: Round, features: Float[Tensor, "b m h"]) -> Pairs:
     for row, count, upcoming in zip(round.tree.tokens.tolist(), round.count.tolist(), round.next.tolist(), strict=True):
         tokens.append([*row[1:count], max(0, upcoming)] if count else [])
     return Pairs(features, [range(len(row)) for row in tokens], tokens)
+
+
+def ends_of(
+    made: Float[Tensor, "b m h"], counts: Sequence[int], before: Float[Tensor, "b 1 h"] | None
+) -> Float[Tensor, "b 1 h"]:
+    """Each row's vector behind its last pair; rows without new ones keep the one of `before`."""
+    if made.shape[1] == 1 and min(counts) == 1:
+        return made
+    at = torch.tensor([max(c, 1) - 1 for c in counts], device=made.device)
+    ends = made.gather(1, at[:, None, None].expand(-1, 1, made.shape[2]))
+    if before is None or min(counts) > 0:
+        return ends
+    fed = torch.tensor([c > 0 for c in counts], device=made.device)
+    return torch.where(fed[:, None, None], ends, before)
 
 
 def merged(

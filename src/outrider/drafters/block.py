@@ -24,7 +24,7 @@ from ..nets.kv_cache import KVCache
 from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
-from ._features import FLUSH, merged
+from ._features import FLUSH, ends_of, merged
 from ._growth import Growth
 
 
@@ -46,8 +46,9 @@ class BlockDrafter:
         return self.config.taps
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockDrafting:
-        config = self.config
-        return BlockDrafting(self, KVCache(config.layer, len(prompts), capacity, self.net.fc.weight, config.layers))
+        config, weight = self.config, self.net.fc.weight
+        last = torch.zeros(len(prompts), 1, config.layer.hidden, dtype=weight.dtype, device=weight.device)
+        return BlockDrafting(self, KVCache(config.layer, len(prompts), capacity, weight, config.layers), last)
 
     def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
         return self.target.head(hidden) if self.names is None else self.net.lm_head(hidden)
@@ -59,6 +60,7 @@ class BlockDrafting:
 
     drafter: BlockDrafter
     cache: KVCache
+    last: Float[Tensor, "b 1 h"]  # every row's last context vector
     pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
     waiting: int = 0
 
@@ -93,12 +95,14 @@ class BlockDrafting:
             return
         wanted = torch.tensor(list(index), device=self.cache.keys.device)
         self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
+        self.last = self.last[wanted]
         self.cache.select(index)
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, BlockDrafting)
         self._read()
         other._read()
+        self.last = torch.cat([self.last, other.last])
         self.cache.join(other.cache)
 
     def _read(self) -> None:
@@ -111,6 +115,7 @@ class BlockDrafting:
         if m:
             context = net.context(features[:, :m])
             cache.place(m)(*net.keys_values(context, self._turn(m)))
+            self.last = ends_of(context, counts, self.last)
             cache.advance(counts)
 
     def _turn(self, m: int) -> Tensor:
@@ -126,7 +131,7 @@ class BlockDrafting:
         self._read()
         drafter, cache, config = self.drafter, self.cache, self.drafter.config
         assert cache.host == list(rows.start), "one context slot for every token before the root"
-        x = drafter.net.slots(drafter.target.embed(rows.root[:, None]).to(cache.keys.dtype), drafter.mask)
+        x = drafter.net.slots(drafter.target.embed(rows.root[:, None]).to(cache.keys.dtype), drafter.mask, self.last)
         keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
         hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
         return hidden if config.sample_from_anchor else hidden[:, 1:]

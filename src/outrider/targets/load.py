@@ -68,7 +68,7 @@ def load_target(
         if weights == "full":
             place = names.find(model)
             stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
-            if alone and native is not False:
+            if processes == 1 and native is not False:
                 file, folder = gguf.file_of(place.where, place.gguf), None if place.gguf else Path(place.where)
                 own = compiled.weights_of(stock, move=True, file=file, kept=folder)
             if dtype == "auto" and (exact != "bits" or products.can_halve()):

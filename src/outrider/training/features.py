@@ -64,14 +64,36 @@ def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = Fals
     """
     if not taps:  # an objective that trains the target itself
         return TargetFeatures({})
+    kind = learned(target.dtype)
+    if target.native is not None and not (half and target.dtype == torch.float32):
+        return TargetFeatures({tap: states.to(kind) for tap, states in compiled(target, batch, taps).items()})
     with torch.no_grad():
         states = hidden(target, batch, half)
-        return TargetFeatures({tap: states[tap].to(learned(target.dtype)) for tap in taps})
+        return TargetFeatures({tap: states[tap].to(kind) for tap in taps})
 
 
 def learned(kind: torch.dtype) -> torch.dtype:
     """The precision that a drafter learns in, for a target of this one: never half, or small updates are lost."""
     return torch.promote_types(kind, torch.float32)
+
+
+def compiled(target: HFTarget, batch: Batch, taps: tuple[int, ...]) -> dict[int, Float[Tensor, "b n h"]]:
+    """The same by passes in compiled code, which read every document as a prompt of its own; zeros for padding."""
+    found = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=target.dtype) for tap in taps}
+    places = [
+        (row, torch.nonzero(batch.documents[row] == number)[:, 0])
+        for row in range(len(batch.keys))
+        for number in batch.documents[row].unique().tolist()
+        if number >= 0
+    ]
+    session, read = target.open(batch.tokens.shape[1]), 0
+    for prefill in session.prefill([batch.tokens[row, at].tolist() for row, at in places], taps):
+        for tap, states in prefill.output.features.items():
+            for (row, at), of in zip(places, states, strict=True):
+                here = at[read : read + of.shape[0]]
+                found[tap][row, here] = of[: len(here)]
+        read += prefill.tree.tokens.shape[1]
+    return found
 
 
 def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:

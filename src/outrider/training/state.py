@@ -52,7 +52,8 @@ class State:
         if shard:
             sharding.sharded(objective)
         groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
-        self.optimiser: Any = torch.optim.AdamW(groups, lr=recipe.lr, betas=betas, weight_decay=recipe.decay)
+        one = self.device.type == "cpu" and not shard  # a step in one call; for shards torch has none on CPUs
+        self.optimiser: Any = torch.optim.AdamW(groups, recipe.lr, betas, weight_decay=recipe.decay, fused=one)
         self.module = objective
         if not shard and accelerator.num_processes > 1:
             self.module = accelerator.prepare_model(objective)

@@ -109,7 +109,10 @@ class BlockObjective(TrimmedObjective):
         with torch.no_grad():
             embeds = self.target.embed(batch.tokens.gather(1, anchor)).to(context.dtype)
             mask = None if config.mask_token < 0 else self.target.embed(anchor.new_tensor([config.mask_token]))[0]
-        x = net.slots(embeds, net.mask_embedding if mask is None else mask)
+        before = (anchor - 1).clamp(min=0)[..., None].expand(*anchor.shape, context.shape[2])
+        first = (batch.positions.gather(1, anchor) == 0)[..., None]  # of its text: nothing stands before it
+        last = context.gather(1, before).masked_fill(first, 0.0)
+        x = net.slots(embeds, net.mask_embedding if mask is None else mask, last)
         slot = torch.arange(config.block, device=anchor.device)
         positions = (batch.positions.gather(1, anchor)[..., None] + slot).flatten(1)
         return net(x, net.rope.at(positions, x.dtype), keys, values, self._mask(batch, anchor, x.dtype))
@@ -171,6 +174,7 @@ def build(
     loss: str = "kl",
     decay: float = 0.0,
     dpace: float = 0.0,
+    seeded: bool = True,
 ) -> BlockObjective:
     """A block drafter for a target. `layers` of the network; `block` slots; `causal`: a slot attends to no later slot;
     `sample_from_anchor`: the anchor's slot drafts too; `pair_head` markov, selector or none, of rank `pair_rank`;
@@ -178,7 +182,7 @@ def build(
     tokens that can be drafted, the most frequent (0: all, by the target's own head); `taps`: the hidden states read
     (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce, tv or
     lk; `decay`: slot k weighs exp(-k / decay) (0: all weigh the same); `dpace`: D-PACE's weights of
-    this c, often 0.5 (0: without).
+    this c, often 0.5 (0: without); `seeded`: slots are given the last context vector directly.
     """
     size = draft_vocab or target.vocab
     depth = int(target.config.num_hidden_layers)
@@ -197,6 +201,7 @@ def build(
         conv=conv,
         conv_group=math.gcd(16, int(target.config.hidden_size)),
         mask_token=mask_token,
+        seeded=seeded,
     )
     net = BlockNet(config)
     if size < target.vocab:
