@@ -29,3 +29,8 @@ def shipped(name: str) -> str:
         here = f"there are {', '.join(there)}; or" if there else "so"
         raise InputError(f"no {what!r} for {model} is installed; {here} name a folder")
     return str(folder)
+
+
+def folder_of(name: str | Path) -> Path:
+    """The folder of what ships by this name; any other path as it is. Raises as `shipped` does."""
+    return Path(shipped(str(name)) if is_shipped(str(name)) else name)

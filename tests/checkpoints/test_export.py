@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +122,20 @@ def zeroed(found: Found, end: str) -> Found:
     return found
 
 
-@pytest.mark.parametrize("to", ["safeailab", "vllm", "sglang"])
-def test_engines_draft_from_all_tokens_with_eagle(tmp_path: Path, facts: Facts, to: str) -> None:
-    """Its head is the target's, and a draft vocabulary names rows of it: without the list nothing else changes."""
-    whole = eagle()
-    few = Found(
-        whole.layout, "eagle", {**whole.config, "draft_vocab": VD}, {**whole.tensors, "d2t": torch.zeros(VD).long()}
+SHARED = (
+    [(eagle, to) for to in ("safeailab", "vllm", "sglang")]
+    + [(lambda: medusa(share_head=True), to) for to in ("medusa", "vllm")]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "to"), SHARED, ids=[f"{'eagle' if m is eagle else 'medusa'}-{t}" for m, t in SHARED])
+def test_engines_draft_from_all_tokens_of_a_shared_head(
+    tmp_path: Path, facts: Facts, make: Callable[[], Found], to: str
+) -> None:
+    """The head is the target's, and a draft vocabulary names rows of it: without the list nothing else changes."""
+    whole = make()
+    few = replace(
+        whole, config={**whole.config, "draft_vocab": VD}, tensors={**whole.tensors, "d2t": torch.zeros(VD).long()}
     )
     write(few, to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []
@@ -228,6 +237,7 @@ REFUSED: list[tuple[Callable[[], Found], str, str]] = [
     (lambda: eagle3(norm_output=True), "safeailab", "no EAGLE-3 with norm_output"),
     (lambda: eagle3(layer={"qkv_bias": True}), "vllm", "biases in its attention"),
     (lambda: medusa(bias=True), "vllm", "no bias in their LM head"),
+    (lambda: medusa(draft_vocab=VD), "vllm", "no draft vocabulary for medusa"),
     (lambda: eagle(vocab=V + 1), "vllm", "for a target with 62 tokens"),
     (lambda: broken(eagle()), "vllm", "lack fc.weight"),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 
 from outrider.bench.models import Models
 from outrider.budgets.adaptive import FixedBudget
+from outrider.types import InputError
 
 DEMO = Path(str(files("outrider"))) / "demo"
 # SPEC -> tokens per round that it must reach at least, on texts that it should know
@@ -61,3 +62,12 @@ def test_has_a_card(spec: str) -> None:
 def test_all_weights_are_small() -> None:
     size = sum(file.stat().st_size for file in DEMO.rglob("*.safetensors"))
     assert size < 60e6
+
+
+def test_what_ships_needs_no_method(models: Models) -> None:
+    named, full = (models.with_drafter("plain", spec).drafter for spec in ("demo/hass", "eagle:demo/hass"))
+    assert type(named) is type(full)
+    with pytest.raises(InputError, match=r"no 'nothing' for demo is installed; there are .*hass"):
+        models.with_drafter("plain", "demo/nothing")
+    with pytest.raises(InputError, match="name the method, as in model:demo/draft"):
+        models.with_drafter("plain", "demo/draft")

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import hub
-from ..shipped import is_shipped, shipped
+from .. import hub, shipped
 from ..types import InputError
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, listed by NAME.index.json
@@ -23,8 +22,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, lis
 def folder_of(path: str | Path) -> Path:
     """A folder, what ships with the package (`demo/hass`), or the local copy of a hub id (fetched if need be, without
     code)."""
-    name = str(path)
-    folder = Path(shipped(name) if is_shipped(name) else path)
+    folder = shipped.folder_of(path)
     if folder.is_dir():
         return folder
     if folder.exists() or "/" not in str(path):

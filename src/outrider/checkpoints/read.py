@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .. import shipped
 from ..types import InputError, Target
 from . import dflash, hydra, mamba, medusa, native, safeailab, speculators
 from .files import Weights, folder_of, json_of, weights_of
@@ -46,7 +47,7 @@ def read(path: str | Path, target: Facts | Target | None = None) -> Found:
 
 def method_of(path: str | Path) -> str | None:
     """Which drafter a folder holds, by its config and its keys alone; None where it is none that `read` knows."""
-    folder = Path(path)
+    folder = shipped.folder_of(path)
     if not (folder / "config.json").is_file():
         return None
     config = json_of(folder / "config.json")

@@ -27,6 +27,13 @@ FORMATS_OF = {
 Made = tuple[dict[str, Any], dict[str, Tensor], str]
 
 
+def trimmed(found: Found) -> bool:
+    """Has it a draft vocabulary that names rows of the target's own head? Engines have no list of them, and draft with
+    all rows."""
+    shares = found.method == "eagle" or (found.method == "medusa" and found.config["share_head"])
+    return shares and bool(found.config.get("draft_vocab"))
+
+
 def write(found: Found, to: str, facts: Facts, out: str | Path, after: Callable[[Path], None] | None = None) -> None:
     """Export to a new folder. `after` sees it before it gets its name, and may still refuse it."""
     config, tensors, file = made(found, to, facts)
@@ -55,7 +62,7 @@ def made(found: Found, to: str, facts: Facts) -> Made:
         others = " or ".join(FORMATS_OF.get(method, ()))
         say = f"export it to {others}" if others else "no engine has one, so use it in Outrider"
         raise InputError(f"{to} has no format for {method}; {say}")
-    if method == "eagle" and config["draft_vocab"]:  # its head is the target's: engines draft with all rows of it
+    if trimmed(found):
         tensors = {name: t for name, t in found.tensors.items() if name != "d2t"}
         found = replace(found, config=(config := {**config, "draft_vocab": 0}), tensors=tensors)
     if method not in ("eagle3", "block") and config.get("draft_vocab"):

@@ -12,7 +12,11 @@ from . import options as opt
 
 def export(
     folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="A drafter's folder, of whatever layout `outrider import` reads.")
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="A drafter's folder, of whatever layout `outrider import` reads, or one that ships: smollm2/hass.",
+        ),
     ],
     model: opt.Model = None,
     to: Annotated[str, opt.output("--to", help="safeailab, medusa, speculators, vllm or sglang.")] = "",
@@ -29,15 +33,15 @@ def export(
     --verify finds that: each key and shape, NaN, the draft vocabulary, the layers, the fields of the config, and
     whether it is this target's drafter.
     """
-    from .. import hub
+    from .. import hub, shipped
     from .import_ import facts_of
     from .loading import located
 
-    hub.ensure(folder)
+    hub.ensure(str(shipped.folder_of(folder)))
     place = located(model)  # before torch is imported
     from ..checkpoints import read
     from ..checkpoints.check import check
-    from ..checkpoints.write import FORMATS, write
+    from ..checkpoints.write import FORMATS, trimmed, write
     from ..types import InputError
 
     if to not in FORMATS:
@@ -53,12 +57,12 @@ def export(
             raise InputError(f"the export failed its check, and nothing is written: {'; '.join(faults)}")
 
     if out is None:
-        inspect(Path(folder))
+        inspect(shipped.folder_of(folder))
     else:
         found = read(folder, facts)
         write(found, to, facts, out, inspect if verify else None)
-        if found.method == "eagle" and found.config.get("draft_vocab"):
-            typer.echo(f"{to} will draft from all tokens: its EAGLE has no draft vocabulary of its own", err=True)
+        if trimmed(found):
+            typer.echo(f"{to} will draft from all tokens: it has no draft vocabulary for this drafter", err=True)
     if as_json:
         import json
 

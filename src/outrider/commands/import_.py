@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 def import_(
     folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="A folder or hub id with a trained drafter, of whatever layout.")
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="A folder or hub id with a trained drafter, of whatever layout, or one that ships: smollm2/hass.",
+        ),
     ],
     model: Annotated[
         str | None,
@@ -32,9 +36,9 @@ def import_(
     Reads EAGLE, EAGLE-2, HASS and EAGLE-3 of SafeAILab, speculators, Medusa (three layouts, and vLLM's) and Hydra. What
     is missing, unknown, of another shape or not a number is refused by name.
     """
-    from .. import hub
+    from .. import hub, shipped
 
-    hub.ensure(folder)
+    hub.ensure(str(shipped.folder_of(folder)))
     facts = facts_of(model) if model else None
     from ..checkpoints import read
     from ..checkpoints.native import check

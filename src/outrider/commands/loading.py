@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import hub, plugins
+from .. import hub, plugins, shipped
 from ..params import InputError, check_exact, check_weights
 from ..targets.names import DEMO, SMOLLM2, Place, find
 from . import check_place
@@ -67,7 +67,7 @@ def check_drafter(spec: str) -> None:
     for one in plugins.parts(spec):
         body = one.partition("?")[0]
         name, _, where = body.partition(":")
-        if name not in plugins.names("drafters") and not (Path(body) / "config.json").is_file():
+        if name not in plugins.names("drafters") and not (shipped.folder_of(body) / "config.json").is_file():
             raise InputError(plugins.lacking(body))
         if where.count("/") == 1 and hub.is_id(where) and where.split("/")[0] not in (DEMO, SMOLLM2):
             hub.ensure(where)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from .. import plugins
+from .. import plugins, shipped
 from ..budgets.calibration import calibrated
 from ..plugins import MIX as MIX  # so that nobody above this floor reads the plugins themselves
 from ..plugins import parts as parts
@@ -72,8 +71,9 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
 
 
 def _method_of(folder: str) -> str:
-    """A folder that says by its config or its weights which method it holds needs no name; all else needs one."""
-    if (Path(folder) / "config.json").is_file():
+    """A folder that says by its config or its weights which method it holds needs no name, nor does what ships with the
+    package (`smollm2/hass`); all else needs one."""
+    if (shipped.folder_of(folder) / "config.json").is_file():
         from ..checkpoints import method_of
 
         method = method_of(folder)

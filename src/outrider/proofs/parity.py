@@ -23,7 +23,7 @@ from scipy.stats import binomtest
 from .. import checkpoints, drafters
 from ..budgets.adaptive import FixedBudget
 from ..checkpoints.check import check
-from ..checkpoints.write import write
+from ..checkpoints.write import trimmed, write
 from ..drafters import _chain
 from ..engine import generate
 from ..llm import LLM
@@ -232,7 +232,8 @@ def ready(
     write(found, to, facts, out)
     if faults := check(out, to, facts):
         raise InputError(f"the export is not what {to} loads: {'; '.join(faults)}")
-    llm = load(f"{name or found.method}:{folder}?tree=chain")
+    same = out if trimmed(found) else folder  # what vLLM drafts with, from all tokens
+    llm = load(f"{name or found.method}:{same}?tree=chain")
     return Side(spec, llm, chain, vllm.exported(found.method, out, chain, parallel > 0))
 
 
