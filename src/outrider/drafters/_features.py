@@ -111,7 +111,7 @@ class FeatureDrafting:
         joined = features[0] if len(features) == 1 else torch.cat(features, -1)
         self.waiting += joined.shape[1]
         if self.drafter.grower is not None:
-            self.pairs.append(paired(round, joined))
+            self.pairs.append(paired(round, [joined]))
         else:
             self._wait(round, joined)
         if self.waiting >= FLUSH:
@@ -276,7 +276,7 @@ class FeatureDrafting:
         return table[cache.lengths[:, None] + places]
 
 
-def paired(round: Round, features: Float[Tensor, "b m h"]) -> Pairs:
+def paired(round: Round, features: Sequence[Float[Tensor, "b m h"]]) -> Pairs:
     """What a round committed, on the host: of each row the nodes and the tokens behind them."""
     if round.tree.ancestors is not None:
         paths = round.path.tolist()

@@ -120,6 +120,13 @@ class Growth:
             return None
         return replace(budget, floor=0.0, reach=0.0, price=None), Shape(n - 1, 1, n, 1, scale)
 
+    def whole(self, budget: Budget, depth: int) -> Shape | None:
+        """What `nets/compiled_block.py` is asked for: the best tree of one pass. None: another one."""
+        if depth < 1 or self.fixed(budget, depth) is not None:
+            return None
+        scale = self.scale if budget.scale is None else budget.scale
+        return Shape(depth, 1, min(self.nodes, budget.nodes), self.top_k, scale)
+
     def propose(
         self, rows: Rows, first: Tensor, step: Step, budget: Budget, names: Tensor | None = None, vocab: int = 0
     ) -> tuple[DraftTree, Int[Tensor, "b n"]]:

@@ -18,13 +18,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core.padding import additive
+from ..core.sampling import wide
 from ..nets import products, vocabulary
 from ..nets.block import BlockConfig, BlockNet
+from ..nets.compiled import runs
+from ..nets.compiled_block import CompiledBlock, compiled_block
+from ..nets.grown import Pairs
 from ..nets.kv_cache import KVCache
 from ..nets.network import Network
+from ..targets.compiled import embeddings
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
-from ._features import FLUSH, ends_of, merged
+from ._features import FLUSH, ends_of, merged, paired
 from ._growth import Growth
 
 
@@ -40,6 +45,8 @@ class BlockDrafter:
     places: Tensor | None  # the draft vocabulary's index of every target id
     block_mask: Float[Tensor, "1 1 m m"]  # who sees whom inside the block
     mask: Float[Tensor, " h"]  # the embedding of the slots behind the anchor
+    compiled: CompiledBlock | None = None  # its pass, and its trees, where the target's passes are compiled
+    lattices: bool = True  # are trees those of the compiled code, where it knows them?
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -47,7 +54,9 @@ class BlockDrafter:
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockDrafting:
         config, weight = self.config, self.net.fc.weight
-        last = torch.zeros(len(prompts), 1, config.layer.hidden, dtype=weight.dtype, device=weight.device)
+        kind = weight.dtype if self.compiled is None else torch.float32
+        with torch.inference_mode(False):
+            last = torch.zeros(len(prompts), 1, config.layer.hidden, dtype=kind, device=weight.device)
         return BlockDrafting(self, KVCache(config.layer, len(prompts), capacity, weight, config.layers), last)
 
     def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
@@ -62,32 +71,45 @@ class BlockDrafting:
     cache: KVCache
     last: Float[Tensor, "b 1 h"]  # every row's last context vector
     pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
+    pairs: list[Pairs] = field(default_factory=list)  # the same, for compiled code
     waiting: int = 0
 
     def observe(self, round: Round) -> None:
         """Keep the features of what was committed."""
+        features = [round.output.features[tap] for tap in self.drafter.taps]
+        self.waiting += features[0].shape[1]
+        if self.drafter.compiled is not None:
+            self.pairs.append(paired(round, features))
+        else:
+            self._wait(round, features)
+        if self.waiting >= FLUSH:
+            self._read()
+
+    def _wait(self, round: Round, features: Sequence[Tensor]) -> None:
         path, counts, spelled = round.path, round.count.tolist(), round.tree.tokens
-        joined = torch.cat([round.output.features[tap] for tap in self.drafter.taps], -1)
+        joined = torch.cat(list(features), -1)
         if round.tree.ancestors is not None:
             path = path[:, : max(counts)].clamp(min=0)
             spelled = spelled.gather(1, path)
             joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
         self.pending.append((joined, spelled, counts))
-        self.waiting += joined.shape[1]
-        if self.waiting >= FLUSH:
-            self._read()
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter, growth = self.drafter, self.drafter.growth
-        hidden = self._hidden(rows)[:, : min(growth.reach(budget, rows), drafter.config.drafts)]
+        depth = max(0, min(growth.reach(budget, rows), drafter.config.drafts))
+        code, asked = drafter.compiled, growth.whole(budget, depth)
+        if code is not None and asked is not None and drafter.lattices and code.lattices:
+            tree = code.grow(self.cache, self.last, self._taken(), rows, budget, asked)
+            assert self.cache.host == list(rows.start), "one context slot for every token before the root"
+            return tree
+        hidden, logits = self._seen(rows, depth)
         corrected, scores = partial(self._corrected, hidden), partial(self._scores, rows, hidden)
-        logits, vocab = drafter.logits(hidden), drafter.target.vocab
-        return _lattice.propose(rows, logits, budget, growth, drafter.names, vocab, corrected, scores)
+        return _lattice.propose(rows, logits, budget, growth, drafter.names, drafter.target.vocab, corrected, scores)
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
-        hidden = self._hidden(rows)
-        first, step = _lattice.steps(rows, self.drafter.logits(hidden), partial(self._corrected, hidden))
+        hidden, logits = self._seen(rows, self.drafter.config.drafts)
+        first, step = _lattice.steps(rows, logits, partial(self._corrected, hidden))
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 
     def select(self, index: Sequence[int]) -> None:
@@ -95,6 +117,7 @@ class BlockDrafting:
             return
         wanted = torch.tensor(list(index), device=self.cache.keys.device)
         self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
+        self.pairs = [pairs.select(index) for pairs in self.pairs]
         self.last = self.last[wanted]
         self.cache.select(index)
 
@@ -107,6 +130,8 @@ class BlockDrafting:
 
     def _read(self) -> None:
         """Write the waiting features' keys and values behind each row's text."""
+        if self.pairs and self.drafter.compiled is not None:
+            self.drafter.compiled.read(self.cache, self.last, self._taken())
         if not self.pending:
             return
         features, _, counts = merged(self.pending)
@@ -117,6 +142,19 @@ class BlockDrafting:
             cache.place(m)(*net.keys_values(context, self._turn(m)))
             self.last = ends_of(context, counts, self.last)
             cache.advance(counts)
+
+    def _taken(self) -> list[Pairs]:
+        """What waits for compiled code, which waits no longer."""
+        pairs, self.pairs, self.waiting = self.pairs, [], 0
+        return pairs
+
+    def _seen(self, rows: Rows, depth: int) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d vd"]]:
+        """Normed hidden states and logits of the first `depth` slots that draft."""
+        code = self.drafter.compiled
+        if code is not None:
+            return code.slots(self.cache, self.last, self._taken(), rows.root, depth)
+        hidden = self._hidden(rows)[:, :depth]
+        return hidden, self.drafter.logits(hidden)
 
     def _turn(self, m: int) -> Tensor:
         """Rotations of the m positions behind each row's text."""
@@ -161,7 +199,7 @@ class BlockDrafting:
         drafter, net, (b, _, k) = self.drafter, self.drafter.net, tokens.shape
         above = torch.cat([rows.root[:, None, None].expand(b, 1, k), tokens[:, :-1]], 1)
         inside = tokens if drafter.places is None else drafter.places[tokens]
-        return net.above(above, hidden[:, :, None]) @ net.markov_w2.weight[inside].transpose(-1, -2)
+        return wide(net.above(above, hidden[:, :, None])) @ wide(net.markov_w2.weight[inside]).transpose(-1, -2)
 
 
 def drafter(net: BlockNet, target: Target, growth: Growth | None = None) -> BlockDrafter:
@@ -174,7 +212,6 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     config, ids, weight = net.config, net.ids(), net.fc.weight
     _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
     _heads.check_embedding(target, config.target_hidden)
-    products.hasten(net, leave=("markov_w2",))  # whose rows are looked up
     places = None
     if ids is not None:
         vocabulary.check_ids(ids, config.vocab)
@@ -183,7 +220,13 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     own = additive(seen.tril() if config.causal else seen, weight.dtype)[None, None]
     token = config.mask_token
     mask: Tensor = net.mask_embedding if token < 0 else target.embed(torch.tensor([token], device=weight.device))[0]
-    return BlockDrafter(net, target, config, growth, ids, places, own, mask)
+    code = None
+    if runs(target):
+        head = _heads.plain_rows(target, None) if ids is None else net.lm_head.weight.detach()
+        code = compiled_block(net, head, embeddings(target, weight.dtype), mask, ids)
+    if code is None:
+        products.hasten(net, leave=("markov_w2",))  # whose rows are looked up
+    return BlockDrafter(net, target, config, growth, ids, places, own, mask, code)
 
 
 def load(

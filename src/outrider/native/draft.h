@@ -95,9 +95,9 @@ static float log_sum(const float *x, integer n, float scale, float most) {
     return most / scale + logf(sum_of(sums));
 }
 
-/* The candidates below one node, best first, and the logs of their confidences. */
+/* The columns of the candidates below one node, best first, and the logs of their confidences. */
 static void rank(
-    const Draft *draft, const float *logits, float *raced, integer columns, integer row, integer layer, integer *tokens,
+    const Draft *draft, const float *logits, float *raced, integer columns, integer row, integer layer, integer *chosen,
     float *confidences
 ) {
     integer pool[draft->pool + 1], found[draft->most + 1], count, n = columns;
@@ -119,8 +119,7 @@ static void rank(
     count = largest(x, n, draft->most, found, tops);
     const float total = count ? log_sum(x, n, draft->scale, tops[0]) : 0;
     for (integer i = 0; i < draft->most; i++) {
-        const integer column = i < count ? (names ? names[found[i]] : found[i]) : 0;
-        tokens[i] = ids ? ids[column] : column;
+        chosen[i] = i < count ? (names ? names[found[i]] : found[i]) : 0;
         const float confidence = i < count ? tops[i] / draft->scale - total : -INFINITY;
         confidences[i] = confidence < 0 ? confidence : confidence >= 0 ? 0.0f : -INFINITY; /* also where it is no number */
     }
@@ -213,6 +212,7 @@ static void rank_all(
             draft->token + to, draft->value + to
         );
         for (integer k = to; k < to + draft->most; k++) {
+            if (draft->names) draft->token[k] = draft->names[draft->token[k]];
             draft->value[k] = up < 0 ? -INFINITY : draft->value[k] + draft->value[at + up];
             draft->below[k] = up < 0 ? 0 : up;
             draft->level[k] = layer + 1;

@@ -63,6 +63,7 @@ class PassPart(ctypes.Structure):
         ("ask", address),
         ("logits", address),
         ("threads", whole),
+        ("beside", whole),
     ]
 
 
@@ -88,6 +89,18 @@ class DraftPart(ctypes.Structure):
         *((name, address) for name in ("place", "token", "below", "level", "fed", "chosen", "value")),
         ("kept", whole),
         *((name, address) for name in ("size", "tokens", "parents", "depths", "values", "sees")),
+    ]
+
+
+class BlockPart(ctypes.Structure):
+    """`Block`."""
+
+    _fields_ = [
+        ("join", MatrixPart),
+        ("seed", MatrixPart),
+        *((name, address) for name in ("norm", "mask")),
+        *((name, whole) for name in ("taps", "first", "rank")),
+        *((name, address) for name in ("above", "beneath", "deepest", "columns", "confidences", "logs", "order")),
     ]
 
 

@@ -36,7 +36,7 @@ typedef struct {
     const integer *lengths, *spots;  /* [rows], [rows, all] */
     const integer *sizes;            /* [rows]: nodes of each row, behind which there is padding; NULL: all */
     const uint8_t *ancestors;        /* [rows or 1, all, all]; NULL for a chunk */
-    held *const *cache;              /* keys and values of each layer: [rows, capacity, groups * width] */
+    held *const *cache;              /* keys and values of each layer: [rows, capacity, beside * groups * width] */
     const float *turns;              /* cosines and sines [position, 2, width] */
     integer positions;               /* of `turns` */
     const float *given;              /* [rows * nodes, joined] */
@@ -55,7 +55,13 @@ typedef struct {
     const integer *ask; /* [asked]: places within `nodes` of each row, in order */
     float *logits;      /* [rows, asked, vocabulary] */
     integer threads;
+    integer beside; /* layers whose keys and values lie side by side in a slot of the cache; 0 or 1: one */
 } Pass;
+
+/* Numbers from one slot of the cache to the next. */
+INLINE integer slot_width(const Model *model, const Pass *pass) {
+    return (pass->beside > 1 ? pass->beside : 1) * model->groups * model->width;
+}
 
 static void normalise(const float *x, const float *weight, integer width, float epsilon, float *y) {
     vector total = ZERO;
@@ -95,22 +101,28 @@ static void turn(const Model *model, const Pass *pass, const float *norm, intege
     }
 }
 
-/* Of node m: queries turned, keys turned and written to the cache, values written. */
+/* Keys turned by their place, and values, written to a slot of the cache; both lie at `made`. */
+static void written(const Model *model, const Pass *pass, integer layer, integer place, integer slot, float *made) {
+    const Layer *own = model->layer + layer;
+    const integer width = model->width, groups = model->groups, at = slot * slot_width(model, pass);
+    for (integer g = 0; g < groups; g++) turn(model, pass, own->norm_k, own->turned, place, made + g * width);
+    held *keys = pass->cache[2 * layer] + at, *values = pass->cache[2 * layer + 1] + at;
+    for (integer k = 0; k < groups * width; k++) {
+        keys[k] = to_held(made[k]);
+        values[k] = to_held(made[groups * width + k]);
+    }
+}
+
+/* Of node m: queries turned, keys and values written to the cache. */
 static void placed(const Model *model, const Pass *pass, integer layer, integer m) {
     const Layer *own = model->layer + layer;
-    const integer width = model->width, heads = model->heads, groups = model->groups, row = pass->live[m] / pass->nodes;
+    const integer width = model->width, heads = model->heads, row = pass->live[m] / pass->nodes;
     const integer node = pass->since + pass->live[m] % pass->nodes, place = pass->spots[row * pass->all + node];
-    const integer slot = (row * pass->capacity + pass->lengths[row] + node) * groups * width;
-    float *made = pass->made + m * (heads + 2 * groups) * width, *made_k = made + heads * width;
+    float *made = pass->made + m * (heads + 2 * model->groups) * width;
     for (integer h = 0; h < heads; h++) turn(model, pass, own->norm_q, own->turned, place, made + h * width);
-    for (integer g = 0; g < groups; g++) turn(model, pass, own->norm_k, own->turned, place, made_k + g * width);
     input *query = pass->query + m * heads * width;
-    held *keys = pass->cache[2 * layer] + slot, *values = pass->cache[2 * layer + 1] + slot;
     for (integer k = 0; k < heads * width; k++) query[k] = to_input(made[k]);
-    for (integer k = 0; k < groups * width; k++) {
-        keys[k] = to_held(made_k[k]);
-        values[k] = to_held(made_k[groups * width + k]);
-    }
+    written(model, pass, layer, place, row * pass->capacity + pass->lengths[row] + node, made + heads * width);
 }
 
 /* The slots of each node's path, by depth, counted from its row's length. */
@@ -130,7 +142,7 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
     integer heads = group < QUERIES ? group : QUERIES;
     if (pass->rows * groups * pass->nodes < pass->threads) heads = 1; /* or threads would have nothing to do */
     const integer cuts = (group + heads - 1) / heads, together = QUERIES / heads;
-    const integer goes = (pass->nodes + together - 1) / together, stride = groups * width;
+    const integer goes = (pass->nodes + together - 1) / together, stride = slot_width(model, pass);
 #pragma omp for schedule(dynamic, 1)
     for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
         const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
@@ -270,5 +282,7 @@ void forward(const Model *model, const Pass *pass) {
 }
 
 #include "draft.h"
+
+#include "lattice.h"
 
 #include "walk.h"

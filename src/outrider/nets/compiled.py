@@ -15,7 +15,23 @@ from ..native.build import library
 from ..native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
 from .kv_cache import KVCache
-from .layer import Layer
+from .layer import Layer, Rope
+
+
+class Turns:
+    """Rotations as the code reads them, for more positions as they are asked for."""
+
+    def __init__(self, rope: Rope):
+        self.rope, self.table = rope, torch.zeros(0)
+
+    def upto(self, positions: int) -> Float[Tensor, "n 2 d"]:
+        """Cosines and sines of so many positions at least."""
+        if len(self.table) < positions:
+            table = self.rope.table(max(512, positions), torch.float32, torch.device("cpu"))[:, :, 0]
+            half = table.shape[2] // 2
+            sines = torch.cat([-table[:, 1, :half], table[:, 1, half:]], -1)
+            self.table = torch.stack([table[:, 0], sines], 1).contiguous()
+        return self.table
 
 
 class CompiledLayer:
@@ -26,7 +42,7 @@ class CompiledLayer:
     """
 
     def __init__(self, code: ctypes.CDLL, layer: Layer, join: nn.Linear, head: Float[Tensor, "v h"]):
-        self.call, self.layer, self.turns, self.numbers = code.forward, layer, torch.zeros(0), torch.arange(0)
+        self.call, self.turned, self.numbers = code.forward, Turns(layer.rope).upto, torch.arange(0)
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 2
         self.drafts = code.draft
         self.drafts.restype, self.drafts.argtypes = None, [ctypes.c_void_p] * 4
@@ -101,15 +117,6 @@ class CompiledLayer:
                 asks.states = states.data_ptr()
             self.call(ctypes.byref(part), ctypes.byref(asks))
         return vectors[0] if layers else given, logits
-
-    def turned(self, positions: int) -> Float[Tensor, "n 2 d"]:
-        """Cosines and sines of so many positions at least."""
-        if len(self.turns) < positions:
-            table = self.layer.rope.table(max(512, positions), torch.float32, torch.device("cpu"))[:, :, 0]
-            half = table.shape[2] // 2
-            sines = torch.cat([-table[:, 1, :half], table[:, 1, half:]], -1)
-            self.turns = torch.stack([table[:, 0], sines], 1).contiguous()
-        return self.turns
 
     def counted(self, n: int) -> Int[Tensor, " n"]:
         """0 .. n - 1 at least."""

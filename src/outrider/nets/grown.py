@@ -43,17 +43,20 @@ class Shape:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What a round committed: of each row the nodes whose features count, and the token behind each of them."""
+    """What a round committed: of each row the nodes whose features count, and the token behind each of them.
+    `features`: of each layer that is read."""
 
-    features: Float[Tensor, "b m h"]
+    features: Sequence[Float[Tensor, "b m h"]]
     nodes: Sequence[Sequence[int]]
     tokens: Sequence[Sequence[int]]
 
     def select(self, index: Sequence[int]) -> Pairs:
         """Row i := old row index[i]."""
         chosen = [(self.nodes[i], self.tokens[i]) for i in index]
-        wanted = torch.tensor(list(index), device=self.features.device)
-        return Pairs(self.features[wanted], [nodes for nodes, _ in chosen], [tokens for _, tokens in chosen])
+        wanted = torch.tensor(list(index), device=self.features[0].device)
+        return Pairs(
+            [part[wanted] for part in self.features], [nodes for nodes, _ in chosen], [tokens for _, tokens in chosen]
+        )
 
 
 @dataclass(frozen=True)
@@ -201,15 +204,13 @@ class Grower:
 
 
 def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], list[int]]:
-    """How many pairs each row has; addresses of their features, and their tokens, row by row."""
+    """How many pairs each row has; addresses of their features, a pair's side by side, and their tokens, row by row."""
     counts, features, behind = [0] * rows, list[int](), list[int]()
     for r in range(rows):
         for given in pairs:
             nodes, tokens = given.nodes[r], given.tokens[r]
-            size = given.features.element_size()
-            row, step = given.features.stride(0) * size, given.features.stride(1) * size
-            start = given.features.data_ptr() + r * row
-            features += [start + node * step for node in nodes]
+            parts = [(part.data_ptr(), *part.stride()[:2], part.element_size()) for part in given.features]
+            features += [start + size * (r * row + node * step) for node in nodes for start, row, step, size in parts]
             behind += tokens
             counts[r] += len(nodes)
     return counts, features, behind

@@ -1,0 +1,258 @@
+"""A block drafter's network in compiled code: its context, its pass and the best tree of its slots in one call
+(`native/lattice.h`), as `drafters/_lattice.py` finds it in tensors.
+
+Only causal blocks without convolutions. Such a block's first slots do not see the others, so no more are computed than
+a round drafts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from ..core.noise import MASK64
+from ..core.sampling import POOL, POOLED
+from ..native.blocks import Packed, plain, reads, rounded
+from ..native.build import library
+from ..native.parts import BlockPart, DraftPart, LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
+from ..native.weights import STEP, WIDEST
+from ..types import Budget, DraftTree, Price, Rows
+from .block import BlockNet
+from .compiled import Turns
+from .grown import KNOTS, SLOPES, Pairs, Shape, listed
+from .kv_cache import KVCache
+
+LISTS = "token", "below", "level", "chosen"  # of all nodes
+WHOLE = 16  # the pair head's width is filled up by zeros to a multiple of this
+
+
+@dataclass(frozen=True)
+class Places:
+    """How much room a call needs: rows of the batch; of a row the slots that are read, the positions that wait, the
+    tree's nodes and the candidates of a slot."""
+
+    rows: int = 1
+    slots: int = 1
+    waits: int = 1
+    nodes: int = 1
+    most: int = 1
+
+    def both(self, other: Places) -> Places:
+        """Room for either."""
+        return Places(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
+
+
+class CompiledBlock:
+    """`read` writes what was committed into the cache, `slots` gives the block's vectors and logits, `grow` a tree.
+
+    Weights are rounded to eight bits where the code reads such; the pair head's, which are looked up, are as they are.
+    """
+
+    def __init__(
+        self, code: ctypes.CDLL, net: BlockNet, head: Tensor, embeddings: Tensor, mask: Tensor, names: Tensor | None
+    ):
+        self.call, self.net, self.embeddings, self.names = code.draft_block, net, embeddings, names
+        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 4
+        config, shape, layers = net.config, net.config.layer, net.config.layers
+        kept: list[Any] = [net.layers]
+
+        def hold(weight: Tensor) -> MatrixPart:
+            made: Packed = rounded(weight) if reads(code) else plain(weight)
+            kept.append(made)
+            return made.part
+
+        parts = (LayerPart * layers)()
+        for part, layer in zip(parts, net.layers, strict=True):
+            own: Any = layer
+            project(part, kept, hold, own.self_attn, own.mlp)
+            part.norm, part.norm_inner = small(kept, own.input_layernorm), small(kept, own.post_attention_layernorm)
+            part.norm_q, part.norm_k = small(kept, own.self_attn.q_norm), small(kept, own.self_attn.k_norm)
+            part.turned = 1
+        self.model = ModelPart(
+            hidden=shape.hidden, inner=shape.intermediate, heads=shape.heads, groups=shape.kv_heads,
+            width=shape.head_dim, layers=layers, vocabulary=len(head), epsilon=shape.eps, scale=shape.head_dim**-0.5,
+            layer=parts, norm=small(kept, net.norm), head=hold(head), joined=len(config.taps) * shape.hidden,
+        )  # fmt: skip
+        slots = mask.detach().float().clone()
+        kept += [slots, parts]
+        self.block = BlockPart(
+            join=hold(net.fc.weight), norm=small(kept, net.hidden_norm), mask=slots.data_ptr(),
+            taps=len(config.taps), first=config.block - config.drafts,
+        )  # fmt: skip
+        if config.seeded:
+            self.block.seed = hold(net.seed.weight)
+        if config.pair_head == "markov":
+            self.pairs = [_filled(w) for w in (net.markov_w1.weight, net.markov_w2.weight)]
+            self.block.above, self.block.beneath = (w.data_ptr() for w in self.pairs)
+            self.block.rank = self.pairs[0].shape[1]
+        self.kept, self.lock, self.room = kept, Lock(), Room(self.model)
+        self.turns = Turns(net.rope)
+        self.places, self.asks, self.wants = Places(0, 0, 0, 0, 0), PassPart(), DraftPart()
+        self.price: tuple[Price | None, Any] = (None, (ctypes.c_double * 1)())  # as the code has it
+
+    @property
+    def lattices(self) -> bool:
+        """Does the code know how pairs of tokens are scored?"""
+        return self.net.config.pair_head != "selector"
+
+    def read(self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs]) -> None:
+        """Write the keys and values of what was committed; `last`, in float32: every row's last context vector."""
+        with self.lock:
+            self._call(cache, last, pairs, 0, Places(len(cache.host)))
+
+    def slots(
+        self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs], root: Int[Tensor, " b"], depth: int
+    ) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d v"]]:
+        """Normed vectors, in the network's precision, and logits, in float32, of the first `depth` slots that draft;
+        before that, what `read` does."""
+        b, model, first = len(root), self.model, int(self.block.first)
+        slots, root = first + depth, root.contiguous()
+        with torch.inference_mode(False):
+            vectors, logits = torch.empty(b, slots, model.hidden), torch.empty(b, depth, model.vocabulary)
+        with self.lock:
+            told = {"root": root.data_ptr(), "nodes": 0}
+            self._call(cache, last, pairs, depth, Places(b, slots), told, (vectors, logits))
+        return vectors[:, first:].to(self.embeddings.dtype), logits
+
+    def grow(
+        self,
+        cache: KVCache,
+        last: Float[Tensor, "b 1 h"],
+        pairs: Sequence[Pairs],
+        rows: Rows,
+        budget: Budget,
+        shape: Shape,
+    ) -> DraftTree:
+        """The best tree of `shape.depth` slots for every row, by the budget's floor and price; first what `read`
+        does."""
+        nodes, depth, b, price = shape.nodes, shape.depth, len(rows), budget.price
+        most, columns = min(shape.top_k, int(self.model.vocabulary)), int(self.model.vocabulary)
+        with torch.inference_mode(False):
+            found, worth = torch.empty(b * (3 * nodes + 1), dtype=torch.long), torch.empty(b * nodes)
+            sees = torch.empty(b * nodes * nodes, dtype=torch.bool)
+        root, size = rows.root.contiguous(), found.data_ptr()
+        heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
+        seeds = (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds))
+        starts, deepest = (ctypes.c_int64 * b)(*rows.start), (ctypes.c_int64 * b)()
+        deepest[:] = [min(depth, remaining - 1) for remaining in rows.remaining]
+        told: dict[str, Any] = {
+            "root": root.data_ptr(), "nodes": nodes, "candidates": nodes, "most": most, "scale": shape.scale,
+            "pool": max(POOL, most) if columns > POOLED else columns,
+            "floor": math.log(budget.floor) if budget.floor > 0 else -math.inf, "trust": price.trust if price else 1.0,
+            "sizes": len(price.seconds) if price else 0, "summed": int(price.summed) if price else 0,
+            "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts),
+            "seeds": ctypes.addressof(seeds) if rows.rule == "coupled" and rows.hot else None,
+            "size": size, "values": worth.data_ptr(), "sees": sees.data_ptr(),
+            **{name: size + 8 * b * (1 + i * nodes) for i, name in enumerate(("tokens", "parents", "depths"))},
+        }  # fmt: skip
+        with self.lock:
+            if price is not None and self.price[0] is not price:
+                self.price = price, (ctypes.c_double * len(price.seconds))(*price.seconds)
+            told["seconds"], self.block.deepest = ctypes.addressof(self.price[1]), ctypes.addressof(deepest)
+            n = self._call(cache, last, pairs, depth, Places(b, int(self.block.first) + depth, 1, nodes, most), told)
+        tokens, parents, depths = (found[b * (1 + i * nodes) :][: b * n].view(b, n) for i in range(3))
+        seen = sees[: b * n * n].view(b, n, n)
+        return DraftTree(tokens, parents, depths, found[:b], seen, depth, worth[: b * n].view(b, n))
+
+    def _call(
+        self,
+        cache: KVCache,
+        last: Tensor,
+        pairs: Sequence[Pairs],
+        depth: int,
+        places: Places,
+        told: Mapping[str, Any] = MappingProxyType({}),
+        kept: tuple[Tensor, Tensor] | None = None,
+    ) -> int:
+        """The call itself; `told`: what else the structure of the draft holds; `kept`: where vectors and logits are
+        written. Returns the nodes of the widest row."""
+        b = places.rows
+        counts, features, _ = listed(pairs, b)
+        longest = max(have + count for have, count in zip(cache.host, counts, strict=True)) + places.slots
+        places = places.both(Places(b, waits=max(1, *counts)))
+        if places.both(self.places) != self.places:
+            self._fit(places.both(self.places))
+        asks, wants = self.asks, self.wants
+        cache.reserve(longest)
+        turns, narrow = self.turns.upto(longest), cache.keys.element_size() * int(self.model.groups * self.model.width)
+        at = [part.data_ptr() + i * narrow for i in range(self.model.layers) for part in (cache.keys, cache.values)]
+        pointers, lengths = (ctypes.c_void_p * len(at))(*at), (ctypes.c_int64 * b)(*cache.host)
+        waiting, vectors = (ctypes.c_int64 * b)(*counts), (ctypes.c_void_p * len(features))(*features)
+        asks.rows, asks.capacity, asks.beside = b, cache.keys.shape[1], self.model.layers
+        asks.cache, asks.threads = ctypes.addressof(pointers), torch.get_num_threads()
+        asks.turns, asks.positions = turns.data_ptr(), len(turns)
+        room = self.room.held["logits"] if kept is None else kept[1]
+        asks.taps, asks.tapped, asks.logits = int(kept is not None), None, room.data_ptr()
+        if kept is not None:
+            asks.tapped = kept[0].data_ptr()
+        wants.waits, wants.waiting, wants.features = max(counts), ctypes.addressof(waiting), ctypes.addressof(vectors)
+        wants.lengths, wants.last, wants.depth = ctypes.addressof(lengths), last.data_ptr(), depth
+        for name, value in told.items():
+            setattr(wants, name, value)
+        self.call(*map(ctypes.byref, (self.model, self.block, asks, wants)))
+        if max(counts):
+            cache.advance(counts)
+        return int(wants.kept)
+
+    def _fit(self, places: Places) -> None:
+        """Make structures with room for this; they are kept from call to call."""
+        self.places, room, hidden, columns = places, self.room, int(self.model.hidden), int(self.model.vocabulary)
+        b, slots, nodes, most = places.rows, places.slots, places.nodes, places.most
+        together, pool = b * max(slots, places.waits), max(POOL, most) if columns > POOLED else columns
+        first = int(self.block.first)
+        room.of("logits", b * slots * columns)
+        self.asks = PassPart(
+            ask=torch.arange(first, first + slots, out=room.of("ask", slots, torch.long)).data_ptr(),
+            tap=room.of("tap", 1, torch.long).fill_(self.model.layers).data_ptr(),
+            states=room.of("states", together * hidden).data_ptr(), **room.addresses(together, 1),
+        )  # fmt: skip
+        self.wants = DraftPart(
+            embeddings=self.embeddings.data_ptr(), names=None if self.names is None else self.names.data_ptr(),
+            knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), spots=room.of("spots", b * slots, torch.long).data_ptr(),
+            value=room.of("value", b * nodes).data_ptr(), raced=room.of("raced", b * slots * pool).data_ptr(),
+            **room.cut("nodes", torch.long, **dict.fromkeys(LISTS, b * nodes)),
+        )  # fmt: skip
+        for name, size, dtype in (
+            ("columns", slots, torch.long), ("confidences", slots, torch.float32),
+            ("logs", nodes, torch.float32), ("order", nodes, torch.long),
+        ):  # fmt: skip
+            setattr(self.block, name, room.of(name, b * size * most, dtype).data_ptr())
+
+
+def _filled(weight: Float[Tensor, "v r"]) -> Float[Tensor, "v r2"]:
+    return functional.pad(weight.detach(), (0, -weight.shape[1] % WHOLE)).contiguous()
+
+
+def compiled_block(
+    net: BlockNet, head: Tensor | None, embeddings: Tensor | None, mask: Tensor, names: Tensor | None
+) -> CompiledBlock | None:
+    """The network in compiled code; None where it is not of the kind, or there is none on this machine.
+
+    Args:
+        net: its products as they were made: not replaced by faster ones.
+        head: the rows of a head without bias.
+        embeddings: of the target's tokens, in the network's precision.
+        mask: what stands in the slots behind the anchor.
+        names: token ids of the head's columns.
+    """
+    config, weight = net.config, net.fc.weight
+    widths = config.layer.hidden, config.layer.intermediate, config.layer.head_dim
+    if head is None or embeddings is None or head.dtype != weight.dtype or weight.device.type != "cpu":
+        return None
+    if any(w % STEP for w in widths) or widths[2] > WIDEST or config.layer.inputs != widths[0]:
+        return None
+    if not config.causal or config.conv:
+        return None
+    name = str(weight.dtype).removeprefix("torch.")
+    code = library(name, name) if name in ("bfloat16", "float32") else None
+    return None if code is None else CompiledBlock(code, net, head.contiguous(), embeddings, mask, names)

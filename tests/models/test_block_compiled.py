@@ -1,0 +1,183 @@
+"""The block drafter's pass in compiled code is its network's, and its trees are those of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from bits import text_of
+from small import build
+from test_grown import BUDGETS, PROMPTS, Given
+
+import outrider
+from outrider.core.tree import check
+from outrider.drafters import block
+from outrider.drafters._growth import Growth
+from outrider.drafters.block import BlockDrafting
+from outrider.native import build as native
+from outrider.nets.block import BlockConfig, BlockNet
+from outrider.nets.layer import LayerShape
+from outrider.targets import HFTarget, load_target
+from outrider.types import Budget, DraftTree, Rows
+
+pytestmark = pytest.mark.skipif(
+    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+)
+SHAPE = LayerShape(64, 4, 2, 32, 96, 64)
+HALF, WHOLE = torch.bfloat16, torch.float32
+KINDS: dict[str, dict[str, Any]] = {
+    "seeded": {"seeded": True, "pair_rank": 7},
+    "plain": {"layers": 2, "pair_head": "none", "mask_token": 5},
+    "shifted": {"layers": 2, "sample_from_anchor": False, "seeded": True, "taps": (0, 1, -1)},
+    "selector": {"pair_head": "selector", "pair_top": 9},
+}
+
+
+def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, **more: Any) -> outrider.LLM:
+    """A tiny random model with a block drafter of random weights."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 32,
+        "vocab_size": vocab,
+        "eos_token_id": 3,
+        "max_position_embeddings": 256,
+    }
+    target = load_target(build("llama", dtype, **sizes), native=True)
+    assert isinstance(target, HFTarget)
+    torch.manual_seed(0)
+    fields = {"layers": 1, "taps": (0, -1), "block": 5, **more}
+    net = BlockNet(BlockConfig(SHAPE, vocab=vocab, draft_vocab=drafted or vocab, target_hidden=64, **fields))
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (0.3 if parameter.dim() > 1 else 0.5) + ("norm" in name))
+        if drafted:
+            net.d2t.copy_(torch.randperm(vocab)[:drafted].sort().values - torch.arange(drafted))
+    return outrider.LLM(target, None, block.drafter(net.to(dtype), target, growth), "tiny", "block", frozenset({3}))
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
+    """Every proposal is made both ways, from the same pass; those of the compiled code are kept."""
+    trees: list[DraftTree] = []
+    whole = BlockDrafting.propose
+
+    def both(self: BlockDrafting, rows: Rows, budget: Budget) -> DraftTree:
+        drafter = self.drafter
+        assert drafter.compiled is not None
+        tree = whole(self, rows, budget)
+        self.drafter = replace(drafter, lattices=False)
+        right = whole(self, rows, budget)
+        self.drafter = drafter
+        check(tree)
+        assert tree.tokens.shape == right.tokens.shape
+        for name in ("tokens", "parents", "depths", "size", "ancestors"):
+            assert torch.equal(getattr(tree, name), getattr(right, name)), name
+        real = torch.arange(tree.nodes) < tree.size[:, None]
+        if right.values is not None and tree.values is not None:  # a chain has none
+            assert torch.allclose(tree.values[real], right.values[real], atol=1e-4, rtol=1e-4)
+        assert tree.deepest >= int(tree.depths.max())
+        trees.append(tree)
+        return tree
+
+    monkeypatch.setattr(BlockDrafting, "propose", both)
+    return trees
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_trees_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
+    """In a batch of texts of unequal length; both precisions; small vocabularies, trimmed ones and large ones."""
+    for vocab, drafted, dtype, kind in (
+        (97, 0, WHOLE, "plain"), (97, 50, HALF, "seeded"), (6000, 5000, WHOLE, "shifted"),
+    ):  # fmt: skip
+        llm = made(vocab, drafted, dtype, Growth(scale=1.5), **KINDS[kind])
+        llm.generate(
+            PROMPTS, max_new_tokens=6, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
+        )
+    assert len(compared) >= 10
+    assert budget == "chain" or all(tree.values is not None for tree in compared)
+    assert max(tree.nodes for tree in compared) > 1
+
+
+def test_rejection_ranks_without_noise(compared: list[DraftTree]) -> None:
+    llm = made(97, 50, WHOLE, Growth(), **KINDS["seeded"])
+    llm.generate(PROMPTS[:1], max_new_tokens=8, temperature=1.0, rule="rejection", budget=Given(Budget(16, 4)))
+    assert compared
+
+
+@pytest.mark.parametrize("dtype", [HALF, WHOLE])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_pass_is_that_of_the_network(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All slots' hidden states and logits, in a batch of unequal texts, against tensors that saw the same rounds."""
+    llm = made(97, 0 if kind == "plain" else 50, dtype, Growth(), **KINDS[kind])
+    drafter: Any = llm.drafter
+    slow = replace(drafter, compiled=None)
+    shadows: dict[int, BlockDrafting] = {}
+    worst = []
+    opening, propose = type(drafter).open, BlockDrafting.propose
+
+    def opened(self: Any, prompts: Any, capacity: int) -> BlockDrafting:
+        drafting = opening(self, prompts, capacity)
+        shadows[id(drafting)] = opening(slow, prompts, capacity)
+        return drafting
+
+    def twice(name: str) -> None:
+        whole = getattr(BlockDrafting, name)
+
+        def done(self: BlockDrafting, given: Any) -> None:
+            whole(self, given)
+            if id(self) in shadows:  # not a shadow itself
+                whole(shadows[id(self)], shadows[id(given)] if name == "join" else given)
+
+        monkeypatch.setattr(BlockDrafting, name, done)
+
+    def proposed(self: BlockDrafting, rows: Rows, budget: Budget) -> DraftTree:
+        depth = min(budget.depth, drafter.config.drafts)
+        found, right = self._seen(rows, depth), shadows[id(self)]._seen(rows, depth)
+        for one, other in zip(found, right, strict=True):
+            assert one.shape == other.shape
+            worst.append(float((one.float() - other.float()).abs().max() / other.float().abs().max()))
+        return propose(self, rows, budget)
+
+    monkeypatch.setattr(type(drafter), "open", opened)
+    for name in ("observe", "select", "join"):
+        twice(name)
+    monkeypatch.setattr(BlockDrafting, "propose", proposed)
+    llm.generate(PROMPTS, max_new_tokens=6, temperature=0.0, batch_size=3, budget=Given(Budget(12, 3)))
+    assert len(worst) >= 4
+    assert max(worst) < (1e-4 if dtype == WHOLE else 0.1)  # weights of eight bits, activations of 16
+
+
+@pytest.mark.parametrize("dtype", [HALF, WHOLE])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_with_drafts_are_those_without(kind: str, temperature: float, dtype: torch.dtype) -> None:
+    """Rows that end at their own time and are followed by others; trees, chains, and the rule that samples them."""
+    llm = made(97, 50, dtype, Growth(scale=2.0), **KINDS[kind])
+    prompts = [text_of(i, 3 + 19 * i) for i in range(7)]
+    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
+    right = [o.tokens for o in llm.generate(prompts, budget=Given(Budget(1, 0)), **law)]
+    for batch, budget in ((1, Budget(16, 6)), (3, Budget(8, 4, floor=0.01)), (3, Budget(4, 8, shape=(1, 1, 1)))):
+        found = llm.generate(prompts, batch_size=batch, budget=Given(budget), **law)
+        assert [o.tokens for o in found] == right, (batch, budget)
+        assert sum(o.usage.drafted for o in found) > 20
+
+
+def test_what_the_code_does_not_know_stays_in_tensors() -> None:
+    for more in ({"causal": False}, {"conv": 2, "conv_group": 4}):
+        drafter: Any = made(97, 50, WHOLE, Growth(), **more).drafter
+        assert drafter.compiled is None
+
+
+def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
+    llm = made(97, 0, WHOLE, Growth(), **KINDS["seeded"])
+    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
+    drafter: Any = llm.drafter
+    drafter.net.fc.weight.data.fill_(float("nan"))
+    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 6)))
+    assert [o.tokens for o in found] == right
+    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
