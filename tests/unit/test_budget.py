@@ -213,6 +213,29 @@ def test_curve() -> None:
     assert first(4) == pytest.approx(7)
 
 
+@pytest.mark.parametrize("sizes", [(1, 6, 7), (1, 2, 5, 11), (4, 6, 12, 22)])
+def test_sizes_between_powers_of_two_do_not_pass_for_these(sizes: tuple[int, ...]) -> None:
+    """A straight line is learnt as it is, although a pass over 6 nodes is counted under 8."""
+    curve = Curve()
+    for _ in range(40):
+        for size in sizes:
+            curve.learn(size, 10.0 + 2 * size)
+    for size in (4, 8, 16):
+        assert curve(size) == pytest.approx(10 + 2 * size, rel=0.02)
+
+
+def test_a_newcomer_among_many_makes_drafts_that_fail_little_more_likely() -> None:
+    shares = {}
+    for b in (1, 16):
+        budget, drafts = AdaptiveBudget(), 0
+        play(budget, 0.0, 200, node=0.05, step=0.3, b=b)
+        for i in range(25):  # a row in sixteen is new every eight rounds, or the only one
+            budget.choose(rows(b, 100, 1))
+            drafts += play(budget, 0.0, 7, node=0.05, step=0.3, seed=i, b=b)[1] * 7
+        shares[b] = drafts / 25 / 8
+    assert shares[16] < 0.05 < shares[1]
+
+
 @pytest.mark.parametrize(("size", "power"), [(1, 1), (2, 2), (3, 4), (5, 4), (6, 8), (11, 8), (12, 16), (33, 32)])
 def test_nearest(size: int, power: int) -> None:
     assert nearest(size) == power

@@ -193,7 +193,7 @@ class AdaptiveBudget:
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
             self.hits[d] = rate * self.asked[d]
         self.brought.setdefault(rows, Brought()).forget(share)
-        self.patience = min(self.patience, PROBE)
+        self.patience = min(self.patience, max(PROBE, round((1 - share) * self.patience)))
         self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:

@@ -14,7 +14,8 @@ class Curve:
 
     What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
     rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
-    the nearest power of two, or most would be seen once and never again; a size seen to cost more than a larger one was
+    the nearest power of two, or most would be seen once and never again, and what one says of the other goes by the
+    curve so far; a size seen to cost more than a larger one was
     disturbed, or is not what it was: what is asked for less often is known less well.
     """
 
@@ -24,8 +25,10 @@ class Curve:
     counts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # measurements since it began
 
     def learn(self, size: int, seconds: float) -> None:
-        size = nearest(size)
-        old = self.points.get(size)
+        power = nearest(size)
+        if size != power and len(self.points) > 1:  # a pass over 6 nodes is no pass over 8: what it says of that one
+            seconds *= self(power) / max(1e-9, self(size))
+        size, old = power, self.points.get(power)
         if old is None or (seconds < 0.5 * old and not self.mean):
             self.points[size], self.counts[size] = seconds, 1
             return
