@@ -269,10 +269,8 @@ class FeatureDrafting:
             if cache.level:
                 return table[cache.longest + place][None, None]
             return table[cache.lengths + place][:, None]
-        if places.dim() == 1:
-            if cache.level:
-                return table[cache.longest : cache.longest + len(places)][None]
-            return table[cache.lengths[:, None] + places]
+        if places.dim() == 1 and cache.level:
+            return table[cache.longest : cache.longest + len(places)][None]
         return table[cache.lengths[:, None] + places]
 
 
