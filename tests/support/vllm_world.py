@@ -13,7 +13,7 @@ from outrider.integrations.vllm import Proposer
 from outrider.types import Target
 
 
-def config(target: Target, drafter: Any, tokens: int, context: int = 256) -> Any:
+def config(target: Target, drafter: Any, tokens: int, context: int = 256, tokenizer: str = "") -> Any:
     """What a proposer reads of vLLM's configuration, under vLLM's names."""
     text = SimpleNamespace(num_hidden_layers=target.layers, to_dict=lambda: dict(target.config_dict))
     return SimpleNamespace(
@@ -21,7 +21,8 @@ def config(target: Target, drafter: Any, tokens: int, context: int = 256) -> Any
         speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
         device_config=SimpleNamespace(device=torch.device("cpu")),
         model_config=SimpleNamespace(
-            skip_tokenizer_init=True, dtype=target.dtype, max_model_len=context, hf_text_config=text,
+            skip_tokenizer_init=True, tokenizer=tokenizer, trust_remote_code=False, dtype=target.dtype,
+            max_model_len=context, hf_text_config=text,
             get_vocab_size=lambda: target.vocab, get_hidden_size=lambda: target.hidden,
         ),
     )  # fmt: skip

@@ -54,8 +54,7 @@ class Proposer:
         del model
         known = self.config.model_config
         target = Sizes.of(self.config)
-        tokenizer = None if known.skip_tokenizer_init else load_tokenizer(known.tokenizer, known.trust_remote_code)
-        loaded = drafters.load(self.specs, target, tokenizer)
+        loaded = drafters.load(self.specs, target, tokenizer_of(known))
         noise = GumbelNoise(target.vocab, target.device)
         self.live = Live(_chain.of(loaded, self.tokens), self.tokens, target, noise)
 
@@ -88,6 +87,17 @@ class Proposer:
         for i, chain in zip(there, drafted, strict=True):
             chains[i] = chain
         return chains
+
+
+def tokenizer_of(known: Any) -> Any:
+    """The target's, by vLLM's `ModelConfig`, for drafters with a tokenizer of their own; also where vLLM is told to go
+    without (`skip_tokenizer_init`), but None there if it cannot be had."""
+    try:
+        return load_tokenizer(known.tokenizer, known.trust_remote_code)
+    except InputError:
+        if not known.skip_tokenizer_init:
+            raise
+        return None
 
 
 def asked(additional: Any) -> list[str]:
