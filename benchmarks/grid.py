@@ -4,9 +4,9 @@
 
 Each cell decodes the same texts once with every budget, in one process and in turn, the automatic one after it has
 decoded them once unmeasured; twice over, the faster of the two counts. Compared are tokens per second of decoding,
-prompts left out, while a batch is full: twice as many texts as rows, and a text that ends makes room for the next. (With
-as many texts as rows, drafts look worse than they are: texts that can be guessed end early, and the others go on in a
-smaller batch.) One line of JSON a cell; a run that was stopped goes on where it was. `--table` shows what there is.
+prompts left out, while a batch is full: twice as many texts as rows, and a text that ends makes room for the next (with
+as many texts as rows, those that can be guessed end early, and the others go on in a smaller batch). One line of JSON a
+cell; a run that was stopped goes on where it was. `--table` shows what there is.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import pytest
 import torch
 from small import build
 
-from outrider.targets import HFTarget
+from outrider.native.build import library
+from outrider.targets import HFTarget, load_target
 from outrider.training.data import Batch, Document, pack
 from outrider.training.features import FeatureCache, hidden, see
 from outrider.types import InputError
@@ -16,13 +17,17 @@ from outrider.types import InputError
 FAMILIES = ["llama", "mistral", "gemma3", "qwen2-sliding", "qwen3", "gpt_neox", "gpt2", "mixtral", "phi3", "opt"]
 
 
-def batch(length: int = 48, share: bool = True) -> Batch:
+def documents(count: int) -> list[Document]:
     g = torch.Generator().manual_seed(1)
     made = []
-    for i in range(9):
+    for i in range(count):
         n = int(torch.randint(5, 30, (), generator=g))
         made.append(Document(tuple(torch.randint(1, 90, (n,), generator=g).tolist()), (True,) * n, str(i)))
-    return pack(made, length, share=share)
+    return made
+
+
+def batch(length: int = 48, share: bool = True) -> Batch:
+    return pack(documents(9), length, share=share)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,6 +43,25 @@ def test_a_document_sees_only_itself(family: str) -> None:
                 out = target.model(rows.tokens[r, here][None], output_hidden_states=True, use_cache=False)
             for tap in (1, -1):
                 torch.testing.assert_close(found.features[tap][r, here], out.hidden_states[tap][0], rtol=0, atol=1e-9)
+
+
+@pytest.mark.skipif(library("float32", "float32") is None, reason="the compiled pass wants gcc and AVX2")
+@pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "qwen3"])
+def test_compiled_passes_give_the_features_of_the_stock_forward(family: str) -> None:
+    """Documents that share rows, rows of several lengths, padding, and more tokens than one chunk of a prompt has."""
+    size = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
+    target = load_target(build(family, torch.float32, **size), native=True)
+    assert isinstance(target, HFTarget)
+    assert target.native is not None
+    for rows in (batch(), pack([Document((5, 7) * 300, (True,) * 600, "a"), *documents(5)], 700)):
+        found, target.native = see(target, rows, (1, -1)), None
+        true = see(target, rows, (1, -1))
+        target = load_target(target.model, native=True)
+        there = rows.documents >= 0
+        assert not bool(there.all()), "some places are padding"
+        for tap in (1, -1):
+            torch.testing.assert_close(found.features[tap][there], true.features[tap][there], rtol=1e-4, atol=1e-4)
+            assert bool((found.features[tap][~there] == 0).all())
 
 
 def test_families_that_cannot_share_rows_say_so() -> None:

@@ -15,10 +15,11 @@ from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
-from outrider.targets import HFTarget
+from outrider.native.build import library
+from outrider.targets import HFTarget, load_target
 from outrider.training import loop
 from outrider.training.data import Document
-from outrider.types import Sampling
+from outrider.types import InputError, Sampling
 
 
 def documents() -> list[Document]:
@@ -33,6 +34,15 @@ def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
     for piece in generate(engine, [Request([5, 6, 7, 8], 3, 20, Sampling(temperature))]):
         row = piece.row
     return row.output
+
+
+@pytest.mark.skipif(library("float32", "float32") is None, reason="the compiled pass wants gcc and AVX2")
+def test_a_target_that_changes_has_no_compiled_passes(tmp_path: Path) -> None:
+    size = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    target = load_target(build("llama", torch.float32, **size), native=True)
+    recipe = replace(RECIPE, method="medusa2", steps=1)
+    with pytest.raises(InputError, match="native=False"):
+        loop.train(target, documents(), tmp_path, recipe, quiet=True)
 
 
 @pytest.mark.parametrize("method", ["medusa", "medusa2", "hydra", "eagle", "hass", "eagle3"])

@@ -208,7 +208,7 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shar
         option = "--shard" if shard else "--target-parallel"
         raise InputError(f"medusa2 changes the target inside, which cannot be sharded; leave {option} out")
     if recipe.method == "medusa2" and target.native is not None:
-        raise InputError("medusa2 changes the target, whose compiled passes would not follow; load it with native=False")
+        raise InputError("medusa2 changes the target, and compiled passes do not follow; load it with native=False")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     if any(isinstance(module, PACKED) for module in target.model.modules()):
