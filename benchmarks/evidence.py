@@ -92,9 +92,16 @@ class Evidence:
         """The cells of a method, one for each task."""
         return [c for c in self.at(file).cells if (c.method, c.temperature, c.batch) == (name, t, batch)]
 
-    def rates(self, t: float, name: str) -> list[Figure]:
+    def rates(self, t: float, name: str, file: str = "drafters") -> list[Figure]:
         """Acceptance by depth, of the first five."""
-        return [Figure.of(depth.rate) for depth in self.mean("drafters", name, t).depths[:5]]
+        return [Figure.of(depth.rate) for depth in self.mean(file, name, t).depths[:5]]
+
+    def at_task(self, file: str, name: str, t: float, task: str) -> Cell:
+        """A method's cell on one task."""
+        for cell in self.cells(file, name, t):
+            if cell.task == task:
+                return cell
+        raise Missing(f"`benchmarks/results/{file}.json` has no {name!r} on {task} at T = {t:g}")
 
     def same_text(self, file: str, t: float, rule: str) -> Check:
         """The statement that every text of a lossless method is plain decoding's, where the rule promises that."""
@@ -139,12 +146,17 @@ Judge = Callable[[Evidence], list[Check]]
 
 @dataclass(frozen=True)
 class Entry:
-    """`judge`: or why nothing was measured. `source`: the results file whose command made the figures, or a command.
+    """`judge`: or why nothing was measured. `source`: the results files whose commands made the figures, or a command.
     `note`: what a reader should know beside the figures; it holds none."""
 
     judge: Judge | str
-    source: str
+    source: str = ""
     note: str = ""
+
+    @property
+    def files(self) -> list[str]:
+        """The results files that it names; none where it is a command."""
+        return self.source.split(", ") if re.fullmatch(r"\w+(, \w+)*", self.source) else []
 
     def checks(self, evidence: Evidence) -> list[Check]:
         if isinstance(self.judge, str):
@@ -156,22 +168,23 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {}  # by the ids of the inventory's row
+SECOND: dict[str, Entry] = {}  # the same on SmolLM2; a row that is not here is judged without any model
 
 
-def finding(ids: str, source: str, note: str = "") -> Callable[[Judge], Judge]:
+def finding(ids: str, source: str, note: str = "", of: dict[str, Entry] = ENTRIES) -> Callable[[Judge], Judge]:
     """Decorates the function that judges these rows."""
 
     def add(judge: Judge) -> Judge:
-        _enter(ids, Entry(judge, source, note))
+        _enter(ids, Entry(judge, source, note), of)
         return judge
 
     return add
 
 
-def unmeasured(ids: str, why: str, command: str) -> None:
-    _enter(ids, Entry(why, command))
+def unmeasured(ids: str, why: str, command: str = "", of: dict[str, Entry] = ENTRIES) -> None:
+    _enter(ids, Entry(why, command), of)
 
 
-def _enter(ids: str, entry: Entry) -> None:
-    assert ids not in ENTRIES, f"{ids} is judged twice"
-    ENTRIES[ids] = entry
+def _enter(ids: str, entry: Entry, of: dict[str, Entry]) -> None:
+    assert ids not in of, f"{ids} is judged twice"
+    of[ids] = entry

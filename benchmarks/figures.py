@@ -26,6 +26,7 @@ class Figure:
     high: float
     parts: Mapping[str, float] = field(default_factory=dict)
     told: bool = True
+    kind: str = "domains"  # what the parts are
 
     @classmethod
     def of(cls, found: Any, parts: Mapping[str, float] | None = None, rough: float = ROUGH) -> Figure:
@@ -91,7 +92,7 @@ def ahead(a: Figure, b: Figure) -> tuple[str, str]:
     chance = 2 * sum(math.comb(len(signs), k) for k in range(most, len(signs) + 1)) / 2 ** len(signs)
     up = sum(signs) == most
     if chance <= SIGNS and up == (a.value > b.value):
-        return (HOLDS if up else FAILS), f", {'higher' if up else 'lower'} in {most} of {len(signs)} domains"
+        return (HOLDS if up else FAILS), f", {'higher' if up else 'lower'} in {most} of {len(signs)} {a.kind}"
     return NOISE, ""
 
 

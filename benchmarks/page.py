@@ -20,6 +20,8 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "smollm2 ships warm": (tables.methods(0.6), "smollm2_ships"),
     "smollm2 ships sampled": (tables.methods(1.0), "smollm2_ships"),
     "smollm2 ships domains": (tables.domains, "smollm2_ships"),
+    "smollm2 findings": (tables.counted, "smollm2_findings"),
+    "smollm2 confidence": (tables.calibration, "smollm2_confidence"),
     "smollm2 greedy": (tables.methods(0.0), "smollm2"),
     "smollm2 sampled": (tables.methods(1.0), "smollm2"),
     "smollm2 domains": (tables.domains, "smollm2"),

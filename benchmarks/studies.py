@@ -11,9 +11,10 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import contexts
@@ -89,6 +90,26 @@ SHIPPED = (  # what a user has from the start
     f"HASS, 4 nodes={SHIPS}@4x3", f"HASS, 16 nodes={SHIPS}@16x6", f"HASS, adaptive={SHIPS}@auto",
     f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
 )  # fmt: skip
+# The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
+# it is said to be fitted.
+SMOL_TREE, NODES = "runs/bench/smollm2-tree.json", ("4x3", "8x4", "16x6", "32x6")
+TUNED = {"chain": "tree=chain", "3 x 2 x 1": "tree=static&shape=3,2,1", "tuned": f"tree={SMOL_TREE}"}
+FOUND = (
+    "lookup@16x6", "lookahead@60x9",
+    *(f"{name}=ngram?n={n}@{LINE}@rejection" for n, name in enumerate(("unigrams", "bigrams"), 1)),
+    *(f"Medusa, {name}={HEADS}?{tree}@16x4" for name, tree in TUNED.items()),
+    f"Medusa={HEADS}?scale=1@16x4",
+    f"Medusa, low typical={HEADS}?scale=1@16x4@{TYPICAL[0]}",
+    f"Medusa, high typical={HEADS}?scale=1@16x4@{TYPICAL[-1]}",
+    *(f"HASS chain, {size}, {rule}={SHIPS}?tree=chain@{size}@{rule}"
+      for size in ("4x3", "6x5") for rule in ("coupled", "rejection")),
+    f"HASS, static={SHIPS}?tree=static@26x5", f"HASS, dynamic={SHIPS}?scale=1@26x5",
+    *(f"HASS, {nodes}={SHIPS}?scale=1@{nodes}" for nodes in NODES),
+    f"HASS without value={SHIPS}?value=false&scale=1@16x6",
+    f"HASS without re-ranking={SHIPS}?rerank=false&scale=1@16x6",
+    f"HASS without both={SHIPS}?value=false&rerank=false&scale=1@16x6",
+)  # fmt: skip
+CONFIDENT = (f"HASS={SHIPS}?scale=1", f"HASS fitted={SHIPS}")
 
 
 def arm_of(shape: str) -> str:
@@ -98,11 +119,16 @@ def arm_of(shape: str) -> str:
 
 EVAL = str(ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
 PAPERS = Config("smollm2", temperatures=(0.0, 1.0), tokens=64, limit=3, data=EVAL, tasks=REAL_TASKS)
+SHORT = tuple(task for task in REAL_TASKS if not task.startswith("cnn-dm"))  # whose prompts take most of the time
+COUNTED = replace(PAPERS, tokens=32, tasks=SHORT, peers=(), explain=False)  # tokens and rounds, no clock
 BASE = Config("demo", tokens=32)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2": replace(PAPERS, drafters=REAL, peers=("transformers", "transformers?lookup=10")),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
+    "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
+    "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
+                                  tasks=SHORT[1:], observe=True),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
                         temperatures=(0.0, 1.0), limit=11),
     "batches": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6"), batch_sizes=(1, 2, 4, 8),
@@ -150,10 +176,23 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
         *(f"{rule} chain=model?tree=chain@5x4@{rule}" for rule in ("coupled", "rejection", "block")))),
     "oracle": oracles.study,
 }  # fmt: skip
+UNTIMED = ("smollm2_findings", "smollm2_confidence")  # run beside other work: their times say nothing, and are not kept
+TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 
 
-def kept(document: Document, name: str) -> dict[str, Any]:
+def by_prompt(lines: Iterable[str]) -> dict[str, dict[str, list[float]]]:
+    """tau of each prompt by method and temperature, of the lines of a run's samples: for comparisons in pairs."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for sample in map(json.loads, lines):
+        usages = [usage for turn in sample["turns"] for usage in turn["usages"]]
+        tau = sum(u["new_tokens"] - 1 for u in usages) / max(1, sum(u["rounds"] for u in usages))
+        mine = found.setdefault(sample["method"], {}).setdefault(f"{sample['temperature']:g}", {})
+        mine[sample["digest"]] = round(tau, 5)
+    return {m: {t: [taus[key] for key in sorted(taus)] for t, taus in of.items()} for m, of in found.items()}
+
+
+def kept(document: Document, name: str, taus: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """A report without what no page shows, and without the folders of the machine; a method goes by its label or SPEC
     alone where no other has the same."""
     found: dict[str, Any] = to_json(document)
@@ -161,9 +200,13 @@ def kept(document: Document, name: str) -> dict[str, Any]:
         found["run"]["arguments"].pop(folder, None)
     short = {name: cell.label or cell.spec for name, cell in document.methods.items()}
     often = Counter(short.values())
+    if taus:  # of `by_prompt`
+        found["run"]["methods"] = {short[m] if often[short[m]] == 1 else m: of for m, of in taus.items()}
     for part in ("cells", "macro", "pooled", "explain", "capacity"):
         for row in found[part]:
             row["method"] = short[row["method"]] if often[short[row["method"]]] == 1 else row["method"]
+            for time in TIMES if name in UNTIMED else ():
+                row.pop(time, None)
     cells = [{k: v for k, v in c.items() if k not in UNSHOWN} for c in found["cells"]]
     found["cells"] = [{k: v for k, v in c.items() if v not in (None, [], {})} for c in cells]
     for cell in found["cells"]:
@@ -171,7 +214,7 @@ def kept(document: Document, name: str) -> dict[str, Any]:
             cell.pop("theory", None)
         if "positions" in cell:
             cell["positions"] = cell["positions"][:3]
-        if "reliability" in cell and name != "calibration":
+        if "reliability" in cell and name not in ("calibration", "smollm2_confidence"):
             cell["reliability"].pop("bins")
     return found
 
@@ -194,7 +237,9 @@ def main() -> None:
     for name in args.names or STUDIES:
         study = STUDIES[name]
         config = replace(study() if callable(study) else study, threads=args.threads, out=RUNS / name)
-        write(name, kept(run(config, **oracles.parts(config) if name == "oracle" else {}), name))
+        document = run(config, **oracles.parts(config) if name == "oracle" else {})
+        lines = (RUNS / name / "samples.jsonl").read_text(encoding="utf-8").splitlines() if name in UNTIMED else []
+        write(name, kept(document, name, by_prompt(lines)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 
 from evidence import Evidence, finding, unmeasured
@@ -19,11 +20,16 @@ STRAIGHT = 0.05  # the calibration error up to which confidence is close to acce
 
 @finding("E2-F5", "sizes", "HASS's weights; few prompts a domain, so the spread is a rough one.")
 def positions(e: Evidence) -> list[Check]:
+    return spread(e, "sizes")
+
+
+def spread(e: Evidence, file: str) -> list[Check]:
+    """How far the acceptance of one node lies apart between prompts."""
     checks = []
     for t in (0.0, 1.0):
-        firsts = [c.positions[0] for c in e.cells("sizes", "HASS, 16x6", t) if c.positions]
+        firsts = [c.positions[0] for c in e.cells(file, "HASS, 16x6", t) if c.positions]
         if not firsts:
-            return [open_("`benchmarks/results/sizes.json` has no positions of HASS")]
+            return [open_(f"`benchmarks/results/{file}.json` has no positions of HASS")]
         wide = sum(p.spread[-1] - p.spread[0] for p in firsts) / len(firsts)
         rate = sum(p.rate for p in firsts) / len(firsts)
         words = (
@@ -39,10 +45,15 @@ def positions(e: Evidence) -> list[Check]:
     "drafter is too modest; a fitted scale, the default since, mends it ([methods](methods.md)).",
 )  # fmt: skip
 def confidence(e: Evidence) -> list[Check]:
+    return truth(e, "calibration", "eagle")
+
+
+def truth(e: Evidence, file: str, name: str) -> list[Check]:
+    """Whether a drafter's confidences are its rates of acceptance."""
     checks = []
     settings = {"T = 0": ("", 0.0), "T = 1, shared noise": ("", 1.0), "T = 1, rejection": (", rejection", 1.0)}
     for setting, (rule, t) in settings.items():
-        bins = {s: e.bins("calibration", f"eagle{s}{rule}, 16x6", t) for s in ("", " fitted")}
+        bins = {s: e.bins(file, f"{name}{s}{rule}, 16x6", t) for s in ("", " fitted")}
         pairs = [(a, b) for i, a in enumerate(bins[""]) for b in bins[""][i + 1 :]]
         up = sum(a.acceptance < b.acceptance for a, b in pairs) / len(pairs)
         checks.append(
@@ -54,11 +65,11 @@ def confidence(e: Evidence) -> list[Check]:
     return checks
 
 
-def published_order(e: Evidence) -> list[str]:
-    """Our methods, the fastest of the paper first: T = 0, the two Vicunas, which all methods were run on."""
+def published_order(e: Evidence, names: Iterable[str] = OURS, of: str = "speedup") -> list[str]:
+    """These methods, the paper's best first: T = 0, the two Vicunas, which all methods were run on."""
     gains = {
-        name: sum(float(e.span(f"Table 1; Vicuna {size}; mean; {name}; speedup; T=0", PAPER)) for size in ("7B", "13B"))
-        for name in OURS
+        name: sum(float(e.span(f"Table 1; Vicuna {size}; mean; {name}; {of}; T=0", PAPER)) for size in ("7B", "13B"))
+        for name in names
     }
     return sorted(gains, key=lambda name: -gains[name])
 

@@ -7,8 +7,8 @@ from math import prod
 
 import torch
 
-from evidence import Evidence, Missing, finding, unmeasured
-from figures import Check, Figure, higher, mean, true
+from evidence import Evidence, Missing, finding
+from figures import Check, Figure, higher, least, mean, true
 from outrider.core.tree import template
 
 CODE = ("stdlib", "algorithms", "tldr")  # Python's library, algorithms, shell commands
@@ -67,12 +67,12 @@ def ladder(e: Evidence) -> list[Check]:
     ]
 
 
-unmeasured(
-    "M-sizes",
-    "one size of target was trained here",
-    "for s in 7b-v1.3 13b-v1.3 33b-v1.3; do outrider bench lmsys/vicuna-$s --drafter "
-    "medusa:FasterDecoding/medusa-vicuna-$s --task mt-bench --temperature 0 --out runs/medusa-$s; done",
-)
+@finding("M-sizes", "drafters", "The smallest of two sizes; SmolLM2 is the other.")
+def sizes(e: Evidence) -> list[Check]:
+    return [
+        least(f"speed-up at T = {t} of Medusa, above 1", e.method("drafters", t, "Medusa", "speedup"), 1.0)
+        for t in (0, 1)
+    ]
 
 
 @finding("M-cat", "drafters", "Our code-like domains stand for the paper's categories.")

@@ -18,7 +18,7 @@ import figures as fig  # noqa: E402
 import reproduction  # noqa: E402
 from evidence import Evidence  # noqa: E402
 from figures import FAILS, HOLDS, NOISE, OPEN, PARTLY, Figure  # noqa: E402
-from findings import ENTRIES  # noqa: E402
+from findings import ENTRIES, SECOND  # noqa: E402
 from outrider.bench.document import Cell, Document, Estimate, Mean, Position, RunInfo  # noqa: E402
 from studies import STUDIES  # noqa: E402
 
@@ -49,8 +49,10 @@ def test_every_id_is_a_heading_once_and_linked_once(evidence: Evidence) -> None:
     assert [i for heading in headings for i in ids_of(heading)] == ids
     anchors = [heading.lower().replace(", ", "-") for heading in headings]
     assert sorted(re.findall(r"\]\(#([\w-]+)\)", rows.partition("\n## ")[0])) == sorted(anchors)
-    counts = re.findall(r"^\| [a-z ]+ \| (\d+) \|", rows, flags=re.M)
-    assert sum(map(int, counts)) == len(ids)
+    counts = [map(int, row) for row in re.findall(r"^\| [a-z ]+ \| (\d+) \| (\d+) \| (\d+) \|$", rows, flags=re.M)]
+    second, first, free = map(sum, zip(*counts, strict=True))
+    assert second == first == len([i for cell in SECOND for i in ids_of(cell)])
+    assert first + free == len(ids)
     for name in re.findall(r"\.json\]\(#(\w+)\)", rows):
         assert f"\n### {name}\n" in page, "a command"
 
@@ -83,8 +85,93 @@ def test_every_row_is_judged_or_says_why_not(evidence: Evidence) -> None:
             assert entry.source.startswith("outrider ") or "; do outrider " in entry.source, ids
         elif ids not in WAITING:
             assert fig.verdict(checks) != OPEN, (ids, checks)
-        assert entry.source in {*STUDIES, "ablations"} or " " in entry.source, ids
+        assert {entry.source} <= {*STUDIES, "ablations"} or " " in entry.source, ids
         assert not re.search(r"\d\.\d", entry.note), f"{ids}: a note holds no figure"
+
+
+def test_every_row_is_judged_on_smollm2_or_says_why_not(evidence: Evidence) -> None:
+    assert set(SECOND) < set(evidence.inventory)
+    page = reproduction.page(evidence)
+    for ids, entry in SECOND.items():
+        row = page.partition(f"\n### {ids}\n")[2].partition("\n### ")[0]
+        checks = entry.checks(evidence)
+        assert f"\n- SmolLM2: **{fig.verdict(checks)}**" in row, ids
+        assert "\n- demo: **" in row, ids
+        if isinstance(entry.judge, str):
+            assert len(entry.judge.split()) > 3, ids
+            assert f"**not measured**, {entry.judge}." in row, ids
+        else:
+            assert set(entry.files) <= set(STUDIES), ids
+            assert entry.files, ids
+            assert all(name.startswith("smollm2_") for name in entry.files), f"{ids}: of another model"
+            assert fig.verdict(checks) != OPEN, (ids, checks)
+        assert not re.search(r"\d\.\d", entry.note), f"{ids}: a note holds no figure"
+
+
+def test_rows_without_a_model_are_judged_without_results(evidence: Evidence) -> None:
+    gone = Evidence(evidence.inventory, evidence.facts, {})
+    free = {ids: entry for ids, entry in ENTRIES.items() if ids not in SECOND}
+    assert reproduction.MODELS["without a model"] == free
+    for ids, entry in free.items():
+        assert entry.checks(gone) == entry.checks(evidence), ids
+        assert fig.verdict(entry.checks(gone)) != OPEN, ids
+    for ids, entry in SECOND.items():
+        assert fig.verdict(entry.checks(gone)) == OPEN, f"{ids}: a verdict without a measurement"
+
+
+def test_smollm2_is_judged_by_its_own_figures(evidence: Evidence) -> None:
+    """The demo's verdict stays where SmolLM2's figures change, and the other way round."""
+
+    def both(ids: str, found: Evidence) -> list[str]:
+        return [fig.verdict(table[ids].checks(found)) for table in (ENTRIES, SECOND)]
+
+    def taus(**of: float) -> Document:
+        rows = {"HASS, 16x6": of["full"], **{f"HASS without {x}": of[x] for x in ("value", "both")},
+                "HASS without re-ranking": of["rerank"]}  # fmt: skip
+        figures = {name: Estimate(x, x - 0.1, x + 0.1) for name, x in rows.items()}
+        return report(pooled=[Mean(t, 1, name, tau=tau) for t in (0.0, 1.0) for name, tau in figures.items()])
+
+    before = both("E2-T3", evidence)
+    up = changed(evidence, smollm2_findings=taus(full=3.0, rerank=2.7, value=2.4, both=2.0))
+    down = changed(evidence, smollm2_findings=taus(full=2.0, rerank=2.3, value=2.6, both=2.9))
+    assert both("E2-T3", up) == [before[0], HOLDS]
+    assert both("E2-T3", down) == [before[0], FAILS]
+    assert both("E2-T3", changed(evidence, drafters=report()))[1] == before[1]
+
+
+def test_prompts_decide_in_pairs(evidence: Evidence) -> None:
+    """Methods of SmolLM2 decode the same prompts: where intervals overlap, as many on one side as 6 of 6 decide."""
+
+    def verdicts(*sparse: float) -> list[str]:
+        wide = {name: Estimate(x, x - 0.5, x + 0.5) for name, x in (("Medusa, tuned", 1.7), ("Medusa, 3 x 2 x 1", 1.6))}
+        taus = {"Medusa, tuned": list(sparse), "Medusa, 3 x 2 x 1": [1.6] * len(sparse)}
+        of = {name: {"0": each, "1": each} for name, each in taus.items()}
+        rows = [Mean(t, 1, name, tau=tau) for t in (0.0, 1.0) for name, tau in wide.items()]
+        found = Document(RunInfo("smollm2", methods=of), pooled=rows)
+        checks = SECOND["M-sparse"].checks(changed(evidence, smollm2_findings=found))
+        assert all("domains" not in check.words for check in checks)
+        return [check.outcome for check in checks]
+
+    assert verdicts(*[1.7] * 6) == [HOLDS, HOLDS]
+    assert verdicts(*[1.7] * 5, 1.5) == [NOISE, NOISE]
+    assert verdicts(*[1.7] * 5, 1.6) == [NOISE, NOISE], "equal prompts say nothing"
+    assert verdicts() == [NOISE, NOISE]
+
+
+def test_the_formula_is_held_against_smollm2s_chains(evidence: Evidence) -> None:
+    def chains(off: float) -> Document:
+        rows = [
+            Mean(t, 1, f"HASS chain, {size}, {rule}", tau=Estimate(off * told), alpha=Estimate(0.5))
+            for t in (0.0, 1.0)
+            for rule in ("coupled", "rejection")
+            for size, told in (("4x3", 1.875), ("6x5", 1.96875))
+        ]
+        return report(pooled=rows)
+
+    for off, expected in ((1.0, HOLDS), (0.93, HOLDS), (0.8, FAILS)):
+        checks = SECOND["L-tau"].checks(changed(evidence, smollm2_findings=chains(off)))
+        assert fig.verdict(checks) == expected
+        assert [re.search(r"the worst of (\d)", c.words)[1] for c in checks] == ["4", "2"]  # type: ignore[index]
 
 
 def by_domain(value: float, each: float, domains: int) -> Figure:

@@ -16,8 +16,9 @@ import contexts  # noqa: E402
 import oracles  # noqa: E402
 import studies  # noqa: E402
 from outrider.bench import Config, run  # noqa: E402
-from outrider.bench.document import Cell, Document, RunInfo  # noqa: E402
+from outrider.bench.document import Cell, Document, Estimate, Mean, Reliability, RoundTime, RunInfo  # noqa: E402
 from outrider.bench.tasks import load  # noqa: E402
+from outrider.budgets.calibration import Bin  # noqa: E402
 
 
 @pytest.mark.parametrize("name", [n for n, study in studies.STUDIES.items() if isinstance(study, Config)])
@@ -42,6 +43,36 @@ def test_methods_go_by_their_labels_where_no_other_has_the_same() -> None:
     found = studies.kept(Document(run_, cells=cells), "x")
     assert found["run"]["arguments"] == {"limit": 3}
     assert [c["method"] for c in found["cells"]] == ["none", "HASS, 4x3", "HASS, 8x4", "EAGLE"]
+
+
+def test_a_run_beside_other_work_keeps_no_times() -> None:
+    told = Estimate(1.5, 1.4, 1.6)
+    bins = Reliability(0.1, 9, [Bin(0.0, 0.1, 9, 0.05, 0.15)])
+    cell = Cell("t", 0.0, 1, "HASS", speedup=told, tau=told, round_ms=RoundTime(1, 2, 3), reliability=bins)
+    mean = Mean(0.0, 1, "HASS", speedup=told, tokens_per_second=told, tau=told, round_ms=RoundTime(1, 2, 3))
+    document = Document(RunInfo("smollm2"), cells=[cell], pooled=[mean], macro=[mean])
+    for name in studies.UNTIMED:
+        found = studies.kept(document, name)
+        for row in (*found["cells"], *found["pooled"], *found["macro"]):
+            assert row["tau"] == list(told)
+            assert not set(row) & {"speedup", "tokens_per_second", "round_ms"}
+    assert found["cells"][0]["reliability"]["bins"], "of confidences"
+    assert studies.kept(document, "drafters")["pooled"][0]["speedup"] == list(told)
+
+
+def test_tau_of_each_prompt() -> None:
+    """Both turns of a prompt count together; prompts stand in the same order for every method."""
+
+    def line(method: str, digest: int, *turns: tuple[int, int]) -> str:
+        usages = [{"usages": [{"new_tokens": n, "rounds": r}]} for n, r in turns]
+        return json.dumps({"method": method, "temperature": 0.0, "digest": digest, "turns": usages})
+
+    lines = [line("a", 7, (9, 4), (5, 2)), line("a", 3, (4, 3)), line("b", 3, (4, 1)), line("b", 7, (13, 3))]
+    taus = studies.by_prompt(lines)
+    assert taus == {"a": {"0": [1.0, 2.0]}, "b": {"0": [3.0, 4.0]}}
+    cells = [Cell("t", 0.0, 1, "a", "A"), Cell("t", 0.0, 1, "b", spec="lookup")]
+    told = studies.kept(Document(RunInfo("smollm2"), cells=cells), "smollm2_findings", taus)["run"]["methods"]
+    assert told == {"A": taus["a"], "lookup": taus["b"]}, "by the names that the report has"
 
 
 @pytest.fixture
