@@ -104,7 +104,7 @@ def generate(
             llm.target, llm.drafter, llm.tokenizer, asked, out, max_new_tokens, temperature, seed, batch_size, opening,
             llm.eos, done,
         )  # fmt: skip
-    tell(as_json, out, len(asked), written, f"{written} answers written to {out}")
+    tell(as_json, out, len(asked), written, f"{written} answer{'s' * (written != 1)} written to {out}")
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def progress(quiet: bool, total: int, there: int) -> Iterator[tuple[Callable[[in
 
 def said(out: str, found: Any) -> str:
     """The sentence at the end of a run with servers."""
-    words = f"{found.answers} answers written to {out}"
+    words = f"{found.answers} answer{'s' * (found.answers != 1)} written to {out}"
     if found.texts:
         words += f"; {found.texts} of them as text, to be tokenised anew, since a server gave no token ids"
     elif found.answers:

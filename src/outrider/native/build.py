@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -47,9 +48,11 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
     )
     try:
         file = _file(flags)
-        if not file.is_file():
-            _compile(compiler, flags, file)
-        return ctypes.CDLL(str(file))
+        if file.is_file() or _kept(compiler, flags, file):
+            return ctypes.CDLL(str(file))
+        with tempfile.TemporaryDirectory() as own:  # for this process alone, which holds it open
+            _compile(compiler, flags, Path(own) / file.name)
+            return ctypes.CDLL(str(Path(own) / file.name))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         logger.warning("the faster pass could not be compiled (%s); the model's own is used", said.strip()[-200:])
@@ -91,6 +94,15 @@ def _file(flags: tuple[str, ...]) -> Path:
     for source in SOURCES:
         digest.update((HERE / source).read_bytes())
     return kept.folder("native") / f"{digest.hexdigest()[:24]}.so"
+
+
+def _kept(compiler: str, flags: tuple[str, ...], file: Path) -> bool:
+    """Build it in the cache folder; False where that cannot be written, or is full."""
+    try:
+        _compile(compiler, flags, file)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
 
 
 def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
