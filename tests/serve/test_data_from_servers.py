@@ -175,7 +175,7 @@ def test_a_refused_question_does_not_stop_the_others(
     common = ["data", "generate", "--data", str(asked), "--endpoint", served.url, "--max-new-tokens", "8"]
     assert main([*common, "--opening", "6000", "--out", str(tmp_path / "a.jsonl")]) == 0
     said = capsys.readouterr().out
-    assert "1 answers written" in said
+    assert "1 answer written" in said
     assert (
         f"1 questions were not answered, the first: {asked}, line 1: {served.url} answers 400: the prompt has" in said
     )
