@@ -17,8 +17,9 @@ from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.native.build import library
 from outrider.targets import HFTarget, load_target
-from outrider.training import loop
-from outrider.training.data import Document
+from outrider.training import loop, objectives
+from outrider.training.data import Document, pack
+from outrider.training.features import see
 from outrider.types import InputError, Sampling
 
 
@@ -34,6 +35,29 @@ def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
     for piece in generate(engine, [Request([5, 6, 7, 8], 3, 20, Sampling(temperature))]):
         row = piece.row
     return row.output
+
+
+@pytest.mark.skipif(library("float32", "float32") is None, reason="the compiled pass wants gcc and AVX2")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "hass", "eagle3", "block"])
+def test_compiled_passes_stop_no_gradient(method: str, dtype: torch.dtype) -> None:
+    """A draft vocabulary's rows of the head are fast products while it drafts, and no gradient passes through these."""
+    size = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    model, batch = build("llama", dtype, **size), pack(documents(), 64)
+    options = {"draft_vocab": 40} | ({"taps": (0, 1, 2)} if method == "eagle3" else {})
+    options |= {"share_head": True} if method == "medusa" else {"taps": (1, 2)} if method == "block" else {}
+    found = []
+    for target in (HFTarget(model), load_target(model, native=True)):
+        torch.manual_seed(3)
+        objective = objectives.build(method, target, documents(), options).train()
+        seen = see(HFTarget(model), batch, objective.taps)
+        loss, weight, _ = objective(batch, seen, 1)
+        (loss / weight).backward()
+        found.append({name: p.grad for name, p in objective.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    assert any(bool(grad.any()) for grad in found[0].values())
+    for name, grad in found[0].items():
+        torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.skipif(library("float32", "float32") is None, reason="the compiled pass wants gcc and AVX2")

@@ -47,14 +47,17 @@ def check_embedding(target: Target, hidden: int) -> None:
         raise InputError(f"the target's embeddings have width {wide} and its features {hidden}; use Medusa or EAGLE-3")
 
 
-def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], Tensor]:
-    """The target's LM head, for the tokens of a draft vocabulary alone: features [.., h] to logits [.., vd]."""
+def rows(target: Target, ids: Int[Tensor, " vd"] | None, learning: bool = False) -> Callable[[Tensor], Tensor]:
+    """The target's LM head, for the tokens of a draft vocabulary alone: features [.., h] to logits [.., vd].
+
+    `learning`: gradients pass through it, which the fastest products do not let.
+    """
     if ids is None:
         return target.head
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    fast = runs(target) or hastened(getattr(target, "model", None))  # not while training, which needs gradients
+    fast = not learning and (runs(target) or hastened(getattr(target, "model", None)))
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 
