@@ -4,9 +4,9 @@
 
 Each cell decodes the same texts once with every budget, in one process and in turn, the automatic one after it has
 decoded them once unmeasured; twice over, the faster of the two counts. Compared are tokens per second of decoding,
-prompts left out, while a batch is full: twice as many texts as rows, and a text that ends makes room for the next (with
-as many texts as rows, those that can be guessed end early, and the others go on in a smaller batch). One line of JSON a
-cell; a run that was stopped goes on where it was. `--table` shows what there is.
+prompts left out, in the rounds in which the batch is full: there are twice as many texts as rows, and a text that ends
+makes room for the next. (With as many texts as rows, those that can be guessed end early, and the others go on in a
+smaller batch.) One line of JSON a cell; a run that was stopped goes on where it was. `--table` shows what there is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,33 @@ import torch
 
 import outrider
 from outrider.bench import tasks
-from outrider.types import InputError
+from outrider.budgets.adaptive import Budgeter, Report
+from outrider.types import Budget, InputError, Rows
 
 ROOT = Path(__file__).resolve().parents[1]
 EVAL = ROOT.parent / "shared" / "data" / "eval"
 CHAINS = ("1,1", "1,1,1", "1,1,1,1,1", "1,1,1,1,1,1,1,1")
 FIXED = ("none", *CHAINS, "4x3", "8x4", "16x6", "32x6", "60x6")
 AUTO = "auto"
+
+
+@dataclass
+class Full:
+    """A budget, and what the rounds of a full batch gave."""
+
+    budget: Budgeter
+    rows: int
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def choose(self, rows: Rows) -> Budget:
+        return self.budget.choose(rows)
+
+    def learn(self, report: Report) -> None:
+        if report.rows == self.rows:
+            self.tokens += report.rows + sum(report.accepted)
+            self.seconds += report.draft_seconds + report.verify_seconds + report.rest_seconds
+        self.budget.learn(report)
 
 
 def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
@@ -43,13 +64,13 @@ def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
 
 
 def speed(model: Any, prompts: list[list[int]], budget: str, batch: int, temperature: float, tokens: int) -> float:
-    """Tokens per second of decoding, of a batch that is full: a text that ends makes room for the next one."""
-    outputs = model.generate(
-        prompts, max_new_tokens=tokens, temperature=temperature, seed=0, batch_size=batch, budget=budget,
+    """Tokens per second of decoding, in the rounds in which all rows of the batch are there."""
+    counted = Full(model.engine(budget=budget).budget, batch)
+    model.generate(
+        prompts, max_new_tokens=tokens, temperature=temperature, seed=0, batch_size=batch, budget=counted,
         ignore_eos=True,
     )  # fmt: skip
-    count = sum(len(o.tokens) - 1 for o in outputs)  # the first is the prompt's
-    return batch * count / sum(o.usage.decode_seconds for o in outputs)
+    return counted.tokens / counted.seconds
 
 
 def cell(model: Any, prompts: list[list[int]], batch: int, temperature: float, tokens: int) -> dict[str, float]:

@@ -70,7 +70,15 @@ def make_block(folder: Path, vocab: int, hidden: int) -> None:
     something."""
     torch.manual_seed(7)
     kept = [t for t in range(vocab) if t % 7]
-    more = {"block": 5, "pair_head": "selector", "pair_rank": 6, "pair_top": 9, "conv": 2, "conv_group": 2, "seeded": True}
+    more = {
+        "block": 5,
+        "pair_head": "selector",
+        "pair_rank": 6,
+        "pair_top": 9,
+        "conv": 2,
+        "conv_group": 2,
+        "seeded": True,
+    }
     net = BlockNet(BlockConfig(shape(hidden, hidden), 2, vocab, len(kept), hidden, (0, 2), **more))
     torch.nn.init.normal_(net.markov_w2.weight)
     torch.nn.init.normal_(net.seed.weight, std=0.2)

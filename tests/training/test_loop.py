@@ -312,3 +312,14 @@ def test_a_damaged_checkpoint_is_named(model: HFTarget, tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(b"damaged")
     with pytest.raises(InputError, match="damaged"):
         run(model, tmp_path)
+
+
+def test_a_checkpoint_of_another_network_is_named(model: HFTarget, tmp_path: Path) -> None:
+    """As a version left it whose network had other parts."""
+    run(model, tmp_path, stop=2)
+    state = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert state is not None
+    state["module"].popitem()
+    checkpoint.write(tmp_path / "checkpoint.pt", state)
+    with pytest.raises(InputError, match="another --out"):
+        run(model, tmp_path)

@@ -14,9 +14,9 @@ class Curve:
 
     What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
     rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
-    the nearest power of two, or most would be seen once and never again, and what one says of the other goes by the
-    curve so far; a size seen to cost more than a larger one was
-    disturbed, or is not what it was: what is asked for less often is known less well.
+    the nearest power of two, or most would be seen once and never again; what a size says of that power goes by the
+    curve so far. A size seen to cost more than a larger one was disturbed, or is not what it was: what is asked for
+    less often is known less well.
     """
 
     prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen

@@ -9,8 +9,7 @@
                                                   u_j(c) + W2[c] . (W1[p] * H x_j)    (that of DFlash 2: selector)
 
 `seeded` is ours: the last context vector goes into every slot directly. Else all that a slot learns of it must pass
-through a layer's values, which are narrow where many heads share them (192 numbers of 576 in SmolLM2), and a network of
-one or two layers drafts much worse for it.
+through a layer's values, which are narrow where many heads share them (192 numbers of 576 in SmolLM2).
 
 DFlash 2 also mixes neighbouring slots before and after attention and MLP (`BlockConv`).
 

@@ -49,8 +49,9 @@ def load_target(
     texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
     `weights`: "full" as the checkpoint has them; on CPUs also "int8" rows, or the "native" blocks of a .gguf file
     (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
-    pass through the model. `native`: passes in compiled code of our own (`compiled.py`). None: where this machine can
-    and the model is loaded by name; True: for one in memory too, whose weights must stay where they are.
+    pass through the model's own forward (give `native=False` too where its weights will change). `native`: passes in
+    compiled code of our own (`compiled.py`). None: where this machine can and the model is loaded by name; True: for
+    one in memory too, whose weights must stay where they are.
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """

@@ -27,6 +27,7 @@ from ..types import InputError
 from .data import Batch
 
 Say = Callable[[str], None]
+TOGETHER = 4  # documents that a compiled pass reads at once
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ def learned(kind: torch.dtype) -> torch.dtype:
 
 
 def compiled(target: HFTarget, batch: Batch, taps: tuple[int, ...]) -> dict[int, Float[Tensor, "b n h"]]:
-    """The same by passes in compiled code, which read every document as a prompt of its own; zeros for padding."""
+    """The same by passes in compiled code, which read every document as a prompt of its own; zeros for padding.
+
+    TOGETHER documents at a time, those of a length side by side: room is made for the longest of them.
+    """
     found = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=target.dtype) for tap in taps}
     places = [
         (row, torch.nonzero(batch.documents[row] == number)[:, 0])
@@ -86,13 +90,15 @@ def compiled(target: HFTarget, batch: Batch, taps: tuple[int, ...]) -> dict[int,
         for number in batch.documents[row].unique().tolist()
         if number >= 0
     ]
-    session, read = target.open(batch.tokens.shape[1]), 0
-    for prefill in session.prefill([batch.tokens[row, at].tolist() for row, at in places], taps):
-        for tap, states in prefill.output.features.items():
-            for (row, at), of in zip(places, states, strict=True):
-                here = at[read : read + of.shape[0]]
-                found[tap][row, here] = of[: len(here)]
-        read += prefill.tree.tokens.shape[1]
+    places.sort(key=lambda place: len(place[1]))
+    for group in (places[i : i + TOGETHER] for i in range(0, len(places), TOGETHER)):
+        session, read = target.open(batch.tokens.shape[1]), 0
+        for prefill in session.prefill([batch.tokens[row, at].tolist() for row, at in group], taps):
+            for tap, states in prefill.output.features.items():
+                for (row, at), of in zip(group, states, strict=True):
+                    here = at[read : read + of.shape[0]]
+                    found[tap][row, here] = of[: len(here)]
+            read += prefill.tree.tokens.shape[1]
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from ..types import InputError
 from . import checkpoint, objectives, sharding
 from .data import Batch, order
 from .features import TargetFeatures
@@ -52,8 +53,9 @@ class State:
         if shard:
             sharding.sharded(objective)
         groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
-        one = self.device.type == "cpu" and not shard  # a step in one call; for shards torch has none on CPUs
-        self.optimiser: Any = torch.optim.AdamW(groups, recipe.lr, betas, weight_decay=recipe.decay, fused=one)
+        self.one_call = self.device.type == "cpu" and not shard  # a step in one call: a fifth of the time
+        made = torch.optim.AdamW(groups, recipe.lr, betas, weight_decay=recipe.decay, fused=self.one_call)
+        self.optimiser: Any = made
         self.module = objective
         if not shard and accelerator.num_processes > 1:
             self.module = accelerator.prepare_model(objective)
@@ -124,12 +126,20 @@ class State:
         self.optimiser.step()
 
     def resume(self, found: dict[str, Any]) -> None:
-        """Module and optimiser as a checkpoint has them."""
-        if self.shard:
-            sharding.restore(self.objective, self.optimiser, found["module"], found["optimiser"])
-        else:
-            self.objective.load_state_dict(found["module"])
-            self.optimiser.load_state_dict(found["optimiser"])
+        """Module and optimiser as a checkpoint has them. Raises InputError for one of another network."""
+        try:
+            if self.shard:
+                sharding.restore(self.objective, self.optimiser, found["module"], found["optimiser"])
+            else:
+                self.objective.load_state_dict(found["module"])
+                self.optimiser.load_state_dict(found["optimiser"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())[:160]
+            raise InputError(
+                f"this run was begun with another network than this version makes ({reason}); give another --out"
+            ) from None
+        for group in self.optimiser.param_groups:  # how a step is computed is this machine's matter
+            group["fused"] = self.one_call
 
     def keep(self, out: Path, step: int, loss: float, best: float, tau: float) -> None:
         """Write the checkpoint. All processes take part."""
