@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ..types import Budget, InputError, Rows
 from .adaptive import Report
-from .curve import Curve, nearest
+from .curve import Curve
 from .shapes import Play, Shape, check_shapes, nodes, part_of, shape_of
 
 ARMS: tuple[Shape, ...] = ((3, 3, 2, 1), (3, 2, 2, 1, 1), (2, 2, 2, 1, 1, 1))
@@ -134,7 +134,7 @@ class BanditBudget:
         draft = self.drafts[rows, play] / one if play else 0.0  # lambda * gamma
         if self.reward == "paper" or not play:
             return draft + 1.0
-        return draft + verify(nearest(round(self.sizes[rows, play]))) / one
+        return draft + verify(round(self.sizes[rows, play])) / one
 
     def means(self, rows: int = 1) -> dict[Play, tuple[float, float]]:
         """(plays, mean reward) of the arms that were played and whose cost is known."""

@@ -26,8 +26,8 @@ class Curve:
 
     def learn(self, size: int, seconds: float) -> None:
         power = nearest(size)
-        if size != power and len(self.points) > 1:  # a pass over 6 nodes is no pass over 8: what it says of that one
-            seconds *= self(power) / max(1e-9, self(size))
+        if size != power:  # a pass over 6 nodes is no pass over 8: what it says of that one
+            seconds = self._carried(size, seconds, power)
         size, old = power, self.points.get(power)
         if old is None or (seconds < 0.5 * old and not self.mean):
             self.points[size], self.counts[size] = seconds, 1
@@ -38,6 +38,17 @@ class Curve:
             return
         step = min(0.5 * old, seconds - old)
         self.points[size] = old + (0.1 if step > 0 else 0.4) * step
+
+    def _carried(self, size: int, seconds: float, to: int) -> float:
+        """What a measurement says of another size: by the curve, or where that is not known there, along the line from
+        the nearest smaller size that is."""
+        if to in self.points and len(self.points) > 1:
+            return seconds * self(to) / max(1e-9, self(size))
+        below = max((known for known in self.points if known < min(size, to)), default=0)
+        if not below:
+            return seconds
+        start = self.points[below]
+        return max(start + (seconds - start) * (to - below) / (size - below), 0.2 * start)
 
     def __call__(self, size: int) -> float:
         return self.table((size,))[0]
