@@ -33,4 +33,9 @@ def shipped(name: str) -> str:
 
 def folder_of(name: str | Path) -> Path:
     """The folder of what ships by this name; any other path as it is. Raises as `shipped` does."""
-    return Path(shipped(str(name)) if is_shipped(str(name)) else name)
+    return Path(place_of(str(name)))
+
+
+def place_of(name: str) -> str:
+    """The same for what may be a hub id, or a folder that is spelled like one: ./name."""
+    return str(shipped(name)) if is_shipped(name) else name

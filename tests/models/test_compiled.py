@@ -333,3 +333,21 @@ def test_drafters_of_a_compiled_target_are_compiled() -> None:
     assert sum(o.usage.accepted for o in llm.generate(prompts, **law)) >= 0.9 * sum(
         o.usage.accepted for o in slow.generate(prompts, **law)
     )
+
+
+def test_features_of_padding_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the caches of drafters, whose masks hide them, but would hide no NaN."""
+    empty = torch.empty
+
+    def poisoned(*size: Any, **how: Any) -> Tensor:
+        found = empty(*size, **how)
+        return found.fill_(torch.nan) if found.is_floating_point() else found
+
+    target = made()
+    monkeypatch.setattr(torch, "empty", poisoned)
+    session = target.open(64)
+    (prompts,) = session.prefill([text_of(1, 20), text_of(2, 7)], (1, -1))
+    drafts = from_lists([[5, 6, 7, 8], [9]], [[0, 0, 1, 1], [0]])
+    for output in (prompts.output, session.forward(drafts, (1, -1))):
+        for states in output.features.values():
+            assert bool(states.isfinite().all())

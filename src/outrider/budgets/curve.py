@@ -26,7 +26,7 @@ class Curve:
 
     def learn(self, size: int, seconds: float) -> None:
         power = nearest(size)
-        if size != power:  # a pass over 6 nodes is no pass over 8: what it says of that one
+        if size != power and not self.mean:  # a pass over 6 nodes is no pass over 8: what it says of that one
             seconds = self._carried(size, seconds, power)
         size, old = power, self.points.get(power)
         if old is None or (seconds < 0.5 * old and not self.mean):

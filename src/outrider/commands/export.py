@@ -37,7 +37,7 @@ def export(
     from .import_ import facts_of
     from .loading import located
 
-    hub.ensure(str(shipped.folder_of(folder)))
+    hub.ensure(shipped.place_of(folder))
     place = located(model)  # before torch is imported
     from ..checkpoints import read
     from ..checkpoints.check import check

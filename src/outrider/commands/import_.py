@@ -38,7 +38,7 @@ def import_(
     """
     from .. import hub, shipped
 
-    hub.ensure(str(shipped.folder_of(folder)))
+    hub.ensure(shipped.place_of(folder))
     facts = facts_of(model) if model else None
     from ..checkpoints import read
     from ..checkpoints.native import check

@@ -48,8 +48,8 @@ class Forward:
         return sum(one.rows.nbytes for one in self.weights.kept if isinstance(one, Packed))
 
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
-        """One pass over a tree or a chunk of prompts. Logits are of float32, features of the target's precision; those
-        of padding are whatever memory held."""
+        """One pass over a tree or a chunk of prompts. Logits are of float32, and those of padding whatever memory held;
+        features are of the target's precision, and zeros there."""
         part, cache, target = self.weights.part, session.cache, self.target
         (b, n), m = given.spots.shape, given.n - given.since
         if cache.fresh:
@@ -62,7 +62,8 @@ class Forward:
         tree = None if given.chunk or given.ancestors is None else given.ancestors.contiguous()
         ask = index(m, spots.device) if given.asked is None else given.asked.contiguous()
         taps = (ctypes.c_int64 * len(given.taps))(*(t if t >= 0 else part.layers + 1 + t for t in given.taps))
-        tapped = torch.empty(len(taps), b, m, part.hidden)
+        room_for = torch.empty if sizes is None else torch.zeros  # a drafter's masks hide padding, but no NaN in it
+        tapped = room_for(len(taps), b, m, part.hidden)
         logits = torch.empty(b, len(ask), part.vocabulary)
         with self.lock:
             if tokens is None:
