@@ -54,6 +54,7 @@ def request(llm: LLM, prompt: Sequence[int], seed: int, limit: int = 8) -> Reque
 @pytest.mark.parametrize("choice", ["", "lookup", "eagle"])
 def test_a_chat_that_goes_on(llm: LLM, loaded: Any, choice: str) -> None:
     """Each turn copies the turns before it. Texts and drafts are those of a server that reads all of it again."""
+    loaded = {**loaded, "eagle": drafters.load("eagle:demo/hass?scale=1", llm.target, llm.tokenizer)}  # fits nothing
     scheduler = service_of(llm, loaded, "demo", rows=2).scheduler
     afresh = service_of(llm, loaded, "demo", rows=2, prefix_cache=0).scheduler
     for one in (scheduler, afresh):
