@@ -208,9 +208,9 @@ MUTANTS = {
     "keys of drafted nodes are summed in another order": (
         "attention.h",
         WHOLE,
-        "gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width);",
+        "gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width, 0);",
         "for (integer j = count[i] - 1; j >= high && j >= from[i]; j--)"
-        " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width);",
+        " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width, 0);",
     ),
 }
 

@@ -14,18 +14,22 @@ typedef struct {
     float out[QUERIES][WIDEST];    /* of the values, weighed by these */
 } Work;
 
-/* Scores of the queries `first` .. `last` with `count` keys, at most BLOCK of them; `at`: where each lies. */
+/* Scores of the queries `first` .. `last` with `count` keys, at most BLOCK of them; `at`: where each lies. `ahead`: so
+   many numbers further, memory is asked for what is read next. */
 static void scored(
     Work *w, const input *query, integer first, integer last, const held *keys, const integer *at, integer count,
-    integer width, float scale, float score[][BLOCK]
+    integer width, float scale, integer ahead, float score[][BLOCK]
 ) {
     const integer units = width / UNIT;
     for (integer j = 0; j < count; j += LANES)
         for (integer u = 0; u < units; u += LANES) {
             vector part[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++)
-                part[i] = UNITS(keys + at[j + i < count ? j + i : count - 1] + u * UNIT);
+            for (int i = 0; i < LANES; i++) {
+                const held *key = keys + at[j + i < count ? j + i : count - 1] + u * UNIT;
+                part[i] = UNITS(key);
+                if (ahead) _mm_prefetch((const char *)(key + ahead), _MM_HINT_T1);
+            }
             transpose(part);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) STORE(w->turned + (u + i) * BLOCK + j, part[i]);
@@ -82,7 +86,7 @@ static void shared(Work *w, integer first, integer last, integer from, integer c
 /* The values of a block's keys `from` .. `count`, weighed and added in this order. */
 static void gathered(
     Work *w, integer first, integer last, const held *values, const integer *at, integer from, integer count,
-    integer width
+    integer width, integer ahead
 ) {
 #define GATHER(rows, parts)                                                                                   \
     for (; d + parts * LANES <= width; d += parts * LANES) {                                                  \
@@ -93,6 +97,8 @@ static void gathered(
             const held *value = values + at[j] + d;                                                           \
             vector part[parts];                                                                               \
             for (int p = 0; p < parts; p++) part[p] = HELD(value + p * LANES);                                \
+            for (int p = 0; p * LANES < parts * LANES && ahead; p += LINE / (int)sizeof(held) / LANES)        \
+                _mm_prefetch((const char *)(value + ahead + p * LANES), _MM_HINT_T1);                         \
             for (int i = 0; i < rows; i++) {                                                                  \
                 const vector weight = ALL(w->score[q + i][j]);                                                \
                 for (int p = 0; p < parts; p++) sum[i * parts + p] = FMA(weight, part[p], sum[i * parts + p]); \
@@ -106,6 +112,7 @@ static void gathered(
         integer d = 0;                      \
         GATHER(rows, 4)                     \
         GATHER(rows, 1)                     \
+        ahead = 0;                          \
     }
     integer q = first;
     if (from >= count) return;
@@ -129,7 +136,7 @@ static void branched(
         const integer some = slots - c < BLOCK ? slots - c : BLOCK;
         integer at[BLOCK];
         for (integer j = 0; j < some; j++) at[j] = (known + c + j) * stride;
-        scored(w, query, left * group, right * group, keys, at, some, width, scale, w->branch);
+        scored(w, query, left * group, right * group, keys, at, some, width, scale, 0, w->branch);
         for (integer i = left; i < right; i++)
             for (integer j = plain; j < count[i]; j++) {
                 const integer slot = path[i * depth + begin + j - known] - c;
@@ -187,14 +194,9 @@ static void attend(
             high = count[i] < high ? count[i] : high;
         }
         if (seeing < right - left || high < low) low = high = 0;
-        for (integer j = 0; j < plain; j++) {
-            at[j] = (begin + j) * stride;
-            for (integer d = 0; d < width && begin + 2 * BLOCK <= common; d += LINE / (integer)sizeof(held)) {
-                _mm_prefetch((const char *)(keys + at[j] + BLOCK * stride + d), _MM_HINT_T0);
-                _mm_prefetch((const char *)(values + at[j] + BLOCK * stride + d), _MM_HINT_T0);
-            }
-        }
-        scored(w, given, left * group, right * group, keys, at, plain, width, scale, w->score);
+        const integer ahead = begin + BLOCK < common ? BLOCK * stride : 0;
+        for (integer j = 0; j < plain; j++) at[j] = (begin + j) * stride;
+        scored(w, given, left * group, right * group, keys, at, plain, width, scale, ahead, w->score);
         if (begin + BLOCK > common)
             branched(
                 w, given, group, left, right, keys, stride, begin, plain, count, known, path, depth, slots, width, scale
@@ -202,13 +204,13 @@ static void attend(
         for (integer i = left; i < right; i++) {
             if (!count[i]) continue;
             shared(w, i * group, (i + 1) * group, from[i], count[i], width);
-            gathered(w, i * group, (i + 1) * group, values, at, from[i], low, width);
+            gathered(w, i * group, (i + 1) * group, values, at, from[i], low, width, 0);
         }
-        gathered(w, left * group, right * group, values, at, low, high, width);
+        gathered(w, left * group, right * group, values, at, low, high, width, ahead);
         for (integer i = left; i < right; i++) {
             for (integer j = plain; j < count[i]; j++)
                 at[j] = (known + path[i * depth + begin + j - known]) * stride;
-            gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width);
+            gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width, 0);
         }
     }
     for (integer q = 0; q < rows; q++) {

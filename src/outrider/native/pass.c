@@ -141,8 +141,10 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
     const integer width = model->width, groups = model->groups, group = model->heads / groups;
     integer heads = group < QUERIES ? group : QUERIES;
     if (pass->rows * groups * pass->nodes < pass->threads) heads = 1; /* or threads would have nothing to do */
-    const integer cuts = (group + heads - 1) / heads, together = QUERIES / heads;
-    const integer goes = (pass->nodes + together - 1) / together, stride = slot_width(model, pass);
+    const integer cuts = (group + heads - 1) / heads, fit = QUERIES / heads, least = (pass->nodes + fit - 1) / fit;
+    const integer uneven = pass->rows * groups * cuts * least % pass->threads && 4 * least * pass->threads <= pass->nodes;
+    const integer goes = uneven ? least * pass->threads : least, together = (pass->nodes + goes - 1) / goes;
+    const integer stride = slot_width(model, pass);
 #pragma omp for schedule(dynamic, 1)
     for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
         const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
