@@ -15,9 +15,12 @@ best node is worth a step of its time (`Budget.reach`), and feeds no node that i
 Texts differ more than the rounds of one text do. So there are two records of what was accepted, a quick one and a slow
 one, and a row that begins is met with the slow one's shares, as strongly as PRIOR rows would be.
 
-All this is a forecast, and it is held to what came of it: where the last rounds with drafts brought fewer tokens a
-second than plain ones would have, nothing is drafted but for a try now and then, and at once again after a try that
-paid. What a batch size costs that was not met yet is taken from the others, by the nodes of all rows.
+All this is a forecast, and it is held to what came of it by an account of the time that rounds with drafts took beyond
+what plain ones would have taken for the same tokens. All rounds pay TRIES of their time into it, and it is never in
+credit. Where the forecast is against drafts, one is tried when the account is even; where it is for them, HOLD plain
+rounds may be owed, or more while the last rounds with drafts did bring more than plain ones. So drafts cost at most
+TRIES of the time in the long run, whatever was forecast. What a batch size costs that was not met yet is taken from the
+others, by the nodes of all rows.
 
 Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
 depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
@@ -36,11 +39,11 @@ from .curve import Curve
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
-PROBE = 8  # rounds without a draft before the drafter gets another chance; doubles while it disappoints
-TRIES = 0.015  # of the time is spent on such chances at most, by what one is expected to lose
+TRIES = 0.015  # of the time may be lost to drafts that do not pay
+HOLD = 4.0  # plain rounds that may be owed where drafts should pay, over the root of the rows: by chance they bring less
+OWED = 1.5  # times as much is owed at most, or drafts that paid for a long time would be left out for as long
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
-ENOUGH = 24.0  # rows of such rounds, decayed, before they are judged: what one brings is mostly chance
-LOSS = 0.5  # over the root of that count: the share by which they may bring less than plain decoding by chance
+ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
 PRIOR = 16.0  # pseudo-count of rows for a depth never seen, and for a text that begins
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
@@ -88,11 +91,6 @@ class Brought:
     def rate(self) -> float:
         """Tokens a second; without end where there were too few rounds to say."""
         return self.tokens / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")
-
-    @property
-    def least(self) -> float:
-        """The share of plain decoding's tokens a second below which chance does not explain it."""
-        return 1 - LOSS / max(1.0, self.rows) ** 0.5
 
 
 @runtime_checkable
@@ -150,8 +148,8 @@ class AdaptiveBudget:
     usual_asked: list[float] = field(default_factory=list)
     promised: float = 0.0  # tokens, decayed
     kept: float = 0.0  # of those, accepted
+    debt: float = 0.0  # seconds lost to drafts, beyond what may be
     idle: int = 0  # rounds since the last draft
-    patience: int = PROBE
     rounds: int = 0
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
 
@@ -168,13 +166,12 @@ class AdaptiveBudget:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
         best, rate = self._best(b, drafting)
         brought, plain = self.brought.get(b, Brought()), self._plain(b)
-        if best == 0 or brought.rate < brought.least * plain:
-            if self.idle < self.patience:
-                return Budget(1, 0)
-            rates, seconds = self._rates(b, drafting), self.seconds(b)
+        pays = best > 0 and plain < brought.rate < float("inf")
+        if not pays and self.debt > (self._hold(b) if best else 0.0):
+            return Budget(1, 0)
+        if best == 0:
+            rates = self._rates(b, drafting)
             best = max(range(1, len(rates)), key=rates.__getitem__)
-            lost = (1 - rates[best] / max(1e-9, rates[0])) * seconds[best] / max(1e-9, seconds[0])  # plain rounds
-            self.patience = max(PROBE, min(2 * self.patience, int(lost / TRIES)))
         elif self.rounds % EXPLORE == 0:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
@@ -193,7 +190,7 @@ class AdaptiveBudget:
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
             self.hits[d] = rate * self.asked[d]
         self.brought.setdefault(rows, Brought()).forget(share)
-        self.patience = min(self.patience, max(PROBE, round((1 - share) * self.patience)))
+        self.debt *= 1 - share**2
         self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:
@@ -206,6 +203,10 @@ class AdaptiveBudget:
             found = self._held["plain", rows] = rows / max(1e-9, self.drift * self._passes(rows)(1) + self.rest)
         return float(found)
 
+    def _hold(self, rows: int) -> float:
+        """Seconds that may be owed while drafts should pay."""
+        return HOLD * rows**0.5 / self._plain(rows)
+
     def learn(self, report: Report) -> None:
         """Take in what a round cost and gave."""
         b, drafting = report.rows, report.rows if report.drafting is None else report.drafting
@@ -217,6 +218,8 @@ class AdaptiveBudget:
         self.seen[b] = self.seen.get(b, 0) + 1
         if self.seen[b] > 1:  # the first round of a kind warms up
             self._time(report)
+        seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
+        self.debt = max(0.0, self.debt - TRIES * seconds)
         if report.depth == 0:
             self.idle += 1
             return
@@ -239,13 +242,10 @@ class AdaptiveBudget:
         if report.promised:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
-        seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
         if self.seen[b] > LEARN:  # those before were measurements
             self.brought.setdefault(b, Brought()).learn(tokens, seconds, b)
-        if tokens > seconds * self._plain(b):
-            self.patience = 0  # the next round is a try as well, where drafts do not pay otherwise
-        else:
-            self.patience = max(PROBE, self.patience)
+            lost = min(seconds - tokens / self._plain(b), HOLD * b / self._plain(b))  # more was a disturbance
+            self.debt = min(max(0.0, self.debt + lost), max(lost, OWED * self._hold(b)))
 
     def _time(self, report: Report) -> None:
         b = report.rows
