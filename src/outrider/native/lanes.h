@@ -28,7 +28,7 @@ INLINE void tile(
     const char *line = ahead->from;
     const int near = ahead->near;
 #ifdef NARROW
-    const integer column = LANES * bytes(kind, width);
+    const integer column = AHEAD * LANES * bytes(kind, width);
 #endif
     const int results = n * outputs <= LANES ? LANES : 2 * LANES;
     float made[2 * LANES];
