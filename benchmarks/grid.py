@@ -3,10 +3,11 @@
     python benchmarks/grid.py smollm2 --drafters lookup eagle:smollm2/hass --out build/grid-smollm2.jsonl
 
 Each cell decodes the same texts once with every budget, in one process and in turn, the automatic one after it has
-decoded them once unmeasured; what has a chance is measured twice, and the faster of the two counts. Compared are tokens per second of decoding,
-prompts left out, in the rounds in which the batch is full: there are twice as many texts as rows, and a text that ends
-makes room for the next. (With as many texts as rows, those that can be guessed end early, and the others go on in a
-smaller batch.) One line of JSON a cell; a run that was stopped goes on where it was. `--table` shows what there is.
+decoded them once unmeasured; what has a chance is measured twice, and the faster of the two counts. Compared are tokens
+per second of decoding, prompts left out, in the rounds in which the batch is full: there are twice as many texts as
+rows, and a text that ends makes room for the next. (With as many texts as rows, those that can be guessed end early,
+and the others go on in a smaller batch.) One line of JSON a cell; a run that was stopped goes on where it was.
+`--table` shows what there is.
 """
 
 from __future__ import annotations

@@ -236,6 +236,19 @@ def test_a_newcomer_among_many_makes_drafts_that_fail_little_more_likely() -> No
     assert shares[16] < 0.05 < shares[1]
 
 
+@pytest.mark.parametrize("b", [4, 8, 16])
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.6])
+def test_drafts_that_nearly_pay_cost_batches_little(alpha: float, b: int) -> None:
+    """Some tries pay by chance; over all of them a set share of the time is lost at most. Texts end and begin."""
+    budget = AdaptiveBudget()
+    play(budget, alpha, 150, node=0.15, b=b)
+    rates = []
+    for i in range(40):
+        budget.choose(rows(b, 100, 1))
+        rates.append(play(budget, alpha, 20, node=0.15, seed=i, b=b)[0])
+    assert sum(rates) / len(rates) > 0.97
+
+
 @pytest.mark.parametrize(("size", "power"), [(1, 1), (2, 2), (3, 4), (5, 4), (6, 8), (11, 8), (12, 16), (33, 32)])
 def test_nearest(size: int, power: int) -> None:
     assert nearest(size) == power

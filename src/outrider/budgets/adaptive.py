@@ -40,7 +40,7 @@ from .curve import Curve
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
 TRIES = 0.015  # of the time may be lost to drafts that do not pay
-HOLD = 4.0  # plain rounds that may be owed where drafts should pay, over the root of the rows: by chance they bring less
+HOLD = 4.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
 OWED = 1.5  # times as much is owed at most, or drafts that paid for a long time would be left out for as long
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
 ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
@@ -204,7 +204,7 @@ class AdaptiveBudget:
         return float(found)
 
     def _hold(self, rows: int) -> float:
-        """Seconds that may be owed while drafts should pay."""
+        """Seconds that may be owed while drafts should pay: fewer rounds of more rows, which leave less to chance."""
         return HOLD * rows**0.5 / self._plain(rows)
 
     def learn(self, report: Report) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from .blocks import Packed, plain
+from .pages import PAGE, in_large_pages
 from .parts import LayerPart, MatrixPart, ModelPart, project, small
 
 SHAPED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}  # families whose layers are these
 STEP = 32  # what widths are multiples of
 WIDEST = 256  # numbers of a head
-LINE, PAGE = 64, 2 << 20  # bytes
+LINE = 64  # bytes
 
 
 @dataclass
@@ -98,13 +98,9 @@ def gather(model: Any) -> None:
 
 
 def together(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies in one stretch of large pages of memory: a pass reads all of them, and a processor that must look up where
-    each small page lies reads a tenth slower."""
+    """Copies in one stretch of large pages of memory, for a pass reads all of them."""
     sizes = [-(-tensor.nbytes // LINE) * LINE for tensor in tensors]
-    memory = mmap.mmap(-1, sum(sizes) + PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    bytes_ = torch.frombuffer(memory, dtype=torch.uint8)
+    bytes_ = in_large_pages(torch.empty(sum(sizes) + PAGE, dtype=torch.uint8))
     at, moved = -bytes_.data_ptr() % PAGE, []
     for tensor, size in zip(tensors, sizes, strict=True):
         moved.append(bytes_[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor))

@@ -7,9 +7,6 @@ length hold finite leftovers that masks hide.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import platform
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ..native.pages import in_large_pages
 from ..types import InputError
 
 FIRST = 1024  # slots a row is given at first, where the whole capacity is more
-LARGE = 2 << 20  # bytes of a large page
 
 
 class TreeLayer(CacheLayerMixin):
@@ -217,13 +214,3 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clea
         raise InputError(
             f"there is no memory for a cache of {shape[1]} rows and {shape[2]} slots; ask for fewer ({error})"
         ) from None
-
-
-def in_large_pages(made: Tensor) -> Tensor:
-    """The same memory, which Linux is asked to keep in large pages: attention strides through it, and in small ones it
-    waits for page tables nearly as long as for memory. Nothing changes elsewhere, or where memory has been used."""
-    first = -(-made.data_ptr() // LARGE) * LARGE
-    size = (made.data_ptr() + made.numel() * made.element_size() - first) // LARGE * LARGE
-    if size > 0 and made.device.type == "cpu" and platform.system() == "Linux":
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
-    return made
