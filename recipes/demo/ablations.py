@@ -49,6 +49,10 @@ def hass(**options: Any) -> Recipe:
     return Recipe("hass", options={"linear": False, **options}, **BASE)
 
 
+def block(**options: Any) -> Recipe:
+    return Recipe("block", options={"layers": 1, "block": 8, "pair_rank": 64, **options}, **{**BASE, "lr": 4e-3})
+
+
 RUNS: dict[str, Recipe] = {
     "eagle": eagle(),
     **{f"eagle inputs={x}": eagle(inputs=x) for x in ("feature+unshifted", "feature", "token")},
@@ -65,6 +69,13 @@ RUNS: dict[str, Recipe] = {
     },
     "hass published mask": hass(published=True),
     "medusa": Recipe("medusa", options={"heads": 4}, **{**BASE, "lr": 3e-3}),
+    "block": block(),
+    "block causal=false": block(causal=False),
+    "block pair_head=none": block(pair_head="none"),
+    **{f"block loss={x}": block(loss=x) for x in ("ce", "tv", "lk")},
+    "block layers=2": block(layers=2),
+    "block seeded=false": block(seeded=False),
+    "block dpace=0.5": block(dpace=0.5),
 }
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from parity_world import PROMPTS, drafter_at, engine, target_at
 
 from outrider import cli
 from outrider.proofs import vllm
+from outrider.types import InputError
 
 
 def test_texts_and_acceptance_are_held_against_the_engines(
@@ -50,6 +53,27 @@ def test_texts_and_acceptance_are_held_against_the_engines(
     for extra, sentence in ((["--to", "medusa"], "vllm and speculators"), (["--tokens", "0"], "must be at least 1")):
         assert cli.main([*asked, *extra]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_what_is_finished_is_told_where_a_later_drafter_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(job: dict[str, Any]) -> Generator[dict[str, Any]]:
+        for made in engine(job):
+            yield made
+            if "vllm" in made:
+                raise InputError("vLLM has ended")
+
+    monkeypatch.setattr(vllm, "runner", lambda python: failing)
+    monkeypatch.setattr(vllm, "check", lambda python: None)
+    model, drafter = target_at(tmp_path / "target"), drafter_at(tmp_path / "drafter")
+    (tmp_path / "p.jsonl").write_text(json.dumps("1 2 3"))
+    asked = ["parity", str(model), "--drafter", str(drafter), "--drafter", "lookup", "--python", "none"]
+    asked += ["--tokens", "3", "--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12", "--json"]
+    assert cli.main(asked) == 2
+    shown, said = capsys.readouterr()
+    assert "vLLM has ended" in said
+    assert [one["method"] for one in json.loads(shown)] == ["eagle"]
 
 
 @pytest.mark.process

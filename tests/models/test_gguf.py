@@ -141,13 +141,16 @@ def test_a_file_drafts(file: Path) -> None:
     assert drafted.usage.tau > 2, "the target itself as its drafter"
 
 
-def test_what_is_no_file_of_a_model(file: Path, tmp_path: Path, stock: LlamaForCausalLM) -> None:
+def test_what_is_no_file_of_a_model(
+    file: Path, tmp_path: Path, stock: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
+) -> None:
     refused(tmp_path / "none.gguf", "no such file")
     (tmp_path / "text.gguf").write_text("once upon a time")
     refused(tmp_path / "text.gguf", "not a GGUF file")
     (tmp_path / "folder.gguf").mkdir()
     refused(tmp_path / "folder.gguf", "directory")
     refused(write(tmp_path / "u.gguf", stock, arch="nonesuch"), "cannot be loaded: .*nonesuch")
+    assert "converting" not in caplog.text
     whole = file.read_bytes()
     for size in (4, 40, len(whole) // 3, len(whole) - 2000):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])

@@ -64,18 +64,20 @@ def parity(
 
     ids = loaded("none").prompts(list(given))
     found = []
-    with progress(as_json, len(ids) * (1 + 2 * len(drafter))) as (say, above):
-        for certificate in run.certify(
-            loaded, drafter, where, ids, vllm.runner(python), tokens, max_new_tokens, to, say
-        ):
-            found.append(certificate)
-            if not as_json:
-                with above():
-                    show(certificate)
-    if as_json:
-        import json
+    try:
+        with progress(as_json, len(ids) * (1 + 2 * len(drafter))) as (say, above):
+            for certificate in run.certify(
+                loaded, drafter, where, ids, vllm.runner(python), tokens, max_new_tokens, to, say
+            ):
+                found.append(certificate)
+                if not as_json:
+                    with above():
+                        show(certificate)
+    finally:  # what is finished is told, also where a later drafter fails
+        if as_json and found:
+            import json
 
-        typer.echo(json.dumps([document(c) for c in found]))
+            typer.echo(json.dumps([document(c) for c in found]))
     if not all(c.passed for c in found):
         raise typer.Exit(1)
 

@@ -134,7 +134,11 @@ def blocks(file: Path) -> Iterator[Blocks]:
 
 def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:
     """Write the folder whole or not at all. OSError: there is no place for it."""
+    from transformers import AutoConfig
+
     kind = precision(file)
+    with _explained(file):  # an unknown architecture is told before anything is promised
+        AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
     size = sum(int(t.n_elements) for t in _reader(file).tensors) * getattr(torch, kind).itemsize
     folder.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder.parent).free < 1.1 * size:
