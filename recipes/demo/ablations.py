@@ -50,7 +50,7 @@ def hass(**options: Any) -> Recipe:
 
 
 def block(**options: Any) -> Recipe:
-    return Recipe("block", options={"layers": 1, "block": 8, "pair_rank": 64, **options}, **{**BASE, "lr": 4e-3})
+    return Recipe("block", options={"dpace": 0.0, "regress": 0.0, **options}, **{**BASE, "lr": 4e-3})
 
 
 RUNS: dict[str, Recipe] = {
@@ -76,6 +76,8 @@ RUNS: dict[str, Recipe] = {
     "block layers=2": block(layers=2),
     "block seeded=false": block(seeded=False),
     "block dpace=0.5": block(dpace=0.5),
+    "block dpace=0.5 regress=10": block(dpace=0.5, regress=10.0),
+    "block dpace=0.5 regress=10 block=4 anchors=128": block(dpace=0.5, regress=10.0, block=4, anchors=128),
 }
 
 

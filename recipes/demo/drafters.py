@@ -37,7 +37,7 @@ RECIPES: dict[str, Recipe] = {
     "eagle": Recipe("eagle", lr=5e-3, options={"linear": False}, **SHARED),
     "hass": Recipe("hass", lr=5e-3, options={"linear": False}, **SHARED),
     "eagle3": Recipe("eagle3", lr=5e-3, options={"draft_vocab": 2048, "passes": 4}, **SHARED),
-    "block": Recipe("block", lr=4e-3, options={"layers": 1, "block": 8, "pair_rank": 64}, **SHARED),
+    "block": Recipe("block", lr=4e-3, options={"dpace": 0.5, "regress": 10.0}, **SHARED),
 }
 SHIPPED = tuple(RECIPES)
 # Medusa-2 changes its target, so it is not shipped. Its passes go through the whole target: the ablations' budget.

@@ -92,7 +92,10 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
                 student = student + net.markov_w2.weight @ (net.markov_w1.weight[words[label - 1]] * gate)
             w = math.exp(-k / objective.decay) if objective.decay else 1.0
             likely = torch.stack([teacher[i] for i in ids])
-            block.append((w, float(cross_entropy(student, likely.softmax(-1))), student.softmax(-1)[likely.argmax()]))
+            apart = (state - last[label - 1]).abs()
+            far = torch.where(apart < 1, 0.5 * apart**2, apart - 0.5).mean()
+            error = float(cross_entropy(student, likely.softmax(-1)) + objective.regress * far)
+            block.append((w, error, student.softmax(-1)[likely.argmax()]))
         for k, (w, loss, _) in enumerate(block):
             if pace:
                 reach = [math.prod((1 - pace) * float(q) + pace for *_, q in block[: i + 1]) for i in range(len(block))]
@@ -106,8 +109,8 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
     "options",
     [
         {},
-        {"draft_vocab": 40, "decay": 2.0, "seeded": False},
-        {"draft_vocab": 40, "dpace": 0.5},
+        {"draft_vocab": 40, "decay": 2.0, "dpace": 0.0, "regress": 0.0, "seeded": False},
+        {"draft_vocab": 40, "dpace": 0.0},
         {"causal": False, "sample_from_anchor": False, "pair_head": "none", "layers": 1},
         {"causal": False, "sample_from_anchor": False, "pair_head": "selector", "conv": 2},
     ],
@@ -206,7 +209,8 @@ def test_bad_options() -> None:
         ({"loss": "l2"}, "kl, ce, tv, lk"),
         ({"anchors": 0}, "anchors"),
         ({"dpace": 1.5}, "between 0 and 1"),
-        ({"dpace": 0.5, "decay": 4.0}, "without decay"),
+        ({"decay": 4.0}, "decay goes with dpace=0"),
+        ({"regress": -1.0}, "at least 0"),
         ({"taps": (1, 1)}, "distinct"),
     ):
         with pytest.raises(InputError, match=says):

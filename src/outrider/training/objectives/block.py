@@ -1,6 +1,7 @@
 """Objective of block drafters (DFlash, Chen et al. 2026; JetSpec; DSpark; DFlash 2): blocks at sampled anchors.
 
-    L = sum over anchors a and slots k of  w_k * loss(p, q_k),   w_k = 1, or exp(-k / decay), or D-PACE's (below)
+    L = sum over anchors a and slots k of  w_k * (loss(p, q_k) + regress * smooth-L1(x_k, f_k))
+    w_k = 1, or exp(-k / decay), or D-PACE's (below)
 
 An anchor is a learned position whose next token is learned too. Its block sees the features before it, never its own,
 as in decoding. p is the target's law of the token that slot k drafts, q_k the law of the slot's logits plus the pair
@@ -8,6 +9,9 @@ head's scores below the true token before it (teacher forcing). Both are restric
 
     kl  forward KL, as the cross entropy with p     ce  cross entropy with the target's likeliest token
     tv  1 - sum min(p, q), the rejection rate       lk  -log sum min(p, q)
+
+`regress` is ours: x_k, the state that the head reads, is drawn to f_k, the feature that the target's head reads there,
+as in EAGLE. f_k depends on the text between anchor and slot as well, so slots behind the first learn its mean.
 
 D-PACE (arXiv 2605.18810) weighs a slot by how much of the block hangs on it: with s_j = (1 - c) q_j + c, q_j being the
 chance that the drafter gives to the target's likeliest token of slot j,  w_k = sum_{i >= k} prod_{j <= i} s_j.
@@ -30,7 +34,7 @@ from ...types import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
 from ._layer import layer_like
-from ._losses import cross_entropy, precise
+from ._losses import cross_entropy, precise, smooth_l1
 from ._objective import Optimiser, TrimmedObjective, uniform
 
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
@@ -49,7 +53,8 @@ class BlockObjective(TrimmedObjective):
         anchors: int = 64,
         loss: str = "kl",
         decay: float = 0.0,
-        dpace: float = 0.0,
+        dpace: float = 0.5,
+        regress: float = 10.0,
     ):
         super().__init__(target, net)
         if loss not in LOSSES:
@@ -57,8 +62,10 @@ class BlockObjective(TrimmedObjective):
         if anchors < 1:
             raise InputError(f"anchors must be at least 1, not {anchors}")
         if not 0 <= dpace <= 1 or (dpace and decay):
-            raise InputError("dpace lies between 0 and 1, and goes without decay: both say what a slot weighs")
-        self.anchors, self.loss, self.decay, self.dpace = anchors, loss, decay, dpace
+            raise InputError("dpace lies between 0 and 1, and decay goes with dpace=0: both say what a slot weighs")
+        if regress < 0:
+            raise InputError(f"regress is at least 0, not {regress:g}")
+        self.anchors, self.loss, self.decay, self.dpace, self.regress = anchors, loss, decay, dpace, regress
         self.taps = tuple(dict.fromkeys((*net.config.taps, -1)))
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -78,9 +85,9 @@ class BlockObjective(TrimmedObjective):
         learned &= self.draftable(batch.ahead(1).gather(1, inside))
         rows, places = learned.nonzero().unbind(1)
         at, slots = inside[rows, places], places % config.block
+        feature, made = seen.features[-1][rows, at], hidden[rows, places]
         with torch.no_grad():
-            teacher = precise(self.head(seen.features[-1][rows, at]))
-        made = hidden[rows, places]
+            teacher = precise(self.head(feature))
         student = self.head(made) if self.places is None else self.net.lm_head(made)
         student = precise(self.net.corrected(student, batch.tokens[rows, at], made))
         drafted = slots - (0 if config.sample_from_anchor else 1)
@@ -90,7 +97,10 @@ class BlockObjective(TrimmedObjective):
             weight = self._pace(student.detach(), teacher, (rows, places), hidden.shape[:2])
         right = (student.argmax(-1) == teacher.argmax(-1)).float().detach()
         hits = {f"hit{k + 1}": right[drafted == k].mean() for k in range(config.drafts) if bool((drafted == k).any())}
-        return (weight * self._loss(student, teacher)).sum(), weight.sum(), hits
+        loss = self._loss(student, teacher)
+        if self.regress:
+            loss = loss + self.regress * smooth_l1(precise(made), precise(feature))
+        return (weight * loss).sum(), weight.sum(), hits
 
     def _anchors(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a"]]:
         """Places drawn without replacement, ascending, and which of them are real; a function of step and row alone."""
@@ -173,7 +183,8 @@ def build(
     anchors: int = 64,
     loss: str = "kl",
     decay: float = 0.0,
-    dpace: float = 0.0,
+    dpace: float = 0.5,
+    regress: float = 10.0,
     seeded: bool = True,
 ) -> BlockObjective:
     """A block drafter for a target. `layers` of the network; `block` slots; `causal`: a slot attends to no later slot;
@@ -181,8 +192,9 @@ def build(
     `conv`: slots that a convolution around attention and MLP reads, 2 in DFlash 2 (0: there is none); `draft_vocab`
     tokens that can be drafted, the most frequent (0: all, by the target's own head); `taps`: the hidden states read
     (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce, tv or
-    lk; `decay`: slot k weighs exp(-k / decay) (0: all weigh the same); `dpace`: D-PACE's weights of
-    this c, often 0.5 (0: without); `seeded`: slots are given the last context vector directly.
+    lk; `decay`: slot k weighs exp(-k / decay), with `dpace=0` (0: it does not); `dpace`: D-PACE's weights of this c (0:
+    all weigh the same); `regress`: the weight of the distance from the target's features, as EAGLE has it (0: without);
+    `seeded`: slots are given the last context vector directly.
     """
     size = draft_vocab or target.vocab
     depth = int(target.config.num_hidden_layers)
@@ -209,4 +221,4 @@ def build(
         vocabulary.keep(net.d2t, kept)
         with torch.no_grad():
             net.lm_head.weight.copy_(target.model.get_output_embeddings().weight[kept])
-    return BlockObjective(target, net, anchors, loss, decay, dpace)
+    return BlockObjective(target, net, anchors, loss, decay, dpace, regress)
