@@ -32,6 +32,7 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "batches": (tables.batches, "batches"),
     "temperatures": (tables.temperatures, "temperatures"),
     "sizes": (tables.sizes, "sizes"),
+    "blocks": (tables.blocks, "blocks"),
     "variants": (tables.variants, "variants"),
     "typical": (tables.typical, "typical"),
     "ablations": (tables.ablations, "ablations"),

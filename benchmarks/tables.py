@@ -205,6 +205,18 @@ def batches(report: Document) -> str:
     return table(("method", "batch", "speed-up", "tokens/s", "tau", "rows in 1 GiB"), rows)
 
 
+def blocks(report: Document) -> str:
+    """tau and speed by method and size over temperature and batch."""
+    by = {(m.method, m.temperature, m.batch): m for m in drafted(report)}
+    settings = sorted({(t, b) for _, t, b in by})
+    rows = []
+    for name in dict.fromkeys(name for name, *_ in by):
+        cells = [by.get((name, *setting)) for setting in settings]
+        rows.append([name, *(f"{number(c.tau and c.tau.value)}, {number(c.speedup and c.speedup.value)}x" if c else ""
+                             for c in cells)])  # fmt: skip
+    return table(("tau, speed-up", *(f"T = {t:g}, {b} text{'s' * (b > 1)}" for t, b in settings)), rows)
+
+
 def drafted(report: Document) -> list[Mean]:
     """The means of methods that draft."""
     return [m for m in report.macro if m.tau and m.tau.value > 1]

@@ -76,6 +76,13 @@ def test_a_hopeless_drafter_is_left_alone() -> None:
     assert drafts < 0.08
 
 
+@pytest.mark.parametrize("step", [3.0, 12.0, 40.0])
+def test_drafts_that_cost_many_plain_rounds_are_tried_as_rarely(step: float) -> None:
+    budget = AdaptiveBudget()
+    play(budget, 0.3, 150, step=step)
+    assert play(budget, 0.3, 20_000, step=step)[0] > 0.97
+
+
 def test_a_hard_text_says_little_of_the_next() -> None:
     """Rows that begin are met with what was usual, and drafts that disappointed in the last text are tried at once."""
     budget, drafted = AdaptiveBudget(), {}

@@ -15,12 +15,12 @@ best node is worth a step of its time (`Budget.reach`), and feeds no node that i
 Texts differ more than the rounds of one text do. So there are two records of what was accepted, a quick one and a slow
 one, and a row that begins is met with the slow one's shares, as strongly as PRIOR rows would be.
 
-All this is a forecast, and it is held to what came of it by an account of the time that rounds with drafts took beyond
-what plain ones would have taken for the same tokens. All rounds pay TRIES of their time into it, and it is never in
-credit. Where the forecast is against drafts, one is tried when the account is even; where it is for them, HOLD plain
-rounds may be owed, or more while the last rounds with drafts did bring more than plain ones. So drafts cost at most
-TRIES of the time in the long run, whatever was forecast. What a batch size costs that was not met yet is taken from the
-others, by the nodes of all rows.
+All this is a forecast, and it is held to what came of it by an account, for each batch size, of the time that rounds
+with drafts took beyond what plain ones would have taken for the same tokens. Rounds that may draft pay TRIES of their
+time into it, and it is never in credit. Where the forecast is against drafts, one is tried when the account is even;
+where it is for them, HOLD plain rounds may be owed, or more while the last rounds with drafts did bring more than plain
+ones. So drafts that do not pay cost TRIES of the time in the long run, whatever was forecast, and HOLD rounds once.
+What a batch size costs that was not met yet is taken from the others, by the nodes of all rows.
 
 Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
 depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
@@ -41,7 +41,7 @@ DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
 TRIES = 0.015  # of the time may be lost to drafts that do not pay
 HOLD = 4.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
-OWED = 1.5  # times as much is owed at most, or drafts that paid for a long time would be left out for as long
+OWED = 1.5  # times as much is owed at most while drafts do pay, so that they are soon tried again when they stop to
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
 ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
 PRIOR = 16.0  # pseudo-count of rows for a depth never seen, and for a text that begins
@@ -148,7 +148,8 @@ class AdaptiveBudget:
     usual_asked: list[float] = field(default_factory=list)
     promised: float = 0.0  # tokens, decayed
     kept: float = 0.0  # of those, accepted
-    debt: float = 0.0  # seconds lost to drafts, beyond what may be
+    debt: dict[int, float] = field(default_factory=dict)  # batch rows -> seconds lost to drafts, beyond what may be
+    paying: bool = False  # do the rounds of late say that drafts pay?
     idle: int = 0  # rounds since the last draft
     rounds: int = 0
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
@@ -166,8 +167,8 @@ class AdaptiveBudget:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
         best, rate = self._best(b, drafting)
         brought, plain = self.brought.get(b, Brought()), self._plain(b)
-        pays = best > 0 and plain < brought.rate < float("inf")
-        if not pays and self.debt > (self._hold(b) if best else 0.0):
+        self.paying = best > 0 and plain < brought.rate < float("inf")
+        if not self.paying and self.debt.get(b, 0.0) > (self._hold(b) if best else 0.0):
             return Budget(1, 0)
         if best == 0:
             rates = self._rates(b, drafting)
@@ -190,7 +191,7 @@ class AdaptiveBudget:
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
             self.hits[d] = rate * self.asked[d]
         self.brought.setdefault(rows, Brought()).forget(share)
-        self.debt *= 1 - share**2
+        self.debt[rows] = (1 - share**2) * self.debt.get(rows, 0.0)
         self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:
@@ -219,7 +220,7 @@ class AdaptiveBudget:
         if self.seen[b] > 1:  # the first round of a kind warms up
             self._time(report)
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
-        self.debt = max(0.0, self.debt - TRIES * seconds)
+        self.debt[b] = max(0.0, self.debt.get(b, 0.0) - TRIES * seconds)
         if report.depth == 0:
             self.idle += 1
             return
@@ -242,10 +243,16 @@ class AdaptiveBudget:
         if report.promised:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
-        if self.seen[b] > LEARN:  # those before were measurements
+        if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(b, Brought()).learn(tokens, seconds, b)
-            lost = min(seconds - tokens / self._plain(b), HOLD * b / self._plain(b))  # more was a disturbance
-            self.debt = min(max(0.0, self.debt + lost), max(lost, OWED * self._hold(b)))
+            self._charge(b, seconds - tokens / self._plain(b), min(report.depth, self.depth))
+
+    def _charge(self, rows: int, lost: float, depth: int) -> None:
+        """Seconds that a round with drafts lost; more than twice what such rounds take was a disturbance."""
+        if lost > (some := HOLD * rows / self._plain(rows)):
+            lost = min(lost, max(some, 2 * self.seconds(rows)[depth]))
+        owed = max(0.0, self.debt.get(rows, 0.0) + lost)
+        self.debt[rows] = min(owed, max(lost, OWED * self._hold(rows))) if self.paying else owed
 
     def _time(self, report: Report) -> None:
         b = report.rows

@@ -28,7 +28,8 @@ static void scored(
             for (int i = 0; i < LANES; i++) {
                 const held *key = keys + at[j + i < count ? j + i : count - 1] + u * UNIT;
                 part[i] = UNITS(key);
-                if (ahead) _mm_prefetch((const char *)(key + ahead), _MM_HINT_T1);
+                if (ahead && u * UNIT * (integer)sizeof(held) % LINE == 0)
+                    _mm_prefetch((const char *)(key + ahead), _MM_HINT_T1);
             }
             transpose(part);
 #pragma GCC unroll 16
@@ -97,7 +98,7 @@ static void gathered(
             const held *value = values + at[j] + d;                                                           \
             vector part[parts];                                                                               \
             for (int p = 0; p < parts; p++) part[p] = HELD(value + p * LANES);                                \
-            for (int p = 0; p * LANES < parts * LANES && ahead; p += LINE / (int)sizeof(held) / LANES)        \
+            for (int p = 0; p < parts && ahead; p += LINE / (int)sizeof(held) / LANES)                        \
                 _mm_prefetch((const char *)(value + ahead + p * LANES), _MM_HINT_T1);                         \
             for (int i = 0; i < rows; i++) {                                                                  \
                 const vector weight = ALL(w->score[q + i][j]);                                                \

@@ -23,6 +23,8 @@ INLINE integer bytes(integer kind, integer width) {
 
 #ifndef SOON /* where memory is fetched to, and how many columns ahead: AMD's processors gain by the second cache */
 #define SOON _MM_HINT_T0
+#endif
+#ifndef AHEAD
 #define AHEAD 1
 #endif
 

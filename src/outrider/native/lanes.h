@@ -121,7 +121,7 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
         ahead.to = next; /* what is in blocks asks for itself */
         for (integer j = 0; j < LANES / 4; j++) {
             rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
-            know(rows[j], w.kind, width, column, known + j * apart);
+            know(rows[j], w.kind, width, AHEAD * column, known + j * apart);
         }
         if (n <= MOST && w.kind == FOUR) return some(FOUR, x, n, width, rows, known, &ahead, y);
         if (n <= MOST) return some(EIGHT, x, n, width, rows, known, &ahead, y);

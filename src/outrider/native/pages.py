@@ -1,5 +1,5 @@
-"""Large pages of memory: a processor that must look up where each small page lies reads weights a tenth slower, and
-strides through keys and values at half the speed."""
+"""Large pages of memory, so that a processor looks up less often where memory lies. Strides through keys and values are
+up to 1.3 times as fast; but a large page is filled with zeros when its first number is written."""
 
 from __future__ import annotations
 

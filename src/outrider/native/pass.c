@@ -142,8 +142,9 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
     integer heads = group < QUERIES ? group : QUERIES;
     if (pass->rows * groups * pass->nodes < pass->threads) heads = 1; /* or threads would have nothing to do */
     const integer cuts = (group + heads - 1) / heads, fit = QUERIES / heads, least = (pass->nodes + fit - 1) / fit;
-    const integer uneven = pass->rows * groups * cuts * least % pass->threads && 4 * least * pass->threads <= pass->nodes;
-    const integer goes = uneven ? least * pass->threads : least, together = (pass->nodes + goes - 1) / goes;
+    const integer items = pass->rows * groups * cuts * least; /* few that threads do not share evenly are split */
+    const integer uneven = items % pass->threads && items < 4 * pass->threads && 4 * least * pass->threads <= pass->nodes;
+    const integer goes = uneven ? least * pass->threads : least, together = goes ? (pass->nodes + goes - 1) / goes : 1;
     const integer stride = slot_width(model, pass);
 #pragma omp for schedule(dynamic, 1)
     for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {

@@ -165,7 +165,7 @@ class TreeCache(Cache):
         rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
         slabs = []
         for old in self.slabs:
-            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device, self.clean)
+            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device, self.clean, grown=True)
             new[:, : self.rows, : self.capacity] = old[:, : self.rows]
             slabs.append(new)
         self.capacity = capacity
@@ -204,12 +204,13 @@ class TreeCache(Cache):
         self._hold(self.slabs, total)
 
 
-def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clean: bool) -> Tensor:
-    """Memory that is writable under any later mode; `clean`: zeros, for leftovers of other programs may be NaN."""
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clean: bool, grown: bool = False) -> Tensor:
+    """Memory that is writable under any later mode. `clean`: zeros, for leftovers of others may be NaN. `grown`:
+    for a cache that has outgrown its first memory, and will be strided through in many passes."""
     try:
         with torch.inference_mode(False):
             made = (torch.zeros if clean else torch.empty)(shape, dtype=dtype, device=device)
-            return made if clean else in_large_pages(made)
+            return in_large_pages(made) if grown and not clean else made
     except RuntimeError as error:
         raise InputError(
             f"there is no memory for a cache of {shape[1]} rows and {shape[2]} slots; ask for fewer ({error})"
