@@ -16,7 +16,7 @@ from outrider.types import InputError
 DEMO = Path(str(files("outrider"))) / "demo"
 # SPEC -> tokens per round that it must reach at least, on texts that it should know
 SPECS = {"medusa:demo": 1.5, "hydra:demo": 1.7, "eagle:demo": 2.0, "eagle:demo/hass": 2.0, "eagle3:demo": 2.0,
-         "mamba:demo": 1.7, "model:demo/llama": 1.5}  # fmt: skip
+         "block:demo": 1.5, "mamba:demo": 1.7, "model:demo/llama": 1.5}  # fmt: skip
 
 
 LAWS = {t: {"temperature": t, "max_new_tokens": 24, "seed": 3} for t in (0.0, 1.0)}
