@@ -60,7 +60,7 @@ def watched(target: Any, texts: list[Document], out: Path, recipe: Recipe, **mor
 # Each falls into another trap of several processes, if it can be fallen into (tests/training/test_distributed.py).
 CASES: dict[str, Recipe] = {
     "eagle": THREE,
-    "anchors": replace(THREE, method="block", options={"block": 4, "anchors": 3, "decay": 2.0, "taps": (1, 2)}),
+    "anchors": replace(THREE, method="block", options={"block": 4, "anchors": 3, "taps": (1, 2)}),
     "tied": replace(THREE, method="draft-lm", options={"hidden": 24, "heads": 2, "layers": 1}),
     "pieces": replace(THREE, rows=1, accumulate=3),  # the second process has no row in the second piece
     "idle": replace(  # the second process has no row at all
