@@ -63,7 +63,7 @@ def test_drafts_change_nothing(models: Models, spec: str, temperature: float) ->
     ]
     if temperature == 0:
         assert texts[1].finish_reason == "stop"
-        assert texts[1].usage.tau > 1.5, "counting can be guessed"
+        assert texts[1].usage.tau > 1.4, "counting can be guessed"
 
 
 def test_up_to_the_end_of_the_context(models: Models) -> None:
