@@ -163,7 +163,7 @@ def test_drafts_that_cost_more_than_they_bring_are_left_out_whatever_was_forecas
             Report(1, depth, depth + 1, 0.0, 3.0 if depth else 1.0, 0.0, [1] * min(depth, 1) + [0] * (depth - 1))
         )
     assert drafts < 50
-    for _ in range(80):  # and when they pay again they are used again
+    for _ in range(300):  # and when they pay again they are used again
         depth = budget.choose(rows()).depth
         budget.learn(Report(1, depth, depth + 1, 0.0, 1.0, 0.0, [1] * depth))
     assert budget.choose(rows()).depth > 0

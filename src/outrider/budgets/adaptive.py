@@ -40,7 +40,7 @@ from .curve import Curve
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
 TRIES = 0.015  # of the time may be lost to drafts that do not pay
-HOLD = 4.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
+HOLD = 8.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
 OWED = 1.5  # times as much is owed at most while drafts do pay, so that they are soon tried again when they stop to
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
 ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
