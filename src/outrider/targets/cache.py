@@ -163,9 +163,9 @@ class TreeCache(Cache):
     def resize(self, capacity: int, rows: int | None = None) -> None:
         """Give the slabs `capacity` slots a row, and room for `rows` rows."""
         rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
-        slabs = []
+        slabs, longer = [], capacity > self.capacity
         for old in self.slabs:
-            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device, self.clean, grown=True)
+            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device, self.clean, longer)
             new[:, : self.rows, : self.capacity] = old[:, : self.rows]
             slabs.append(new)
         self.capacity = capacity
@@ -204,13 +204,14 @@ class TreeCache(Cache):
         self._hold(self.slabs, total)
 
 
-def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clean: bool, grown: bool = False) -> Tensor:
-    """Memory that is writable under any later mode. `clean`: zeros, for leftovers of others may be NaN. `grown`:
-    for a cache that has outgrown its first memory, and will be strided through in many passes."""
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clean: bool, large: bool = False) -> Tensor:
+    """Memory that is writable under any later mode. `clean`: zeros, for leftovers of others may be NaN. `large`: in large
+    pages, for long texts, which are strided through in many passes; a large page is filled with zeros when it is first
+    written, which every newcomer of a batch of short texts would wait for."""
     try:
         with torch.inference_mode(False):
             made = (torch.zeros if clean else torch.empty)(shape, dtype=dtype, device=device)
-            return in_large_pages(made) if grown and not clean else made
+            return in_large_pages(made) if large and not clean else made
     except RuntimeError as error:
         raise InputError(
             f"there is no memory for a cache of {shape[1]} rows and {shape[2]} slots; ask for fewer ({error})"
