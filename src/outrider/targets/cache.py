@@ -205,9 +205,9 @@ class TreeCache(Cache):
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clean: bool, large: bool = False) -> Tensor:
-    """Memory that is writable under any later mode. `clean`: zeros, for leftovers of others may be NaN. `large`: in large
-    pages, for long texts, which are strided through in many passes; a large page is filled with zeros when it is first
-    written, which every newcomer of a batch of short texts would wait for."""
+    """Memory that is writable under any later mode. `clean`: zeros, for leftovers of others may be NaN. `large`: in
+    large pages, for long texts, which are strided through in many passes. A large page is filled with zeros when it is
+    first written, and every newcomer of a batch of short texts would wait for that."""
     try:
         with torch.inference_mode(False):
             made = (torch.zeros if clean else torch.empty)(shape, dtype=dtype, device=device)
