@@ -27,6 +27,8 @@ METHODS: dict[str, tuple[float, list[str]]] = {
     "eagle": (5e-4, [VOCAB, "cls=0.5"]),
     "hass": (4e-4, [VOCAB, "passes=2", "topk=0", "cls=0.5"]),  # goes on from EAGLE's weights
     "eagle3": (5e-4, [VOCAB, "passes=2"]),  # the paper has seven, each as long again
+    "draft-lm": (2e-3, [VOCAB, "hidden=192", "layers=2", "heads=3"]),
+    "mamba": (2e-3, [VOCAB, "hidden=192", "layers=2"]),
     "block": (1e-3, [VOCAB, "taps=2,15,27,-1"]),  # EAGLE-3's layers, so that they share kept features, and the last one
 }
 

@@ -55,29 +55,37 @@ def by_hand(kind: str, student: Tensor, teacher: Tensor, token: int) -> float:
     return sum(a * (float(torch.tensor(a, dtype=torch.float64).log()) - log) for a, b, log in pairs)
 
 
+@pytest.mark.parametrize("few", [0, 25])
 @pytest.mark.parametrize("stage", ["pretrain", "sft", *DIVERGENCES])
 @pytest.mark.parametrize("name", list(SIZES))
-def test_losses_are_those_of_documents_alone(name: str, stage: str) -> None:
-    of, options = target(), {**SIZES[name]}
+def test_losses_are_those_of_documents_alone(name: str, stage: str, few: int) -> None:
+    of, options = target(), {**SIZES[name], "draft_vocab": few}
     options |= {"stage": "distil", "loss": stage} if stage in DIVERGENCES else {"stage": stage}
     torch.manual_seed(3)
-    objective: Any = objectives.build(method(name), of, [], options)
+    drafted = sorted(range(2, 2 + few)) or list(range(VOCAB))
+    learned = Document(tuple(drafted), (True,) * len(drafted), "0")
+    objective: Any = objectives.build(method(name), of, [learned], options)
     rows = [texts(1, [9, 5, 20]), texts(2, [30])]
     batch = packed(rows)
     loss, weight, parts = objective(batch, see(of, batch, objective.taps))
-    total, count, right = 0.0, 0, 0
+    total, count, right, asked = 0.0, 0, 0, 0
     with torch.no_grad():
         for tokens, learn in (text for row in rows for text in row):
-            mine, theirs = logits_alone(objective.net, tokens), of.model(torch.tensor([tokens])).logits[0]
+            mine = logits_alone(objective.net, tokens)[:, drafted]
+            theirs = of.model(torch.tensor([tokens])).logits[0, :, drafted]
             for i in range(len(tokens) - 1):
                 if learn[i + 1] or stage == "pretrain":
-                    kind = stage if stage in DIVERGENCES else "tokens"
-                    total += by_hand(kind, mine[i], theirs[i], tokens[i + 1])
-                    aim = int(theirs[i].argmax()) if stage in DIVERGENCES else tokens[i + 1]
+                    asked += 1
+                    if tokens[i + 1] not in drafted:
+                        continue
+                    kind, token = stage if stage in DIVERGENCES else "tokens", drafted.index(tokens[i + 1])
+                    total += by_hand(kind, mine[i], theirs[i], token)
+                    aim = int(theirs[i].argmax()) if stage in DIVERGENCES else token
                     right, count = right + (int(mine[i].argmax()) == aim), count + 1
     assert float(weight) == count
+    assert few == 0 or 0 < count < asked
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
-    assert float(parts["hit"]) == pytest.approx(right / count)
+    assert float(parts["hit"]) == pytest.approx(right / asked)
     loss.backward()
     assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in objective.net.parameters())
 
@@ -98,11 +106,12 @@ def documents(count: int = 24) -> list[Document]:
     return made
 
 
+@pytest.mark.parametrize("few", [0, 40])
 @pytest.mark.parametrize("name", list(SIZES))
-def test_stages_follow_each_other(name: str, tmp_path: Path) -> None:
+def test_stages_follow_each_other(name: str, few: int, tmp_path: Path) -> None:
     of, last = target(torch.float32), ""
     for stage in ("pretrain", "sft", "distil"):
-        options = {**SIZES[name], "stage": stage, "init": last, "loss": "tv"}
+        options = {**SIZES[name], "stage": stage, "init": last, "loss": "tv", "draft_vocab": 0 if last else few}
         recipe = replace(RECIPE, method=method(name), steps=30 if stage == "pretrain" else 4, options=options)
         result = loop.train(of, documents(), tmp_path / stage, recipe, quiet=True)
         last = str(result.folder)
@@ -111,12 +120,13 @@ def test_stages_follow_each_other(name: str, tmp_path: Path) -> None:
     lines = [json.loads(x) for x in (tmp_path / "pretrain" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     learned = [line["loss"] for line in lines if "loss" in line]
     assert learned[-1] < 0.8 * learned[0]
-    texts = []
-    for spec in ("none", f"{'model' if name == 'draft-lm' else 'mamba'}:{last}"):
-        engine = Engine(of, drafters.load(spec, of), FixedBudget(8, 3), GumbelNoise(VOCAB))
+    assert len(config.get("outrider_draft_vocab", [])) == few
+    spec, texts = f"{'model' if name == 'draft-lm' else 'mamba'}:{last}", []
+    for given in ("none", spec, f"{spec}?tree=static&shape=2x2"):
+        engine = Engine(of, drafters.load(given, of), FixedBudget(8, 3), GumbelNoise(VOCAB))
         pieces = list(generate(engine, [Request([5, 6, 7], 2, 20, Sampling(t)) for t in (0.0, 1.0)]))
         texts.append({p.row.index: p.row.output for p in pieces})
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +143,23 @@ def test_stages_follow_each_other(name: str, tmp_path: Path) -> None:
 def test_what_is_refused(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         objectives.build(name, target(), [], options)
+
+
+def test_a_draft_vocabulary_stays_with_its_folder(tmp_path: Path) -> None:
+    of, learned = target(), [Document(tuple(range(40)), (True,) * 40, "0")]
+    objectives.build("draft-lm", of, learned, {**SIZES["draft-lm"], "draft_vocab": 40}).save(tmp_path)
+    with pytest.raises(InputError, match="drafts 40 tokens, not 20"):
+        objectives.build("draft-lm", of, learned, {"init": str(tmp_path), "draft_vocab": 20})
+    model: Any = drafters.load(f"model:{tmp_path}?scale=1", of)
+    assert model.words.names.tolist() == list(range(40))
+    assert model.model.vocab == 40
+    with pytest.raises(InputError, match="learned to draft 40 of its tokens"):
+        drafters.load(f"model:{tmp_path}?vocab=text", of)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    for wrong, sentence in (([1, 1], "a token id of its own"), (["a"], "a list of token ids")):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "outrider_draft_vocab": wrong}), encoding="utf-8")
+        with pytest.raises(InputError, match=sentence):
+            drafters.load(f"model:{tmp_path}", of)
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:

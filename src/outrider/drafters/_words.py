@@ -156,11 +156,12 @@ def _alphabet() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Same:
-    """One tokenizer; the drafter has `rows` tokens and the target `vocab`, which padding may tell apart."""
+    """One tokenizer; the drafter reads `rows` tokens and the target `vocab`, which padding may tell apart. `names`: the
+    tokens of a trimmed draft vocabulary, of which alone it has logits."""
 
     rows: int
     vocab: int
-    names: Tensor | None = None
+    names: Int[Tensor, " vd"] | None = None
     longest: int = 1  # of the drafter's tokens for one of the target's
 
     def read(self, tokens: Sequence[int]) -> list[int]:
@@ -170,7 +171,7 @@ class Same:
         return tokens if self.rows >= self.vocab else tokens.clamp(max=self.rows - 1)
 
     def law(self, logits: Float[Tensor, "*s d"]) -> Float[Tensor, "*s v"]:
-        return fitted(logits, self.vocab)
+        return logits if self.names is not None else fitted(logits, self.vocab)
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..core.padding import padded
 from ..nets import mamba as ssm
-from ..nets import products
+from ..nets import products, vocabulary
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _ranks, _weights
 from ._common import accepted, whole
 from ._growth import Growth
 from ._text import TextDrafter
-from ._words import Same, Words
-from .model import across, check_tokenizer, check_way
+from ._words import Words
+from .model import across, check_tokenizer, check_way, check_whole, same
 
 if TYPE_CHECKING:
     from ._hybrid import HybridDrafter
@@ -229,13 +229,14 @@ def load(
     check_way(vocab)
     path = _weights.placed(path or "demo", "mamba")
     folder = str(folder_of(path))
-    net = _net(folder, target, dtype)
+    net = _net(folder, target, dtype, vocab == "same")
     recorded, rows = target.recorded, int(net.config.vocab_size)
 
     def build(words: Words) -> MambaDrafter | HybridDrafter:
         return _built(net, words, growth, batch, recorded)
 
     if vocab != "same":
+        check_whole(net, folder)
         return across(vocab, folder, rows, target, tokenizer, build)
     if tokenizer is not None and any(Path(folder).glob("tokenizer*")):  # the layout of mamba_ssm has none
         check_tokenizer(path, tokenizer, load_tokenizer(folder))
@@ -244,7 +245,7 @@ def load(
             f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
             "a Mamba drafter needs the target's tokenizer"
         )
-    return build(Same(rows, target.vocab))
+    return build(same(net, path, target))
 
 
 def _built(net: Any, words: Words, growth: Growth, batch: int, recorded: bool) -> MambaDrafter | HybridDrafter:
@@ -258,12 +259,14 @@ def _built(net: Any, words: Words, growth: Growth, batch: int, recorded: bool) -
     return _hybrid.HybridDrafter(net, words, growth, batch)
 
 
-def _net(path: str, target: Target, dtype: str) -> Any:
+def _net(path: str, target: Target, dtype: str, drafting: bool) -> Any:
     from ..targets.load import from_pretrained
 
     kind = target.dtype if dtype == "auto" else getattr(torch, dtype)
     net: Any = _original(path) if original(path) else from_pretrained(path, kind, str(target.device), False, {})
     net = net.to(device=target.device, dtype=kind)
+    if drafting:
+        vocabulary.cut(net)
     net.requires_grad_(False)
     if net.config.model_type in ssm.KINDS:
         products.hasten(net, leave=("dt_proj",))  # whose parameters are read

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.tree import chain
-from ..nets import products
+from ..nets import products, vocabulary
 from ..nets.compiled import runs
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
 from . import _ranks
@@ -135,7 +135,8 @@ def load(
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
     kind = target.dtype if dtype == "auto" else dtype
-    draft = load_target(where, dtype=kind, device=str(target.device), native=None if runs(target) else False)
+    native = None if runs(target) else False
+    draft = load_target(where, dtype=kind, device=str(target.device), native=native, drafting=vocab == "same")
     if draft.dtype == torch.float32 and not runs(draft):
         products.halve(draft.model)
     if isinstance(draft, SeqTarget) != isinstance(target, SeqTarget):
@@ -145,10 +146,28 @@ def load(
         if target.graphs.patience == 0:
             draft.warm()
     if vocab == "same":
-        return ModelDrafter(draft, Same(draft.vocab, target.vocab), growth)
+        return ModelDrafter(draft, same(draft.model, where, target), growth)
     if not isinstance(draft, HFTarget):
         raise InputError("another tokenizer is for decoder-only models; leave vocab out")
+    check_whole(draft.model, where)
     return across(vocab, where, draft.vocab, target, tokenizer, lambda words: ModelDrafter(draft, words, growth))
+
+
+def same(net: Any, where: str, target: Target) -> Same:
+    """The words of a draft model that has the target's tokenizer, and perhaps a draft vocabulary."""
+    ids = vocabulary.ids_named(net)
+    if ids is None:
+        return Same(int(net.get_output_embeddings().weight.shape[0]), target.vocab)
+    if int(ids.max()) >= target.vocab:
+        raise InputError(f"{where} drafts token {int(ids.max())} and the target has {target.vocab}; use its own target")
+    return Same(int(net.get_input_embeddings().weight.shape[0]), target.vocab, ids)
+
+
+def check_whole(net: Any, where: str) -> None:
+    """Refuse a draft vocabulary where tokens are translated: what it leaves out was never learned."""
+    ids = vocabulary.ids_named(net)
+    if ids is not None:
+        raise InputError(f"{where} learned to draft {len(ids)} of its tokens, with its own tokenizer; leave vocab out")
 
 
 def across(way: str, where: str, rows: int, target: Target, tokenizer: Any, build: Callable[[Words], Any]) -> Any:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from .. import hub
-from ..nets import products
+from ..nets import products, vocabulary
 from ..params import check_weights
 from ..types import InputError, Target
 from . import compiled, gguf, names, spread
@@ -40,6 +40,7 @@ def load_target(
     processes: int = 1,
     training: bool = False,
     native: bool | None = None,
+    drafting: bool = False,
     **options: Any,
 ) -> HFTarget | SeqTarget:
     """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
@@ -51,7 +52,8 @@ def load_target(
     (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
     pass through the model's own forward (give `native=False` too where its weights will change). `native`: passes in
     compiled code of our own (`compiled.py`). None: where this machine can and the model is loaded by name; True: for
-    one in memory too, whose weights must stay where they are.
+    one in memory too, whose weights must stay where they are. `drafting`: it is a draft model, which may have a draft
+    vocabulary (`nets/vocabulary.py`).
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
@@ -69,6 +71,8 @@ def load_target(
         if weights == "full":
             place = names.find(model)
             stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
+            if drafting:
+                vocabulary.cut(stock)
             if processes == 1 and native is not False:
                 file, folder = gguf.file_of(place.where, place.gguf), None if place.gguf else Path(place.where)
                 own = compiled.weights_of(stock, move=True, file=file, kept=folder)

@@ -7,7 +7,8 @@ Three stages (Choi et al. 2025 have the first two), each a training of its own t
     sft        next token, the tokens that are to be learned: the assistant's answers
     distil     the target's law at those tokens, by forward KL, reverse KL or total variation
 
-The folder is a stock model of transformers with the target's tokenizer; its config names the stages it went through.
+The folder is a stock model of transformers with the target's tokenizer; its config names the stages it went through,
+and the tokens of its draft vocabulary where it has one: the loss knows no others.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ...drafters import _heads
 from ...nets import mamba as ssm
+from ...nets import vocabulary
 from ...targets import HFTarget, load_tokenizer
 from ...targets.load import from_pretrained
 from ...types import InputError
@@ -38,6 +41,9 @@ OPTIMISER = Optimiser(lr=2e-3, clip=1.0, warmup=100)
 class LanguageObjective(NetworkObjective):
     """`net`: a causal language model of transformers, in the precision it learns in."""
 
+    ids: Tensor | None  # the tokens of the draft vocabulary; None: all of the target's
+    places: Tensor | None  # of the target's tokens in it, -1: none
+
     def __init__(self, target: HFTarget, net: Any, stage: str, loss: str):
         super().__init__(target, net)
         self.drafter = "mamba" if net.config.model_type in ssm.KINDS else "model"
@@ -45,6 +51,10 @@ class LanguageObjective(NetworkObjective):
         self.taps = (-1,) if stage == "distil" else ()
         self.view = None if net.config.model_type in ssm.KINDS else HFTarget(net)
         self.before = list(getattr(net.config, "outrider_stages", ()))
+        ids = vocabulary.ids_named(net)
+        self.teacher = _heads.rows(target, ids, learning=True)
+        self.register_buffer("ids", ids, persistent=False)
+        self.register_buffer("places", None if ids is None else vocabulary.places_of(ids, target.vocab), False)
 
     def features(self, batch: Batch) -> Float[Tensor, "b n h"]:
         """After the last norm, each document by itself."""
@@ -55,17 +65,27 @@ class LanguageObjective(NetworkObjective):
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss summed over the positions learned, how many they are, and the share of right guesses."""
-        places = batch.same(1) if self.stage == "pretrain" else batch.wanted(1)
-        student = precise(self.net.lm_head(self.features(batch)[places]))[:, : self.target.vocab]
-        tokens = batch.ahead(1)[places]
+        places, tokens = batch.same(1) if self.stage == "pretrain" else batch.wanted(1), batch.ahead(1)
+        asked = places.sum()
+        if self.places is not None:  # what cannot be drafted cannot be learned
+            tokens = self.places[tokens]
+            places = places & (tokens >= 0)
+        tokens = tokens[places]
+        student = precise(self._head(self.features(batch)[places]))
         if self.stage == "distil":
             with torch.no_grad():
-                teacher = precise(self.target.head(seen.features[-1][places]))
+                teacher = precise(self.teacher(seen.features[-1][places]))
             losses, right = DIVERGENCES[self.loss](student, teacher), teacher.argmax(-1)
         else:
             losses, right = functional.cross_entropy(student, tokens, reduction="none"), tokens
-        hit = (student.argmax(-1) == right).float().mean().detach()
+        hit = (student.argmax(-1) == right).float().sum().detach() / asked
         return losses.sum(), losses.new_tensor(float(len(losses))), {"hit": hit}
+
+    def _head(self, features: Float[Tensor, "k h"]) -> Float[Tensor, "k v"]:
+        """Logits of the tokens that can be drafted."""
+        if self.ids is None:
+            return self.net.lm_head(features)[:, : self.target.vocab]
+        return functional.linear(features, self.net.lm_head.weight[self.ids])
 
     def save(self, folder: str | Path) -> None:
         self.net.config.outrider_stages = [*self.before, self.stage if self.stage != "distil" else self.loss]
@@ -83,9 +103,16 @@ def special_tokens(target: HFTarget) -> dict[str, Any]:
 
 
 def objective(
-    target: HFTarget, fresh: Callable[[], Any], stage: str, loss: str, init: str, kinds: tuple[str, ...]
+    target: HFTarget,
+    fresh: Callable[[], Any],
+    stage: str,
+    loss: str,
+    init: str,
+    kinds: tuple[str, ...],
+    few: Int[Tensor, " vd"] | None,
 ) -> LanguageObjective:
-    """A language model in one stage of its training. Raises InputError for an unknown stage, loss or model."""
+    """A language model in one stage of its training. `few`: the tokens of its draft vocabulary; one that it begins with
+    comes along. Raises InputError for an unknown stage, loss or model, or another draft vocabulary."""
     if stage not in STAGES or loss not in DIVERGENCES:
         raise InputError(f"a stage is {', '.join(STAGES)}, and the loss of distil {', '.join(DIVERGENCES)}")
     net: Any = from_pretrained(init, "float32", str(target.device), False, {}) if init else fresh()
@@ -95,4 +122,9 @@ def objective(
         raise InputError(
             f"{init} has {net.config.vocab_size} tokens and the target {target.vocab}; use its own target's"
         )
+    has = vocabulary.ids_named(net)
+    if few is not None and has is not None and len(has) != len(few):
+        raise InputError(f"{init} drafts {len(has)} tokens, not {len(few)}; leave draft_vocab out")
+    if few is not None and has is None:
+        setattr(net.config, vocabulary.CONFIG, few.tolist())
     return LanguageObjective(target, net.to(learned(target.dtype)), stage, loss)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...targets import HFTarget
 from ...types import InputError
+from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
 from ._language import LanguageObjective, objective, special_tokens
 
 
 def build(
     target: HFTarget,
+    documents: Iterable[Document] = (),
     hidden: int = 192,
     layers: int = 2,
     heads: int = 3,
     stage: str = "pretrain",
     loss: str = "forward-kl",
     init: str = "",
+    draft_vocab: int = 0,
 ) -> LanguageObjective:
     """A Llama of `layers`, `hidden` numbers wide, with `heads` of attention. `stage` pretrain, sft or distil; `loss` of
-    distil: forward-kl, reverse-kl or tv; `init`: the folder to begin with.
+    distil: forward-kl, reverse-kl or tv; `init`: the folder to begin with; `draft_vocab` tokens that can be drafted,
+    the most frequent (0: all).
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -29,4 +35,5 @@ def build(
         num_key_value_heads=heads, intermediate_size=8 * hidden // 3 // 8 * 8, max_position_embeddings=target.context,
         tie_word_embeddings=True,
     )  # fmt: skip
-    return objective(target, lambda: LlamaForCausalLM(config), stage, loss, init, ("llama",))
+    few = trimmed(documents, target.vocab, draft_vocab)
+    return objective(target, lambda: LlamaForCausalLM(config), stage, loss, init, ("llama",), few)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...nets import mamba as ssm
 from ...targets import HFTarget
 from ...types import InputError
+from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
 from ._language import LanguageObjective, objective, special_tokens
 
 
 def build(
     target: HFTarget,
+    documents: Iterable[Document] = (),
     kind: str = "mamba2",
     hidden: int = 192,
     layers: int = 4,
@@ -21,10 +24,12 @@ def build(
     stage: str = "pretrain",
     loss: str = "forward-kl",
     init: str = "",
+    draft_vocab: int = 0,
 ) -> LanguageObjective:
     """A Mamba or Mamba-2 (`kind` mamba, mamba2) of `layers`, `hidden` numbers wide. `state`: numbers a channel keeps
     (0: 16 and 64); `head`: channels that share a decay (mamba2). `stage` pretrain, sft or distil; `loss` of distil:
-    forward-kl, reverse-kl or tv; `init`: the folder to begin with.
+    forward-kl, reverse-kl or tv; `init`: the folder to begin with; `draft_vocab` tokens that can be drafted, the most
+    frequent (0: all).
     """
     from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -43,4 +48,4 @@ def build(
         )  # fmt: skip
         return Mamba2ForCausalLM(config)
 
-    return objective(target, fresh, stage, loss, init, ssm.KINDS)
+    return objective(target, fresh, stage, loss, init, ssm.KINDS, trimmed(documents, target.vocab, draft_vocab))
