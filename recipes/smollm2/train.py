@@ -29,7 +29,7 @@ METHODS: dict[str, tuple[float, list[str]]] = {
     "eagle3": (5e-4, [VOCAB, "passes=2"]),  # the paper has seven, each as long again
     "draft-lm": (2e-3, [VOCAB, "hidden=192", "layers=2", "heads=3"]),
     "mamba": (2e-3, [VOCAB, "hidden=192", "layers=2"]),
-    "block": (1e-3, [VOCAB, "taps=2,15,27,-1"]),  # EAGLE-3's layers, so that they share kept features, and the last one
+    "block": (3e-4, [VOCAB, "taps=2,15,27,-1"]),  # EAGLE-3's layers, so that they share kept features, and the last one
 }
 
 

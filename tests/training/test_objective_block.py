@@ -60,7 +60,8 @@ def alone(of: HFTarget, objective: Any, words: list[int], anchor: int) -> Tensor
     context = net.context(features)
     x = torch.cat([of.embed(torch.tensor([[words[anchor]]])), net.mask_embedding.expand(1, size - 1, -1)], 1)
     if net.config.seeded:
-        x = x + (net.seed.weight @ (context[0, -1] if anchor else 0 * x[0, 0])).view(x.shape)
+        seeds = torch.cat([context[0, -1] if anchor else 0 * x[0, 0], x[0, 0]])
+        x = x + (net.seed.weight @ seeds).view(x.shape)
     seen = torch.ones(size, size, dtype=torch.bool)
     seen = seen.tril() if net.config.causal else seen
     own = torch.zeros(size, size, dtype=features.dtype).masked_fill_(~seen, -math.inf)
@@ -215,3 +216,36 @@ def test_bad_options() -> None:
     ):
         with pytest.raises(InputError, match=says):
             build(of, **options)
+
+
+@pytest.mark.parametrize("from_anchor", [True, False])
+def test_seeded_slots_begin_as_the_nearest_linear_maps(from_anchor: bool) -> None:
+    of = target()
+    objective = build(of, sample_from_anchor=from_anchor)
+    net, hidden = objective.net, objective.net.config.layer.hidden
+    batch = packed([texts(i, [30, 25, 4]) for i in range(60)], 64)
+    seen = see(of, batch, objective.taps)
+    objective.prepare([(batch.rows([i]), see(of, batch.rows([i]), objective.taps)) for i in range(60)])
+    with torch.no_grad():
+        given, true = objective._seeds(batch, seen)
+        size = true.pow(2).mean((0, 1)).sqrt()
+        torch.testing.assert_close(net.norm.weight.detach(), size)
+        best = torch.linalg.lstsq(given, true.flatten(1)).solution
+        made = (given @ net.seed.weight.T).unflatten(1, (-1, hidden))
+        made[:, 0] += given[:, hidden:]  # the anchor's own vector
+        far = ((made * size - true) ** 2).mean()
+        assert float(far) == pytest.approx(float(((given @ best - true.flatten(1)) ** 2).mean()), rel=1e-3)
+        words = texts(0, [30, 25, 4])[0][0]
+        last = net.context(torch.cat([states(of, words)[tap] for tap in TAPS], -1)[9])
+        first = net.seed.weight[:hidden] @ torch.cat([last, of.embed(torch.tensor(words[10]))])
+        found = alone(of, objective, words, 10)[0]
+        torch.testing.assert_close(found, net.norm(first + of.embed(torch.tensor(words[10]))))
+
+
+def test_too_few_places_for_linear_maps_leave_slots_as_they_are() -> None:
+    of = target()
+    objective = build(of)
+    before = objective.net.seed.weight.clone()
+    batch = packed([texts(0, [9])])
+    objective.prepare([(batch, see(of, batch, objective.taps))])
+    assert torch.equal(objective.net.seed.weight, before)

@@ -4,7 +4,7 @@
 
 typedef struct {
     Matrix join;       /* [hidden, taps * hidden]: context vectors of features, before their norm */
-    Matrix seed;       /* [slots * hidden, hidden]: what the last context vector adds to each slot; or none */
+    Matrix seed;       /* [slots * hidden, 2 * hidden]: what the last context vector and the anchor add to each slot; or none */
     const float *norm; /* of context vectors */
     const float *mask; /* what stands in the slots behind the first */
     integer taps;      /* features of a position, of `hidden` numbers each, in Draft's `features` */
@@ -78,10 +78,18 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
         draft->spots[i] = draft->lengths[row] + slot;
     }
     if (block->seed.data) {
-        for (integer i = 0; i < rows * hidden; i++) pass->normed[i] = to_input(draft->last[i]);
+        float found[LANES];
+        for (integer i = 0; i < rows * hidden; i += LANES) { /* of each row, both side by side */
+            const integer row = i / hidden, at = i + row * hidden;
+            STORE(found, READ(draft->embeddings + draft->root[row] * hidden + i % hidden));
+            for (integer k = 0; k < LANES; k++) {
+                pass->normed[at + k] = to_input(draft->last[i + k]);
+                pass->normed[at + hidden + k] = to_input(found[k]);
+            }
+        }
 #pragma omp parallel num_threads(pass->threads)
         product(
-            pass->normed, rows, hidden, block->seed, NULL, slots * hidden, pass->states, NULL, slots * hidden, 1,
+            pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->states, NULL, slots * hidden, 1,
             omp_get_thread_num(), omp_get_num_threads()
         );
     }

@@ -2,14 +2,16 @@
 
     c_t = norm(fc(cat_i f_i(t)))                  the target's features at committed position t; every layer reads them
     x   = [e(anchor), mask, mask, ...]            the block's slots, at positions a, a + 1, ..., a + B - 1
-    x_j = x_j + S_j c_{a-1}                       only where slots are `seeded`
+    x_j = x_j + S_j [c_{a-1}; e(anchor)]          only where slots are `seeded`
     layer: q from the block; k, v from the context c (positions before a) and from the block
     u_j = head(norm(x_j))                         logits of slot j, in the draft vocabulary
     score of token c at slot j after token p:     u_j(c) + W2[c] . W1[p]              (the pair head of DSpark: markov)
                                                   u_j(c) + W2[c] . (W1[p] * H x_j)    (that of DFlash 2: selector)
 
-`seeded` is ours: the last context vector goes into every slot directly. Else all that a slot learns of it must pass
-through a layer's values, which are narrow where many heads share them (192 numbers of 576 in SmolLM2).
+`seeded` is ours: the last context vector and the anchor go into every slot directly, as both go into EAGLE's network,
+and training begins with the linear maps of them that come nearest to the features to come. Else all that a slot learns
+of them must pass through a layer's values, which are narrow where many heads share them (in SmolLM2, 192 numbers of
+576).
 
 DFlash 2 also mixes neighbouring slots before and after attention and MLP (`BlockConv`).
 
@@ -206,7 +208,7 @@ class BlockNet(nn.Module):
         self.layers = nn.ModuleList([BlockLayer(config) for _ in range(config.layers)])
         self.norm = RMSNorm(shape.hidden, shape.eps)
         if config.seeded:  # begins as nothing added
-            self.seed = nn.Linear(shape.hidden, config.block * shape.hidden, bias=False)
+            self.seed = nn.Linear(2 * shape.hidden, config.block * shape.hidden, bias=False)
             nn.init.zeros_(self.seed.weight)
         if config.mask_token < 0:
             self.mask_embedding = nn.Parameter(torch.randn(shape.hidden) * 0.02)
@@ -233,12 +235,14 @@ class BlockNet(nn.Module):
     def slots(
         self, anchors: Float[Tensor, "b a h"], mask: Float[Tensor, " h"], last: Float[Tensor, "b a h"]
     ) -> Float[Tensor, "b aB h"]:
-        """The block inputs: each anchor's embedding, then the mask vector in the other slots; seeded by the context
-        vectors `last` of the positions before the anchors."""
+        """The block inputs: each anchor's embedding, then the mask vector in the other slots; seeded by the anchors and
+        the context vectors `last` of the positions before them."""
         b, a, h = anchors.shape
         rest = mask.to(anchors.dtype).expand(b, a, self.config.block - 1, h)
         slots = torch.cat([anchors[:, :, None], rest], 2).flatten(1, 2)
-        return slots + self.seed(last).view(slots.shape) if self.config.seeded else slots
+        if not self.config.seeded:
+            return slots
+        return slots + self.seed(torch.cat([last.to(anchors.dtype), anchors], -1)).view(slots.shape)
 
     def forward(
         self,

@@ -81,7 +81,7 @@ class CompiledBlock:
         self.model = ModelPart(
             hidden=shape.hidden, inner=shape.intermediate, heads=shape.heads, groups=shape.kv_heads,
             width=shape.head_dim, layers=layers, vocabulary=len(head), epsilon=shape.eps, scale=shape.head_dim**-0.5,
-            layer=parts, norm=small(kept, net.norm), head=hold(head), joined=len(config.taps) * shape.hidden,
+            layer=parts, norm=small(kept, net.norm), head=hold(head), joined=max(2, len(config.taps)) * shape.hidden,
         )  # fmt: skip
         slots = mask.detach().float().clone()
         kept += [slots, parts]

@@ -20,7 +20,7 @@ chance that the drafter gives to the target's likeliest token of slot j,  w_k = 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,6 +34,7 @@ from ...types import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
 from ._layer import layer_like
+from ._linear import nearest
 from ._losses import cross_entropy, precise, smooth_l1
 from ._objective import Optimiser, TrimmedObjective, uniform
 
@@ -101,6 +102,51 @@ class BlockObjective(TrimmedObjective):
         if self.regress:
             loss = loss + self.regress * smooth_l1(precise(made), precise(feature))
         return (weight * loss).sum(), weight.sum(), hits
+
+    def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None:
+        """Begin, where slots are seeded, with the linear maps that come nearest to the features that slots stand for:
+        layers add nothing yet, and the last norm gives the features' size."""
+        net, config = self.net, self.net.config
+        if not config.seeded:
+            return
+        hidden, squares, count = config.layer.hidden, torch.zeros(()), 0
+        with torch.no_grad():
+            if -1 in config.taps:  # the context vector begins near the last feature
+                at = config.taps.index(-1) * hidden
+                net.fc.weight[:, at : at + hidden] += torch.eye(hidden).to(net.fc.weight)
+
+            def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+                nonlocal squares, count
+                for batch, features in seen:
+                    given, true = self._seeds(batch, features)
+                    squares = squares.to(true) + true.pow(2).sum((0, 1))
+                    count += true.shape[0] * true.shape[1]
+                    yield given, true.flatten(1)
+
+            found = nearest(pairs())
+            if found is None:
+                return
+            size = (squares / count).sqrt().clamp(min=1e-6)
+            maps = found.view(config.block, hidden, 2 * hidden) / size[:, None]
+            maps[0, :, hidden:] -= torch.eye(hidden).to(maps)  # the anchor's own vector is there already
+            net.seed.weight.copy_(maps.flatten(0, 1))
+            net.norm.weight.copy_(size)
+            for layer in net.layers:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+
+    def _seeds(self, batch: Batch, seen: TargetFeatures) -> tuple[Float[Tensor, "k i"], Float[Tensor, "k B h"]]:
+        """At all learned places whose block lies in their text, what seeds the slots, and their features."""
+        net, config, n = self.net, self.net.config, batch.tokens.shape[1]
+        context = net.context(torch.cat([seen.features[tap] for tap in config.taps], -1))
+        embeds = self.target.embed(batch.tokens).to(context.dtype)
+        anchor = torch.arange(1, max(1, n - config.block), device=context.device)
+        at = anchor[:, None] + torch.arange(config.block, device=context.device)
+        whole = (batch.documents[:, at] == batch.documents[:, anchor - 1, None]).all(-1)
+        whole &= batch.learn[:, anchor] & batch.wanted(1)[:, anchor]
+        given = torch.cat([context[:, anchor - 1], embeds[:, anchor]], -1)[whole]
+        true = seen.features[-1][:, at - (0 if config.sample_from_anchor else 1)][whole]
+        return precise(given), precise(true)
 
     def _anchors(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a"]]:
         """Places drawn without replacement, ascending, and which of them are real; a function of step and row alone."""
@@ -194,7 +240,7 @@ def build(
     (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce, tv or
     lk; `decay`: slot k weighs exp(-k / decay), with `dpace=0` (0: it does not); `dpace`: D-PACE's weights of this c (0:
     all weigh the same); `regress`: the weight of the distance from the target's features, as EAGLE has it (0: without);
-    `seeded`: slots are given the last context vector directly.
+    `seeded`: slots are given the last context vector and the anchor directly, and begin as linear maps of them.
     """
     size = draft_vocab or target.vocab
     depth = int(target.config.num_hidden_layers)
