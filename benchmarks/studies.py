@@ -75,12 +75,17 @@ MAMBAS = (
 )
 
 # SmolLM2 where the papers measured. Its drafters are those of `recipes.smollm2.train`; two of them ship.
-EAGLE, EAGLE3, BLOCK = (f"{kind}:runs/smollm2/{kind}/best" for kind in ("eagle", "eagle3", "block"))
+LLAMA, EAGLE3, BLOCK = (f"runs/smollm2/{kind}/best" for kind in ("draft-lm", "eagle3", "block"))
 REAL = (
-    "lookup@auto", "suffix@auto", f"EAGLE chain of 3={EAGLE}?tree=chain@4x3", f"EAGLE, 6 nodes={EAGLE}@6x4",
-    f"EAGLE, 16 nodes={EAGLE}@16x6", f"EAGLE, adaptive={EAGLE}@auto",
-    f"EAGLE and lookup, adaptive={EAGLE} + lookup@auto", f"EAGLE-3, 16 nodes={EAGLE3}@16x6",
-    f"EAGLE-3, adaptive={EAGLE3}@auto", f"block, 16 nodes={BLOCK}@16x6", f"block, adaptive={BLOCK}@auto",
+    "lookup@auto", "suffix@auto", "lookahead@auto",
+    f"Llama chain of 2=model:{LLAMA}?tree=chain@3x2", f"Llama, 16 nodes=model:{LLAMA}@16x6",
+    f"Llama, adaptive=model:{LLAMA}@auto",
+    "Medusa, 16 nodes=medusa:smollm2/medusa@16x4",
+    f"EAGLE-3, 16 nodes=eagle3:{EAGLE3}@16x6", f"EAGLE-3, adaptive=eagle3:{EAGLE3}@auto",
+    f"block, 16 nodes=block:{BLOCK}@16x6", f"block, adaptive=block:{BLOCK}@auto",
+    "HASS, 16 nodes=eagle:smollm2/hass@16x6", "HASS, adaptive=eagle:smollm2/hass@auto",
+    "suffix and HASS, 16 nodes=suffix + eagle:smollm2/hass@16x6",
+    "suffix and HASS, adaptive=suffix + eagle:smollm2/hass@auto",
 )  # fmt: skip
 REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
 SHIPS, HEADS = "eagle:smollm2/hass", "medusa:smollm2/medusa"
@@ -92,6 +97,7 @@ SHIPPED = (  # what a user has from the start
 )  # fmt: skip
 # The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
 # it is said to be fitted.
+SIZES = ("8x4", "16x6", "32x7", "64x8")
 SMOL_TREE, NODES = "runs/bench/smollm2-tree.json", ("4x3", "8x4", "16x6", "32x6")
 TUNED = {"chain": "tree=chain", "3 x 2 x 1": "tree=static&shape=3,2,1", "tuned": f"tree={SMOL_TREE}"}
 FOUND = (
@@ -124,7 +130,15 @@ COUNTED = replace(PAPERS, tokens=32, tasks=SHORT, peers=(), explain=False)  # to
 BASE = Config("demo", tokens=32)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Config | Callable[[], Config]] = {
-    "smollm2": replace(PAPERS, drafters=REAL, peers=("transformers", "transformers?lookup=10")),
+    "smollm2": replace(PAPERS, drafters=REAL,
+                       peers=("transformers", "transformers?lookup=10", f"transformers:{LLAMA}")),
+    "smollm2_batches": replace(PAPERS, drafters=(*(m for m in REAL if "auto" in m and "look" not in m),),
+                               temperatures=(0.0, 0.6, 1.0), batch_sizes=(1, 4, 8), limit=8, peers=(),
+                               tasks=("mt-bench", "humaneval", "gsm8k"), keep_loops=True),
+    "smollm2_blocks": replace(PAPERS, drafters=(f"block=block:{BLOCK}?scale=1", f"HASS={SHIPS}?scale=1",
+                                                f"EAGLE-3=eagle3:{EAGLE3}?scale=1"),
+                              budgets=SIZES, temperatures=(0.0, 0.6, 1.0), batch_sizes=(1, 4, 8), tokens=32, limit=4,
+                              tasks=("mt-bench", "humaneval", "gsm8k"), keep_loops=True, peers=()),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
@@ -137,8 +151,12 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "sizes": replace(BASE, drafters=(HASS,), budgets=("4x3", "8x4", "16x6", "32x6", "60x6"), temperatures=(0.0, 1.0),
                      limit=4, observe=True),
     "blocks": replace(BASE, drafters=("block=block:demo?scale=1", HASS, "EAGLE-3=eagle3:demo?scale=1"),
-                      budgets=("8x4", "16x6", "32x7", "64x8"), temperatures=(0.0, 0.6, 1.0), batch_sizes=(1, 4, 8),
-                      tasks=("demo/gsm8k", "demo/oasst", "demo/self-dialogue"), limit=8, keep_loops=True, peers=()),
+                      budgets=SIZES, temperatures=(0.0, 0.6, 1.0), batch_sizes=(1, 4, 8), limit=5,
+                      tasks=("demo/gsm8k", "demo/oasst", "demo/self-dialogue"), keep_loops=True, peers=()),
+    "grafts": replace(BASE, drafters=("block=block:demo", "lookup and block=lookup + block:demo",
+                                      "suffix and block=suffix + block:demo"),
+                      budgets=("8x4", "16x6", "32x7"), temperatures=(0.0, 1.0), tokens=64, limit=8, peers=(),
+                      tasks=("cnn-dm@600", "demo/stdlib", "demo/algorithms"), data=EVAL, keep_loops=True),
     "variants": replace(BASE, drafters=("lookup@16x6", f"{HASS}@16x6"), limit=2,
                         variants=("eager", "plain", "eager+int8", "int8"),
                         peers=("transformers", "transformers?cache=static", "transformers?lookup=10")),
@@ -180,6 +198,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "oracle": oracles.study,
 }  # fmt: skip
 UNTIMED = ("smollm2_findings", "smollm2_confidence")  # run beside other work: their times say nothing, and are not kept
+MEANS = ("blocks", "smollm2_blocks", "smollm2_batches", "grafts")  # of which pages show means over tasks alone
 TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 
@@ -211,6 +230,7 @@ def kept(document: Document, name: str, taus: Mapping[str, Any] = MappingProxyTy
             for time in TIMES if name in UNTIMED else ():
                 row.pop(time, None)
     cells = [{k: v for k, v in c.items() if k not in UNSHOWN} for c in found["cells"]]
+    cells = [] if name in MEANS else cells
     found["cells"] = [{k: v for k, v in c.items() if v not in (None, [], {})} for c in cells]
     for cell in found["cells"]:
         if name != "t5":

@@ -160,7 +160,7 @@ def _engine(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budg
     if not hasattr(model, "outrider_engines"):
         model.outrider_engines = Engines()
     if key not in model.outrider_engines:
-        target = load_target(model)
+        target = load_target(model, exact="auto")
         loaded = drafters.load(drafter, target, _tokenizer(model)) if named else drafter  # type: ignore[arg-type]
         model.outrider_engines[key] = Engine.of(target, loaded, budget, rule)  # type: ignore[arg-type]
     return model.outrider_engines[key]
