@@ -398,8 +398,8 @@ BAD: list[tuple[str, Callable[[Path], None], str]] = [
     ("eagle3", lambda f: config_change(f, taps=[-1, 4, 6]), "negative"),
     ("eagle3", lambda f: config_change(f, taps=[1, 4]), "three distinct layers"),
     ("eagle3", lambda f: config_change(f, draft_vocab=99), "where its config says|holds 1 to 29"),
-    ("eagle3", lambda f: change(f, d2t=torch.zeros(len(oracle.DRAFTED), dtype=torch.long) + 8), "a token id of its own"),
-    ("eagle3", lambda f: change(f, d2t=-torch.arange(len(oracle.DRAFTED))), "a token id of its own"),
+    ("eagle3", lambda f: change(f, d2t=torch.zeros(len(oracle.DRAFTED), dtype=torch.long) + 8), "token id of its own"),
+    ("eagle3", lambda f: change(f, d2t=-torch.arange(len(oracle.DRAFTED))), "token id of its own"),
 ]  # fmt: skip
 
 
