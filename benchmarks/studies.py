@@ -132,7 +132,7 @@ OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, besi
 STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2": replace(PAPERS, drafters=REAL,
                        peers=("transformers", "transformers?lookup=10", f"transformers:{LLAMA}")),
-    "smollm2_batches": replace(PAPERS, drafters=(*(m for m in REAL if "auto" in m and "look" not in m),),
+    "smollm2_batches": replace(PAPERS, drafters=tuple(m for m in REAL if "auto" in m and "look" not in m),
                                batch_sizes=(4, 8), limit=8, peers=(),
                                tasks=("mt-bench", "gsm8k"), keep_loops=True),
     "smollm2_blocks": replace(PAPERS, drafters=(f"block=block:{BLOCK}?scale=1", f"HASS={SHIPS}?scale=1",
