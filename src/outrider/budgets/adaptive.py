@@ -39,7 +39,7 @@ from .curve import Curve
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
-TRIES = 0.015  # of the time may be lost to drafts that do not pay
+TRIES = 0.015  # of one row's time may be lost to drafts that do not pay; less of many rows', of which one try says more
 HOLD = 8.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
 OWED = 1.5  # times as much is owed at most while drafts do pay, so that they are soon tried again when they stop to
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
@@ -220,7 +220,7 @@ class AdaptiveBudget:
         if self.seen[b] > 1:  # the first round of a kind warms up
             self._time(report)
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
-        self.debt[b] = max(0.0, self.debt.get(b, 0.0) - TRIES * seconds)
+        self.debt[b] = max(0.0, self.debt.get(b, 0.0) - TRIES / b**0.5 * seconds)
         if report.depth == 0:
             self.idle += 1
             return

@@ -163,7 +163,7 @@ class TreeCache(Cache):
     def resize(self, capacity: int, rows: int | None = None) -> None:
         """Give the slabs `capacity` slots a row, and room for `rows` rows."""
         rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
-        slabs, longer = [], capacity > self.capacity
+        slabs, longer = [], capacity > max(self.capacity, FIRST)
         for old in self.slabs:
             new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device, self.clean, longer)
             new[:, : self.rows, : self.capacity] = old[:, : self.rows]
@@ -194,8 +194,9 @@ class TreeCache(Cache):
             slab[:, list(rows)] = 0
 
     def join(self, other: TreeCache, used: int) -> None:
-        """Append the rows of another cache of the same model, of which `used` slots matter."""
-        total, capacity = self.rows + other.rows, max(self.capacity, used)
+        """Append the rows of another cache of the same model, of which `used` slots matter. The newcomers' room is made
+        now, while everything is copied anyway, and not in one of the rounds to come."""
+        total, capacity = self.rows + other.rows, max(self.capacity, other.capacity, used)
         if total > self.slabs[0].shape[1] or capacity > self.capacity:
             self.resize(capacity, max(total, self.slabs[0].shape[1]))
         self.limit = max(self.limit, other.limit)
