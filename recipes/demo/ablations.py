@@ -50,7 +50,7 @@ def hass(**options: Any) -> Recipe:
 
 
 def block(**options: Any) -> Recipe:
-    return Recipe("block", options={"dpace": 0.0, "regress": 0.0, **options}, **{**BASE, "lr": 4e-3})
+    return Recipe("block", options=options, **{**BASE, "lr": 4e-3})
 
 
 RUNS: dict[str, Recipe] = {
@@ -71,13 +71,14 @@ RUNS: dict[str, Recipe] = {
     "medusa": Recipe("medusa", options={"heads": 4}, **{**BASE, "lr": 3e-3}),
     "block": block(),
     "block causal=false": block(causal=False),
-    "block pair_head=none": block(pair_head="none"),
+    **{f"block pair_head={x}": block(pair_head=x) for x in ("none", "selector")},
     **{f"block loss={x}": block(loss=x) for x in ("ce", "tv", "lk")},
-    "block layers=2": block(layers=2),
+    **{f"block layers={n}": block(layers=n) for n in (2, 3)},
+    "block conv=2": block(conv=2),
     "block seeded=false": block(seeded=False),
-    "block dpace=0.5": block(dpace=0.5),
-    "block dpace=0.5 regress=10": block(dpace=0.5, regress=10.0),
-    "block dpace=0.5 regress=10 block=4 anchors=128": block(dpace=0.5, regress=10.0, block=4, anchors=128),
+    "block dpace=0": block(dpace=0.0),
+    "block regress=0": block(regress=0.0),
+    "block block=4 anchors=128": block(block=4, anchors=128),
 }
 
 
@@ -204,11 +205,15 @@ def interval(values: Sequence[float]) -> list[float]:
 
 
 def gather(work: Path, out: Path) -> None:
+    """All results in one file. What it has of runs that are not there stays."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in work.glob("*/result.json")]
+    base = next(row for row in rows if row["name"] == "eagle")
+    made = {row["name"]: {**{k: v for k, v in row.items() if k != "counts"}, **taus(row, base)} for row in rows}
+    old = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
+    stays = [row for row in old if row["name"] in RUNS or " on a " in row["name"]]  # those are of `recipes.demo.moe`
+    rows = [*{row["name"]: row for row in (*stays, *made.values())}.values()]
     known = {name: i for i, name in enumerate(RUNS)}
     rows.sort(key=lambda row: known.get(row["name"], len(known)))
-    base = next(row for row in rows if row["name"] == "eagle")
-    rows = [{**{k: v for k, v in row.items() if k != "counts"}, **taus(row, base)} for row in rows]
     document = {"steps": STEPS, "rows": SHARED["rows"], "length": SHARED["length"], "runs": rows}
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     missing = sorted(set(RUNS) - {row["name"] for row in rows})

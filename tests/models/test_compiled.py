@@ -322,10 +322,11 @@ def near(found: Tensor, right: Tensor, dtype: torch.dtype) -> None:
     assert float((found.float() - right.float()).abs().max()) <= allowed * float(right.float().abs().max())
 
 
-def test_drafters_of_a_compiled_target_are_compiled() -> None:
-    llm = outrider.load("demo", "eagle:demo/hass")
+@pytest.mark.parametrize("spec", ["eagle:demo/hass", "eagle3:demo"])
+def test_drafters_of_a_compiled_target_are_compiled(spec: str) -> None:
+    llm = outrider.load("demo", spec)
     assert getattr(llm.drafter, "inner", llm.drafter).compiled is not None
-    slow = outrider.load("demo", "eagle:demo/hass", compile=False)
+    slow = outrider.load("demo", spec, compile=False)
     prompts = [[5, 6, 7, 8, 9], list(range(20, 60))]
     law: dict[str, Any] = {"max_new_tokens": 24, "budget": "16x6", "temperature": 0.0}
     right = outrider.load("demo", "none").generate(prompts, max_new_tokens=24, temperature=0.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import outrider
 from outrider.core.tree import check
-from outrider.drafters import eagle
+from outrider.drafters import eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
 from outrider.native import build as native
@@ -40,8 +40,29 @@ class Given:
     def learn(self, report: Any) -> None: ...
 
 
-def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth) -> outrider.LLM:
-    """A tiny random model with an EAGLE of random weights."""
+def network(kind: str, vocab: int, drafted: int) -> eagle.EagleNet | eagle3.Eagle3Net:
+    """Random weights. `narrow`: an EAGLE-3 that is not as wide as its target, with an embedding of its own."""
+    torch.manual_seed(0)
+    if kind == "eagle":
+        net: Any = eagle.EagleNet(eagle.EagleConfig(vocab=vocab, target_hidden=64, layer=SHAPE, draft_vocab=drafted))
+    else:
+        shape = replace(SHAPE, inputs=128) if kind == "eagle3" else LayerShape(32, 2, 1, 32, 96, 64)
+        net = eagle3.Eagle3Net(
+            eagle3.Eagle3Config(shape, vocab, drafted or vocab, 64, (0, 1, 2), own_embedding=kind == "narrow")
+        )
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (0.6 if kind == "narrow" else 0.3))
+        if drafted:
+            ids = torch.randperm(vocab)[:drafted].sort().values
+            net.d2t.copy_(ids - torch.arange(drafted))
+            if kind != "eagle":
+                net.t2d.zero_()[ids] = True
+    return net
+
+
+def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, kind: str = "eagle") -> outrider.LLM:
+    """A tiny random model with an EAGLE or EAGLE-3 of random weights."""
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -52,14 +73,9 @@ def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth) -> outrid
     }
     target = load_target(build("llama", dtype, **sizes), native=True)
     assert isinstance(target, HFTarget)
-    torch.manual_seed(0)
-    net = eagle.EagleNet(eagle.EagleConfig(vocab=vocab, target_hidden=64, layer=SHAPE, draft_vocab=drafted))
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape) * 0.3)
-        if drafted:
-            net.d2t.copy_(torch.randperm(vocab)[:drafted].sort().values - torch.arange(drafted))
-    return outrider.LLM(target, None, eagle.drafter(net.to(dtype), target, growth), "tiny", "eagle", frozenset({3}))
+    method: Any = eagle if kind == "eagle" else eagle3
+    drafter = method.drafter(network(kind, vocab, drafted).to(dtype), target, growth)
+    return outrider.LLM(target, None, drafter, "tiny", kind, frozenset({3}))
 
 
 @pytest.fixture
@@ -106,14 +122,15 @@ BUDGETS = {
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_trees_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
+def test_trees_are_those_of_tensors(kind: str, budget: str, temperature: float, compared: list[DraftTree]) -> None:
     """In a batch of texts of unequal length; both precisions; small vocabularies, trimmed ones and large ones."""
     for vocab, drafted, dtype in ((97, 0, torch.float32), (97, 50, torch.bfloat16), (6000, 5000, torch.float32)):
-        llm = made(vocab, drafted, dtype, Growth(scale=1.5))
+        llm = made(vocab, drafted, dtype, Growth(scale=1.5), kind)
         llm.generate(
             PROMPTS, max_new_tokens=6, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
         )
-    assert len(compared) >= 12
+    assert len(compared) >= 8
     assert max(tree.nodes for tree in compared) > 1
 
 

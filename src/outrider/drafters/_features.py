@@ -108,12 +108,11 @@ class FeatureDrafting:
     def observe(self, round: Round) -> None:
         """Keep the true features of what was committed, each with its token."""
         features = [round.output.features[tap] for tap in self.drafter.taps]
-        joined = features[0] if len(features) == 1 else torch.cat(features, -1)
-        self.waiting += joined.shape[1]
+        self.waiting += features[0].shape[1]
         if self.drafter.grower is not None:
-            self.pairs.append(paired(round, [joined]))
+            self.pairs.append(paired(round, features))
         else:
-            self._wait(round, joined)
+            self._wait(round, features[0] if len(features) == 1 else torch.cat(features, -1))
         if self.waiting >= FLUSH:
             self._read()
 
@@ -240,8 +239,7 @@ class FeatureDrafting:
 
     def _joined(self, given: Tensor, tokens: Tensor) -> Tensor:
         """What the network's first product reads."""
-        embeds = self.drafter.embed(tokens)
-        joined: Tensor = self.drafter.net.given(given.to(embeds.dtype), embeds)
+        joined: Tensor = self.drafter.net.given(given, self.drafter.embed(tokens))
         return joined
 
     def _fed(

@@ -21,11 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..nets import vocabulary
+from ..nets.compiled import CompiledLayer, Fusing, compiled, runs
+from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from ..nets.products import freeze
 from ..nets.recorded import Recorded
+from ..targets.compiled import embeddings
 from ..types import Budget, DraftTree, InputError, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
 from ._features import FeatureDrafting, loader, merged, recorded
@@ -126,6 +129,10 @@ class Eagle3Net(nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(config.vocab) < config.draft_vocab)
 
+    def given(self, vectors: Float[Tensor, "*s h"], embeds: Float[Tensor, "*s h"]) -> Float[Tensor, "*s h2"]:
+        """What compiled code reads, before the norms."""
+        return torch.cat([embeds, vectors], -1)
+
     def fuse(self, features: Float[Tensor, "*s h3"]) -> Float[Tensor, "*s h"]:
         """The target's three hidden states [.., 3 H], low to high, as one vector."""
         if self.config.norm_before_fc:
@@ -176,8 +183,8 @@ class Eagle3Drafter:
     mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
     shifted: bool = True
     recorded: Recorded | None = None  # its steps, where the target's passes are recorded
-    compiled: None = None  # its layer reads two vectors, which the compiled code does not
-    grower: None = None
+    compiled: CompiledLayer | None = None  # the same, where the target's passes are compiled
+    grower: Grower | None = None  # whole trees of these
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -202,7 +209,7 @@ class Eagle3Drafter:
         return self.net.embed_tokens(tokens) if self.config.own_embedding else self.target.embed(tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
-        return self.net.logits(vectors)
+        return self.net.logits(vectors) if self.compiled is None else self.compiled.logits(vectors)
 
 
 class ParallelDrafting(FeatureDrafting):
@@ -257,6 +264,12 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
         _heads.check_embedding(target, config.layer.hidden)
     vocabulary.check_ids(ids, config.vocab)
     own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
+    names = None if own else ids
+    if (made := _compiled(net, target)) is not None:
+        table = net.embed_tokens.weight if config.own_embedding else embeddings(target, net.fc.weight.dtype)
+        grower = None if table is None else Grower(made, table.detach(), names)
+        if grower is not None:
+            return Eagle3Drafter(net, target, config, growth, names, compiled=made, grower=grower)
     for layer in (net.midlayer, *net.upper):
         layer.fuse()
     freeze(net, "fc", "lm_head")
@@ -264,7 +277,16 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
     if config.parallel:
         _lattice.check(growth.tree)
         mask = net.fuse(net.mask_hidden)
-    return Eagle3Drafter(net, target, config, growth, None if own else ids, mask, recorded=recorded(net, target))
+    return Eagle3Drafter(net, target, config, growth, names, mask, recorded=recorded(net, target))
+
+
+def _compiled(net: Eagle3Net, target: Target) -> CompiledLayer | None:
+    """Its layer in compiled code, where the target's passes are: one layer, and none of the checkpoints' flags."""
+    config, layer = net.config, net.midlayer
+    flags = config.norm_before_residual, config.norm_before_fc, config.fc_norm, config.norm_output
+    if not runs(target) or config.parallel or any(flags):
+        return None
+    return compiled(layer, Fusing(layer.input_layernorm, layer.hidden_norm, net.fc, net.norm), net.lm_head.weight)
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

@@ -1,11 +1,13 @@
 /* A tree of EAGLE-2's kind (core/growth.py has the same in tensors) in one call: feed the pairs of committed text that
    wait; rank the candidates below the last layer, feed the best of them to the network, and so on; then keep the nodes
-   that pay. Noise is that of core/noise.py. */
+   that pay. */
 
 typedef struct {
     integer waits;              /* pairs of the row that has most */
     const integer *waiting;     /* [rows]: pairs of each; their features and tokens row by row, without gaps */
     const held *const *features;
+    Matrix fuse;                /* [hidden, taps * wide]: EAGLE-3's, of the features of a pair; or none, and taps is 1 */
+    integer taps, wide;
     const integer *behind;
     integer *lengths;           /* [rows]: pairs that were fed before, and then these too */
     integer depth, width, most; /* layers at most, 0: no tree; nodes fed for each; candidates below a node */
@@ -36,34 +38,6 @@ typedef struct {
     float *values;
     uint8_t *sees; /* found: [rows, kept, kept] */
 } Draft;
-
-INLINE uint64_t split(uint64_t z) {
-    z += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-/* What the noise at a position is computed with. */
-INLINE uint64_t key_of(uint64_t seed, integer position) { return split(split(split(seed) ^ (uint64_t)position)); }
-
-INLINE uint32_t mixed(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-
-/* Gumbel's noise of one token. */
-INLINE float noise(const Draft *draft, uint64_t key, integer id) {
-    const int32_t h = (int32_t)mixed(mixed((uint32_t)id ^ (uint32_t)key) + (uint32_t)(key >> 32)), side = h >> 31;
-    const float wide = (float)(h ^ side) * 2.0f + 1.0f;
-    int32_t x;
-    memcpy(&x, &wide, 4);
-    if (x > (159 << 23) - 1) x = (159 << 23) - 1;
-    const int32_t i = (x >> 14) - (127 << 9) - side * (32 << 9);
-    const int32_t g = draft->knots[i] + ((int32_t)((uint32_t)draft->slopes[i] * (uint32_t)(x & ((1 << 14) - 1))) >> 14);
-    return (float)g * (1.0f / (1 << 18));
-}
 
 /* The k largest of n numbers, in falling order; of equals the first. Returns how many there are. */
 static integer largest(const float *x, integer n, integer k, integer *ids, float *values) {
@@ -112,7 +86,7 @@ static void rank(
         }
         for (integer i = 0; i < n; i++) {
             const integer column = names ? names[i] : i;
-            raced[i] = logits[column] + draft->temperature[row] * noise(draft, key, ids ? ids[column] : column);
+            raced[i] = logits[column] + draft->temperature[row] * noise(draft->knots, draft->slopes, key, ids ? ids[column] : column);
         }
         x = raced;
     }
@@ -280,6 +254,24 @@ static void feed(const Model *step, Pass *pass, Draft *draft, integer before, in
         );
 }
 
+/* One vector of the features of each pair that waits, beside its embedding. */
+static void fused(const Model *step, const Pass *pass, const Draft *draft) {
+    const integer hidden = step->hidden, taps = draft->taps;
+    integer count = 0;
+    for (integer r = 0; r < pass->rows; r++) count += draft->waiting[r];
+#pragma omp parallel num_threads(pass->threads)
+    {
+        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        const integer first = count * thread / threads, last = count * (thread + 1) / threads;
+        collected(pass, draft->features, draft->wide, first * taps, last * taps);
+#pragma omp barrier
+        product(
+            pass->normed, count, taps * draft->wide, draft->fuse, NULL, hidden, (float *)pass->given + hidden, NULL,
+            2 * hidden, 0, thread, threads
+        );
+    }
+}
+
 /* Feed the pairs that wait, behind each row's text. */
 static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
     const integer hidden = step->hidden, waits = draft->waits;
@@ -291,9 +283,10 @@ static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
             const number *embedding = draft->embeddings + draft->behind[at] * hidden;
             const held *feature = draft->features[at++];
             for (integer k = 0; k < hidden; k += LANES) STORE(to + k, READ(embedding + k));
-            for (integer k = 0; k < hidden; k += LANES) STORE(to + hidden + k, HELD(feature + k));
+            for (integer k = 0; k < hidden && !draft->fuse.data; k += LANES) STORE(to + hidden + k, HELD(feature + k));
             to += 2 * hidden;
         }
+    if (draft->fuse.data) fused(step, pass, draft);
     pass->nodes = pass->all = waits;
     pass->since = pass->asked = 0;
     pass->taps = 1;

@@ -30,12 +30,7 @@ static void read_context(const Model *model, const Block *block, Pass *pass, Dra
     {
         const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
         const integer first = count * thread / threads, last = count * (thread + 1) / threads;
-        float found[LANES];
-        for (integer i = first * block->taps; i < last * block->taps; i++)
-            for (integer k = 0; k < hidden; k += LANES) {
-                STORE(found, HELD(draft->features[i] + k));
-                for (integer j = 0; j < LANES; j++) pass->normed[i * hidden + k + j] = to_input(found[j]);
-            }
+        collected(pass, draft->features, hidden, first * block->taps, last * block->taps);
 #pragma omp barrier
         product(pass->normed, count, joined, block->join, NULL, hidden, pass->states, NULL, hidden, 0, thread, threads);
 #pragma omp barrier

@@ -44,6 +44,7 @@ class ModelPart(ctypes.Structure):
         ("join", MatrixPart),
         ("bias_join", address),
         ("joined", whole),
+        ("norm_given", address),
     ]
 
 
@@ -72,7 +73,10 @@ class DraftPart(ctypes.Structure):
 
     _fields_ = [
         ("waits", whole),
-        *((name, address) for name in ("waiting", "features", "behind", "lengths")),
+        *((name, address) for name in ("waiting", "features")),
+        ("fuse", MatrixPart),
+        *((name, whole) for name in ("taps", "wide")),
+        *((name, address) for name in ("behind", "lengths")),
         *((name, whole) for name in ("depth", "width", "most", "pool")),
         *((name, real) for name in ("scale", "floor", "reach")),
         ("nodes", whole),

@@ -27,6 +27,7 @@ typedef struct {
     Matrix join; /* [hidden, joined]: makes the states of what is given, with its bias; or both NULL */
     const float *bias_join;
     integer joined;
+    const float *norm_given; /* [2 * hidden]: EAGLE-3's norms of the embedding and the vector that are given; or NULL */
 } Model;
 
 typedef struct {
@@ -85,6 +86,29 @@ static void normed(const Model *model, const Pass *pass, const float *weight, in
         scaled(pass->states + m * model->hidden, weight, model->hidden, model->epsilon, found);
         for (integer k = 0; k < model->hidden; k++) pass->normed[m * model->hidden + k] = to_input(found[k]);
     }
+}
+
+/* EAGLE-3: the first layer reads the norms of an embedding and of a vector side by side, and adds to the vector. */
+static void paired(const Model *model, const Pass *pass, integer first, integer last) {
+    const integer hidden = model->hidden;
+    float found[2 * hidden];
+    for (integer m = first; m < last; m++) {
+        const float *given = pass->given + m * 2 * hidden;
+        for (integer k = 0; k < 2 * hidden; k += hidden)
+            normalise(given + k, model->norm_given + k, hidden, model->epsilon, found + k);
+        for (integer k = 0; k < 2 * hidden; k++) pass->normed[m * 2 * hidden + k] = to_input(found[k]);
+        memcpy(pass->states + m * hidden, given + hidden, hidden * sizeof(float));
+    }
+}
+
+/* Features `first` .. `last` - 1, as the input of a product. */
+static void collected(const Pass *pass, const held *const *features, integer width, integer first, integer last) {
+    float found[LANES];
+    for (integer i = first; i < last; i++)
+        for (integer k = 0; k < width; k += LANES) {
+            STORE(found, HELD(features[i] + k));
+            for (integer j = 0; j < LANES; j++) pass->normed[i * width + k + j] = to_input(found[j]);
+        }
 }
 
 /* One head's numbers, normalised and turned by its position. */
@@ -167,12 +191,12 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
 }
 
 static void tap(const Model *model, const Pass *pass, integer layer, integer first, integer last) {
-    const integer width = model->hidden;
+    const integer width = model->hidden, ends = layer == model->layers && !model->norm_given;
     for (integer i = 0; i < pass->taps; i++) {
         if (pass->tap[i] != layer) continue;
         for (integer m = first; m < last; m++) {
             float *to = pass->tapped + (i * pass->rows * pass->nodes + pass->live[m]) * width;
-            scaled(pass->states + m * width, layer == model->layers ? model->norm : NULL, width, model->epsilon, to);
+            scaled(pass->states + m * width, ends ? model->norm : NULL, width, model->epsilon, to);
         }
     }
 }
@@ -246,18 +270,22 @@ void forward(const Model *model, const Pass *pass) {
         }
         for (integer l = 0; l < model->layers; l++) {
             const Layer *own = model->layer + l;
+            const integer pair = !l && model->norm_given, reads = pair ? 2 * hidden : hidden;
             tap(model, pass, l, first, last);
-            normed(model, pass, own->norm, first, last);
+            if (pair)
+                paired(model, pass, first, last);
+            else
+                normed(model, pass, own->norm, first, last);
 #pragma omp barrier
             product(
-                pass->normed, rows, hidden, own->q, own->bias_q, wide, pass->made, NULL, stride, 0, thread, threads
+                pass->normed, rows, reads, own->q, own->bias_q, wide, pass->made, NULL, stride, 0, thread, threads
             );
             product(
-                pass->normed, rows, hidden, own->k, own->bias_k, narrow, pass->made + wide, NULL, stride, 0, thread,
+                pass->normed, rows, reads, own->k, own->bias_k, narrow, pass->made + wide, NULL, stride, 0, thread,
                 threads
             );
             product(
-                pass->normed, rows, hidden, own->v, own->bias_v, narrow, pass->made + wide + narrow, NULL, stride, 0, thread,
+                pass->normed, rows, reads, own->v, own->bias_v, narrow, pass->made + wide + narrow, NULL, stride, 0, thread,
                 threads
             );
 #pragma omp barrier
@@ -283,6 +311,8 @@ void forward(const Model *model, const Pass *pass) {
         if (model->head.data) spoken(model, pass, thread, threads);
     }
 }
+
+#include "noise.h"
 
 #include "draft.h"
 

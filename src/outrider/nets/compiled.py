@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -15,7 +16,9 @@ from ..native.build import library
 from ..native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
 from .kv_cache import KVCache
-from .layer import Layer, Rope
+from .layer import Layer, RMSNorm, Rope
+
+TAPS = 3  # of EAGLE-3
 
 
 class Turns:
@@ -34,14 +37,26 @@ class Turns:
         return self.table
 
 
+@dataclass(frozen=True)
+class Fusing:
+    """What EAGLE-3 has around its layer: norms of embeddings and of vectors, what makes one vector of the target's
+    features, and the norm before the head."""
+
+    embeds: RMSNorm
+    vectors: RMSNorm
+    fc: nn.Linear
+    norm: RMSNorm
+
+
 class CompiledLayer:
     """x = W cat(...) + bias, the layer on x without a norm before its attention, and the head: one call for a step.
+    With `Fusing` in place of W: the layer on the norms of both, added to the vector.
 
     Weights are rounded to eight bits where the code reads such, else read where they lie. Vectors and logits are of
     float32.
     """
 
-    def __init__(self, code: ctypes.CDLL, layer: Layer, join: nn.Linear, head: Float[Tensor, "v h"]):
+    def __init__(self, code: ctypes.CDLL, layer: Layer, join: nn.Linear | Fusing, head: Float[Tensor, "v h"]):
         self.call, self.turned, self.numbers = code.forward, Turns(layer.rope).upto, torch.arange(0)
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 2
         self.drafts = code.draft
@@ -59,13 +74,23 @@ class CompiledLayer:
             "hidden": shape.hidden, "inner": shape.intermediate, "heads": shape.heads, "groups": shape.kv_heads,
             "width": shape.head_dim, "vocabulary": len(head), "epsilon": shape.eps, "head": hold(head),
         }  # fmt: skip
+        if isinstance(join, Fusing):
+            inputs = torch.cat([join.embeds.weight, join.vectors.weight]).detach().float()
+            sizes["norm"], self.fuse, self.taps = small(kept, join.norm), hold(join.fc.weight), TAPS
+            given: dict[str, Any] = {
+                "norm_given": inputs.data_ptr(), "joined": max(shape.inputs, join.fc.in_features),
+            }  # fmt: skip
+            self.wide = join.fc.in_features // TAPS
+            kept.append(inputs)
+        else:
+            self.fuse, self.taps, self.wide = MatrixPart(), 1, shape.hidden
+            given = {
+                "join": hold(join.weight), "bias_join": small(kept, join, "bias"), "joined": join.in_features,
+            }  # fmt: skip
         kept.append(part)
-        self.step = ModelPart(
-            **sizes, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part), join=hold(join.weight),
-            bias_join=small(kept, join, "bias"), joined=join.in_features,
-        )  # fmt: skip
-        self.kept = kept
+        self.step = ModelPart(**sizes, **given, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part))
         self.end = ModelPart(**sizes, layers=0)
+        self.kept = kept
         self.room, self.lock = Room(self.step), Lock()
 
     def chain(self, cache: KVCache, given: Float[Tensor, "b m joined"]) -> Float[Tensor, "b m h"]:
@@ -130,15 +155,16 @@ def runs(target: object) -> bool:
     return getattr(target, "native", None) is not None
 
 
-def compiled(layer: Layer, join: nn.Linear, head: Tensor | None) -> CompiledLayer | None:
+def compiled(layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> CompiledLayer | None:
     """The layer in compiled code; None where it is not of the kind, or there is none on this machine. `head`: the rows
     of a head without bias."""
-    shape, dtype = layer.shape, join.weight.dtype
-    widths = shape.hidden, shape.intermediate, shape.head_dim, join.in_features
-    if head is None or head.dtype != dtype or head.device.type != "cpu" or join.weight.device.type != "cpu":
+    shape, first = layer.shape, join.fc if isinstance(join, Fusing) else join
+    weight, reads = first.weight, shape.inputs // shape.hidden
+    widths = shape.hidden, shape.intermediate, shape.head_dim, first.in_features // (TAPS if first is not join else 1)
+    if head is None or head.dtype != weight.dtype or head.device.type != "cpu" or weight.device.type != "cpu":
         return None
-    if any(width % STEP for width in widths) or shape.head_dim > WIDEST or shape.inputs != shape.hidden:
+    if any(width % STEP for width in widths) or shape.head_dim > WIDEST or reads != (1 if first is join else 2):
         return None
-    name = str(dtype).removeprefix("torch.")
+    name = str(weight.dtype).removeprefix("torch.")
     code = library(name, name) if name in ("bfloat16", "float32") else None
     return None if code is None else CompiledLayer(code, layer, join, head.contiguous())

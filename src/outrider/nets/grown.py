@@ -192,6 +192,7 @@ class Grower:
             ),
         )  # fmt: skip
         self.wants = DraftPart(
+            fuse=net.fuse, taps=net.taps, wide=net.wide,
             embeddings=self.embeddings.data_ptr(), names=None if self.names is None else self.names.data_ptr(),
             knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
             ancestors=room.of("ancestors", b * fed * fed, torch.uint8).data_ptr(),
