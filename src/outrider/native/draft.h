@@ -181,23 +181,32 @@ static void rank_all(
         const integer r = item / wide, i = item % wide;
         const integer at = r * draft->candidates, to = at + first + i * draft->most;
         const integer up = layer ? draft->place[r * (draft->depth - 1) * draft->width + above + i] : 0;
+        if (up < 0) { /* the row has fewer nodes */
+            for (integer k = to; k < to + draft->most; k++) {
+                draft->value[k] = -INFINITY;
+                draft->token[k] = draft->below[k] = 0;
+                draft->level[k] = layer + 1;
+                draft->fed[k] = -1;
+            }
+            continue;
+        }
         rank(
             draft, pass->logits + item * columns, draft->raced + item * columns, columns, r, layer,
             draft->token + to, draft->value + to
         );
         for (integer k = to; k < to + draft->most; k++) {
             if (draft->names) draft->token[k] = draft->names[draft->token[k]];
-            draft->value[k] = up < 0 ? -INFINITY : draft->value[k] + draft->value[at + up];
-            draft->below[k] = up < 0 ? 0 : up;
+            draft->value[k] += draft->value[at + up];
+            draft->below[k] = up;
             draft->level[k] = layer + 1;
             draft->fed[k] = -1;
         }
     }
 }
 
-/* Choose the best of `count` candidates from `first` on, in every row, to be fed next as places `before` ..: as many as
-   any row has above the floor. Returns how many; 0 where none is worth a step. */
-static integer choose(Draft *draft, integer rows, integer before, integer first, integer count) {
+/* Choose the best of `count` candidates from `first` on that lie above the floor, in every row, to be fed next as places
+   `before` .. `ends` - 1 of each. Returns the largest number; 0 where none is worth a step. */
+static integer choose(Draft *draft, integer rows, integer before, integer first, integer count, integer *ends) {
     const integer wide = draft->width < count ? draft->width : count;
     float tops[wide], best = -INFINITY;
     integer worth = 0;
@@ -208,8 +217,9 @@ static integer choose(Draft *draft, integer rows, integer before, integer first,
         if (found && tops[0] > best) best = tops[0];
         for (integer i = 0; i < found; i++) good += tops[i] > draft->floor;
         if (good > worth) worth = good;
+        ends[r] = before + good;
         integer *place = draft->place + r * (draft->depth - 1) * draft->width + before;
-        for (integer i = 0; i < wide; i++) place[i] = i < found ? first + chosen[i] : -1; /* a row may have fewer */
+        for (integer i = 0; i < wide; i++) place[i] = i < good ? first + chosen[i] : -1;
     }
     if (best < draft->reach) return 0;
     for (integer r = 0; r < rows; r++)
@@ -220,9 +230,11 @@ static integer choose(Draft *draft, integer rows, integer before, integer first,
     return worth;
 }
 
-/* Feed the nodes of places `before` .. `before + now` - 1: their tokens, each with the vector of the node above. */
-static void feed(const Model *step, Pass *pass, Draft *draft, integer before, integer now) {
+/* Feed the nodes of places `before` .. `before + now` - 1, of each row up to `ends`: their tokens, each with the vector
+   of the node above. */
+static void feed(const Model *step, Pass *pass, Draft *draft, integer before, integer now, const integer *ends) {
     const integer hidden = step->hidden, all = before + now, most = (draft->depth - 1) * draft->width;
+    float *to = (float *)pass->given;
     for (integer r = 0; r < pass->rows; r++) {
         const integer at = r * draft->candidates;
         uint8_t *sees = draft->ancestors + r * all * all;
@@ -232,21 +244,23 @@ static void feed(const Model *step, Pass *pass, Draft *draft, integer before, in
             if (up) memcpy(sees + i * all, sees + draft->fed[at + up] * all, all);
             sees[i * all + i] = 1;
             draft->spots[r * all + i] = pass->lengths[r] + (place < 0 ? 0 : draft->level[at + node] - 1);
-            if (i < before) continue;
-            float *to = (float *)pass->given + (r * now + i - before) * 2 * hidden;
+            if (i < before || place < 0) continue;
             const number *embedding = draft->embeddings + draft->token[at + node] * hidden;
             const float *above = up ? draft->vectors + (r * most + draft->fed[at + up]) * hidden : draft->last + r * hidden;
             for (integer k = 0; k < hidden; k += LANES) STORE(to + k, READ(embedding + k));
             memcpy(to + hidden, above, hidden * sizeof(float));
+            to += 2 * hidden;
         }
     }
     pass->nodes = pass->asked = now;
+    pass->sizes = ends;
     pass->since = before;
     pass->all = all;
     pass->taps = 1;
     pass->spots = draft->spots;
     pass->ancestors = draft->ancestors;
     forward(step, pass);
+    pass->sizes = NULL;
     for (integer i = 0; i < pass->rows * now; i++)
         memcpy(
             draft->vectors + (i / now * most + before + i % now) * hidden, pass->tapped + i * hidden,
@@ -306,7 +320,7 @@ static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
 /* Draft for every row. `pass` is that of a step, with room for as many nodes as any has; `head`: the head alone. */
 void draft(const Model *step, const Model *head, Pass *pass, Draft *draft) {
     const integer rows = pass->rows;
-    integer above = 0, wide = 1, before = 0, candidates = 1;
+    integer above = 0, wide = 1, before = 0, candidates = 1, ends[rows];
     pass->lengths = draft->lengths;
     if (draft->waits) read_pairs(step, pass, draft);
     if (!draft->depth) return;
@@ -327,9 +341,9 @@ void draft(const Model *step, const Model *head, Pass *pass, Draft *draft) {
         candidates += wide * draft->most;
         if (layer + 1 == draft->depth) break;
         above = before;
-        wide = choose(draft, rows, before, first, candidates - first);
+        wide = choose(draft, rows, before, first, candidates - first, ends);
         if (!wide) break;
-        feed(step, pass, draft, above, wide);
+        feed(step, pass, draft, above, wide, ends);
         before += wide;
     }
     keep(draft, rows, candidates);
