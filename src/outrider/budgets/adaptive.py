@@ -17,10 +17,11 @@ one, and a row that begins is met with the slow one's shares, as strongly as PRI
 
 All this is a forecast, and it is held to what came of it by an account, for each batch size, of the time that rounds
 with drafts took beyond what plain ones would have taken for the same tokens. Rounds that may draft pay TRIES of their
-time into it (over the root of their rows), and it is never in credit. Where the forecast is against drafts, one is tried when the account is even;
-where it is for them, HOLD plain rounds may be owed, or more while the last rounds with drafts did bring more than plain
-ones. So drafts that do not pay cost TRIES of the time in the long run, whatever was forecast, and HOLD rounds once.
-What a batch size costs that was not met yet is taken from the others, by the nodes of all rows.
+time into it, in batches that over the root of the rows, and it is never in credit. Where the forecast is against
+drafts, one is tried when the account is even; where it is for them, HOLD plain rounds may be owed, or more while the
+last rounds with drafts did bring more than plain ones. So drafts that do not pay cost TRIES of the time in the long
+run, whatever was forecast, and HOLD rounds once. What a batch size costs that was not met yet is taken from the others,
+by the nodes of all rows.
 
 Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
 depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
