@@ -9,7 +9,7 @@ import pytest
 import torch
 from bits import text_of
 from small import build
-from test_grown import BUDGETS, PROMPTS, Given
+from test_grown import BUDGETS, PROMPTS, Given, late_and_at_once
 
 import outrider
 from outrider.core.tree import check
@@ -181,3 +181,7 @@ def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
     found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 6)))
     assert [o.tokens for o in found] == right
     assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
+
+
+def test_what_waits_is_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_and_at_once(made(97, 50, WHOLE, Growth(scale=1.5), **KINDS["seeded"]), monkeypatch)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import outrider
 from outrider.core.tree import check
-from outrider.drafters import eagle, eagle3
+from outrider.drafters import _features, eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
 from outrider.native import build as native
@@ -132,6 +132,38 @@ def test_trees_are_those_of_tensors(kind: str, budget: str, temperature: float, 
         )
     assert len(compared) >= 8
     assert max(tree.nodes for tree in compared) > 1
+
+
+@dataclass
+class Seldom(Given):
+    """The same budget in every fifth round, and nothing in the others."""
+
+    rounds: int = 0
+
+    def choose(self, rows: Rows) -> Budget:
+        self.rounds += 1
+        return Budget(1, 0) if self.rounds % 5 else self.budget
+
+
+def late_and_at_once(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are the same whether a text is read as it comes or only when something is drafted for it, while rows come
+    and go."""
+    prompts = [text_of(i, n) for i, n in enumerate((40, 7, 31, 150, 3, 12, 60, 5))]
+    found = []
+    for flush in (1, 512):
+        monkeypatch.setattr(_features, "FLUSH", flush)
+        outputs = llm.generate(
+            prompts, max_new_tokens=40, temperature=1.0, seed=4, batch_size=3, budget=Seldom(Budget(8, 3))
+        )
+        found.append([(o.tokens, o.usage.drafted, o.usage.accepted) for o in outputs])
+    assert found[0] == found[1]
+    assert len({len(tokens) for tokens, _, _ in found[0]}) > 2, "rows end at different times"
+    assert sum(accepted for _, _, accepted in found[0]) > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
+def test_what_waits_is_read_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    late_and_at_once(made(97, 50, torch.float32, Growth(scale=1.5), kind), monkeypatch)
 
 
 def test_rejection_ranks_without_noise(compared: list[DraftTree]) -> None:

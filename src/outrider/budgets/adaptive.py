@@ -52,6 +52,7 @@ FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a bat
 SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
 STALE = 8  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
+LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
 
@@ -152,6 +153,7 @@ class AdaptiveBudget:
     debt: dict[int, float] = field(default_factory=dict)  # batch rows -> seconds lost to drafts, beyond what may be
     paying: bool = False  # do the rounds of late say that drafts pay?
     idle: int = 0  # rounds since the last draft
+    behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
     rounds: int = 0
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
 
@@ -187,6 +189,7 @@ class AdaptiveBudget:
 
     def _begin(self, rows: int, share: float) -> None:
         """This share of the rows is new: what was learnt of the rows before them says less."""
+        self.behind = True
         for d, (hits, asked) in enumerate(zip(self.usual_hits, self.usual_asked, strict=True)):
             rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
@@ -224,7 +227,9 @@ class AdaptiveBudget:
         self.debt[b] = max(0.0, self.debt.get(b, 0.0) - TRIES / b**0.5 * seconds)
         if report.depth == 0:
             self.idle += 1
+            self.behind = self.behind or self.idle >= LATE
             return
+        self.behind = False
         for d, asked in enumerate(self.asked):  # what is long ago counts for less, and for PRIOR rows at least
             kept = max(DECAY**self.idle, min(1.0, PRIOR / asked))
             self.asked[d], self.hits[d] = kept * asked, kept * self.hits[d]
@@ -264,11 +269,12 @@ class AdaptiveBudget:
             self.drift += 0.1 * (min(2.0, report.verify_seconds / max(1e-9, curve(nodes))) - self.drift)
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if report.depth:
-            self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True)).learn(report.depth, report.draft_seconds)
+            curve = self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True))
+            (curve.lower if self.behind else curve.learn)(report.depth, report.draft_seconds)
             if self.seen[b] > LEARN:  # drafts of those before were not cut to what pays
                 self.size.learn(report.depth, report.total / b if report.total else float(report.nodes))
         if report.drafted:
-            self.step.learn(report.drafted, report.draft_seconds)
+            (self.step.lower if self.behind else self.step.learn)(report.drafted, report.draft_seconds)
 
     @property
     def trust(self) -> float:

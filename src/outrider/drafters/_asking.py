@@ -107,11 +107,12 @@ class Asking:
                 kept = 1 - share * (1 - min(1.0, PRIOR / max(1e-9, asked)))
                 record.asked[k], record.added[k] = kept * asked, kept * record.added[k]
 
-    def time(self, rows: int, depth: int, seconds: float) -> None:
-        """Take in how long the networks took."""
+    def time(self, rows: int, depth: int, seconds: float, behind: bool = False) -> None:
+        """Take in how long the networks took. `behind`: they read more than usual first."""
         self.rounds[rows] = self.rounds.get(rows, 0) + 1
         if self.rounds[rows] > 1:  # the first one warms up
-            self.seconds.setdefault(rows, Curve(prior_slope=0.5, mean=True)).learn(depth, seconds)
+            curve = self.seconds.setdefault(rows, Curve(prior_slope=0.5, mean=True))
+            (curve.lower if behind else curve.learn)(depth, seconds)
 
     def learn(
         self, depths: Sequence[int], chances: Sequence[float], free: Sequence[int], accepted: Sequence[int]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..core.padding import padded
 from ..nets.compiled import CompiledLayer
-from ..nets.grown import Grower, Pairs
+from ..nets.grown import Grower, Pairs, chosen, paired, side_by_side
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from ..nets.recorded import Recorded
@@ -28,7 +28,8 @@ from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from . import _ranks, _weights
 from ._growth import STATIC, Growth, Step
 
-FLUSH = 128  # pairs a row may wait before they are fed: rounds that do not draft cost nothing, prompts do not pile up
+FLUSH = 512  # pairs a row may wait before they are fed: a text for which nothing is drafted need never be read
+ALL = 2048  # and pairs of all rows together, which then take a while
 
 
 @runtime_checkable
@@ -113,7 +114,7 @@ class FeatureDrafting:
             self.pairs.append(paired(round, features))
         else:
             self._wait(round, features[0] if len(features) == 1 else torch.cat(features, -1))
-        if self.waiting >= FLUSH:
+        if late(self.waiting, len(self.cache.host)):
             self._read()
 
     def _wait(self, round: Round, joined: Tensor) -> None:
@@ -177,17 +178,22 @@ class FeatureDrafting:
             return
         wanted = torch.tensor(list(index), device=self.cache.keys.device)
         self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
-        self.pairs = [pairs.select(index) for pairs in self.pairs]
+        self.pairs = chosen(self.pairs, index)
         self.last = None if self.last is None else self.last[wanted]
         self.cache.select(index)
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, FeatureDrafting)
-        self._read()
-        other._read()
-        assert self.last is not None
-        assert other.last is not None
-        self.last = torch.cat([self.last, other.last])
+        if self.drafter.grower is not None:
+            self.pairs = side_by_side(self.pairs, len(self.cache.host), other.pairs, len(other.cache.host))
+            self.waiting = max(self.waiting, other.waiting)
+            self.last = torch.cat([self._vectors(), other._vectors()])
+        else:
+            self._read()
+            other._read()
+            assert self.last is not None
+            assert other.last is not None
+            self.last = torch.cat([self.last, other.last])
         self.cache.join(other.cache)
 
     def _read(self) -> None:
@@ -272,16 +278,9 @@ class FeatureDrafting:
         return table[cache.lengths[:, None] + places]
 
 
-def paired(round: Round, features: Sequence[Float[Tensor, "b m h"]]) -> Pairs:
-    """What a round committed, on the host: of each row the nodes and the tokens behind them."""
-    if round.tree.ancestors is not None:
-        paths = round.path.tolist()
-        nodes = [path[: len(tokens)] for path, tokens in zip(paths, round.tokens, strict=True)]
-        return Pairs(features, nodes, round.tokens)
-    tokens = []
-    for row, count, upcoming in zip(round.tree.tokens.tolist(), round.count.tolist(), round.next.tolist(), strict=True):
-        tokens.append([*row[1:count], max(0, upcoming)] if count else [])
-    return Pairs(features, [range(len(row)) for row in tokens], tokens)
+def late(waiting: int, rows: int) -> bool:
+    """Have so many pairs of each row waited long enough?"""
+    return waiting >= FLUSH or waiting * rows >= ALL
 
 
 def ends_of(

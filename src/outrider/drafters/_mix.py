@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..budgets.adaptive import LATE
 from ..budgets.calibration import LEAST, Calibrated, Family, Rates, calibrated, inside
 from ..core.padding import padded
 from ..core.tree import best_of, from_lists, root_only
@@ -65,9 +66,10 @@ class MixDrafting:
     mix: MixDrafter
     parts: list[Drafting]
     last: Proposed | None = None
+    unasked: int = LATE  # rounds since the networks were asked, which read what came since then first
 
     def observe(self, round: Round) -> None:
-        last, self.last = self.last, None
+        last, self.last, self.unasked = self.last, None, self.unasked + 1
         if last is not None and round.rows.rule == "coupled":
             self._learn(last, round.tokens, round.rows.remaining)
         for i, part in enumerate(self.parts):
@@ -95,7 +97,8 @@ class MixDrafting:
             asked = replace(budget, depth=depth, reach=0.0 if chances else budget.reach)
             trees[k] = self.parts[k].propose(rows, asked) if depth else root_only(rows.root)
         if chances and depth:
-            mix.asking.time(len(rows), depth, perf_counter() - began)
+            mix.asking.time(len(rows), depth, perf_counter() - began, self.unasked >= LATE)
+        self.unasked = 0 if depth else self.unasked
         found = [trees[k] for k in range(len(self.parts))]
         if any(tree.q is not None for tree in found):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
@@ -126,6 +129,7 @@ class MixDrafting:
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, MixDrafting)
+        self.unasked = LATE
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.join(theirs)
 

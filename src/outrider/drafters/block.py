@@ -23,13 +23,13 @@ from ..nets import products, vocabulary
 from ..nets.block import BlockConfig, BlockNet
 from ..nets.compiled import runs
 from ..nets.compiled_block import CompiledBlock, compiled_block
-from ..nets.grown import Pairs
+from ..nets.grown import Pairs, chosen, paired, side_by_side
 from ..nets.kv_cache import KVCache
 from ..nets.network import Network
 from ..targets.compiled import embeddings
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
-from ._features import FLUSH, ends_of, merged, paired
+from ._features import ends_of, late, merged
 from ._growth import Growth
 
 
@@ -82,7 +82,7 @@ class BlockDrafting:
             self.pairs.append(paired(round, features))
         else:
             self._wait(round, features)
-        if self.waiting >= FLUSH:
+        if late(self.waiting, len(self.cache.host)):
             self._read()
 
     def _wait(self, round: Round, features: Sequence[Tensor]) -> None:
@@ -117,14 +117,18 @@ class BlockDrafting:
             return
         wanted = torch.tensor(list(index), device=self.cache.keys.device)
         self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
-        self.pairs = [pairs.select(index) for pairs in self.pairs]
+        self.pairs = chosen(self.pairs, index)
         self.last = self.last[wanted]
         self.cache.select(index)
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, BlockDrafting)
-        self._read()
-        other._read()
+        if self.drafter.compiled is not None:
+            self.pairs = side_by_side(self.pairs, len(self.cache.host), other.pairs, len(other.cache.host))
+            self.waiting = max(self.waiting, other.waiting)
+        else:
+            self._read()
+            other._read()
         self.last = torch.cat([self.last, other.last])
         self.cache.join(other.cache)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..core.noise import MASK64, tables
 from ..core.sampling import POOL, POOLED
 from ..native.parts import DraftPart, PassPart, Room
-from ..types import Budget, DraftTree, Price, Rows
+from ..types import Budget, DraftTree, Price, Round, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
 
@@ -44,19 +44,45 @@ class Shape:
 @dataclass(frozen=True)
 class Pairs:
     """What a round committed: of each row the nodes whose features count, and the token behind each of them.
-    `features`: of each layer that is read."""
+    `features`: of each layer that is read; `rows`: where each row lies in them."""
 
-    features: Sequence[Float[Tensor, "b m h"]]
+    features: Sequence[Float[Tensor, "r m h"]]
     nodes: Sequence[Sequence[int]]
     tokens: Sequence[Sequence[int]]
+    rows: Sequence[int]
 
     def select(self, index: Sequence[int]) -> Pairs:
         """Row i := old row index[i]."""
-        chosen = [(self.nodes[i], self.tokens[i]) for i in index]
-        wanted = torch.tensor(list(index), device=self.features[0].device)
-        return Pairs(
-            [part[wanted] for part in self.features], [nodes for nodes, _ in chosen], [tokens for _, tokens in chosen]
-        )
+        nodes, tokens = ([part[i] for i in index] for part in (self.nodes, self.tokens))
+        return Pairs(self.features, nodes, tokens, [self.rows[i] for i in index])
+
+    def beside(self, before: int, behind: int) -> Pairs:
+        """With so many rows before and behind these, which committed nothing."""
+        nodes, tokens = ([*[()] * before, *part, *[()] * behind] for part in (self.nodes, self.tokens))
+        return Pairs(self.features, nodes, tokens, [*[0] * before, *self.rows, *[0] * behind])
+
+
+def paired(round: Round, features: Sequence[Float[Tensor, "b m h"]]) -> Pairs:
+    """What a round committed, on the host: of each row the nodes and the tokens behind them."""
+    if round.tree.ancestors is not None:
+        paths = round.path.tolist()
+        nodes = [path[: len(tokens)] for path, tokens in zip(paths, round.tokens, strict=True)]
+        return Pairs(features, nodes, round.tokens, range(len(nodes)))
+    tokens = []
+    for row, count, upcoming in zip(round.tree.tokens.tolist(), round.count.tolist(), round.next.tolist(), strict=True):
+        tokens.append([*row[1:count], max(0, upcoming)] if count else [])
+    return Pairs(features, [range(len(row)) for row in tokens], tokens, range(len(tokens)))
+
+
+def chosen(waiting: Sequence[Pairs], index: Sequence[int]) -> list[Pairs]:
+    """What waits of these rows."""
+    found = (pairs.select(index) for pairs in waiting)
+    return [pairs for pairs in found if any(pairs.nodes)]
+
+
+def side_by_side(waiting: Sequence[Pairs], rows: int, others: Sequence[Pairs], more: int) -> list[Pairs]:
+    """What waits of two batches, as of one."""
+    return [*(pairs.beside(0, more) for pairs in waiting), *(pairs.beside(rows, 0) for pairs in others)]
 
 
 @dataclass(frozen=True)
@@ -211,7 +237,8 @@ def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], lis
         for given in pairs:
             nodes, tokens = given.nodes[r], given.tokens[r]
             parts = [(part.data_ptr(), *part.stride()[:2], part.element_size()) for part in given.features]
-            features += [start + size * (r * row + node * step) for node in nodes for start, row, step, size in parts]
+            at = given.rows[r]
+            features += [start + size * (at * row + node * step) for node in nodes for start, row, step, size in parts]
             behind += tokens
             counts[r] += len(nodes)
     return counts, features, behind
