@@ -36,15 +36,13 @@ from itertools import accumulate
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ..types import Budget, Drafting, Price, Rows
-from .curve import Curve
+from .curve import Brought, Curve
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
 TRIES = 0.015  # of one row's time may be lost to drafts that do not pay; less of many rows', of which one try says more
 HOLD = 8.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
 OWED = 1.5  # times as much is owed at most while drafts do pay, so that they are soon tried again when they stop to
-RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
-ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
 PRIOR = 16.0  # pseudo-count of rows for a depth never seen, and for a text that begins
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
@@ -71,28 +69,6 @@ class Report:
     promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
     drafting: int | None = None  # rows that may draft; None: all of them
     total: int = 0  # nodes of all rows, where padding costs nothing; 0: it does
-
-
-@dataclass
-class Brought:
-    """What the last rounds with drafts brought, decayed."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    rows: float = 0.0  # of all these rounds together
-
-    def learn(self, tokens: int, seconds: float, rows: int) -> None:
-        self.tokens = RECENT * self.tokens + tokens
-        self.seconds = RECENT * self.seconds + seconds
-        self.rows = RECENT * self.rows + rows
-
-    def forget(self, share: float) -> None:
-        self.tokens, self.seconds, self.rows = ((1 - share) * x for x in (self.tokens, self.seconds, self.rows))
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second; without end where there were too few rounds to say."""
-        return self.tokens / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")
 
 
 @runtime_checkable
@@ -154,6 +130,7 @@ class AdaptiveBudget:
     paying: bool = False  # do the rounds of late say that drafts pay?
     idle: int = 0  # rounds since the last draft
     behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
+    fresh: bool = False  # and were all rows new then?
     rounds: int = 0
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
 
@@ -189,7 +166,7 @@ class AdaptiveBudget:
 
     def _begin(self, rows: int, share: float) -> None:
         """This share of the rows is new: what was learnt of the rows before them says less."""
-        self.behind = True
+        self.behind, self.fresh = True, share == 1 or (self.fresh and self.behind)
         for d, (hits, asked) in enumerate(zip(self.usual_hits, self.usual_asked, strict=True)):
             rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
@@ -229,7 +206,7 @@ class AdaptiveBudget:
             self.idle += 1
             self.behind = self.behind or self.idle >= LATE
             return
-        self.behind = False
+        read, self.behind = self._read(report) if self.behind else 0.0, False
         for d, asked in enumerate(self.asked):  # what is long ago counts for less, and for PRIOR rows at least
             kept = max(DECAY**self.idle, min(1.0, PRIOR / asked))
             self.asked[d], self.hits[d] = kept * asked, kept * self.hits[d]
@@ -250,8 +227,14 @@ class AdaptiveBudget:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
-            self.brought.setdefault(b, Brought()).learn(tokens, seconds, b)
-            self._charge(b, seconds - tokens / self._plain(b), min(report.depth, self.depth))
+            self.brought.setdefault(b, Brought()).learn(tokens, seconds - read, b)
+            charged = 0.0 if self.fresh else min(read, 0.5 * self._hold(b))  # reading alone ends no drafting
+            self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
+        self.fresh = False
+
+    def _read(self, report: Report) -> float:
+        """Seconds by which a draft took longer than usual, because text had to be read first."""
+        return max(0.0, report.draft_seconds - self._drafts(report.rows)(report.depth))
 
     def _charge(self, rows: int, lost: float, depth: int) -> None:
         """Seconds that a round with drafts lost; more than twice what such rounds take was a disturbance."""

@@ -1,4 +1,4 @@
-"""What sizes cost, learnt from noisy measurements."""
+"""What sizes cost, learnt from noisy measurements; and what rounds brought."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+
+RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
+ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
 
 
 @dataclass
@@ -80,3 +83,25 @@ def nearest(size: int) -> int:
     """The nearest power of two: 5 -> 4, 6 -> 8."""
     low = 1 << (size.bit_length() - 1)
     return low if 2 * size * size < 4 * low * low else 2 * low
+
+
+@dataclass
+class Brought:
+    """What the last rounds with drafts brought, decayed."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    rows: float = 0.0  # of all these rounds together
+
+    def learn(self, tokens: int, seconds: float, rows: int) -> None:
+        self.tokens = RECENT * self.tokens + tokens
+        self.seconds = RECENT * self.seconds + seconds
+        self.rows = RECENT * self.rows + rows
+
+    def forget(self, share: float) -> None:
+        self.tokens, self.seconds, self.rows = ((1 - share) * x for x in (self.tokens, self.seconds, self.rows))
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second; without end where there were too few rounds to say."""
+        return self.tokens / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")

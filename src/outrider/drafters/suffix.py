@@ -150,21 +150,28 @@ class SuffixDrafter:
 
 @dataclass
 class Text:
-    """One row: its automaton and its last tokens."""
+    """One row: its automaton and its last tokens. What comes is written into them when something is asked."""
 
     automaton: Automaton
     context: int
     tail: list[int] = field(default_factory=list)
     state: int = 0
     place: tuple[int, int] = (0, 0)  # in the memory
+    waiting: list[int] = field(default_factory=list)
 
     def extend(self, tokens: Sequence[int]) -> Text:
-        self.state = self.automaton.extend(self.state, tokens)
-        self.tail = [*self.tail, *tokens][-self.context :]
+        self.waiting += tokens
+        return self
+
+    def read(self) -> Text:
+        """Itself, with all that came."""
+        if self.waiting:
+            self.state = self.automaton.extend(self.state, self.waiting)
+            self.tail, self.waiting = [*self.tail, *self.waiting][-self.context :], []
         return self
 
     def fork(self) -> Text:
-        return Text(self.automaton.fork(), self.context, self.tail, self.state, self.place)
+        return Text(self.automaton.fork(), self.context, self.tail, self.state, self.place, list(self.waiting))
 
 
 def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor: float) -> tuple[list, list, list]:
@@ -247,7 +254,7 @@ class SuffixDrafting:
         with memory.lock if memory else nullcontext():
             shared = [memory.young, memory.old, *shared] if memory else shared
             grown = [
-                grow(row, [row.automaton, *shared], nodes, depth, budget.floor)
+                grow(row.read(), [row.automaton, *shared], nodes, depth, budget.floor)
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
         tokens, parents, values = (list(part) for part in zip(*grown, strict=True))
