@@ -6,11 +6,11 @@ another kind, asked with OpenAI's fields alone, as in
     transformers serve FOLDER --port 9000      (the folder that `outrider info smollm2` names)
     python benchmarks/serving.py smollm2 --peer transformers=http://127.0.0.1:9000 --peer-model FOLDER
 
-For each number of clients all of them are measured in turn, with the same prompts, seeds and pauses. A client asks for
-one streamed text after the other, and pauses between two of them for an exponential time: a client that waits asks at
-Poisson's random times. Every piece is timed:
-time to the first token, time per token after it, tokens per second of all clients. The last lines say whether the bars
-hold.
+For each number of clients all of them are measured in turn, with the same prompts, seeds and pauses, `--turns` times,
+every other time in the opposite order: tokens per second are medians, and ratios those of single turns. A client asks
+for one streamed text after the other, and pauses between two of them for an exponential time: a client that waits asks
+at Poisson's random times. Every piece is timed: time to the first token, time per token after it, tokens per second of
+all clients. The last lines say whether the bars hold.
 """
 
 from __future__ import annotations
@@ -49,7 +49,21 @@ def prompts() -> list[str]:
     return [row["text"][:400] for row in map(json.loads, lines) if "text" in row]
 
 
-def load(server: Server, clients: int, each: int, gap: float, tokens: int, counter: str) -> dict[str, Any]:
+@dataclass
+class Turn:
+    """What one server gave to so many clients, once."""
+
+    texts: list[Stream]
+    failures: list[str]
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, of all clients."""
+        return sum(made.tokens for made in self.texts) / self.seconds
+
+
+def load(server: Server, clients: int, each: int, gap: float, tokens: int, counter: str, turn: int) -> Turn:
     """`clients` at a time, `each` texts per client; `gap`: seconds between two texts of a client, on average."""
     found: list[Stream] = []
     failures: list[str] = []
@@ -60,8 +74,8 @@ def load(server: Server, clients: int, each: int, gap: float, tokens: int, count
         for k in range(each):
             time.sleep(chance.expovariate(1 / gap))
             own = {"prompt": texts[(number * each + k) % len(texts)], "seed": number * 1000 + k, "max_tokens": tokens}
-            if server.ours:  # or it would copy prompts that it has read under another name
-                own["cache_salt"] = f"{server.name} {clients}"
+            if server.ours:  # or it would copy prompts that it has read before
+                own["cache_salt"] = f"{server.name} {clients} {turn}"
             try:
                 made = ask(server.url, {**server.body, **own})
             except (RuntimeError, OSError) as error:
@@ -80,16 +94,22 @@ def load(server: Server, clients: int, each: int, gap: float, tokens: int, count
     seconds = time.monotonic() - began
     for made in found:  # servers that do not say how many tokens they wrote: ours counts them
         made.tokens = made.tokens or post(counter, "/tokenize", {"prompt": made.text})["count"]
-    pace = [made.decode / (made.tokens - 1) for made in found if made.tokens > 1]
+    return Turn(found, failures, seconds)
+
+
+def summary(name: str, clients: int, turns: Sequence[Turn]) -> dict[str, Any]:
+    """All turns of a server and a load in one row."""
+    texts = [made for turn in turns for made in turn.texts]
     return {
-        "server": server.name,
+        "server": name,
         "clients": clients,
-        "texts": len(found),
-        "tokens": sum(made.tokens for made in found),
-        "failures": failures,
-        "tokens_per_second": sum(made.tokens for made in found) / seconds,
-        "ttft_ms": quantiles([made.first for made in found]),
-        "tpot_ms": quantiles(pace),
+        "texts": len(texts),
+        "tokens": sum(made.tokens for made in texts),
+        "failures": [failure for turn in turns for failure in turn.failures],
+        "turns": [round(turn.speed, 2) for turn in turns],
+        "tokens_per_second": statistics.median(turn.speed for turn in turns),
+        "ttft_ms": quantiles([made.first for made in texts]),
+        "tpot_ms": quantiles([made.decode / (made.tokens - 1) for made in texts if made.tokens > 1]),
     }
 
 
@@ -112,14 +132,20 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
     loads, said = sorted({row["clients"] for row in rows}), []
     peers = [name for name in dict.fromkeys(row["server"] for row in rows) if name not in ("plain", "speculating")]
 
-    def ratio(clients: int, above: str, below: str) -> float:
-        low = by[clients, below]["tokens_per_second"]
-        return by[clients, above]["tokens_per_second"] / low if low else float("inf")
+    def ratios(clients: int, above: str, below: str) -> list[float]:
+        pairs = zip(by[clients, above]["turns"], by[clients, below]["turns"], strict=True)
+        return sorted(high / low if low else float("inf") for high, low in pairs)
 
-    least = min((ratio(c, "speculating", "plain"), c) for c in loads)
-    said.append(
-        f"{held(least[0] >= BARS['throughput'])}: throughput beside plain at least {least[0]:.2f} ({least[1]} clients)"
-    )
+    def ratio(clients: int, above: str, below: str) -> float:
+        return statistics.median(ratios(clients, above, below))
+
+    for clients in loads:
+        every = ratios(clients, "speculating", "plain")
+        middle = statistics.median(every)
+        said.append(
+            f"{held(middle >= BARS['throughput'])}: with {clients} clients speculation has {middle:.2f} of plain's "
+            f"throughput ({every[0]:.2f}-{every[-1]:.2f})"
+        )
     if 1 in loads:
         speed = by[1, "plain"]["tpot_ms"]["p50"] / max(by[1, "speculating"]["tpot_ms"]["p50"], 1e-9)
         said.append(f"{held(speed >= BARS['speed'])}: per-user speed of one client {speed:.2f} times plain")
@@ -141,6 +167,7 @@ def main() -> None:
     parser.add_argument("--peer-model", help="what peers are asked for as `model`")
     parser.add_argument("--clients", default="1,2,4,8,16,32")
     parser.add_argument("--texts", type=int, default=16, help="texts of each load, but at least two of a client")
+    parser.add_argument("--turns", type=int, default=3, help="how often each load is measured")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rows", type=int, default=16, help="rows of `outrider serve`")
@@ -162,8 +189,12 @@ def main() -> None:
         print("| clients | server | tokens/s | TTFT ms p50 / p95 / p99 | TPOT ms p50 / p95 / p99 | failed |")
         print("|---|---|---|---|---|---|")
         for clients in map(int, given.clients.split(",")):
-            for server in servers:
-                rows.append(load(server, clients, max(2, -(-given.texts // clients)), gap, given.tokens, url))
+            each, turns = max(2, -(-given.texts // clients)), {server.name: list[Turn]() for server in servers}
+            for turn in range(given.turns):
+                for server in servers if turn % 2 == 0 else servers[::-1]:
+                    turns[server.name].append(load(server, clients, each, gap, given.tokens, url, turn))
+            for name, found in turns.items():
+                rows.append(summary(name, clients, found))
                 print(line(rows[-1]), flush=True)
     print("", *verdicts(rows), sep="\n")
     if given.out:
