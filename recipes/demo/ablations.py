@@ -55,6 +55,7 @@ def block(**options: Any) -> Recipe:
 
 RUNS: dict[str, Recipe] = {
     "eagle": eagle(),
+    "eagle linear=true": eagle(linear=True),
     **{f"eagle inputs={x}": eagle(inputs=x) for x in ("feature+unshifted", "feature", "token")},
     "eagle without noise": eagle(noise=0.0),
     "eagle of few texts": eagle(),
@@ -68,6 +69,7 @@ RUNS: dict[str, Recipe] = {
         for x in ("top-p", "normed-linear", "normed-softmax", "both-ways", "recall", "bild")
     },
     "hass published mask": hass(published=True),
+    "hass linear=true": hass(linear=True),
     "medusa": Recipe("medusa", options={"heads": 4}, **{**BASE, "lr": 3e-3}),
     "block": block(),
     "block causal=false": block(causal=False),
