@@ -28,6 +28,7 @@ METHODS: dict[str, tuple[float, list[str]]] = {
     "hass": (4e-4, [VOCAB, "passes=2", "topk=0", "cls=0.5"]),  # goes on from EAGLE's weights
     "eagle3": (5e-4, [VOCAB, "passes=2"]),  # the paper has seven, each as long again
     "draft-lm": (2e-3, [VOCAB, "hidden=192", "layers=2", "heads=3"]),
+    "mamba": (2e-3, [VOCAB, "hidden=192", "layers=4"]),
     "block": (3e-4, [VOCAB, "taps=2,15,27,-1"]),  # EAGLE-3's layers, so that they share kept features, and the last one
 }
 
@@ -44,7 +45,7 @@ def main() -> None:
     if not answers:
         raise SystemExit(f"there are no answers in {a.work}; run recipes.smollm2.data or recipes.smollm2.answers first")
     rate, options = METHODS[a.method]
-    if a.ship and a.method == "draft-lm":
+    if a.ship and a.method in ("draft-lm", "mamba"):
         raise SystemExit(f"a draft model is a stock model: copy its folder {a.work / a.method / 'best'}")
     if a.ship:
         ship(a.method, a.work / a.method, len([line for file in answers for line in file.open("rb")]))
