@@ -81,7 +81,7 @@ REAL = (
     f"Llama chain of 2=model:{LLAMA}?tree=chain@3x2", f"Llama, 16 nodes=model:{LLAMA}@16x6",
     f"Llama, adaptive=model:{LLAMA}@auto",
     f"Mamba, 16 nodes=mamba:{MAMBA}@16x6", f"Mamba, adaptive=mamba:{MAMBA}@auto",
-    f"Mamba, bandit=mamba:{MAMBA}@none 1,1 2,1 3,2,1 {PAPER[0]}",
+    f"Mamba, bandit=mamba:{MAMBA}@1,1 2,1 3,2,1 {PAPER[0]} none",
     "Medusa, 16 nodes=medusa:smollm2/medusa@16x4",
     f"EAGLE-3, 16 nodes=eagle3:{EAGLE3}@16x6", f"EAGLE-3, adaptive=eagle3:{EAGLE3}@auto",
     f"block, 16 nodes=block:{BLOCK}@16x6", f"block, adaptive=block:{BLOCK}@auto",

@@ -94,12 +94,13 @@ def test_lossless_passes(tiny: Tiny, drafter: str, rule: str, capsys: pytest.Cap
     assert "99 % power" in found.sentence
     assert "identical" not in found.sentence
     assert not any(e.divergences for e in found.equality)
+    assert all(e.own == e.texts for e in found.equality)
     assert {e.batch for e in found.equality} == {1, 2}
     assert all(s.cells > 3 and not s.rejected for s in found.statistics)
     assert {part for part, done, of in seen if done == of} == {"equality", "samples"}
     assert json.loads(json.dumps(document(found)))["rule"] == rule
     show(found)
-    assert "plain decoding" in capsys.readouterr().out
+    assert "without a drafter" in capsys.readouterr().out
 
 
 def test_model_drafter_under_coupled(tiny: Tiny) -> None:
@@ -247,6 +248,12 @@ def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     judged = audit.judge("tiny", "model", "coupled", 0, same, (), ())
     assert not judged.lossless
     assert "NOT lossless" in judged.sentence
+    assert any(e.own < e.texts for e in same)
+    near = tuple(replace(e, divergences=()) for e in same)  # as if the stock model's rounding explained them
+    assert audit.judge("tiny", "model", "coupled", 0, near, (), ()).lossless
+    promised = audit.judge("tiny", "model", "coupled", 0, near, (), (), bits=True)
+    assert not promised.lossless, "where bits are promised nothing explains another text"
+    assert "without a drafter" in promised.sentence
 
 
 # --- the power

@@ -131,6 +131,7 @@ class AdaptiveBudget:
     idle: int = 0  # rounds since the last draft
     behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
     fresh: bool = False  # and were all rows new then?
+    reading: float = 0.0  # seconds that this took, of late
     rounds: int = 0
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
 
@@ -172,7 +173,8 @@ class AdaptiveBudget:
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
             self.hits[d] = rate * self.asked[d]
         self.brought.setdefault(rows, Brought()).forget(share)
-        self.debt[rows] = (1 - share**2) * self.debt.get(rows, 0.0)
+        owed = min(self.reading, self._hold(rows)) if share == 1 and self.verify else 0.0  # paid for before it is read
+        self.debt[rows] = owed + (1 - share**2) * self.debt.get(rows, 0.0)
         self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:
@@ -229,6 +231,7 @@ class AdaptiveBudget:
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(b, Brought()).learn(tokens, seconds - read, b)
             charged = 0.0 if self.fresh else min(read, 0.5 * self._hold(b))  # reading alone ends no drafting
+            self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
         self.fresh = False
 

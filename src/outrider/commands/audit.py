@@ -124,9 +124,11 @@ def show(found: Audit) -> None:
         return made
 
     console = Console()
-    equal = table("seed for seed, against plain decoding", "law", "batch", "texts", "tokens", "rounding", "found")
+    columns = "law", "batch", "texts", "as without drafter", "tokens as stock", "rounding", "beside stock"
+    equal = table("seed for seed, against the engine without a drafter and the stock model", *columns)
     for e in found.equality:
-        equal.add_row(label(e.law), str(e.batch), str(e.texts), str(e.tokens), f"{e.noise:.1e}", _found(e))
+        own = f"{e.own}/{e.texts}"
+        equal.add_row(label(e.law), str(e.batch), str(e.texts), own, str(e.tokens), f"{e.noise:.1e}", _found(e))
     console.print(equal)
     laws = table("exact, every branch on tiny models (audited: marked)", "rule", "draft", "TV", "")
     for x in found.exact:

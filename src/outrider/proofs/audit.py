@@ -1,6 +1,7 @@
 """The losslessness audit of a target, a drafter and a rule, on the code that serves them.
 
-    equality     seed for seed against a plain loop of its own: stock model, stock cache, transformers' warpers
+    equality     seed for seed against a plain loop of its own (stock model, stock cache, transformers' warpers), and
+                 against the engine without a drafter
     exact        every branch of the rejection rules' own functions on tiny vocabularies, in float64
     statistics   many samples of two tokens against the target's exact law: a G-test, with the power it had
 
@@ -10,7 +11,7 @@ A statistical test cannot prove equality; it can say how large a deviation it wo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -19,9 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
+from .. import drafters
 from ..budgets.adaptive import FixedBudget
 from ..core import noise
-from ..engine import Engine, Request, Row, generate
+from ..engine import Engine, Request, generate
 from ..targets.carrier import carrying
 from ..types import LOSSY, InputError, Sampling
 from .divergence import Divergence, first_difference
@@ -38,7 +40,9 @@ from .samples import (
 )  # fmt: skip
 
 LEAST_SAMPLES = 100
-WORK = 4.0  # passes over one token that a token of a compared text costs: plain, rounding, drafted in two batch sizes
+WORK = (
+    5.0  # passes over one token that a token of a compared text costs: two plain, rounding, drafted in two batch sizes
+)
 EXACT = 1e-12
 
 
@@ -61,6 +65,7 @@ class Equality:
     tokens: int  # equal ones
     noise: float  # largest difference of logits between passes over one and over several tokens, in stock code
     divergences: tuple[Divergence, ...]
+    own: int  # texts that equal those of the engine without a drafter
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,8 @@ def audit(
     same = equality(engine, ids, seed, tokens, progress)
     found = exact(seed)
     stats = statistics(engine, [p[-64:] for p in ids[:2]], samples, seed, progress)
-    return judge(llm.name, llm.drafter_name, rule, seed, same, found, stats)
+    bits = getattr(engine.target, "exact", "rounding") == "bits"
+    return judge(llm.name, llm.drafter_name, rule, seed, same, found, stats, bits)
 
 
 @torch.no_grad()
@@ -158,18 +164,22 @@ def judge(
     same: tuple[Equality, ...],
     found: tuple[Exact, ...],
     stats: tuple[Statistic, ...],
+    bits: bool = False,
 ) -> Audit:
-    """The verdict, in one sentence."""
+    """The verdict, in one sentence. `bits`: the target promises the same bits with drafts as without."""
     differ = [e for e in same if not all(d.within for d in e.divergences)]
     biased = [x for x in found if x.counts(rule) and x.tv >= EXACT]
     deviant = [s for s in stats if s.rejected]
     worst = max((s.detectable for s in stats if s.cells > 1), default=1.0)  # one cell tests nothing
-    lossless = rule not in LOSSY and not (differ or biased or deviant)
+    texts = sum(e.texts for e in same)
+    changed = texts - sum(e.own for e in same) if bits else 0
+    lossless = rule not in LOSSY and not (differ or biased or deviant or changed)
     seen = (
         [f"{sum(len(e.divergences) for e in differ)} texts differ from plain decoding beyond rounding"]
         if differ
         else []
     )
+    seen += [f"{changed} texts differ from the engine's own without a drafter"] if changed else []
     seen += (
         [f"its law is off by a total variation of {max(x.tv for x in biased):.2g} on a tiny model"] if biased else []
     )
@@ -181,7 +191,8 @@ def judge(
     elif not lossless:
         sentence = f"{who}: NOT lossless; {' and '.join(seen)}."
     else:
-        equal = f"{sum(e.tokens for e in same)} tokens equal plain decoding seed for seed"
+        equal = f"all {texts} texts are the engine's own without a drafter, bit for bit; " if bits else ""
+        equal += f"{sum(e.tokens for e in same)} tokens equal the stock model's plain decoding seed for seed"
         equal += f", {near} texts part from it within rounding" if near else ""
         sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was found at 99 % power."
     return Audit(model, drafter, rule, seed, same, found, stats, lossless, sentence)
@@ -193,20 +204,19 @@ def judge(
 def equality(
     engine: Engine, prompts: Sequence[list[int]], seed: int, tokens: int, progress: Progress = lambda *_: None
 ) -> tuple[Equality, ...]:
-    """The engine's texts beside plain decoding's. Rules other than `coupled` have the same text at T = 0 alone."""
+    """The engine's texts beside plain decoding's, by stock code and by its own. Rules other than `coupled` have the
+    same text at T = 0 alone."""
     laws, out = LAWS if engine.rule == "coupled" else LAWS[:1], []
     model, batches = engine.target.model, sorted({1, min(len(prompts), max(2, len(prompts) - 1))})  # type: ignore[attr-defined]
+    alone = replace(engine, drafter=drafters.load("none", engine.target))
     for i, law in enumerate(laws):
+        requests = [Request(p, seed + k, tokens, law) for k, p in enumerate(prompts)]
+        own = _written(alone, requests, 1)
         texts = [plain(model, p, seed + j, law, tokens) for j, p in enumerate(prompts)]
         rounding = max(_rounding(model, [*p, *t], len(p)) for p, t in zip(prompts, texts, strict=True))
         for j, batch in enumerate(batches):
-            rows: dict[int, Row] = {}
-            requests = [Request(p, seed + k, tokens, law) for k, p in enumerate(prompts)]
-            for piece in generate(engine, requests, batch):
-                rows[piece.row.index] = piece.row
-            apart, equal = [], 0
-            for k, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-                ours = rows[k].output
+            written, apart, equal = _written(engine, requests, batch), [], 0
+            for k, (prompt, text, ours) in enumerate(zip(prompts, texts, written, strict=True)):
                 at = first_difference(text, ours)
                 equal += at
                 if text != ours:
@@ -214,9 +224,16 @@ def equality(
                     gap = _margin(model, [*prompt, *text[:at]], seed + k, law, *pair)
                     within = pair[0] != pair[1] and gap <= 4 * rounding
                     apart.append(Divergence(str(k + 1), at, gap, within))
-            out.append(Equality(law, batch, len(prompts), equal, rounding, tuple(apart)))
+            kept = sum(ours == mine for ours, mine in zip(written, own, strict=True))
+            out.append(Equality(law, batch, len(prompts), equal, rounding, tuple(apart), kept))
             progress("equality", i * len(batches) + j + 1, len(laws) * len(batches))
     return tuple(out)
+
+
+def _written(engine: Engine, requests: Sequence[Request], batch: int) -> list[list[int]]:
+    """The engine's texts, `batch` side by side."""
+    rows = {piece.row.index: piece.row for piece in generate(engine, requests, batch)}
+    return [rows[k].output for k in range(len(requests))]
 
 
 def plain(model: Any, prompt: list[int], seed: int, law: Sampling, tokens: int) -> list[int]:
