@@ -50,6 +50,7 @@ FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a bat
 SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
 STALE = 8  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
+GIVEN = 2.0  # plain rounds' time that a drafter may read in for nothing when all texts are new
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
@@ -173,8 +174,9 @@ class AdaptiveBudget:
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
             self.hits[d] = rate * self.asked[d]
         self.brought.setdefault(rows, Brought()).forget(share)
-        owed = min(self.reading, self._hold(rows)) if share == 1 and self.verify else 0.0  # paid for before it is read
-        self.debt[rows] = owed + (1 - share**2) * self.debt.get(rows, 0.0)
+        self.debt[rows] = (1 - share**2) * self.debt.get(rows, 0.0)
+        if share == 1 and self.verify:  # a first try may read for GIVEN rounds; what takes longer is paid for before
+            self.debt[rows] += max(0.0, min(self.reading - GIVEN * rows / self._plain(rows), self._hold(rows)))
         self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:
@@ -230,7 +232,7 @@ class AdaptiveBudget:
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(b, Brought()).learn(tokens, seconds - read, b)
-            charged = 0.0 if self.fresh else min(read, 0.5 * self._hold(b))  # reading alone ends no drafting
+            charged = min(read, 0.5 * self._hold(b))  # reading alone ends no drafting
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
         self.fresh = False
@@ -256,11 +258,11 @@ class AdaptiveBudget:
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if report.depth:
             curve = self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True))
-            (curve.lower if self.behind else curve.learn)(report.depth, report.draft_seconds)
+            (curve.doubt if self.behind else curve.learn)(report.depth, report.draft_seconds)
             if self.seen[b] > LEARN:  # drafts of those before were not cut to what pays
                 self.size.learn(report.depth, report.total / b if report.total else float(report.nodes))
         if report.drafted:
-            (self.step.lower if self.behind else self.step.learn)(report.drafted, report.draft_seconds)
+            (self.step.doubt if self.behind else self.step.learn)(report.drafted, report.draft_seconds)
 
     @property
     def trust(self) -> float:

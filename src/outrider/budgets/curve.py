@@ -53,9 +53,10 @@ class Curve:
         start = self.points[below]
         return max(start + (seconds - start) * (to - below) / (size - below), 0.2 * start)
 
-    def lower(self, size: int, seconds: float) -> None:
-        """The same for a measurement with other work in it: it may lower an estimate, and never raises one."""
-        self.learn(size, min(seconds, self(size)) if self.points else seconds)
+    def doubt(self, size: int, seconds: float) -> None:
+        """Of a measurement with other work in it only this is taken: that an estimate is more than twice too long."""
+        if not self.points or seconds < 0.5 * self(size):
+            self.learn(size, seconds)
 
     def __call__(self, size: int) -> float:
         return self.table((size,))[0]

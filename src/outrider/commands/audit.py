@@ -124,8 +124,8 @@ def show(found: Audit) -> None:
         return made
 
     console = Console()
-    columns = "law", "batch", "texts", "as without drafter", "tokens as stock", "rounding", "beside stock"
-    equal = table("seed for seed, against the engine without a drafter and the stock model", *columns)
+    heads = "law", "batch", "texts", "as without drafter", "tokens as stock", "rounding", "beside stock"
+    equal = table("seed for seed, against the engine without a drafter and the stock model", *heads)
     for e in found.equality:
         own = f"{e.own}/{e.texts}"
         equal.add_row(label(e.law), str(e.batch), str(e.texts), own, str(e.tokens), f"{e.noise:.1e}", _found(e))

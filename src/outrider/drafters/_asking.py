@@ -112,7 +112,7 @@ class Asking:
         self.rounds[rows] = self.rounds.get(rows, 0) + 1
         if self.rounds[rows] > 1:  # the first one warms up
             curve = self.seconds.setdefault(rows, Curve(prior_slope=0.5, mean=True))
-            (curve.lower if behind else curve.learn)(depth, seconds)
+            (curve.doubt if behind else curve.learn)(depth, seconds)
 
     def learn(
         self, depths: Sequence[int], chances: Sequence[float], free: Sequence[int], accepted: Sequence[int]
