@@ -98,6 +98,35 @@ def test_a_hard_text_says_little_of_the_next() -> None:
     assert drafted[1] >= 5 > drafted[0]
 
 
+def test_reading_is_no_drafting() -> None:
+    """A drafter that reads a new text before its first draft takes long for it, and no draft is dearer for that."""
+    budget = AdaptiveBudget()
+    play(budget, 0.8, 200)
+    before = budget.draft[1](2)
+    assert budget.choose(rows(new=1)).depth > 0
+    budget.learn(Report(1, 2, 3, 3.0, 1.04, 0.0, [1, 1], 2))
+    assert budget.draft[1](2) == before
+    assert budget.choose(rows()).depth > 0, "nor does it end them"
+    budget.learn(Report(1, 2, 3, 3.0, 1.04, 0.0, [1, 1], 2))
+    assert budget.draft[1](2) > before, "the second time it was drafting"
+
+
+@pytest.mark.parametrize(("reading", "most"), [(1.0, 40), (20.0, 16)])
+def test_what_takes_long_to_read_is_not_tried_in_every_text(reading: float, most: int) -> None:
+    """Texts of 60 tokens, a drafter that is never right: one that reads in two rounds' time is tried in each."""
+    budget, tried = AdaptiveBudget(), []
+    for _ in range(40):
+        drafts = 0
+        for i in range(60):
+            depth = budget.choose(rows(new=int(i == 0))).depth
+            draft = 0.1 * depth + (reading if depth and not drafts else 0.0)
+            budget.learn(Report(1, depth, 1 + depth, draft, 1 + 0.02 * depth, 0.0, [0] * depth, depth))
+            drafts += depth > 0
+        tried.append(drafts > 0)
+    assert sum(tried) <= most
+    assert sum(tried[1:]) >= (39 if reading < 2 else 1)
+
+
 def test_a_new_row_counts_by_its_share_of_the_batch() -> None:
     budget = AdaptiveBudget()
     play(budget, 0.8, 600, b=4)
