@@ -173,6 +173,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="rows of `outrider serve`")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.turns < 1:
+        parser.error(f"--turns is at least 1, not {given.turns}")
     rows, gap = [], 0.0
     with ours(given.model, given.drafter or [], given.rows) as url:
         law, counted = {"temperature": given.temperature}, {"stream_options": {"include_usage": True}}

@@ -17,11 +17,14 @@ one, and a row that begins is met with the slow one's shares, as strongly as PRI
 
 All this is a forecast, and it is held to what came of it by an account, for each batch size, of the time that rounds
 with drafts took beyond what plain ones would have taken for the same tokens. Rounds that may draft pay TRIES of their
-time into it, in batches that over the root of the rows, and it is never in credit. Where the forecast is against
+time into it, divided by the root of the rows in batches, and it is never in credit. Where the forecast is against
 drafts, one is tried when the account is even; where it is for them, HOLD plain rounds may be owed, or more while the
 last rounds with drafts did bring more than plain ones. So drafts that do not pay cost TRIES of the time in the long
 run, whatever was forecast, and HOLD rounds once. What a batch size costs that was not met yet is taken from the others,
 by the nodes of all rows.
+
+A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
+teaches nothing of drafts, and is charged up to half of what may be owed: reading alone ends no drafting.
 
 Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
 depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
@@ -40,7 +43,7 @@ from .curve import Brought, Curve
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
-TRIES = 0.015  # of one row's time may be lost to drafts that do not pay; less of many rows', of which one try says more
+TRIES = 0.015  # of the time of one row may be lost to drafts that do not pay; over the root of the rows in batches
 HOLD = 8.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
 OWED = 1.5  # times as much is owed at most while drafts do pay, so that they are soon tried again when they stop to
 PRIOR = 16.0  # pseudo-count of rows for a depth never seen, and for a text that begins
@@ -50,7 +53,7 @@ FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a bat
 SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
 STALE = 8  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
-GIVEN = 2.0  # plain rounds' time that a drafter may read in for nothing when all texts are new
+GIVEN = 2.0  # plain rounds that reading a new text may take; what takes longer is paid for before a first try
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
@@ -175,7 +178,7 @@ class AdaptiveBudget:
             self.hits[d] = rate * self.asked[d]
         self.brought.setdefault(rows, Brought()).forget(share)
         self.debt[rows] = (1 - share**2) * self.debt.get(rows, 0.0)
-        if share == 1 and self.verify:  # a first try may read for GIVEN rounds; what takes longer is paid for before
+        if share == 1 and self.verify:
             self.debt[rows] += max(0.0, min(self.reading - GIVEN * rows / self._plain(rows), self._hold(rows)))
         self._held.clear()
 
@@ -232,7 +235,7 @@ class AdaptiveBudget:
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(b, Brought()).learn(tokens, seconds - read, b)
-            charged = min(read, 0.5 * self._hold(b))  # reading alone ends no drafting
+            charged = min(read, 0.5 * self._hold(b))
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
         self.fresh = False

@@ -98,7 +98,8 @@ class MixDrafting:
             trees[k] = self.parts[k].propose(rows, asked) if depth else root_only(rows.root)
         if chances and depth:
             mix.asking.time(len(rows), depth, perf_counter() - began, self.unasked >= LATE)
-        self.unasked = 0 if depth else self.unasked
+        if depth:
+            self.unasked = 0
         found = [trees[k] for k in range(len(self.parts))]
         if any(tree.q is not None for tree in found):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")

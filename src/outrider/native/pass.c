@@ -27,7 +27,8 @@ typedef struct {
     Matrix join; /* [hidden, joined]: makes the states of what is given, with its bias; or both NULL */
     const float *bias_join;
     integer joined;
-    const float *norm_given; /* [2 * hidden]: EAGLE-3's norms of the embedding and the vector that are given; or NULL */
+    /* [2 * hidden]: EAGLE-3's norms of the embedding and the vector that are given, or NULL. `norm` is the head's alone then. */
+    const float *norm_given;
 } Model;
 
 typedef struct {

@@ -158,13 +158,15 @@ def runs(target: object) -> bool:
 def compiled(layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> CompiledLayer | None:
     """The layer in compiled code; None where it is not of the kind, or there is none on this machine. `head`: the rows
     of a head without bias."""
-    shape, first = layer.shape, join.fc if isinstance(join, Fusing) else join
-    weight, reads = first.weight, shape.inputs // shape.hidden
-    widths = shape.hidden, shape.intermediate, shape.head_dim, first.in_features // (TAPS if first is not join else 1)
-    if head is None or head.dtype != weight.dtype or head.device.type != "cpu" or weight.device.type != "cpu":
+    shape, fuses = layer.shape, isinstance(join, Fusing)
+    first = join.fc if isinstance(join, Fusing) else join
+    read = first.in_features // (TAPS if fuses else 1)
+    if head is None or head.dtype != first.weight.dtype or {head.device.type, first.weight.device.type} != {"cpu"}:
         return None
-    if any(width % STEP for width in widths) or shape.head_dim > WIDEST or reads != (1 if first is join else 2):
+    if any(width % STEP for width in (shape.hidden, shape.intermediate, shape.head_dim, read)):
         return None
-    name = str(weight.dtype).removeprefix("torch.")
+    if shape.head_dim > WIDEST or shape.inputs != shape.hidden * (2 if fuses else 1):
+        return None
+    name = str(first.weight.dtype).removeprefix("torch.")
     code = library(name, name) if name in ("bfloat16", "float32") else None
     return None if code is None else CompiledLayer(code, layer, join, head.contiguous())

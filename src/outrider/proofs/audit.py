@@ -40,9 +40,8 @@ from .samples import (
 )  # fmt: skip
 
 LEAST_SAMPLES = 100
-WORK = (
-    5.0  # passes over one token that a token of a compared text costs: two plain, rounding, drafted in two batch sizes
-)
+# Passes over one token that a token of a compared text costs: plain twice, rounding, drafted in two batch sizes.
+WORK = 5.0
 EXACT = 1e-12
 
 
