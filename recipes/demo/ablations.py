@@ -206,19 +206,23 @@ def interval(values: Sequence[float]) -> list[float]:
     return [round(x, 4) for x in (values[0], drawn[25], drawn[974])]
 
 
-def gather(work: Path, out: Path) -> None:
-    """All results in one file. What it has of runs that are not there stays."""
+def folder_of(out: Path, name: str) -> Path:
+    """Where a run lies."""
+    return out / name.replace(" ", "_").replace("=", "-").replace("'", "")
+
+
+def gather(work: Path, out: Path, head: dict[str, Any], known: Sequence[str]) -> None:
+    """All results in one file, after `head`. What it has of known runs that are not there stays."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in work.glob("*/result.json")]
     base = next(row for row in rows if row["name"] == "eagle")
     made = {row["name"]: {**{k: v for k, v in row.items() if k != "counts"}, **taus(row, base)} for row in rows}
     old = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
-    stays = [row for row in old if row["name"] in RUNS or " on a " in row["name"]]  # those are of `recipes.demo.moe`
+    stays = [row for row in old if row["name"] in known or " on a " in row["name"]]  # those are of `recipes.demo.moe`
     rows = [*{row["name"]: row for row in (*stays, *made.values())}.values()]
-    known = {name: i for i, name in enumerate(RUNS)}
-    rows.sort(key=lambda row: known.get(row["name"], len(known)))
-    document = {"steps": STEPS, "rows": SHARED["rows"], "length": SHARED["length"], "runs": rows}
-    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    missing = sorted(set(RUNS) - {row["name"] for row in rows})
+    places = {name: i for i, name in enumerate(known)}
+    rows.sort(key=lambda row: places.get(row["name"], len(places)))
+    out.write_text(json.dumps({**head, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+    missing = sorted(set(known) - {row["name"] for row in rows})
     print(f"{len(rows)} runs in {out}; not there: {', '.join(missing) or 'none'}")
 
 
@@ -235,7 +239,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     out = args.work / "ablations"
     if args.gather:
-        gather(out, args.gather)
+        gather(out, args.gather, {"steps": STEPS, "rows": SHARED["rows"], "length": SHARED["length"]}, tuple(RUNS))
         return
     if args.own:
         own(args.work, target())
@@ -245,7 +249,7 @@ def main() -> None:
     model.compile()
     plain = plainly(model, given, args.tokens, eos)
     for name in args.names or RUNS:
-        folder = out / name.replace(" ", "_").replace("=", "-").replace("'", "")
+        folder = folder_of(out, name)
         kept = folder / "result.json"
         row: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
         if "held_out_loss" not in row:
