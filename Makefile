@@ -6,6 +6,7 @@ READY   = $(VENV)/.ready
 
 # The real vLLM, an independent build for CPUs, in an environment of its own.
 PARITY   ?= .parity-venv
+PARITY_TARGET ?= demo
 DRAFTERS ?= src/outrider/demo/eagle src/outrider/demo/eagle3 lookup suffix model:demo mamba:demo
 
 # What `make recording` shows.
@@ -87,10 +88,11 @@ $(PARITY)/.ready:
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e . jaxtyping wadler-lindig
 	@touch $@
 
-# The demo's drafters in vLLM and here, exported or inside it: text and acceptance. Not part of `make test`.
+# Drafters (DRAFTERS) of a target (PARITY_TARGET, the demo) in vLLM and here, exported or inside it: text and acceptance.
+# Not part of `make test`.
 parity: $(READY) $(PARITY)/.ready
 	@test -n "$(DRAFTERS)" || { echo "no drafters to compare: name them, as in make parity DRAFTERS=DIR" >&2; exit 2; }
-	@$(BIN)/outrider parity demo --python $(PARITY)/bin/python $(foreach d,$(DRAFTERS),--drafter $(d))
+	@$(BIN)/outrider parity $(PARITY_TARGET) --python $(PARITY)/bin/python $(foreach d,$(DRAFTERS),--drafter $(d))
 
 clean:
 	rm -rf $(VENV) $(PARITY) build site .pytest_cache .mypy_cache .ruff_cache

@@ -20,6 +20,9 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "smollm2 ships warm": (tables.methods(0.6), "smollm2_ships"),
     "smollm2 ships sampled": (tables.methods(1.0), "smollm2_ships"),
     "smollm2 ships domains": (tables.domains, "smollm2_ships"),
+    "smollm2 causes": (tables.causes, "smollm2_ships"),
+    "smollm2 summaries": (tables.blocks, "smollm2_summaries"),
+    "smollm2 ablations": (tables.ablations, "smollm2_ablations"),
     "smollm2 findings": (tables.counted, "smollm2_findings"),
     "smollm2 confidence": (tables.calibration, "smollm2_confidence"),
     "smollm2 greedy": (tables.methods(0.0), "smollm2"),
@@ -55,7 +58,7 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
 def read(name: str) -> Any:
     """The report of a study; of the ablations, which are no run of `outrider bench`, their own document."""
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if name == "ablations" else bench.read(path)
+    return json.loads(path.read_text(encoding="utf-8")) if name.endswith("ablations") else bench.read(path)
 
 
 def filled(text: str, made: dict[str, str]) -> str:

@@ -141,6 +141,11 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
                                                 f"EAGLE-3=eagle3:{EAGLE3}?scale=1"),
                               budgets=SIZES, temperatures=(0.0, 0.6, 1.0), tokens=32, limit=2,
                               tasks=("mt-bench", "humaneval", "gsm8k"), keep_loops=True, peers=()),
+    # Spec-Bench's summaries and questions with passages, where text is copied.
+    "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
+                                 drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
+                                           f"suffix and HASS=suffix + {SHIPS}", f"HASS={SHIPS}"),
+                                 budgets=("16x6", "auto"), limit=8, keep_loops=True),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
@@ -200,7 +205,13 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "oracle": oracles.study,
 }  # fmt: skip
 UNTIMED = ("smollm2_findings", "smollm2_confidence")  # run beside other work: their times say nothing, and are not kept
-MEANS = ("blocks", "smollm2_blocks", "smollm2_batches", "grafts")  # of which pages show means over tasks alone
+MEANS = (
+    "blocks",
+    "smollm2_blocks",
+    "smollm2_batches",
+    "smollm2_summaries",
+    "grafts",
+)  # of which pages show means over tasks alone
 TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 

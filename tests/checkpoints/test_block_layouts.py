@@ -13,6 +13,7 @@ import torch
 from layouts_foreign import HEADS, KV, LAYERS, LLAMA, D, H, V
 from torch import Tensor
 
+from outrider import cli
 from outrider.checkpoints import Facts, Found, method_of, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import write
@@ -179,13 +180,16 @@ def test_read_dflash_2_of_speculators(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"is_causal": False, "dflash_config": {**DFLASH["dflash_config"], "causal_head": True}}, "give causal="),
+        (
+            {"is_causal": False, "dflash_config": {**DFLASH["dflash_config"], "causal_head": True}},
+            "say which, as in block:DIR\\?causal=true",
+        ),
         ({"dflash_config": {"mask_token_id": 61, "target_layer_ids": [1, 4]}}, "outside the vocabulary"),
         ({"dflash_config": {"mask_token_id": 60, "target_layer_ids": [1, 1]}}, "distinct layers"),
         ({"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id"),
         ({"dflash_config": {"mask_token_id": 60}}, "target_layer_ids"),
         ({"block_size": 1}, "at least 2 slots"),
-        ({"layer_types": ["sliding_attention"] * 2}, "give causal="),
+        ({"layer_types": ["sliding_attention"] * 2}, "say which, as in block:DIR\\?causal=true"),
     ],
 )
 def test_bad_configs(tmp_path: Path, config: dict[str, Any], says: str) -> None:
@@ -196,6 +200,18 @@ def test_bad_configs(tmp_path: Path, config: dict[str, Any], says: str) -> None:
 
     with pytest.raises(InputError, match=says):
         judged()
+
+
+@pytest.mark.parametrize(("said", "causal"), [("--causal", True), ("--no-causal", False)])
+def test_who_says_which_imports_a_folder_that_leaves_causality_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, causal: bool
+) -> None:
+    open_ = {"is_causal": False, "dflash_config": {**DFLASH["dflash_config"], "causal_head": True}}
+    where = str(foreign.folder(tmp_path / "d", {**CONFIG, **DFLASH, **open_}, tensors()))
+    assert cli.main(["import", where]) == 2
+    assert "outrider import DIR --causal" in capsys.readouterr().err
+    assert cli.main(["import", where, said, "--out", str(tmp_path / "n")]) == 0
+    assert read(tmp_path / "n").config["causal"] is causal
 
 
 def test_parts_of_domino_are_refused_by_name(tmp_path: Path) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import heads
 import pytest
 import torch
 from torch import Tensor
 
+from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
+from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import check
 from outrider.drafters import block
@@ -96,30 +100,14 @@ def test_a_selector_chooses_among_the_likeliest_by_what_stands_above_and_the_slo
     vocab, top = 19, 3
     net = network(replace(CONFIG, pair_head="selector", pair_top=top, taps=(0,), conv=2, conv_group=4))
     target, prompt, words = planted(vocab), [3, 8, 2], []
-    drafter = block.drafter(net, target, Growth("chain"))
-    chains = []
-
-    class Recorded:
-        taps = drafter.taps
-
-        def open(self, prompts: Any, capacity: int) -> Any:
-            drafting = drafter.open(prompts, capacity)
-            propose = drafting.propose
-
-            def kept(rows: Any, budget: Any) -> Any:
-                tree, hidden = propose(rows, budget), drafting._hidden(rows)[0]
-                chains.append((int(rows.root[0]), hidden, tree.tokens[0, 1:].tolist()))
-                return tree
-
-            drafting.propose = kept
-            return drafting
-
-    for piece in generate(Engine(target, Recorded(), FixedBudget(5, 4), GumbelNoise(vocab)), [Request(prompt, 1, 12)]):
+    drafter = Recorded(block.drafter(net, target, Growth("chain")))
+    for piece in generate(Engine(target, drafter, FixedBudget(5, 4), GumbelNoise(vocab)), [Request(prompt, 1, 12)]):
         words = piece.row.output
     assert len(words) == 12
-    assert len(chains) > 2
+    assert len(drafter.seen) > 2
     changed = 0
-    for above, hidden, chain in chains:
+    for hidden, tree in drafter.seen:
+        above, *chain = tree.tokens[0].tolist()
         for state, drafted in zip(hidden, chain, strict=False):
             logits = target.head(state).detach()
             best, least = None, -math.inf
@@ -131,6 +119,108 @@ def test_a_selector_chooses_among_the_likeliest_by_what_stands_above_and_the_slo
             changed += drafted != int(logits.argmax())
             above = drafted
     assert changed, "the selector changed nothing here"
+
+
+class Recorded:
+    """A block drafter, and the slots' hidden states and the tree of every draft."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter, self.taps, self.seen = drafter, drafter.taps, list[tuple[Tensor, Any]]()
+
+    def open(self, prompts: Any, capacity: int) -> Any:
+        drafting = self.drafter.open(prompts, capacity)
+        propose = drafting.propose
+
+        def kept(rows: Any, budget: Any) -> Any:
+            tree, hidden = propose(rows, budget), drafting._hidden(rows)[0]
+            self.seen.append((hidden, tree))
+            return tree
+
+        drafting.propose = kept
+        return drafting
+
+
+def test_a_chain_under_rejection_carries_the_laws_of_slots_and_pair_head() -> None:
+    vocab = 19
+    net, target = network(replace(CONFIG, taps=(0,))), planted(vocab)
+    drafter = Recorded(block.drafter(net, target, Growth("chain")))
+    heads.run(target, drafter, [[3, 8, 2]], 12, 1.0, FixedBudget(5, 4), "rejection")
+    assert len(drafter.seen) > 2
+    for hidden, tree in drafter.seen:
+        for i, above in enumerate(tree.tokens[0, :-1].tolist()):
+            wanted = target.head(hidden[i]) + net.markov_w2.weight @ net.markov_w1.weight[above]
+            torch.testing.assert_close(tree.q[0, i].double(), wanted.softmax(-1).double(), rtol=0, atol=1e-9)
+
+
+def test_a_tree_under_rejection_has_the_likeliest_children_and_no_law() -> None:
+    """Nothing of it is drawn, so the rule takes each child as a point mass."""
+    net, target = network(replace(CONFIG, taps=(0,))), planted(19)
+    drafter = Recorded(block.drafter(net, target, Growth(top_k=3)))
+    heads.run(target, drafter, [[3, 8, 2]], 12, 1.0, FixedBudget(9, 4), "rejection")
+    for hidden, tree in drafter.seen[:-1]:
+        assert tree.q is None
+        likeliest = target.head(hidden[0]) + net.markov_w2.weight @ net.markov_w1.weight[tree.tokens[0, 0]]
+        first = tree.tokens[0, 1:][tree.parents[0, 1:] == 0]
+        assert set(first.tolist()) <= set(target.head(hidden[0]).topk(3).indices.tolist())
+        assert int(first[0]) == max(target.head(hidden[0]).topk(3).indices.tolist(), key=lambda t: likeliest[t])
+
+
+def test_pairs_false_leaves_the_slots_alone(tmp_path: Path) -> None:
+    """The same weights: values without the pair head are products of the slots' own confidences."""
+    target = planted(19)
+    native.save(tmp_path / "d", "block", network(replace(CONFIG, taps=(0,))))
+    found = []
+    for spec in ("?pairs=false", ""):
+        drafter = Recorded(drafters.load(f"{tmp_path / 'd'}{spec}", target))
+        heads.run(target, drafter, [[3, 8, 2]], 12, 0.0, FixedBudget(9, 4))
+        found.append(drafter.seen[0])
+    hidden, tree = found[0]
+    for i in range(1, tree.nodes):
+        value, at = 0.0, i
+        while at:
+            slot = int(tree.depths[0, at]) - 1
+            value += float(target.head(hidden[slot]).log_softmax(-1)[tree.tokens[0, at]])
+            at = int(tree.parents[0, at])
+        assert float(tree.values[0, i]) == pytest.approx(value)
+    assert not torch.equal(tree.values, found[1][1].values)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_expected_tokens_are_the_sum_of_values(pairs: bool) -> None:
+    """Over all texts of four tokens, those that leave the candidates included, each with its probability."""
+    g = torch.Generator().manual_seed(3)
+    d, k = 4, 3
+    tokens = torch.arange(d * k).view(1, d, k)
+    confidence = (torch.randn(1, d, k + 2, generator=g).double() * 2).log_softmax(-1)[..., :k]
+    logs = conditional(confidence, torch.randn(1, d, k, k, generator=g).double() if pairs else None)
+    tree = lattice(torch.tensor([99]), tokens, logs, 9, [d])
+    spelled = [()]
+    for i in range(1, tree.nodes):
+        spelled.append((*spelled[int(tree.parents[0, i])], int(tree.tokens[0, i]) % k))
+    expected = whole = 0.0
+    for text in itertools.product(range(k + 1), repeat=d):  # k: some other token
+        probability, above = 1.0, 0
+        for depth, rank in enumerate(text):
+            if rank == k or k in text[:depth]:
+                inside = (
+                    logs[0, depth, above if pairs else 0].exp().sum() if k not in text[:depth] else torch.tensor(0.0)
+                )
+                probability *= float(1 - inside) if rank == k else 0.0
+                continue
+            probability *= float(logs[0, depth, above if pairs else 0, rank].exp())
+            above = rank
+        whole += probability
+        expected += probability * max(n for n in range(d + 1) if text[:n] in spelled)
+    assert whole == pytest.approx(1)
+    assert tree.values is not None
+    assert float(tree.values[0, 1:].exp().sum()) == pytest.approx(expected)
+
+
+def test_equal_values_are_taken_by_depth_parent_and_rank() -> None:
+    tokens = torch.arange(6).view(1, 3, 2)
+    tree = lattice(torch.tensor([9]), tokens, torch.zeros(1, 3, 1, 2), 8, [3])
+    assert tree.tokens.tolist() == [[9, 0, 1, 2, 3, 2, 3, 4]]
+    assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 2, 2, 3]]
 
 
 def test_context_in_pieces_is_context_at_once() -> None:

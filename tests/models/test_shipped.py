@@ -1,4 +1,4 @@
-"""The demo's own drafters, as they ship: they load by name, draft for the demo target, and change nothing."""
+"""The drafters that ship: the demo's load by name, draft for their target, and change nothing; all have cards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,18 @@ def test_drafts_for_the_demo_target(models: Models, prompts: list[list[int]], pl
 @pytest.mark.parametrize("spec", SPECS)
 def test_has_a_card(spec: str) -> None:
     name = spec.partition(":")[2].removeprefix("demo").strip("/") or spec.partition(":")[0]
-    card = (DEMO / name / "README.md").read_text(encoding="utf-8")
+    assert_is_a_card((DEMO / name / "README.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["hass", "medusa"])
+def test_has_a_card_for_smollm2(name: str) -> None:
+    card = (DEMO.parent / "smollm2" / name / "README.md").read_text(encoding="utf-8")
+    assert_is_a_card(card)
+    for task in ("MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DailyMail", "Natural Questions"):
+        assert task in card
+
+
+def assert_is_a_card(card: str) -> None:
     for part in ("license:", "Data.", "seed", "held-out" if "held-out" in card else "Held out", "tau"):
         assert part in card
 

@@ -29,12 +29,21 @@ def import_(
         str | None,
         opt.output("--out", metavar="DIR", help="Write the native layout to this new folder."),
     ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--no-causal",
+            help="Of a block drafter whose config leaves it open: does a slot see only the slots before it?",
+            show_default=False,
+        ),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Say what FOLDER holds, and write it in the native layout if asked.
 
-    Reads EAGLE, EAGLE-2, HASS and EAGLE-3 of SafeAILab, speculators, Medusa (three layouts, and vLLM's) and Hydra. What
-    is missing, unknown, of another shape or not a number is refused by name.
+    Reads EAGLE, EAGLE-2, HASS and EAGLE-3 of SafeAILab, P-EAGLE, Medusa (three layouts, and vLLM's), Hydra, block
+    drafters (DFlash, DFlash 2, JetSpec, DSpark) and what speculators writes. What is missing, unknown, of another shape
+    or not a number is refused by name.
     """
     from .. import hub, shipped
 
@@ -43,8 +52,13 @@ def import_(
     from ..checkpoints import read
     from ..checkpoints.native import check
     from ..checkpoints.write import keep
+    from ..types import InputError
 
     found = read(folder, facts)
+    if causal is not None:
+        if found.method != "block":
+            raise InputError(f"--causal is for block drafters, and {folder} holds {found.method}; leave it out")
+        found.config["causal"] = causal
     check(found, folder)
     if out is not None:
         keep(found, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -245,17 +245,20 @@ def load(
     scale: float = 0.0,
     replacement: bool = False,
     causal: str = "",
+    pairs: bool = True,
 ) -> BlockDrafter:
     """A trained block drafter from its folder.
 
     scale 0: the checkpoint's. `causal` ("true" or "false") says whether a slot sees only the slots before it, where the
-    folder's config contradicts itself.
+    folder's config contradicts itself. `pairs` false: trees of the slots' own laws, without the pair head.
     """
     if causal not in ("", "true", "false"):
         raise InputError(f"causal must be true or false, not {causal!r}")
     _lattice.check(tree)
     net: BlockNet = _weights.network(path, "block", target, **({"causal": causal == "true"} if causal else {}))
     assert target is not None
+    if not pairs:
+        net.config = replace(net.config, pair_head="none")
     growth = Growth(
         tree, shape, depth=depth, top_k=top_k, nodes=nodes, scale=scale or net.config.scale, replacement=replacement
     )

@@ -73,7 +73,8 @@ class BlockConfig:
     def __post_init__(self) -> None:
         if self.causal is None:
             raise InputError(
-                "the config says both that slots see later slots and that they do not; give causal=true or false"
+                "the config says both that slots see later slots and that they do not; say which, as in "
+                "block:DIR?causal=true or outrider import DIR --causal"
             )
         if self.block < 2:
             raise InputError(f"a block holds at least 2 slots, not {self.block}")

@@ -49,6 +49,11 @@ class Place:
         return f"{self.name} ({self.about})" if self.about else self.name
 
 
+def ships_for_smollm2(spec: str) -> bool:
+    """Does a drafter's SPEC, or one of a mix, name weights that ship for smollm2?"""
+    return any(part.strip().rpartition(":")[2].split("?")[0].split("/")[0] == SMOLLM2 for part in spec.split("+"))
+
+
 def find(model: Any = None) -> Place:
     """The model of a name. None: smollm2 where its package is installed, else the demo model.
 
