@@ -29,7 +29,7 @@ from outrider.types import Budget, InputError, Rows
 
 ROOT = Path(__file__).resolve().parents[1]
 EVAL = ROOT.parent / "shared" / "data" / "eval"
-CHAINS = ("1,1", "1,1,1", "1,1,1,1,1", "1,1,1,1,1,1,1,1")
+CHAINS = tuple(",".join("1" * n) for n in range(2, 9))
 TREES = ("4x3", "8x4", "16x6", "32x6", "60x6")
 FIXED = ("none", *CHAINS, *TREES)
 AUTO = "auto"

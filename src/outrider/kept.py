@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,3 +31,19 @@ def replace(file: Path, content: Callable[[Path], object]) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def processor() -> str:
+    """The processor's name and abilities, which tell apart what was measured or proved on it."""
+    import torch
+
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
+    facts = {
+        line.split(":")[0].strip(): line
+        for line in lines
+        if line.startswith(("model", "flags", "Features", "CPU part", "cpu family"))
+    }
+    return "\n".join(
+        [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *facts.values()]
+    )

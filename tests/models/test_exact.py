@@ -14,6 +14,7 @@ from small import ZOO, build
 from torch import Tensor
 
 import outrider
+from outrider import kept
 from outrider.core.tree import chain, from_lists
 from outrider.targets import HFTarget, aligned, exact, kernels, load_target, probe
 from outrider.targets.families import TABLE
@@ -36,7 +37,7 @@ def exactly(name: str = "llama", **more: Any) -> HFTarget:
     try:
         target = load_target(model, exact="bits")
     except InputError as error:
-        if torch.backends.cpu.get_cpu_capability() == "AVX2" or "amx_bf16" in probe.processor():
+        if torch.backends.cpu.get_cpu_capability() == "AVX2" or "amx_bf16" in kept.processor():
             raise  # seen to keep their bits
         pytest.skip(f"on this processor {error}")
     assert isinstance(target, HFTarget)

@@ -254,6 +254,7 @@ def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     promised = audit.judge("tiny", "model", "coupled", 0, near, (), (), bits=True)
     assert not promised.lossless, "where bits are promised nothing explains another text"
     assert "without a drafter" in promised.sentence
+    assert (promised.bits, judged.bits) == (True, False), "the report says what was promised"
 
 
 # --- the power

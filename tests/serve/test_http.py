@@ -10,6 +10,7 @@ from serve_world import Serve, Served
 
 from outrider.llm import LLM
 from outrider.serve.start import service_of
+from outrider.targets.load import precision_of
 
 pytestmark = pytest.mark.trained
 CHAT = [{"role": "user", "content": "Tell me a story about a dog."}]
@@ -178,11 +179,13 @@ def test_tokens_and_text(served: Served, llm: LLM) -> None:
     assert served.post("/tokenize", {"messages": CHAT})["tokens"] == llm.encode(CHAT)
 
 
-def test_what_is_there(served: Served, client: Any) -> None:
+def test_what_is_there(served: Served, client: Any, llm: LLM) -> None:
     model = client.models.list().data[0]
     assert model.id == "demo"
     assert client.models.retrieve("demo").id == "demo"
-    assert served.get("/v1/models")["data"][0]["outrider"]["drafters"] == ["eagle", "lookup"]
+    told = served.get("/v1/models")["data"][0]["outrider"]
+    assert told["drafters"] == ["eagle", "lookup"]
+    assert (told["exact"], told["precision"]) == (llm.target.exact, precision_of(llm.target))
     for path in ("/health", "/ready", "/version", "/load", "/openapi.json"):
         assert served.get(path)
     _, headers, page = served.send("GET", "/metrics")

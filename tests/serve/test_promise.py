@@ -17,11 +17,11 @@ from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.cli import main
 from outrider.core.stopping import Stop
 from outrider.engine import Engine, Request, generate
-from outrider.llm import LLM
+from outrider.llm import LLM, load
 from outrider.serve.fleet import Choice
-from outrider.serve.job import End, Event, Job, Part, Watch
+from outrider.serve.job import End, Event, Job, Part, Scored, Watch
 from outrider.serve.start import service_of
-from outrider.types import Sampling
+from outrider.types import InputError, Sampling
 
 pytestmark = pytest.mark.trained
 PLANS: dict[str, list[Choice]] = {
@@ -78,9 +78,16 @@ def offline(llm: LLM, asked: list[Request]) -> list[list[int]]:
 
 
 def served(
-    llm: LLM, loaded: Any, asked: list[Request], plan: list[Choice], gap: float, auto: bool = False
+    llm: LLM,
+    loaded: Any,
+    asked: list[Request],
+    plan: list[Choice],
+    gap: float,
+    auto: bool = False,
+    scores: dict[int, list[Scored]] | None = None,
 ) -> list[list[int]]:
-    """The same through the scheduler, arriving at random; now and then someone leaves in the middle."""
+    """The same through the scheduler, arriving at random; now and then someone leaves in the middle. `scores` gets the
+    logprobs of those who asked for them."""
     scheduler = service_of(llm, loaded, "demo", rows=4, queue=10_000).scheduler
     if auto:
         scheduler.engine = replace(scheduler.engine, budget=AdaptiveBudget())
@@ -92,11 +99,13 @@ def served(
     def deliver(i: int, event: Event) -> None:
         if isinstance(event, Part):
             outputs[i] += event.tokens
+            if scores is not None and event.scores:
+                scores.setdefault(i, []).extend(event.scores)
         else:
             done.put((i, event))
 
     for i, request in enumerate(asked):
-        watch = Watch(top=1) if chance.random() < 0.2 else None
+        watch = Watch(top=1) if i % 5 == 0 else None
         job = Job(request, chance.choice(plan), lambda event, i=i: deliver(i, event), watch=watch)  # type: ignore[misc]
         scheduler.submit([job])
         if chance.random() < 0.1:  # a passer-by
@@ -127,6 +136,31 @@ def served(
 def test_served_is_offline(llm: LLM, loaded: Any, plan: str, gap: float) -> None:
     asked = requests(llm, 20)
     assert served(llm, loaded, asked, PLANS[plan], gap) == offline(llm, asked)
+
+
+def test_logprobs_do_not_depend_on_drafts_or_load(llm: LLM, loaded: Any) -> None:
+    asked, found = requests(llm, 20), list[dict[int, list[Scored]]]()
+    for plan, gap in (("eagle", 0.0), ("none", 0.01)):
+        found.append({})
+        served(llm, loaded, asked, PLANS[plan], gap, scores=found[-1])
+    drafted, plain = found
+    assert drafted.keys() == plain.keys()
+    assert drafted, "somebody asked"
+    for i, mine in drafted.items():
+        assert [s.token for s in mine] == [s.token for s in plain[i]]
+        near = 0.0 if llm.target.exact == "bits" else 1e-4
+        assert [s.logprob for s in mine] == pytest.approx([s.logprob for s in plain[i]], rel=0, abs=near)
+
+
+def test_served_in_16_bits_is_offline(llm: LLM) -> None:
+    """Bit for bit, where this machine and torch's products allow it."""
+    try:
+        halves = load("demo", "eagle:demo/hass", dtype="bfloat16", exact="bits", budget="16x6")
+    except InputError as error:
+        pytest.skip(str(error))
+    asked = requests(llm, 20)
+    loaded = {"eagle": halves.drafter, "lookup": drafters.load("lookup", halves.target, halves.tokenizer)}
+    assert served(halves, loaded, asked, PLANS["mixed"], 0.0) == offline(halves, asked)
 
 
 @pytest.mark.slow

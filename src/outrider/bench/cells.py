@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..targets.load import precision_of
 from . import checks, methods, metrics
 from .document import Cell, Document, LawTest, Mean, Memory, RunInfo, TaskInfo, unique
 from .metrics import Figure, Table
@@ -238,8 +239,11 @@ def document(analysis: Analysis, groups: Sequence[Group], seconds: float) -> Doc
     cells = [cell for group in groups for cell in analysis.cells(group)]
     macro, pooled = analysis.means(cells, analysis.laws(cells))
     header = {k: v for k, v in analysis.runner.store.header.items() if k != "format"}
+    target = analysis.runner.models.llm().target
+    info = RunInfo(**header, seconds=round(seconds, 1), precision=precision_of(target))
+    info.exact = str(getattr(target, "exact", "rounding"))
     return Document(
-        RunInfo(**header, seconds=round(seconds, 1)),
+        info,
         {g.task.name: about(g.task) for g in groups}, cells, macro, pooled,
     )  # fmt: skip
 

@@ -282,6 +282,8 @@ class RunInfo:
     sessions: int = 1
     arguments: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, Any] = field(default_factory=dict)
+    precision: str = ""  # what the target computed in
+    exact: str = ""  # "bits" or "rounding": what its texts with drafts are equal to
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ FORMAT = 1
 
 def file_of(*about: str) -> Path:
     """The file for a model, a drafter and whatever else tells two cases apart, on this machine with these threads."""
-    machine = platform.machine(), platform.processor(), str(os.cpu_count()), str(torch.get_num_threads())
+    machine = kept.processor(), str(os.cpu_count()), str(torch.get_num_threads())
     text = "\n".join((*about, *machine, torch.__version__))
     return kept.folder("budgets") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 

@@ -84,5 +84,7 @@ def serve(
         if host not in LOOPBACK and not api_key:
             typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
         typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
+        same = "bit for bit" if service.exact == "bits" else "up to rounding (outrider validate says why)"
+        typer.echo(f"outrider: {service.precision}; a seed's text is the same under every load, {same}", err=True)
         run(service, sock, host, api_key, shutdown_timeout)
         service.llm.remember()

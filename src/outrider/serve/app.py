@@ -102,6 +102,8 @@ class Endpoints:
             "id": service.name, "object": "model", "created": int(self.started), "owned_by": "outrider",
             "max_model_len": service.llm.target.context,
             "outrider": {
+                "exact": service.exact,
+                "precision": service.precision,
                 "chat": bool(getattr(service.llm.tokenizer, "chat_template", None)),
                 "drafters": [name for name in fleet.drafters if name not in fleet.failed],
                 "failed_drafters": fleet.failed,

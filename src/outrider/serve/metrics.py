@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,7 @@ class Told:
 
     inner: Budgeter
     metrics: Metrics
+    remember: Callable[[], None] = lambda: None  # keeps what it has learnt, if that was not done a moment ago
 
     def choose(self, rows: Rows) -> Budget:
         budget = self.inner.choose(rows)
@@ -160,3 +161,4 @@ class Told:
     def learn(self, report: Report) -> None:
         self.metrics.times(report.draft_seconds, report.verify_seconds, report.rest_seconds)
         self.inner.learn(report)
+        self.remember()

@@ -15,10 +15,11 @@ from uuid import uuid4
 
 import torch
 
-from .. import __version__
+from .. import __version__, kept
 from ..core.stopping import Stop, TextStream
 from ..llm import LLM
 from ..request import Request, check_prompt
+from ..targets.load import precision_of
 from ..types import InputError, Sampling
 from .fleet import Choice
 from .guide import Grammars, Guide
@@ -96,11 +97,25 @@ class Service:
     name: str
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def exact(self) -> str:
+        """What texts are equal to whatever the load, the batch and the drafter: "bits", or "rounding"."""
+        return str(getattr(self.llm.target, "exact", "rounding"))
+
+    @property
+    def precision(self) -> str:
+        """What the model computes in."""
+        return precision_of(self.llm.target)
+
     @cached_property
     def fingerprint(self) -> str:
-        """Of the model, the rule and this version: where it is the same, so is the text of a seed."""
+        """Of all that texts depend on: where it is the same, so is the text of a seed."""
         target = self.llm.target
-        seen = hashlib.sha256(f"{__version__} {self.scheduler.engine.rule} {target.vocab}".encode())
+        about = (
+            __version__, torch.__version__, self.scheduler.engine.rule, target.vocab, self.exact, self.precision,
+            getattr(target, "native", None) is not None, torch.get_num_threads(), kept.processor(),
+        )  # fmt: skip
+        seen = hashlib.sha256(repr(about).encode())
         for name, value in getattr(target, "model", torch.nn.Module()).state_dict().items():
             seen.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             seen.update(value.flatten()[:64].float().cpu().numpy().tobytes())

@@ -116,7 +116,7 @@ def service_of(
     fleet = Fleet(loaded, tell=tell, keeps=prefix_cache > 0)
     prefixes = Prefixes(rows, prefix_cache << 20)
     engine = llm.engine()
-    engine = replace(engine, budget=Told(engine.budget, metrics))
+    engine = replace(engine, budget=Told(engine.budget, metrics, llm.remember))
     scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share, prefixes)
     limits = Limits(texts=min(Limits.texts, rows + queue), seconds=seconds)  # more could never be taken
     service = Service(llm, scheduler, name or llm.name, limits)

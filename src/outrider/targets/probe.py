@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -198,19 +197,5 @@ def _key(target: HFTarget) -> str:
         {k: v for k, v in os.environ.items() if k.startswith(("ONEDNN_", "DNNL_", "ATEN_", "MKL_"))},
     )
     versions = torch.__version__, transformers.__version__, QUESTIONS
-    facts = [kinds, [getattr(config, n, None) for n in names], str(target.dtype), processor(), threads, versions]
+    facts = [kinds, [getattr(config, n, None) for n in names], str(target.dtype), kept.processor(), threads, versions]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:24]
-
-
-def processor() -> str:
-    """The processor's name and abilities."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
-    facts = {
-        line.split(":")[0].strip(): line
-        for line in lines
-        if line.startswith(("model", "flags", "Features", "CPU part", "cpu family"))
-    }
-    return "\n".join(
-        [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *facts.values()]
-    )
