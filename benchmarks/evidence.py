@@ -117,21 +117,21 @@ class Evidence:
             raise Missing(f"`benchmarks/results/{file}.json` has no confidences of {name!r} at T = {t:g}")
         return pooled(cells)
 
-    def ablation(self, name: str) -> Mapping[str, Any]:
-        for row in self.at("ablations")["runs"]:
+    def ablation(self, name: str, file: str = "ablations") -> Mapping[str, Any]:
+        for row in self.at(file)["runs"]:
             if row["name"] == name:
                 return row
-        raise Missing(f"`benchmarks/results/ablations.json` has no {name!r}")
+        raise Missing(f"`benchmarks/results/{file}.json` has no {name!r}")
 
-    def run(self, name: str, t: str) -> Figure:
+    def run(self, name: str, t: str, file: str = "ablations") -> Figure:
         """tau of an ablation."""
-        return Figure.of(self.ablation(name)["tau"][t])
+        return Figure.of(self.ablation(name, file)["tau"][t])
 
-    def runs(self, words: str, a: str, b: str, t: str) -> Check:
+    def runs(self, words: str, a: str, b: str, t: str, file: str = "ablations") -> Check:
         """The statement that one ablation's tau lies above another's: by their ratio on the same prompts, if it was
         measured (it is to "eagle"), else by the two figures."""
-        x, y = self.run(a, t), self.run(b, t)
-        ratio = self.ablation(b if a == "eagle" else a).get("ratio", {}).get(t)
+        x, y = self.run(a, t, file), self.run(b, t, file)
+        ratio = self.ablation(b if a == "eagle" else a, file).get("ratio", {}).get(t)
         if ratio and "eagle" in (a, b):
             of = inverse(Figure.of(ratio)) if a == "eagle" else Figure.of(ratio)
             return Check(f"{words}: {x.value:.2f} against {y.value:.2f}, ratio {of}", ahead(of, ONE)[0])

@@ -96,6 +96,9 @@ def command(name: str, evidence: Evidence) -> str:
     """What makes a file of results."""
     if name == "ablations" and name in evidence.results:
         return ablations(evidence.results[name])
+    if name == "smollm2_ablations":
+        run = "python -m recipes.smollm2.ablations"
+        return f"{run}\n{run} --gather benchmarks/results/{name}.json"
     names = [f"context_{n}" for n in contexts.LENGTHS] if name.startswith("context") else [name]
     return "\n".join(filter(None, (BEFORE.get(name), f"python benchmarks/studies.py {' '.join(names)}")))
 

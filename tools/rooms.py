@@ -54,7 +54,10 @@ ROOMS: dict[str, tuple[str, str]] = {
         "params types files plugins encoding prompts core budgets engine request targets drafters llm proofs",
         "the measuring instrument",
     ),
-    "serve": ("types core request engine budgets targets drafters llm", "an OpenAI-compatible server, and its page"),
+    "serve": (
+        "types kept core request engine budgets targets drafters llm",
+        "an OpenAI-compatible server, and its page",
+    ),
     "commands": ("*", "one file = one command"),
     "cli": ("*", "parses, calls a command, turns errors into a sentence and an exit code"),
 }

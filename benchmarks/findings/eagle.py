@@ -103,11 +103,11 @@ def tree(e: Evidence) -> list[Check]:
 
 
 @finding("E-F3, E-F5, E-F10", "ablations", "A small budget for every run.")
-def inputs(e: Evidence) -> list[Check]:
+def inputs(e: Evidence, file: str = "ablations") -> list[Check]:
     runs = {"shifted token": "eagle", "unshifted": "eagle inputs=feature+unshifted",
             "feature only": "eagle inputs=feature", "token only": "eagle inputs=token"}  # fmt: skip
     pairs = [("shifted token", x) for x in list(runs)[1:]] + [("unshifted", x) for x in list(runs)[2:]]
-    return [e.runs(f"tau at T = {t}, {a} over {b}", runs[a], runs[b], t) for t in ("0", "1") for a, b in pairs]
+    return [e.runs(f"tau at T = {t}, {a} over {b}", runs[a], runs[b], t, file) for t in ("0", "1") for a, b in pairs]
 
 
 @finding("E-T6", "ablations", "The same questions in both, a small budget.")

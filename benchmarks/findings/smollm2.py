@@ -326,8 +326,16 @@ def order(e: Evidence) -> list[Check]:
         higher("speed-up at T = 0, EAGLE-2 over Medusa, 16 nodes each", speed(e, 0, SIXTEEN),
                speed(e, 0, "Medusa, 16 nodes")),
         higher("speed-up of PLD at T = 0, on summarisation over its mean of the other tasks", mean(news), mean(rest)),
-        open_("Hydra and a draft model: none ships, it takes trainings"),
+        open_("Hydra and a draft model: neither ships; a draft model's figures stand in docs/results.md"),
     ]  # fmt: skip
+
+
+@finding(
+    "E-F3, E-F5, E-F10", "smollm2_ablations",
+    "A small budget for every run; all begin as linear maps, which is the default.",
+)  # fmt: skip
+def inputs(e: Evidence) -> list[Check]:
+    return eagle.inputs(e, "smollm2_ablations")
 
 
 @finding("E2-T3", COUNTED, "HASS's weights, sixteen nodes.")

@@ -299,12 +299,9 @@ def how(title: str, document: Document) -> Section:
         [name, t.kind, t.prompts, t.cut, " ".join([t.note, "(text to go on from)" * t.raw]).strip()]
         for name, t in document.tasks.items()
     ]
-    facts = {
-        "target": run.target, "precision": run.precision, "exact": run.exact, "started": run.started,
-        "seconds": run.seconds, **run.machine, **run.versions,
-    }  # fmt: skip
-    arguments = json.dumps(run.arguments, indent=1, ensure_ascii=False)
-    data = (NOTES, {k: short(v) for k, v in facts.items()}, arguments)
+    own = {name: getattr(run, name) for name in ("target", "precision", "exact", "started", "seconds")}
+    facts = {**own, **run.machine, **run.versions}
+    data = (NOTES, {k: short(v) for k, v in facts.items()}, json.dumps(run.arguments, indent=1, ensure_ascii=False))
     return Section(title, tables=[Table(["task", "kind", "prompts", "cut to", "note"], rows)], kind="how", data=data)
 
 

@@ -38,6 +38,7 @@ def audit(
     seed: Annotated[int, opt.sampling("--seed", help="Of texts and samples.")] = 0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    exact: opt.Exact = "auto",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
@@ -60,7 +61,10 @@ def audit(
     given = read(prompts_file, limit) if prompts_file else []
     place = find(model)
     prompts = given or (held_out() if place.name == DEMO else list(PROMPTS))[:limit]
-    llm = load(place, drafter, dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code)
+    llm = load(
+        place, drafter, dtype=dtype, device=device, exact=exact, no_compile=no_compile,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     from ..proofs.audit import audit as run
 
     with bars() as progress:

@@ -56,6 +56,7 @@ def chat(
     seed: Annotated[int | None, opt.sampling("--seed", help="Of every answer; default: a fresh one each time.")] = None,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    exact: opt.Exact = "auto",
     weights: opt.Weights = "full",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -79,8 +80,8 @@ def chat(
         raise InputError("--system is for the chat template, and --text leaves that out; give one of them")
     how = {"max_new_tokens": max_new_tokens, "stop": [unescape(s) for s in stop or ()], "rule": rule}
     llm = load(
-        model, drafter, budget=budget, dtype=dtype, device=device, weights=weights, no_compile=no_compile,
-        trust_remote_code=trust_remote_code,
+        model, drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights,
+        no_compile=no_compile, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if not getattr(llm.tokenizer, "chat_template", None):
         if system is not None:

@@ -65,6 +65,7 @@ def serve(
     except ImportError as error:
         raise InputError(f"the server needs {error.name}; pip install 'outrider[serve]'") from None
     from ..serve.start import start
+    from ..targets.load import precision_of
 
     lines = logging.StreamHandler()
     lines.setFormatter(Lines())
@@ -85,6 +86,9 @@ def serve(
             typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
         typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
         same = "bit for bit" if service.exact == "bits" else "up to rounding (outrider validate says why)"
-        typer.echo(f"outrider: {service.precision}; a seed's text is the same under every load, {same}", err=True)
+        typer.echo(
+            f"outrider: {precision_of(service.llm.target)}; a seed's text is the same under every load, {same}",
+            err=True,
+        )
         run(service, sock, host, api_key, shutdown_timeout)
         service.llm.remember()

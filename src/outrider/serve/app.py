@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .. import __version__
+from ..targets.load import precision_of
 from . import answers
 from .gate import Gate, closing
 from .journal import Journal
@@ -103,7 +104,7 @@ class Endpoints:
             "max_model_len": service.llm.target.context,
             "outrider": {
                 "exact": service.exact,
-                "precision": service.precision,
+                "precision": precision_of(service.llm.target),
                 "chat": bool(getattr(service.llm.tokenizer, "chat_template", None)),
                 "drafters": [name for name in fleet.drafters if name not in fleet.failed],
                 "failed_drafters": fleet.failed,

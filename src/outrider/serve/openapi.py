@@ -18,6 +18,7 @@ POSTS: dict[str, tuple[Any, str]] = {
 }
 GETS = {
     "/v1/models": "The model and its drafters.",
+    "/v1/models/{model}": "The same of this model.",
     "/health": "Is the engine alive?",
     "/ready": "Are requests taken?",
     "/metrics": "Figures for Prometheus.",
@@ -49,6 +50,9 @@ def document() -> dict[str, Any]:
     _, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     refused = {"description": "Refused; the error says why.", "content": {"application/json": {"schema": ERROR}}}
     paths: dict[str, Any] = {path: {"get": {"summary": what, "responses": done(path)}} for path, what in GETS.items()}
+    named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths["/v1/models/{model}"]["get"]["parameters"] = [named]
+    paths["/v1/models/{model}"]["get"]["responses"]["404"] = refused
     for path, (kind, what) in POSTS.items():
         body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
         paths[path] = {

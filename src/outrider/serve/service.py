@@ -102,17 +102,12 @@ class Service:
         """What texts are equal to whatever the load, the batch and the drafter: "bits", or "rounding"."""
         return str(getattr(self.llm.target, "exact", "rounding"))
 
-    @property
-    def precision(self) -> str:
-        """What the model computes in."""
-        return precision_of(self.llm.target)
-
     @cached_property
     def fingerprint(self) -> str:
         """Of all that texts depend on: where it is the same, so is the text of a seed."""
         target = self.llm.target
         about = (
-            __version__, torch.__version__, self.scheduler.engine.rule, target.vocab, self.exact, self.precision,
+            __version__, torch.__version__, self.scheduler.engine.rule, target.vocab, self.exact, precision_of(target),
             getattr(target, "native", None) is not None, torch.get_num_threads(), kept.processor(),
         )  # fmt: skip
         seen = hashlib.sha256(repr(about).encode())
