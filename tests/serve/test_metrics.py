@@ -89,3 +89,14 @@ def test_an_answers_own_figures(served: Served) -> None:
     assert 1 <= told["num_spec_tokens"] <= 6
     plain = served.post(PATH, {**ASKED, "outrider": {"speculate": False}})["metrics"]["speculative_decoding"]
     assert (plain["num_spec_tokens"], plain["acceptance_histogram"]) == (0, [plain["num_spec_steps"]])
+
+
+def test_what_a_budget_learns_is_kept_while_the_server_runs(
+    llm: LLM, loaded: dict[str, Any], start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is killed has lost half a minute of it, not a day."""
+    kept = list[int]()
+    monkeypatch.setattr(llm, "remember", lambda: kept.append(1))
+    served = start(service_of(llm, loaded, "demo"))
+    served.post(PATH, ASKED)
+    assert len(kept) > 3, "after every round; `Memory.keep` writes now and then"
