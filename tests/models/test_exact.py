@@ -116,6 +116,19 @@ def test_texts_with_drafts_are_those_without(temperature: float) -> None:
         assert {o.exact for o in found} == {"bits"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAN)
+def test_texts_of_every_family_with_drafts_are_those_without(name: str) -> None:
+    exactly(name)  # skips where this processor's kernels cannot
+    model = build(name, torch.bfloat16, **CONTEXT)
+    prompts = [[5, 6, 7, 8] * (1 + i % 3) + text_of(i, 3 + 9 * i) for i in range(5)]
+    for temperature in (0.0, 0.7, 1.0):
+        law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 24}
+        right = [o.tokens for o in outrider.load(model, "none", exact="bits").generate(prompts, batch_size=1, **law)]
+        llm = outrider.load(model, "lookup + suffix", exact="bits", budget="16x6")
+        assert [o.tokens for o in llm.generate(prompts, batch_size=3, **law)] == right, temperature
+
+
 @torch.no_grad()
 def test_a_prompt_is_read_alike_beside_a_longer_one() -> None:
     """The attention's kernel cuts rows into groups; those that are left over at a prompt's end are others beside it."""
