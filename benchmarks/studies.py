@@ -145,7 +145,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
                                            f"suffix and HASS=suffix + {SHIPS}", f"HASS={SHIPS}"),
-                                 budgets=("16x6", "auto"), limit=8, keep_loops=True),
+                                 budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
