@@ -205,13 +205,8 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "oracle": oracles.study,
 }  # fmt: skip
 UNTIMED = ("smollm2_findings", "smollm2_confidence")  # run beside other work: their times say nothing, and are not kept
-MEANS = (
-    "blocks",
-    "smollm2_blocks",
-    "smollm2_batches",
-    "smollm2_summaries",
-    "grafts",
-)  # of which pages show means over tasks alone
+# Of these, pages show means over tasks alone.
+MEANS = ("blocks", "smollm2_blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 

@@ -156,6 +156,7 @@ def test_a_tree_under_rejection_has_the_likeliest_children_and_no_law() -> None:
     net, target = network(replace(CONFIG, taps=(0,))), planted(19)
     drafter = Recorded(block.drafter(net, target, Growth(top_k=3)))
     heads.run(target, drafter, [[3, 8, 2]], 12, 1.0, FixedBudget(9, 4), "rejection")
+    assert len(drafter.seen) > 2
     for hidden, tree in drafter.seen[:-1]:
         assert tree.q is None
         likeliest = target.head(hidden[0]) + net.markov_w2.weight @ net.markov_w1.weight[tree.tokens[0, 0]]

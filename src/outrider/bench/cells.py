@@ -240,10 +240,9 @@ def document(analysis: Analysis, groups: Sequence[Group], seconds: float) -> Doc
     macro, pooled = analysis.means(cells, analysis.laws(cells))
     header = {k: v for k, v in analysis.runner.store.header.items() if k != "format"}
     target = analysis.runner.models.llm().target
-    info = RunInfo(**header, seconds=round(seconds, 1), precision=precision_of(target))
-    info.exact = str(getattr(target, "exact", "rounding"))
+    exact = getattr(target, "exact", "rounding")
     return Document(
-        info,
+        RunInfo(**header, seconds=round(seconds, 1), precision=precision_of(target), exact=exact),
         {g.task.name: about(g.task) for g in groups}, cells, macro, pooled,
     )  # fmt: skip
 

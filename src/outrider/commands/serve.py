@@ -85,7 +85,7 @@ def serve(
         if host not in LOOPBACK and not api_key:
             typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
         typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
-        same = "bit for bit" if service.exact == "bits" else "up to rounding (outrider validate says why)"
+        same = "bit for bit" if service.exact == "bits" else "up to rounding (outrider validate says more)"
         typer.echo(
             f"outrider: {precision_of(service.llm.target)}; a seed's text is the same under every load, {same}",
             err=True,

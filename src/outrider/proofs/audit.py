@@ -191,11 +191,8 @@ def judge(
     elif not lossless:
         sentence = f"{who}: NOT lossless; {' and '.join(seen)}."
     else:
-        equal = (
-            f"all {texts} texts are the engine's own without a drafter, bit for bit; "
-            if bits
-            else ("up to rounding, since this target does not promise bits (outrider validate says why); ")
-        )
+        equal = f"all {texts} texts are the engine's own without a drafter, bit for bit; " if bits else ""
+        equal += "" if bits else "the same bits are not promised here (outrider validate); "
         equal += f"{sum(e.tokens for e in same)} tokens equal the stock model's plain decoding seed for seed"
         equal += f", {near} texts part from it within rounding" if near else ""
         sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was found at 99 % power."
