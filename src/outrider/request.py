@@ -141,10 +141,11 @@ class Done:
             rows += [row] * len(path)
             at += path
             said += text
-        good = finite(logits, rows, at, said)
-        whole = [True] * len(tokens)
-        for row, fine in zip(rows, good, strict=True):
-            whole[row] = whole[row] and fine
+        whole = verdict.sound
+        if whole is None:
+            whole = [True] * len(tokens)
+            for row, fine in zip(rows, finite(logits, rows, at, said), strict=True):
+                whole[row] = whole[row] and fine
         counts, sizes = [len(text) for text in tokens], [len(ids) for ids, _, _ in tree.host]
         return cls(tokens, counts, tested, sizes, whole)
 

@@ -77,6 +77,7 @@ class Verdict:
     path: Int[Tensor, "b k"]
     count: Int[Tensor, " b"]  # valid entries of `path`, root included = tokens whose keys and values are committed
     next: Int[Tensor, " b"]
+    sound: list[bool] | None = None  # are the logits of all tokens chosen finite? None: nobody has looked yet
 
     @cached_property
     def host(self) -> list[tuple[list[int], int]]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..types import DraftTree, Price
+from ..types import DraftTree, HostRow, Price
 from .padding import padded
 
 
@@ -80,20 +81,38 @@ def chain_of(tokens: Int[Tensor, "b n"], size: Int[Tensor, " b"], matrix: bool =
     return DraftTree(tokens, (index - 1).clamp(min=0) * real, index * real, size, anc, n - 1)
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """A tree on the host alone: what a mix wants of a drafter that reads text. Tensors would cost it more time than the
+    draft."""
+
+    host: list[HostRow]  # with values
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the widest row, the root included."""
+        return max(len(tokens) for tokens, _, _ in self.host)
+
+    def cut(self, price: Price | None) -> Sketch:
+        """Rows, whose values fall, cut to the sizes that pay best."""
+        if price is None:
+            return self
+        counts = price.most([values for _, _, values in self.host])
+        return Sketch([(a[:n], b[:n], c[:n]) for (a, b, c), n in zip(self.host, counts, strict=True)])
+
+    def tree(self, device: torch.device | str | None = None) -> DraftTree:
+        """The same in tensors."""
+        tokens, parents, values = zip(*self.host, strict=True)
+        return from_lists(tokens, parents, values, device)
+
+
 def from_lists(
     tokens: Sequence[Sequence[int]],
     parents: Sequence[Sequence[int]],
     values: Sequence[Sequence[float]] | None = None,
     device: torch.device | str | None = None,
-    price: Price | None = None,
 ) -> DraftTree:
-    """A ragged batch from host lists (roots included), padded to the largest row. `price`: rows, whose values fall, are
-    cut to the sizes that pay best."""
-    if price is not None and values is not None:
-        counts = price.most(values)
-        tokens = [row[:n] for row, n in zip(tokens, counts, strict=True)]
-        parents = [row[:n] for row, n in zip(parents, counts, strict=True)]
-        values = [row[:n] for row, n in zip(values, counts, strict=True)]
+    """A ragged batch from host lists (roots included), padded to the largest row."""
     b, n = len(tokens), max(map(len, tokens))
     depth, sees = [[0] * n for _ in range(b)], bytearray(b * n * n)  # the ancestor matrices, a byte for each pair
     for r, row in enumerate(parents):

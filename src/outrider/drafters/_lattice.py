@@ -21,8 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core import sampling
-from ..core.tree import from_lists
-from ..types import Budget, DraftTree, InputError, Price, Rows
+from ..core.tree import Sketch
+from ..types import Budget, DraftTree, HostRow, InputError, Price, Rows
 from ._growth import Growth, Step, static
 
 Table = Sequence[Sequence[Sequence[float]]]  # [depth][parent's rank][child's order]
@@ -117,13 +117,11 @@ def lattice(
     order = logs.sort(dim=-1, descending=True, stable=True)
     rows = zip(tokens.tolist(), order.values.tolist(), order.indices.tolist(), root.tolist(), depths, strict=True)
     least = math.log(floor) if floor > 0 else -math.inf
-    all_tokens, all_parents, all_values = [], [], []
+    made: list[HostRow] = []
     for names, table, ranks, first, deepest in rows:
         chosen, parents, values = _best(table, ranks, nodes, deepest, least)
-        all_tokens.append([first, *(names[d - 1][rank] for d, rank in chosen)])
-        all_parents.append([0, *parents])
-        all_values.append([0.0, *values])
-    return from_lists(all_tokens, all_parents, all_values, root.device, price)
+        made.append(([first, *(names[d - 1][rank] for d, rank in chosen)], [0, *parents], [0.0, *values]))
+    return Sketch(made).cut(price).tree(root.device)
 
 
 def _best(

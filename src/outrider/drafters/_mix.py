@@ -24,10 +24,11 @@ from torch import Tensor
 from ..budgets.adaptive import LATE
 from ..budgets.calibration import LEAST, Calibrated, Family, Rates, calibrated, inside
 from ..core.padding import padded
-from ..core.tree import best_of, from_lists, root_only
+from ..core.tree import Sketch, best_of, from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
 from ._asking import Asking
 
+Tree = DraftTree | Sketch
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
 
 
@@ -53,7 +54,7 @@ class MixDrafter:
 class Proposed:
     """A round's proposals of all parts, and where their nodes went in the tree of the mix."""
 
-    trees: list[DraftTree]
+    trees: list[Tree]
     maps: list[Places]
     chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
     depth: int  # that networks were asked for
@@ -74,18 +75,20 @@ class MixDrafting:
             self._learn(last, round.tokens, round.rows.remaining)
         for i, part in enumerate(self.parts):
             # Who reads features needs those of every accepted node, whoever proposed it.
+            tree = None if last is None else last.trees[i]
             if last is None or self.mix.parts[i].taps or not getattr(self.mix.parts[i], "reads_tree", True):
                 part.observe(round)
             else:
-                where = padded(last.maps[i], round.path.device, last.trees[i].nodes, fill=-1)
-                part.observe(translated(round, last.trees[i], where))
+                assert isinstance(tree, DraftTree), "who reads trees makes them"
+                where = padded(last.maps[i], round.path.device, tree.nodes, fill=-1)
+                part.observe(translated(round, tree, where))
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
         if new := sum(serial == 0 for serial in rows.serial):
             mix.asking.begin(new / len(rows))
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
-        trees = {k: part.propose(rows, budget) for k, part in enumerate(self.parts) if k not in networks}
+        trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
         depth, chances = budget.depth, list[float]()
         timed = rows.root.device.type == "cpu"  # elsewhere the host's clock says nothing
         if networks and trees and coupled and timed and _valued(trees.values()):
@@ -101,13 +104,13 @@ class MixDrafting:
         if depth:
             self.unasked = 0
         found = [trees[k] for k in range(len(self.parts))]
-        if any(tree.q is not None for tree in found):
+        if any(isinstance(tree, DraftTree) and tree.q is not None for tree in found):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
         if _valued(found):
-            rates = mix.rates if depth else mix.alone
-            tree, maps = graft(found, [Rates() if r and not coupled else r for r in rates], budget)
+            rates = [Rates() if r and not coupled else r for r in (mix.rates if depth else mix.alone)]
+            tree, maps = graft(found, rates, budget, rows.root.device)
         else:
-            tree, maps = merge(found, budget.nodes)
+            tree, maps = merge(found, budget.nodes, rows.root.device)
         self.last = Proposed(found, maps, chances, depth)
         return tree
 
@@ -135,16 +138,24 @@ class MixDrafting:
             mine.join(theirs)
 
 
-def merge(trees: Sequence[DraftTree], limit: int) -> tuple[DraftTree, list[Places]]:
+def _cheap(part: Drafting, rows: Rows, budget: Budget) -> Tree:
+    """The proposal of a drafter that is no network, on the host alone where it makes such."""
+    sketch = getattr(part, "sketch", None)
+    made: Tree = part.propose(rows, budget) if sketch is None else sketch(rows, budget)
+    return made
+
+
+def merge(
+    trees: Sequence[Tree], limit: int, device: torch.device | str | None = None
+) -> tuple[DraftTree, list[Places]]:
     """One trie per row of all trees' paths, at most `limit` nodes; and for each tree where its nodes went (-1: cut).
 
     Chains [9 5 6] and [9 5 7] -> tokens [9 5 6 7], parents [0 0 1 1], maps [0 1 2] and [0 1 3].
     """
-    b, device = trees[0].tokens.shape[0], trees[0].tokens.device
     tokens = [[ids[0]] for ids, _, _ in trees[0].host]
-    parents: list[list[int]] = [[0] for _ in range(b)]
+    parents: list[list[int]] = [[0] for _ in tokens]
     maps: list[Places] = [[] for _ in trees]
-    for r in range(b):
+    for r in range(len(tokens)):
         child: dict[tuple[int, int], int] = {}
         for tree, where in zip(trees, maps, strict=True):
             names, ups, _ = tree.host[r]
@@ -158,12 +169,15 @@ def merge(trees: Sequence[DraftTree], limit: int) -> tuple[DraftTree, list[Place
                     parents[r].append(up)
                 ids.append(node)
             where.append(ids)
-    if max(map(len, tokens)) == 1:
-        return root_only(trees[0].tokens[:, 0]), maps
-    return from_lists(tokens, parents, device=device), maps
+    return _made(tokens, parents, None, device), maps
 
 
-def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Places]]:
+def graft(
+    trees: Sequence[Tree],
+    rates: Sequence[Rates | None],
+    budget: Budget,
+    device: torch.device | str | None = None,
+) -> tuple[DraftTree, list[Places]]:
     """The most valuable nodes of all trees as one, and for each tree where its nodes went (-1: cut).
 
     A node's chance, given its parent, is its confidence in the first tree that has it, those without rates before the
@@ -172,7 +186,7 @@ def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Bud
     """
     host, spelled, ups_of, logs_of = [tree.host for tree in trees], [], [], []
     places: list[Places] = [[] for _ in trees]  # of each tree's nodes among all nodes of the row
-    for r in range(len(trees[0].tokens)):
+    for r in range(len(host[0])):
         tokens, parents, values, used = [host[0][r][0][0]], [0], [0.0], [0.0]
         child: dict[tuple[int, int], int] = {}
         for k in _order(rates):
@@ -202,12 +216,19 @@ def graft(trees: Sequence[DraftTree], rates: Sequence[Rates | None], budget: Bud
         ups_of[r] = [new[ups_of[r][i]] for i in ids]
         for where in places:
             where[r] = [new.get(i, -1) for i in where[r]]
-    if max(map(len, spelled)) == 1:
-        return root_only(trees[0].tokens[:, 0]), places
-    return from_lists(spelled, ups_of, logs_of, trees[0].tokens.device), places
+    return _made(spelled, ups_of, logs_of, device), places
 
 
-def learn(trees: Sequence[DraftTree], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
+def _made(
+    tokens: list[list[int]], parents: list[list[int]], logs: list[list[float]] | None, device: torch.device | str | None
+) -> DraftTree:
+    """The tree in tensors."""
+    if max(map(len, tokens)) == 1:
+        return root_only(torch.tensor([ids[0] for ids in tokens], device=device))
+    return from_lists(tokens, parents, logs, device)
+
+
+def learn(trees: Sequence[Tree], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
     """Tell every rate of the children that it spoke for along the target's tokens, where no tree before was right."""
     host = [tree.host for tree in trees]
     for r, added in enumerate(chosen):
@@ -226,14 +247,14 @@ def learn(trees: Sequence[DraftTree], rates: Sequence[Rates | None], chosen: Seq
                 at[k] = children.get(token)
 
 
-def _valued(trees: Iterable[DraftTree]) -> bool:
+def _valued(trees: Iterable[Tree]) -> bool:
     """Do all carry confidences that have nodes?"""
-    return all(tree.values is not None or tree.nodes == 1 for tree in trees)
+    return all(isinstance(tree, Sketch) or tree.values is not None or tree.nodes == 1 for tree in trees)
 
 
-def _chances(trees: Mapping[int, DraftTree], rates: Sequence[Rates | None]) -> list[float]:
+def _chances(trees: Mapping[int, Tree], rates: Sequence[Rates | None]) -> list[float]:
     """[row]: the chance that a tree has the next token."""
-    found = [0.0] * next(iter(trees.values())).tokens.shape[0]
+    found = [0.0] * len(next(iter(trees.values())).host)
     for k, tree in trees.items():
         rate = rates[k]
         for r, (_, parents, values) in enumerate(tree.host):
@@ -242,7 +263,7 @@ def _chances(trees: Mapping[int, DraftTree], rates: Sequence[Rates | None]) -> l
     return found
 
 
-def _followed(trees: Sequence[DraftTree], row: int, tokens: Sequence[int]) -> int:
+def _followed(trees: Sequence[Tree], row: int, tokens: Sequence[int]) -> int:
     """How deep these tokens go in any of the trees."""
     deepest = 0
     for tree in trees:

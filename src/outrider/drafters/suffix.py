@@ -20,8 +20,8 @@ from heapq import heappop, heappush
 from threading import Lock
 from typing import Any
 
-from ..core.tree import from_lists
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
+from ..core.tree import Sketch
+from ..types import Budget, Drafting, DraftTree, HostRow, Round, Rows, Target
 from ._common import corpus, flag, refuse, selected, useful, whole
 
 TOP_K = 8  # successors of one context that are looked at, the most frequent first
@@ -174,7 +174,7 @@ class Text:
         return Text(self.automaton.fork(), self.context, self.tail, self.state, self.place, list(self.waiting))
 
 
-def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor: float) -> tuple[list, list, list]:
+def grow(text: Text, sources: Sequence[Automaton], nodes: int, depth: int, floor: float) -> HostRow:
     """The best `nodes` nodes (root included) in order of value: their tokens, parents and values (log).
 
     `sources` come in order of trust: it decides between contexts that are equally long.
@@ -249,6 +249,10 @@ class SuffixDrafting:
                     row.place = memory.write(row.place, tokens)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        return self.sketch(rows, budget).tree(rows.root.device)
+
+    def sketch(self, rows: Rows, budget: Budget) -> Sketch:
+        """The proposal on the host."""
         nodes = max(1, budget.nodes)
         memory, shared = self.drafter.memory, [self.drafter.corpus] if self.drafter.corpus else []
         with memory.lock if memory else nullcontext():
@@ -257,8 +261,7 @@ class SuffixDrafting:
                 grow(row.read(), [row.automaton, *shared], nodes, depth, budget.floor)
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
-        tokens, parents, values = (list(part) for part in zip(*grown, strict=True))
-        return from_lists(tokens, parents, values, rows.root.device, budget.price)
+        return Sketch(grown).cut(budget.price)
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)

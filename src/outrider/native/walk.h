@@ -10,7 +10,8 @@ typedef struct {
     const uint64_t *seeds;                  /* [rows] */
     const integer *starts;                  /* [rows]: positions of the roots */
     const int32_t *knots, *slopes;
-    integer *found; /* [rows, depth + 3]: nodes of the path, the token that ends it, and the path, filled up by 0 */
+    integer *found; /* [rows, depth + 4]: nodes of the path, the token that ends it, whether the logits of all its tokens
+                       are finite, and the path, filled up by 0 */
     integer threads;
 } Walk;
 
@@ -76,14 +77,16 @@ void follow(const Walk *walk) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(walk->threads)
     for (integer row = 0; row < walk->rows; row++) {
         const integer *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
-        integer *found = walk->found + row * (walk->depth + 3), at = 0, count = 1;
-        memset(found, 0, (walk->depth + 3) * sizeof(integer));
+        integer *found = walk->found + row * (walk->depth + 4), at = 0, count = 1;
+        memset(found, 0, (walk->depth + 4) * sizeof(integer));
+        found[2] = 1;
         for (;;) {
             const integer token = found[1] = drawn(walk, row, at, walk->starts[row] + count);
             integer child = 1;
+            if (!isfinite(walk->logits[(row * n + at) * walk->vocabulary + token])) found[2] = 0;
             while (child < walk->sizes[row] && (parents[child] != at || tokens[child] != token)) child++;
             if (child >= walk->sizes[row] || count > walk->depth) break;
-            found[2 + count++] = at = child;
+            found[3 + count++] = at = child;
         }
         found[0] = count;
     }

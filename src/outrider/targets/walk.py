@@ -32,7 +32,7 @@ class Walk:
             return None
         (b, n, v), depth = logits.shape, tree.deepest
         tokens, parents, sizes = (part.contiguous() for part in (tree.tokens, tree.parents, tree.size))
-        found = torch.empty(b, depth + 3, dtype=torch.long)
+        found = torch.empty(b, depth + 4, dtype=torch.long)
         heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
         seeds, starts = (
             (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds)),
@@ -45,6 +45,7 @@ class Walk:
             slopes=SLOPES.data_ptr(), found=found.data_ptr(), threads=min(b, torch.get_num_threads()),
         )  # fmt: skip
         self.call(ctypes.byref(asks))
-        verdict = Verdict(found[:, 2:], found[:, 0], found[:, 1])
-        verdict.__dict__["host"] = [(row[2 : 2 + row[0]], row[1]) for row in found.tolist()]  # known already
+        host = found.tolist()
+        verdict = Verdict(found[:, 3:], found[:, 0], found[:, 1], [bool(row[2]) for row in host])
+        verdict.__dict__["host"] = [(row[3 : 3 + row[0]], row[1]) for row in host]  # known already
         return verdict
