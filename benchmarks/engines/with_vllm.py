@@ -1,4 +1,5 @@
-"""vLLM for CPUs. Methods: plain, lookup (its n-grams), eagle (a folder that `outrider export --to vllm` wrote)."""
+"""vLLM for CPUs. Methods: plain, lookup (its n-grams), eagle and eagle3 (a folder that `outrider export --to vllm`
+wrote)."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 def start(job: dict[str, Any]) -> tuple[str, Write]:
     import vllm
 
+    trained = {"model": job["drafter"], "num_speculative_tokens": 3}
     how = {
         "plain": None,
         "lookup": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-        "eagle": {"method": "eagle", "model": job["drafter"], "num_speculative_tokens": 3},
+        "eagle": {"method": "eagle", **trained},
+        "eagle3": {"method": "eagle3", **trained},
     }[job["method"]]
     llm = vllm.LLM(
         job["model"], dtype=job["dtype"], skip_tokenizer_init=True, max_model_len=2048,

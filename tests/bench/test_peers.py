@@ -1,0 +1,163 @@
+"""Which engines are measured beside ours, in which order, with what drafters; nothing is measured here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
+
+import peers  # noqa: E402
+from outrider.shipped import shipped  # noqa: E402
+
+SHIPS = "suffix + eagle:smollm2/hass"
+
+
+def given(**options: Any) -> argparse.Namespace:
+    names = ("transformers", "vllm", "llama", "draft", "eagle3", "out")
+    return argparse.Namespace(**{**dict.fromkeys(names), **options})
+
+
+def test_an_engine_without_a_python_is_left_out() -> None:
+    found = peers.runs(given())
+    assert [run.name for run in found] == [
+        "ours, plain", "ours, default", "transformers, plain", "transformers, lookup", "transformers, assisted"
+    ]  # fmt: skip
+    assert {run.python for run in found} == {sys.executable}
+
+
+def test_each_engine_runs_under_its_own_python() -> None:
+    found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle3="d"))
+    assert {(run.engine, run.python) for run in found} == {
+        ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", "c")
+    }  # fmt: skip
+    assert [run.method for run in found if run.engine == "vllm"] == ["plain", "lookup", "eagle", "eagle3"]
+
+
+def test_eagle_3_is_measured_where_a_drafter_is_given() -> None:
+    assert "eagle3" not in [run.method for run in peers.runs(given(vllm="b"))]
+
+
+def test_what_has_no_batches_is_measured_alone() -> None:
+    batches = {run.name: run.batches for run in peers.runs(given(vllm="b", llama="c", eagle3="d"))}
+    alone = {name for name, sizes in batches.items() if sizes == (1,)}
+    assert alone == {"transformers, lookup", "transformers, assisted", "llama, plain", "llama, lookup"}
+    assert all(sizes == peers.BATCHES for name, sizes in batches.items() if name not in alone)
+
+
+def test_what_each_method_drafts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "exported", lambda network, out: f"{out.name} of {network}")
+    found = {}
+    for draft in (None, "a folder"):
+        asked = given(vllm="b", draft=draft, eagle3="mine", out=tmp_path / "made")
+        found[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
+    assert found[None]["ours, default"] == SHIPS
+    assert found[None]["vllm, eagle"] == "made of smollm2/hass", "the network of the mix that ships"
+    assert found[None]["vllm, eagle3"] == "made of mine"
+    assert found[None]["transformers, assisted"] == shipped("demo/draft")
+    assert found["a folder"]["transformers, assisted"] == "a folder"
+
+
+def test_a_network_is_exported_once_and_anew_when_it_has_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        Path(command[-1]).mkdir()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(peers.subprocess, "run", run)
+    weights = tmp_path / "network" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"one")
+    first = peers.exported(str(weights.parent), tmp_path)
+    assert peers.exported(str(weights.parent), tmp_path) == first
+    assert len(asked) == 1
+    assert asked[0][-7:-1] == ["export", str(weights.parent), "smollm2", "--to", "vllm", "--out"]
+    weights.write_bytes(b"two")
+    assert peers.exported(str(weights.parent), tmp_path) != first
+
+
+def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 2, "", "not this target's drafter")
+    monkeypatch.setattr(peers.subprocess, "run", lambda *_, **__: failed)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(RuntimeError, match="not this target's"):
+        peers.exported(str(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--draft", "nowhere"], "no config.json in nowhere"),
+        (["--vllm", sys.executable, "--eagle3", "nowhere"], "no model.safetensors in nowhere"),
+        (["--eagle3", "HERE"], "give --vllm too"),
+    ],
+)
+def test_what_is_refused(
+    options: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    asked = ["--data", "d", "--out", str(tmp_path / "out"), *(str(tmp_path) if o == "HERE" else o for o in options)]
+    monkeypatch.setattr(sys, "argv", ["peers.py", *asked])
+    with pytest.raises(SystemExit) as ended:
+        peers.main()
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_kept_lines_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another draft model is another job."""
+    monkeypatch.setattr(peers, "measure", lambda run, job: [{"drafter": job["drafter"]}])
+    run = peers.Run("transformers", "assisted", sys.executable, (1,))
+    kept = tmp_path / "x.json"
+    assert peers.measured(run, {"drafter": "a"}, kept) == [{"drafter": "a"}]
+    assert json.loads(kept.read_text(encoding="utf-8"))["asked"]["drafter"] == "a"
+    assert peers.measured(run, {"drafter": "a"}, kept) == [{"drafter": "a"}]
+    with pytest.raises(SystemExit, match="other settings"):
+        peers.measured(run, {"drafter": "b"}, kept)
+
+
+@pytest.mark.trained
+@pytest.mark.process
+def test_transformers_drafts_with_a_model_of_the_same_tokenizer_or_another(tmp_path: Path) -> None:
+    """Greedy texts in float32 are those without drafts."""
+    drafters = {"": "plain", shipped("demo/draft"): "assisted", str(other(tmp_path)): "assisted"}
+    job = {
+        "model": shipped("demo/target"), "prompts": [[5, 9, 17, 33], [40, 41, 42]], "ends": [1], "tokens": 8,
+        "temperatures": [0.0, 1.0], "batches": [1], "repeats": 1, "dtype": "float32",
+    }  # fmt: skip
+    texts = []
+    for drafter, method in drafters.items():
+        run = peers.Run("transformers", method, sys.executable, (1,))
+        lines = peers.measure(run, {**job, "drafter": drafter})
+        assert [(line["method"], line["temperature"]) for line in lines] == [(method, 0.0), (method, 1.0)]
+        texts.append(lines[0]["texts"])
+    assert texts == texts[:1] * 3
+
+
+def other(folder: Path) -> Path:
+    """An untrained Llama over bytes."""
+    signs = {sign: i for i, sign in enumerate(["<end>", *sorted(ByteLevel.alphabet())])}
+    words = Tokenizer(BPE(vocab=signs, merges=[]))
+    words.pre_tokenizer, words.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(folder)
+    shape = LlamaConfig(
+        vocab_size=len(signs), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return folder
