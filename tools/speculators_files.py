@@ -6,7 +6,9 @@
     env/bin/python tools/speculators_files.py tests/checkpoints/speculators
 
 For each of DFlash, DFlash 2 and DSpark: the folder that `save_pretrained` writes, and in it answers.safetensors,
-computed in float64 (norms and rotations in float32), with
+computed in float64 (norms and rotations in float32). KIND_causal has the same weights and text, and slots that see no
+later slot: the library has no key for that, but its layers with a window are so, unless `sliding_window_non_causal`.
+The window is wider than the text. The answers:
 
     features [s, 2 h], tokens [s]   a text: the target's hidden states side by side, and its tokens
     table, head [v, h]              the target's embedding and head
@@ -35,18 +37,19 @@ KINDS = {
     "dspark": (DSparkDraftModel, {"markov_rank": 6}),
 }
 LENGTH, ANCHORS, BLOCK, VOCAB, HIDDEN = 24, 3, 4, 61, 16
+WINDOWS = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
 
 
-def made(model: Any, more: dict[str, Any]) -> Any:
+def made(model: Any, more: dict[str, Any], causal: bool) -> Any:
     """A random drafter."""
     layer = Qwen3Config(
         hidden_size=HIDDEN, num_attention_heads=2, num_key_value_heads=1, head_dim=8, intermediate_size=24,
-        num_hidden_layers=2, vocab_size=VOCAB, max_position_embeddings=64,
+        num_hidden_layers=2, vocab_size=VOCAB, max_position_embeddings=64, **(WINDOWS if causal else {}),
     )  # fmt: skip
     layer._attn_implementation = "eager"
     config = model.config_class(
         transformer_layer_config=layer, draft_vocab_size=VOCAB, block_size=BLOCK, mask_token_id=60,
-        aux_hidden_state_layer_ids=[2, 5], **more,
+        aux_hidden_state_layer_ids=[2, 5], **more, **({"sliding_window_non_causal": False} if causal else {}),
     )  # fmt: skip
     drafter = model(config).float().eval()
     for name, p in drafter.named_parameters():
@@ -65,10 +68,10 @@ def scores(drafter: Any, hidden: torch.Tensor, logits: torch.Tensor, above: torc
 
 
 @torch.no_grad()
-def write(place: Path, kind: str) -> None:
+def write(place: Path, kind: str, causal: bool) -> None:
     torch.manual_seed(sorted(KINDS).index(kind))
     model, more = KINDS[kind]
-    drafter = made(model, more)
+    drafter = made(model, more, causal)
     drafter.save_pretrained(place)
     drafter = drafter.double()
     features, tokens = torch.randn(1, LENGTH, 2 * HIDDEN).double(), torch.randint(0, VOCAB - 1, (1, LENGTH))
@@ -91,4 +94,5 @@ def write(place: Path, kind: str) -> None:
 
 if __name__ == "__main__":
     for kind in KINDS:
-        write(Path(sys.argv[1]) / kind, kind)
+        for end, causal in (("", False), ("_causal", True)):
+            write(Path(sys.argv[1]) / (kind + end), kind, causal)

@@ -9,7 +9,8 @@ lm_head.weight, d2t, t2d                             speculators: a draft vocabu
 
 DFlash counts `target_layer_ids` as layer outputs from 0 (our tap is one more), speculators counts hidden states as we
 do. In DFlash and JetSpec slot j predicts the token at a + j, in DSpark the one at a + j + 1. Whether a slot sees the
-later slots is spelled in three ways; they must agree.
+later slots is spelled in three ways; they must agree. speculators 0.9.0 has none of them: there it follows from the
+layers' windows.
 """
 
 from __future__ import annotations
@@ -70,8 +71,16 @@ def speculators(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Fou
     given = {**inner, **config}
     taps = [int(i) for i in given.get("aux_hidden_state_layer_ids") or ()]
     from_anchor = flag(config, "sample_from_anchor", bag.where, kind == "dspark")
-    causal = causal_of({**inner, **config}, {})
-    return _found(bag, inner, given, taps, causal, from_anchor, facts, f"speculators {KINDS[kind]}")
+    open_ = flag(config, "sliding_window_non_causal", bag.where, kind == "dflash2")
+    said = {"is_causal": _causal_by_windows(inner, open_), **{k: v for k, v in given.items() if v is not None}}
+    return _found(bag, inner, given, taps, causal_of(said, {}), from_anchor, facts, f"speculators {KINDS[kind]}")
+
+
+def _causal_by_windows(layer: Mapping[str, Any], open_: bool) -> bool | None:
+    """What speculators makes of its layers: those with a window are causal unless `open_`, all others are not; None
+    where some are."""
+    windows = {not open_ and kind == "sliding_attention" for kind in layer.get("layer_types") or ("full_attention",)}
+    return windows.pop() if len(windows) == 1 else None
 
 
 def causal_of(config: Mapping[str, Any], inner: Mapping[str, Any]) -> bool | None:
