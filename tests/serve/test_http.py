@@ -221,7 +221,6 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"min_tokens": 50}, "min_tokens"),
     ({"outrider": {"drafter": "ghost"}}, "outrider.drafter"),
     ({"outrider": {"speed": 9}}, "outrider.speed"),
-    ({"echo": True, "logprobs": 1}, "echo"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from outrider.llm import LLM
 from outrider.serve import scheduler
 from outrider.serve.fleet import Choice
 from outrider.serve.job import Job
+from outrider.serve.scoring import Scoring
 from outrider.serve.start import service_of
 
 pytestmark = pytest.mark.trained
@@ -52,3 +54,40 @@ def test_the_share_of_prompts(
         for _ in range(3):
             made._turn()
     assert len(made.jobs) == 1, "the newcomer joined at once and has ended; the other goes on"
+
+
+def test_nothing_is_owed_where_nobody_writes(llm: LLM, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of one token, and prompts that are scored alone, leave no debt to whoever comes later."""
+    clock, turns = [0.0], []
+    read, decode, score = Batch.take, Batch.round, Scoring.read
+
+    def take(self: Batch, *chunk: Any) -> None:
+        clock[0] += CHUNK
+        read(self, *chunk)
+
+    def scored(self: Scoring, *target: Any) -> Any:
+        for step in score(self, *target):
+            clock[0] += CHUNK
+            yield step
+
+    def round(self: Batch) -> Any:
+        clock[0] += ROUND
+        turns.append(len(self.rows))
+        return decode(self)
+
+    monkeypatch.setattr(Batch, "take", take)
+    monkeypatch.setattr(Batch, "round", round)
+    monkeypatch.setattr(Scoring, "read", scored)
+    monkeypatch.setattr(scheduler, "monotonic", lambda: clock[0])
+    made = service_of(llm, loaded, "demo", rows=2).scheduler
+    requests = llm.requests(["The", "A cat", "One", "A dog"], max_new_tokens=40, ignore_eos=True)[0]
+    jobs = [Job(request, Choice(""), lambda event: None) for request in requests]
+    for job, limit in zip(jobs, (1, 0), strict=False):
+        job.request = replace(job.request, max_new_tokens=limit)
+    jobs[1].scoring = Scoring(jobs[1].request.prompt, 0)
+    made.submit(jobs)
+    with torch.no_grad():
+        while 2 not in turns:
+            assert made._turn()
+    assert jobs[1].scoring.scores is not None
+    assert turns.count(1) == CHUNK / ROUND, "the second text waited for its own chunk's share, and for no other"

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from .call import Call
 from .protocol import ChatRequest, Refusal
-from .service import Call, Service
+from .service import Service
 from .texts import Delta, Voice, figures, usage_of
 from .tools import Caller
 
@@ -24,6 +25,8 @@ async def whole(service: Service, call: Call) -> dict[str, Any]:
             deltas[index].segments += seen.segments
             deltas[index].scores += seen.scores
             deltas[index].rounds += seen.rounds
+            if seen.heading is not None:
+                deltas[index].heading = seen.heading
     for voice in call.voices:
         if failed := failure(voice):
             raise failed
@@ -71,12 +74,22 @@ def called(finish: str | None) -> str | None:
 def text_choice(service: Service, call: Call, index: int, voice: Voice, delta: Delta) -> dict[str, Any]:
     """One choice of a completion."""
     before = call.echoes[index] if call.echoes else ""
-    asked = call.request.logprobs is not None
+    logprobs = None
+    if call.request.logprobs is not None:
+        logprobs = service.spelled.completion(delta.scores, len(before))
+        if (first := heading(service, call, index, delta)) is not None:
+            logprobs = {name: first[name] + logprobs[name] for name in logprobs}
     return {
         **prompt_ids(call, voice), "index": index, "text": before + delta.text, "finish_reason": voice.finish,
-        "logprobs": service.spelled.completion(delta.scores, len(before)) if asked else None,
-        **of_choice(service, call, voice, delta),
+        "logprobs": logprobs, **of_choice(service, call, voice, delta),
     }  # fmt: skip
+
+
+def heading(service: Service, call: Call, index: int, delta: Delta) -> dict[str, Any] | None:
+    """The logprobs of a prompt that is given back, if they have come."""
+    if delta.heading is None:
+        return None
+    return service.spelled.echoed(call.echoes[index], call.voices[index].job.request.prompt, delta.heading)
 
 
 def prompt_ids(call: Call, voice: Voice) -> dict[str, list[int]]:
@@ -155,8 +168,9 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     for index in range(len(call.voices)):
         if chat:
             yield event(chunk(index, delta={"role": "assistant", "content": ""}))
-        elif call.echoes:
+        elif call.echoes and not call.scored:
             yield event(chunk(index, text=call.echoes[index]))
+    unheard = set(range(len(call.voices))) if call.scored else set()
     tails = [Tail(call.caller) for _ in call.voices]
     offsets = [len(text) for text in call.echoes] or [0] * len(call.voices)
     while any(voice.end is None for voice in call.voices):
@@ -168,6 +182,10 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
                 yield DONE
                 return
             finish = voice.finish
+            if index in unheard and (delta.heading is not None or finish is not None):
+                unheard.remove(index)
+                first = {"text": call.echoes[index], "logprobs": heading(service, call, index, delta)}
+                yield event({**chunk(index), **first})
             text, calls = tails[index].add(delta.text, finish is not None)
             if text or news(call, delta):
                 yield event(piece(service, call, index, delta, text, offsets, chat))

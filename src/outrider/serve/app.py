@@ -24,12 +24,13 @@ from starlette.staticfiles import StaticFiles
 from .. import __version__
 from ..targets.load import precision_of
 from . import answers
+from .call import Call, Channel
 from .gate import Gate, closing
 from .journal import Journal
 from .openapi import document
 from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Refusal, TokenizeRequest, parse
 from .scheduler import Closed, Full
-from .service import Call, Channel, Service
+from .service import Service
 
 log = logging.getLogger("outrider.serve")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from ..types import Round, Usage
 from .fleet import Choice
 from .guide import Guide
 
+if TYPE_CHECKING:
+    from .scoring import Scoring
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -22,6 +26,14 @@ class Scored:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+def scored(token: int, logits: Tensor, top: int) -> Scored:
+    """A token under the logits [v] of its place, and the `top` likeliest ones."""
+    logs = logits.float().log_softmax(-1)
+    best = logs.topk(top) if top else None
+    others = () if best is None else tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return Scored(token, float(logs[token]), others)
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,14 @@ class End:
     error: str = ""
 
 
-Event = Part | End
+@dataclass(frozen=True)
+class Heading:
+    """The scores of the prompt's tokens from the second on; it comes before any part."""
+
+    scores: list[Scored]
+
+
+Event = Heading | Part | End
 
 
 @dataclass
@@ -95,12 +114,7 @@ class Watch:
         """Of the tokens at places first, first + 1, ... of the output."""
         if self.top is None:
             return None
-        found = []
-        for place, token in enumerate(tokens, first):
-            logs = self.seen[place].float().log_softmax(-1)
-            best = logs.topk(self.top) if self.top else None
-            top = () if best is None else tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            found.append(Scored(token, float(logs[token]), top))
+        found = [scored(token, self.seen[place], self.top) for place, token in enumerate(tokens, first)]
         self.seen.clear()
         return found
 
@@ -116,6 +130,7 @@ class Job:
     watch: Watch | None = None
     show: bool = False  # are its trees wanted?
     salt: str = ""  # only prompts of one salt share what was read
+    scoring: Scoring | None = None  # the prompt's scores, where they are wanted
     cached: int = 0  # tokens of its prompt that were copied, not read
     row: Row | None = None
     cancelled: bool = False  # set by whoever waits; looked at between two rounds

@@ -185,7 +185,7 @@ class CompletionRequest(Common):
         | Annotated[list[str], Field(min_length=1, max_length=128)]
         | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=128)]
     )
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
 

@@ -24,7 +24,7 @@ from ..engine import Batch, Engine, Piece
 from ..request import Row
 from ..types import InputError, Keeper, Kept
 from .fleet import Fleet, FleetDrafter, FleetDrafting
-from .job import End, Job, Part, shown
+from .job import End, Event, Heading, Job, Part, shown
 from .metrics import Metrics
 from .prefixes import Prefixes
 
@@ -33,7 +33,7 @@ log = logging.getLogger("outrider.serve")
 
 @dataclass
 class Reading:
-    """A prompt that is being read; `steps` pauses after each chunk."""
+    """A prompt that is being scored, if that is wanted, and read; `steps` pauses after each chunk."""
 
     job: Job
     steps: Iterator[None]
@@ -43,7 +43,10 @@ class Reading:
     @classmethod
     def of(cls, engine: Engine, job: Job, row: Row, known: tuple[Kept, int] | None) -> Reading:
         def steps() -> Iterator[None]:
-            made.newcomer, made.pieces = yield from Batch.read(engine, [row], known)
+            if job.scoring is not None:
+                yield from job.scoring.read(engine.target)
+            if job.request.max_new_tokens:
+                made.newcomer, made.pieces = yield from Batch.read(engine, [row], known)
 
         made = cls(job, iter(()))
         made.steps = steps()
@@ -196,9 +199,11 @@ class Scheduler:
             job.row, job.started = Row(job.request, self.count), monotonic()
             self.jobs[self.count] = job
         engine = replace(self.engine, drafter=FleetDrafter(self.fleet, job.choice))
-        known = self.prefixes.find(job.request.prompt, job.salt)
-        job.cached = 0 if known is None else known[1]
-        self.metrics.prefix(len(job.request.prompt), job.cached)
+        known = None
+        if job.request.max_new_tokens:
+            known = self.prefixes.find(job.request.prompt, job.salt)
+            job.cached = 0 if known is None else known[1]
+            self.metrics.prefix(len(job.request.prompt), job.cached)
         self.reading = Reading.of(engine, job, job.row, known)
 
     def _read(self) -> None:
@@ -213,13 +218,24 @@ class Scheduler:
             return
         if done:
             self.reading = None
+            self._head(reading.job)
             if reading.newcomer is not None:
                 self._keep(reading.newcomer, 0)  # samples of one prompt come one after the other
             self._join(reading.newcomer)
             self._emit(reading.pieces)
         spent = monotonic() - began
         self.metrics.chunk(spent)
-        self.owed += spent * (1 - self.prefill_share) / self.prefill_share
+        if self.batch is not None:
+            self.owed += spent * (1 - self.prefill_share) / self.prefill_share
+
+    def _head(self, job: Job) -> None:
+        """What is known of a prompt that has been read; a text of no tokens ends there."""
+        if job.scoring is not None and job.scoring.scores is not None:
+            self._deliver(job, Heading(job.scoring.scores))
+        if not job.request.max_new_tokens:
+            if job.scoring is not None:
+                self.metrics.prompt.inc(len(job.request.prompt))
+            self._end(job, "length")
 
     def _join(self, newcomer: Batch | None) -> None:
         if newcomer is None or self.batch is None:
@@ -315,15 +331,13 @@ class Scheduler:
             self.jobs.pop(job.row.index, None)
             if finish in ("eos", "stop", "length"):
                 self.pace += 0.1 * (monotonic() - job.started - self.pace)
-            usage = job.row.usage
-        else:
-            usage = Row(job.request, 0).usage
-            usage.prompt_tokens = len(job.request.prompt)
+        usage = Row(job.request, 0).usage if job.row is None else job.row.usage
+        usage.prompt_tokens = len(job.request.prompt)
         self.metrics.done(job, finish, usage)
         self._deliver(job, End(finish, usage, error))
 
     @staticmethod
-    def _deliver(job: Job, event: Part | End) -> None:
+    def _deliver(job: Job, event: Event) -> None:
         try:
             job.deliver(event)
         except RuntimeError:  # whoever waited is gone, and its event loop too

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 from uuid import uuid4
@@ -19,13 +18,16 @@ from .. import __version__, kept
 from ..core.stopping import Stop, TextStream
 from ..llm import LLM
 from ..request import Request, check_prompt
+from ..targets import SeqTarget
 from ..targets.load import precision_of
 from ..types import InputError, Sampling
+from .call import Call, Channel
 from .fleet import Choice
 from .guide import Grammars, Guide
-from .job import Event, Job, Watch
+from .job import Job, Watch
 from .protocol import ChatRequest, Common, CompletionRequest, Message, Ours, Refusal
 from .scheduler import Scheduler
+from .scoring import Scoring
 from .texts import Spelled, Voice
 from .tools import Caller, caller_of
 
@@ -38,54 +40,6 @@ class Limits:
     texts: int = 64  # prompts times samples
     output: int = 4096  # tokens of a chat's answer where it does not say
     seconds: float = 600.0  # from arrival to the end of its last text
-
-
-class Channel:
-    """Events of one request's rows, from the engine's thread to the event loop. It never makes the engine wait: what a
-    slow reader has not taken lies here, and is one piece when it comes for it."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.pending: dict[int, list[Event]] = {}
-        self.ready = asyncio.Event()
-
-    def deliver(self, index: int) -> Callable[[Event], None]:
-        def put(event: Event) -> None:
-            self.pending.setdefault(index, []).append(event)
-            self.ready.set()
-
-        def call(event: Event) -> None:
-            self.loop.call_soon_threadsafe(put, event)
-
-        return call
-
-    async def take(self) -> dict[int, list[Event]]:
-        await self.ready.wait()
-        self.ready.clear()
-        taken, self.pending = self.pending, {}
-        return taken
-
-
-@dataclass
-class Call:
-    """One HTTP request that writes text."""
-
-    id: str
-    request: ChatRequest | CompletionRequest
-    channel: Channel
-    voices: list[Voice]
-    prompts: int  # tokens of all prompts, each counted once
-    echoes: list[str] = field(default_factory=list)  # what stands before each text
-    caller: Caller | None = None  # how tool calls are told from text
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def jobs(self) -> list[Job]:
-        return [voice.job for voice in self.voices]
-
-    @property
-    def ours(self) -> Ours | None:
-        return self.request.outrider
 
 
 @dataclass
@@ -164,8 +118,10 @@ class Service:
         return self.call(request, channel, [prompt], limit, top, "chatcmpl", [], grammar, caller)
 
     def completion(self, request: CompletionRequest, channel: Channel) -> Call:
-        if request.echo and request.logprobs is not None:
-            raise Refusal("logprobs of the prompt are not supported; leave out echo or logprobs", "echo")
+        if request.echo and request.logprobs is not None and isinstance(self.llm.target, SeqTarget):
+            raise Refusal("an encoder reads the prompt: its tokens have no logprobs; leave out one of the two", "echo")
+        if not request.max_tokens and not request.echo:
+            raise Refusal("max_tokens: 0 writes nothing; it is for prompts that echo gives back", "max_tokens")
         given: Any = request.prompt
         several = isinstance(given, list) and not isinstance(given[0], int)
         prompts = [self.encode(p) for p in (given if several else [given])]
@@ -201,19 +157,20 @@ class Service:
         voices: list[Voice] = []
         for prompt in prompts:
             self.check_room(prompt, limit)
+            scoring = Scoring(prompt, top) if echoes and top is not None else None
             for j in range(request.n):
                 guide = first.fork() if first else None
                 watch = Watch(top, request.min_tokens, tuple(sorted(stops.eos)), guide)
                 used = top is not None or request.min_tokens or guide
                 row = Request(prompt, seed + j, limit, law, stops.cut)
                 try:
-                    check_prompt(row, self.llm.target)
+                    check_prompt(row if limit else replace(row, max_new_tokens=1), self.llm.target)
                 except InputError as error:
                     raise Refusal(str(error)) from None
                 job = Job(
                     row, choice, channel.deliver(len(voices)), time.monotonic() + self.limits.seconds,
                     watch if used else None, bool(request.outrider and request.outrider.rounds),
-                    request.cache_salt or "",
+                    request.cache_salt or "", scoring,
                 )  # fmt: skip
                 voices.append(Voice(job, stops, TextStream(self.llm.decode, stops.strings)))
         return Call(name, request, channel, voices, sum(map(len, prompts)), echoes, caller)

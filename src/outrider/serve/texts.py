@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.stopping import Stop, TextStream
 from ..types import Usage
-from .job import End, Job, Part, Scored, Shown
+from .job import End, Event, Heading, Job, Scored, Shown
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort", "error": "error"}
 
@@ -27,6 +27,17 @@ class Spelled:
 
         return [{**entry(s.token, s.logprob), "top_logprobs": [entry(t, p) for t, p in s.top]} for s in scores]
 
+    def echoed(self, text: str, tokens: Sequence[int], scores: Sequence[Scored]) -> dict[str, Any]:
+        """Of a prompt and the text that it is: nothing is known of its first token."""
+        texts, spelt = zip(*map(self.names, tokens), strict=True)
+        rest = self.completion(scores, 0)
+        return {
+            "tokens": list(texts),
+            "token_logprobs": [None, *rest["token_logprobs"]],
+            "top_logprobs": [None, *rest["top_logprobs"]],
+            "text_offset": places(text, spelt),
+        }
+
     def completion(self, scores: Sequence[Scored], offset: int) -> dict[str, Any]:
         texts = [self.names(s.token)[0] for s in scores]
         offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
@@ -36,6 +47,18 @@ class Spelled:
             "top_logprobs": [{self.names(t)[0]: finite(p) for t, p in s.top} for s in scores],
             "text_offset": offsets,
         }
+
+
+def places(text: str, tokens: Sequence[Sequence[int]]) -> list[int]:
+    """Where in a text each of its tokens begins; `tokens` are their bytes. What does not stand there has no width: a
+    begin-of-text token, a space that the tokenizer puts first."""
+    line, at, begun, found = text.encode(), 0, 0, []
+    for spelt in map(bytes, tokens):
+        found.append(begun - (at < len(line) and line[at] & 0xC0 == 0x80))  # inside a character: where that begins
+        here = next((form for form in (spelt, spelt.removeprefix(b" ")) if line.startswith(form, at)), b"")
+        at += len(here)
+        begun += sum(byte & 0xC0 != 0x80 for byte in here)
+    return found
 
 
 def finite(logprob: float) -> float:
@@ -51,6 +74,7 @@ class Delta:
     tokens: list[int] = field(default_factory=list)
     scores: list[Scored] = field(default_factory=list)
     rounds: list[tuple[list[tuple[str, bool]], int, Shown | None]] = field(default_factory=list)  # see `hear`
+    heading: list[Scored] | None = None  # scores of the prompt
     end: End | None = None
 
     @property
@@ -68,11 +92,14 @@ class Voice:
     tokens: list[int] = field(default_factory=list)
     end: End | None = None
 
-    def hear(self, events: Sequence[Part | End]) -> Delta:
+    def hear(self, events: Sequence[Event]) -> Delta:
         """Everything that has come since the reader last looked, as one piece. Its rounds: the segments that each made
         readable, how many drafted tokens were accepted, and the tree."""
         delta = Delta()
         for event in events:
+            if isinstance(event, Heading):
+                delta.heading = event.scores
+                continue
             if isinstance(event, End):
                 self.end = delta.end = event
                 found, accepted, shown = [(self.stream.flush(), False)], 0, None
