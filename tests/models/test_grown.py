@@ -13,7 +13,7 @@ from torch import Tensor
 
 import outrider
 from outrider.core.tree import check
-from outrider.drafters import _features, eagle, eagle3
+from outrider.drafters import _waiting, eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
 from outrider.native import build as native
@@ -151,7 +151,7 @@ def late_and_at_once(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None
     prompts = [text_of(i, n) for i, n in enumerate((40, 7, 31, 150, 3, 12, 60, 5))]
     found = []
     for flush in (1, 512):
-        monkeypatch.setattr(_features, "FLUSH", flush)
+        monkeypatch.setattr(_waiting, "MOST", flush)
         outputs = llm.generate(
             prompts, max_new_tokens=40, temperature=1.0, seed=4, batch_size=3, budget=Seldom(Budget(8, 3))
         )

@@ -72,6 +72,30 @@ def test_it_asks_again_ever_more_rarely() -> None:
     assert asking.depth([0.9], 4, ASKED) == 4
 
 
+def test_batches_are_asked_more_rarely_for_their_rows() -> None:
+    """Asking reads what all rows wrote; one new row among four makes it hardly more eager."""
+    asking, four = told({0.9: [0.0, 0.0, 0.0, 0.0]}), [0.9] * 4
+    for _ in range(LEARN + 1):
+        asking.time(4, 4, 0.008)
+    asked = [i for i in range(400) if asking.depth(four, 4, ASKED)]
+    assert asked == [4 * PROBE, 12 * PROBE + 1]
+    asking.begin(0.25)
+    asked = [i for i in range(400) if asking.depth(four, 4, ASKED)]
+    assert asked == [0, 16 * PROBE + 1], "three quarters of its patience, which it had nearly waited already"
+    asking.begin(1.0)
+    assert asking.patience == PROBE
+
+
+def test_a_batch_size_nearly_as_large_is_known() -> None:
+    asking = told({0.0: [0.6, 0.3, 0.1, 0.05]})
+    for size in (20, 22, 24, 26, 28, 30):
+        assert asking.depth([0.0] * size, 1, replace(ASKED, rate=1.0)) > 0
+        asking.time(size, 4, 0.4)
+    assert asking.rounds[30] == 1
+    assert asking.depth([0.0] * 32, 1, replace(ASKED, rate=1000.0)) == 0, "0.4 s are known to be too dear"
+    assert asking.depth([0.0] * 64, 1, replace(ASKED, rate=1000.0)) > 0, "of twice as many nothing is known"
+
+
 def test_a_bin_that_was_never_seen_believes_the_others() -> None:
     asking = told({0.0: [0.6, 0.3, 0.1, 0.05]})
     assert asking.added(0.6, 2) == pytest.approx([0.6, 0.3], abs=0.12)

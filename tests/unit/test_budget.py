@@ -12,7 +12,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from outrider.budgets.adaptive import AdaptiveBudget, FixedBudget, Report
+from outrider.budgets.adaptive import TRIES, AdaptiveBudget, FixedBudget, Report
 from outrider.budgets.curve import Curve, nearest
 from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
@@ -125,6 +125,19 @@ def test_what_takes_long_to_read_is_not_tried_in_every_text(reading: float, most
         tried.append(drafts > 0)
     assert sum(tried) <= most
     assert sum(tried[1:]) >= (39 if reading < 2 else 1)
+
+
+def test_reading_for_a_try_is_paid_for() -> None:
+    """A full batch whose drafter is never right and reads, when it is asked, what all rows wrote since: with rows that
+    come and go all the time, tries and their reading cost what tries may."""
+    budget, lost, unread = AdaptiveBudget(), 0.0, 0
+    for i in range(4000):
+        depth = budget.choose(rows(32, new=int(i % 2 == 0))).depth
+        draft = 0.1 * depth + 0.04 * min(64, unread) if depth else 0.0
+        unread = 0 if depth else unread + 1
+        budget.learn(Report(32, depth, 1 + depth, draft, 1 + 0.5 * depth, 0.0, [0] * depth, depth))
+        lost += draft + 0.5 * depth if i >= 500 else 0.0
+    assert 0 < lost / 3500 < 1.5 * TRIES / 32**0.5
 
 
 def test_a_new_row_counts_by_its_share_of_the_batch() -> None:

@@ -24,7 +24,8 @@ run, whatever was forecast, and HOLD rounds once. What a batch size costs that w
 by the nodes of all rows.
 
 A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
-teaches nothing of drafts, and is charged up to half of what may be owed: reading alone ends no drafting.
+teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed: reading alone
+ends no drafting. A mere try is charged all of it.
 
 Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
 depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
@@ -132,6 +133,7 @@ class AdaptiveBudget:
     kept: float = 0.0  # of those, accepted
     debt: dict[int, float] = field(default_factory=dict)  # batch rows -> seconds lost to drafts, beyond what may be
     paying: bool = False  # do the rounds of late say that drafts pay?
+    trying: bool = False  # is this round drafted against the forecast?
     idle: int = 0  # rounds since the last draft
     behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
     fresh: bool = False  # and were all rows new then?
@@ -155,6 +157,7 @@ class AdaptiveBudget:
         self.paying = best > 0 and plain < brought.rate < float("inf")
         if not self.paying and self.debt.get(b, 0.0) > (self._hold(b) if best else 0.0):
             return Budget(1, 0)
+        self.trying = best == 0
         if best == 0:
             rates = self._rates(b, drafting)
             best = max(range(1, len(rates)), key=rates.__getitem__)
@@ -235,7 +238,7 @@ class AdaptiveBudget:
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(b, Brought()).learn(tokens, seconds - read, b)
-            charged = min(read, 0.5 * self._hold(b))
+            charged = read if self.trying else min(read, 0.5 * self._hold(b))
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
         self.fresh = False

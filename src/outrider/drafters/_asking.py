@@ -11,7 +11,9 @@ A second brings `Budget.rate` tokens to every row as things are. So the networks
 is highest, and not at all where none pays. `added` is learnt from past rounds, apart for rows whose free draft is
 unlikely to have the next token and for those where it is likely, with a bonus for what is known of few rounds; what
 was learnt of other texts counts for few. Where networks have not been asked for a while they are asked once again, ever
-more rarely while that changes nothing.
+more rarely while that changes nothing, and in a batch as many times more rarely as it has rows: they read first what
+all rows wrote since, and a text that ends before that is never read. What a batch size costs that was not met yet is
+taken from one that is nearly as large.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ FIRST, FALL = 0.4, 0.6  # what is believed at first: added(0), and what each dep
 DOUBT = 0.5  # standard deviations that are added
 EXPLORE = 8  # every so many rounds that are asked go one deeper
 LEARN = 4  # rounds of a batch size that are asked and timed first; one more warms up
-PROBE, PROBE_MAX = 16, 64  # rounds that are not asked until one is
+PROBE, PROBE_MAX = 16, 64  # rounds that are not asked until one is, for each row
+ALIKE = 2.0  # batch sizes by less than this factor apart are learnt from each other
 
 
 @dataclass
@@ -69,9 +72,11 @@ class Asking:
             budget: without a `rate` it decides alone.
         """
         rows, most = len(chances), budget.depth
-        if not budget.rate or (asked := self.rounds.get(rows, 0)) <= LEARN:
+        asked = self._met(rows)
+        if not budget.rate or asked <= LEARN:
             return most if not budget.rate or asked % 2 == 0 else min(most, 1)
-        times = self.seconds[rows].table(range(1, most + 1))
+        near = min(self.seconds, key=lambda b: max(b, rows) / min(b, rows))
+        times = [max(1.0, rows / near) * seconds for seconds in self.seconds[near].table(range(1, most + 1))]
         gains = [sum(added) for added in zip(*(self.added(c, most, DOUBT) for c in chances), strict=True)]
         worth = [0.0]
         for d, gain in enumerate(accumulate(gains), 1):
@@ -81,7 +86,7 @@ class Asking:
         if best:
             self.patience, self.turn = PROBE, self.turn + 1
             best = min(most, best + (self.turn % EXPLORE == 0))
-        elif self.idle >= self.patience:
+        elif self.idle >= self.patience * rows:
             self.patience, best = min(2 * self.patience, PROBE_MAX), most
         self.idle = 0 if best else self.idle + 1
         return best
@@ -101,7 +106,7 @@ class Asking:
 
     def begin(self, share: float) -> None:
         """This share of the rows is new."""
-        self.patience = PROBE
+        self.patience = max(PROBE, round((1 - share) * self.patience))
         for record in self.records:
             for k, asked in enumerate(record.asked):
                 kept = 1 - share * (1 - min(1.0, PRIOR / max(1e-9, asked)))
@@ -110,9 +115,13 @@ class Asking:
     def time(self, rows: int, depth: int, seconds: float, behind: bool = False) -> None:
         """Take in how long the networks took. `behind`: they read more than usual first."""
         self.rounds[rows] = self.rounds.get(rows, 0) + 1
-        if self.rounds[rows] > 1:  # the first one warms up
+        if self._met(rows) > 1:  # the first one warms up
             curve = self.seconds.setdefault(rows, Curve(prior_slope=0.5, mean=True))
             (curve.doubt if behind else curve.learn)(depth, seconds)
+
+    def _met(self, rows: int) -> int:
+        """Rounds asked of batches of about this size."""
+        return sum(count for b, count in self.rounds.items() if alike(b, rows))
 
     def learn(
         self, depths: Sequence[int], chances: Sequence[float], free: Sequence[int], accepted: Sequence[int]
@@ -127,6 +136,11 @@ class Asking:
         """
         for chance, *row in zip(chances, depths, free, accepted, strict=True):
             self.records[place(chance)].learn(*row)
+
+
+def alike(some: int, others: int) -> bool:
+    """Are these batch sizes near enough to be learnt from each other?"""
+    return max(some, others) < ALIKE * min(some, others)
 
 
 def place(chance: float) -> int:

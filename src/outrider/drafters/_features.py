@@ -20,16 +20,14 @@ from torch import Tensor, nn
 
 from ..core.padding import padded
 from ..nets.compiled import CompiledLayer
-from ..nets.grown import Grower, Pairs, chosen, paired, side_by_side
+from ..nets.grown import Grower, paired
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from ..nets.recorded import Recorded
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from . import _ranks, _weights
 from ._growth import STATIC, Growth, Step
-
-FLUSH = 512  # pairs a row may wait before they are fed: a text for which nothing is drafted need never be read
-ALL = 2048  # and pairs of all rows together, which then take a while
+from ._waiting import Pending, Waiting
 
 
 @runtime_checkable
@@ -101,23 +99,23 @@ class FeatureDrafting:
 
     drafter: Steps
     cache: KVCache
-    pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
-    pairs: list[Pairs] = field(default_factory=list)  # the same, where trees are grown in compiled code
-    waiting: int = 0
+    waiting: Waiting = field(init=False)
     last: Float[Tensor, "b 1 h"] | None = None  # the step after the last pair: it predicts the root's feature
+
+    def __post_init__(self) -> None:
+        self.waiting = Waiting([0] * len(self.cache.host))
 
     def observe(self, round: Round) -> None:
         """Keep the true features of what was committed, each with its token."""
         features = [round.output.features[tap] for tap in self.drafter.taps]
-        self.waiting += features[0].shape[1]
-        if self.drafter.grower is not None:
-            self.pairs.append(paired(round, features))
-        else:
-            self._wait(round, features[0] if len(features) == 1 else torch.cat(features, -1))
-        if late(self.waiting, len(self.cache.host)):
+        self.waiting.put(
+            self._joined_pairs(round, features) if self.drafter.grower is None else paired(round, features)
+        )
+        if self.waiting.late:
             self._read()
 
-    def _wait(self, round: Round, joined: Tensor) -> None:
+    def _joined_pairs(self, round: Round, features: Sequence[Tensor]) -> Pending:
+        joined = features[0] if len(features) == 1 else torch.cat(list(features), -1)
         if round.tree.ancestors is None:
             counts, spelled = round.count.tolist(), round.tree.tokens
             if self.drafter.shifted:
@@ -130,12 +128,12 @@ class FeatureDrafting:
             spelled = padded(round.tokens, path.device) if self.drafter.shifted else round.tree.tokens.gather(1, path)
             if joined.shape[1] > 1:
                 joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
-        self.pending.append((joined, spelled, counts))
+        return joined, spelled, counts
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
         if drafter.grower is not None and (asked := drafter.growth.quick(rows, budget)) is not None:
-            pairs, self.pairs, self.waiting, last = self.pairs, [], 0, self._vectors()
+            last, pairs = self._vectors(), self.waiting.listed()
             tree = drafter.grower.grow(self.cache, last, pairs, rows, *asked)
             assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
             return tree
@@ -177,16 +175,13 @@ class FeatureDrafting:
         if list(index) == list(range(len(self.cache.host))):
             return
         wanted = torch.tensor(list(index), device=self.cache.keys.device)
-        self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
-        self.pairs = chosen(self.pairs, index)
+        self.waiting.select(index, self.cache.keys.device)
         self.last = None if self.last is None else self.last[wanted]
         self.cache.select(index)
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, FeatureDrafting)
         if self.drafter.grower is not None:
-            self.pairs = side_by_side(self.pairs, len(self.cache.host), other.pairs, len(other.cache.host))
-            self.waiting = max(self.waiting, other.waiting)
             self.last = torch.cat([self._vectors(), other._vectors()])
         else:
             self._read()
@@ -194,16 +189,16 @@ class FeatureDrafting:
             assert self.last is not None
             assert other.last is not None
             self.last = torch.cat([self.last, other.last])
+        self.waiting.join(other.waiting)
         self.cache.join(other.cache)
 
     def _read(self) -> None:
         """Feed the pairs that wait, as one chain per row."""
-        pairs, pending, self.pairs, self.pending, self.waiting = self.pairs, self.pending, [], [], 0
-        if pairs and self.drafter.grower is not None:
-            self.drafter.grower.read(self.cache, self._vectors(), pairs)
-        if not pending:
+        if self.waiting.pairs and self.drafter.grower is not None:
+            self.drafter.grower.read(self.cache, self._vectors(), self.waiting.listed())
+        if (given := self.waiting.merged()) is None:
             return
-        features, tokens, counts = merged(pending)
+        features, tokens, counts = given
         m, cache = max(counts), self.cache
         if m == 0:
             return
@@ -278,11 +273,6 @@ class FeatureDrafting:
         return table[cache.lengths[:, None] + places]
 
 
-def late(waiting: int, rows: int) -> bool:
-    """Have so many pairs of each row waited long enough?"""
-    return waiting >= FLUSH or waiting * rows >= ALL
-
-
 def ends_of(
     made: Float[Tensor, "b m h"], counts: Sequence[int], before: Float[Tensor, "b 1 h"] | None
 ) -> Float[Tensor, "b 1 h"]:
@@ -295,24 +285,6 @@ def ends_of(
         return ends
     fed = torch.tensor([c > 0 for c in counts], device=made.device)
     return torch.where(fed[:, None, None], ends, before)
-
-
-def merged(
-    pending: Sequence[tuple[Tensor, Tensor, list[int]]],
-) -> tuple[Float[Tensor, "b m f"], Int[Tensor, "b m"], list[int]]:
-    """Several rounds' pairs behind one another, the gaps closed."""
-    if len(pending) == 1:
-        return pending[0]
-    features, tokens = torch.cat([p[0] for p in pending], 1), torch.cat([p[1] for p in pending], 1)
-    index: list[list[int]] = [[] for _ in pending[0][2]]
-    first = 0
-    for f, _, counts in pending:
-        for row, count in zip(index, counts, strict=True):
-            row.extend(range(first, first + count))
-        first += f.shape[1]
-    counts = [len(row) for row in index]
-    where = padded(index, tokens.device)
-    return features.gather(1, where[..., None].expand(*where.shape, features.shape[2])), tokens.gather(1, where), counts
 
 
 def loader(method: str, build: Callable[[Any, Target, Growth, object], Any]) -> Callable[..., Any]:

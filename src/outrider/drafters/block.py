@@ -23,14 +23,15 @@ from ..nets import products, vocabulary
 from ..nets.block import BlockConfig, BlockNet
 from ..nets.compiled import runs
 from ..nets.compiled_block import CompiledBlock, compiled_block
-from ..nets.grown import Pairs, chosen, paired, side_by_side
+from ..nets.grown import paired
 from ..nets.kv_cache import KVCache
 from ..nets.network import Network
 from ..targets.compiled import embeddings
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
-from ._features import ends_of, late, merged
+from ._features import ends_of
 from ._growth import Growth
+from ._waiting import Pending, Waiting
 
 
 @dataclass(frozen=True)
@@ -70,36 +71,24 @@ class BlockDrafting:
     drafter: BlockDrafter
     cache: KVCache
     last: Float[Tensor, "b 1 h"]  # every row's last context vector
-    pending: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, tokens, counts per row
-    pairs: list[Pairs] = field(default_factory=list)  # the same, for compiled code
-    waiting: int = 0
+    waiting: Waiting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waiting = Waiting([0] * len(self.cache.host))
 
     def observe(self, round: Round) -> None:
         """Keep the features of what was committed."""
-        features = [round.output.features[tap] for tap in self.drafter.taps]
-        self.waiting += features[0].shape[1]
-        if self.drafter.compiled is not None:
-            self.pairs.append(paired(round, features))
-        else:
-            self._wait(round, features)
-        if late(self.waiting, len(self.cache.host)):
+        features, compiled = [round.output.features[tap] for tap in self.drafter.taps], self.drafter.compiled
+        self.waiting.put(_joined(round, features) if compiled is None else paired(round, features))
+        if self.waiting.late:
             self._read()
-
-    def _wait(self, round: Round, features: Sequence[Tensor]) -> None:
-        path, counts, spelled = round.path, round.count.tolist(), round.tree.tokens
-        joined = torch.cat(list(features), -1)
-        if round.tree.ancestors is not None:
-            path = path[:, : max(counts)].clamp(min=0)
-            spelled = spelled.gather(1, path)
-            joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
-        self.pending.append((joined, spelled, counts))
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter, growth = self.drafter, self.drafter.growth
         depth = max(0, min(growth.reach(budget, rows), drafter.config.drafts))
         code, asked = drafter.compiled, growth.whole(budget, depth)
         if code is not None and asked is not None and drafter.lattices and code.lattices:
-            tree = code.grow(self.cache, self.last, self._taken(), rows, budget, asked)
+            tree = code.grow(self.cache, self.last, self.waiting.listed(), rows, budget, asked)
             assert self.cache.host == list(rows.start), "one context slot for every token before the root"
             return tree
         hidden, logits = self._seen(rows, depth)
@@ -116,30 +105,26 @@ class BlockDrafting:
         if list(index) == list(range(len(self.cache.host))):
             return
         wanted = torch.tensor(list(index), device=self.cache.keys.device)
-        self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
-        self.pairs = chosen(self.pairs, index)
+        self.waiting.select(index, self.cache.keys.device)
         self.last = self.last[wanted]
         self.cache.select(index)
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, BlockDrafting)
-        if self.drafter.compiled is not None:
-            self.pairs = side_by_side(self.pairs, len(self.cache.host), other.pairs, len(other.cache.host))
-            self.waiting = max(self.waiting, other.waiting)
-        else:
+        if self.drafter.compiled is None:
             self._read()
             other._read()
+        self.waiting.join(other.waiting)
         self.last = torch.cat([self.last, other.last])
         self.cache.join(other.cache)
 
     def _read(self) -> None:
         """Write the waiting features' keys and values behind each row's text."""
-        if self.pairs and self.drafter.compiled is not None:
-            self.drafter.compiled.read(self.cache, self.last, self._taken())
-        if not self.pending:
+        if self.waiting.pairs and self.drafter.compiled is not None:
+            self.drafter.compiled.read(self.cache, self.last, self.waiting.listed())
+        if (given := self.waiting.merged()) is None:
             return
-        features, _, counts = merged(self.pending)
-        self.pending, self.waiting = [], 0
+        features, _, counts = given
         m, net, cache = max(counts), self.drafter.net, self.cache
         if m:
             context = net.context(features[:, :m])
@@ -147,16 +132,11 @@ class BlockDrafting:
             self.last = ends_of(context, counts, self.last)
             cache.advance(counts)
 
-    def _taken(self) -> list[Pairs]:
-        """What waits for compiled code, which waits no longer."""
-        pairs, self.pairs, self.waiting = self.pairs, [], 0
-        return pairs
-
     def _seen(self, rows: Rows, depth: int) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d vd"]]:
         """Normed hidden states and logits of the first `depth` slots that draft."""
         code = self.drafter.compiled
         if code is not None:
-            return code.slots(self.cache, self.last, self._taken(), rows.root, depth)
+            return code.slots(self.cache, self.last, self.waiting.listed(), rows.root, depth)
         hidden = self._hidden(rows)[:, :depth]
         return hidden, self.drafter.logits(hidden)
 
@@ -204,6 +184,17 @@ class BlockDrafting:
         above = torch.cat([rows.root[:, None, None].expand(b, 1, k), tokens[:, :-1]], 1)
         inside = tokens if drafter.places is None else drafter.places[tokens]
         return wide(net.above(above, hidden[:, :, None])) @ wide(net.markov_w2.weight[inside]).transpose(-1, -2)
+
+
+def _joined(round: Round, features: Sequence[Tensor]) -> Pending:
+    """What a round committed, in tensors."""
+    path, counts, spelled = round.path, round.count.tolist(), round.tree.tokens
+    joined = torch.cat(list(features), -1)
+    if round.tree.ancestors is not None:
+        path = path[:, : max(counts)].clamp(min=0)
+        spelled = spelled.gather(1, path)
+        joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
+    return joined, spelled, counts
 
 
 def drafter(net: BlockNet, target: Target, growth: Growth | None = None) -> BlockDrafter:

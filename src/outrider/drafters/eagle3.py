@@ -31,7 +31,7 @@ from ..nets.recorded import Recorded
 from ..targets.compiled import embeddings
 from ..types import Budget, DraftTree, InputError, Rows, Target
 from . import _heads, _lattice, _ranks, _weights
-from ._features import FeatureDrafting, loader, merged, recorded
+from ._features import FeatureDrafting, loader, recorded
 from ._growth import STATIC, Growth
 
 
@@ -230,8 +230,7 @@ class ParallelDrafting(FeatureDrafting):
         """Those of the next `depth` tokens."""
         drafter, cache, b, device = self.drafter, self.cache, len(rows), rows.root.device
         assert drafter.mask is not None
-        features, tokens, counts = merged(self.pending) if self.pending else (None, None, [0] * b)
-        self.pending, self.waiting = [], 0
+        features, tokens, counts = self.waiting.merged() or (None, None, [0] * b)
         m = max(counts)
         n, count = m + max(depth, 1) - 1, torch.tensor(counts, device=device)[:, None]
         given = drafter.mask.expand(b, n, -1)

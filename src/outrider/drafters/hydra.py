@@ -32,7 +32,7 @@ from ..nets.products import freeze, product
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _growth, _heads, _ranks, _weights
 from ._common import whole
-from ._features import merged
+from ._waiting import merged
 
 TREES = ("dynamic", "static", "chain")
 FLUSH = 256  # features that may wait: a prompt's chunks are not piled up

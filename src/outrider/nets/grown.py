@@ -74,17 +74,6 @@ def paired(round: Round, features: Sequence[Float[Tensor, "b m h"]]) -> Pairs:
     return Pairs(features, [range(len(row)) for row in tokens], tokens, range(len(tokens)))
 
 
-def chosen(waiting: Sequence[Pairs], index: Sequence[int]) -> list[Pairs]:
-    """What waits of these rows."""
-    found = (pairs.select(index) for pairs in waiting)
-    return [pairs for pairs in found if any(pairs.nodes)]
-
-
-def side_by_side(waiting: Sequence[Pairs], rows: int, others: Sequence[Pairs], more: int) -> list[Pairs]:
-    """What waits of two batches, as of one."""
-    return [*(pairs.beside(0, more) for pairs in waiting), *(pairs.beside(rows, 0) for pairs in others)]
-
-
 @dataclass(frozen=True)
 class Places:
     """How much room a call needs: rows of the batch; of a row the nodes fed, its candidates, the nodes fed at once, and

@@ -1,0 +1,89 @@
+"""What a drafter has still to read of its texts: the features of what was committed, each with its token.
+
+A text for which nothing is drafted need never be read. So pairs wait until a draft is asked for, however many rows
+there are: reading every token of a full batch would cost it a twentieth of its time. What waits takes a tenth of the
+room of the target's own keys and values, or less, and goes with its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..core.padding import padded
+from ..nets.grown import Pairs
+
+MOST = 2048  # pairs a row may wait
+
+Pending = tuple[Tensor, Tensor, list[int]]  # features [b, m, f] and tokens [b, m] of a round, and how many of each row
+
+
+@dataclass
+class Waiting:
+    """Pairs in the order in which they came: where they lie for compiled code (`pairs`), or in tensors (`pending`)."""
+
+    counts: list[int]  # of each row
+    pairs: list[Pairs] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+
+    @property
+    def late(self) -> bool:
+        """Has a row waited long enough?"""
+        return max(self.counts, default=0) >= MOST
+
+    def put(self, given: Pairs | Pending) -> None:
+        """What a round committed."""
+        if isinstance(given, Pairs):
+            self.pairs.append(given)
+            counts = [len(nodes) for nodes in given.nodes]
+        else:
+            self.pending.append(given)
+            counts = given[2]
+        self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
+
+    def listed(self) -> list[Pairs]:
+        """All that waits for compiled code, which waits no longer."""
+        pairs, self.pairs, self.counts = self.pairs, [], [0] * len(self.counts)
+        return pairs
+
+    def merged(self) -> Pending | None:
+        """All that waits in tensors, which waits no longer; None where nothing does."""
+        pending, self.pending, self.counts = self.pending, [], [0] * len(self.counts)
+        return merged(pending) if pending else None
+
+    def select(self, index: Sequence[int], device: torch.device) -> None:
+        """Row i := old row index[i]."""
+        self.counts = [self.counts[i] for i in index]
+        found = (pairs.select(index) for pairs in self.pairs)
+        self.pairs = [pairs for pairs in found if any(pairs.nodes)]
+        if self.pending:
+            wanted = torch.tensor(list(index), device=device)
+            self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
+
+    def join(self, other: Waiting) -> None:
+        """Other rows behind these. What waits in tensors is read before."""
+        assert not self.pending
+        assert not other.pending
+        rows, more = len(self.counts), len(other.counts)
+        self.pairs = [*(p.beside(0, more) for p in self.pairs), *(p.beside(rows, 0) for p in other.pairs)]
+        self.counts = self.counts + other.counts
+
+
+def merged(pending: Sequence[Pending]) -> tuple[Float[Tensor, "b m f"], Int[Tensor, "b m"], list[int]]:
+    """Several rounds' pairs behind one another, the gaps closed."""
+    if len(pending) == 1:
+        return pending[0]
+    features, tokens = torch.cat([p[0] for p in pending], 1), torch.cat([p[1] for p in pending], 1)
+    index: list[list[int]] = [[] for _ in pending[0][2]]
+    first = 0
+    for f, _, counts in pending:
+        for row, count in zip(index, counts, strict=True):
+            row.extend(range(first, first + count))
+        first += f.shape[1]
+    counts = [len(row) for row in index]
+    where = padded(index, tokens.device)
+    return features.gather(1, where[..., None].expand(*where.shape, features.shape[2])), tokens.gather(1, where), counts
