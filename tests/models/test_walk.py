@@ -103,8 +103,73 @@ def test_logits_that_are_no_numbers() -> None:
         assert [token for _, token in found.host[1:]] == [17, 0, 3]
 
 
-def test_filtered_laws_and_other_precisions_are_left_alone() -> None:
+LAWS = (
+    {"top_p": 0.9}, {"top_p": 0.5}, {"top_p": 0.999}, {"top_p": 0.05}, {"top_k": 1}, {"top_k": 5}, {"top_k": 100},
+    {"min_p": 0.05}, {"min_p": 0.9}, {"top_k": 20, "top_p": 0.8}, {"top_p": 0.9, "min_p": 0.1},
+    {"top_k": 3, "top_p": 0.7, "min_p": 0.2}, {},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab", [48, 8203, 49152])
+@pytest.mark.parametrize("spread", [0.3, 2.0, 6.0])
+def test_filtered_laws_are_drawn_as_in_tensors(vocab: int, spread: float) -> None:
+    """Every filter, flat laws and narrow ones: where the code draws, tensors draw the same, and it nearly always does."""
+    assert CODE is not None
+    torch.manual_seed(vocab)
+    code, sure, n = Walk(CODE), 0, 3
+    for seed in range(8):
+        logits = torch.randn(len(LAWS), n, vocab) * spread
+        samplings = [Sampling(temperature=(0.4, 1.0, 1.7)[seed % 3], **law) for law in LAWS]
+        rows = rows_of(samplings, [seed * 100 + i for i in range(len(LAWS))], [7 * seed] * len(LAWS), vocab)
+        tree = told_of_draws(rows, logits, random.Random(seed), 2)
+        logits = logits[:, : tree.nodes].contiguous()
+        found, wanted = code(rows, tree, logits), right(rows, tree, logits)
+        assert found is None or found.host == wanted
+        sure += found is not None
+    assert sure >= 7
+
+
+def test_what_rounding_could_decide_is_left_to_tensors() -> None:
+    """Equal logits at the edge of what a filter keeps; and where the edge is elsewhere they are drawn."""
+    assert CODE is not None
+    code, tree = Walk(CODE), from_lists([[5]], [[0]])
+    logits = torch.full((1, 1, 64), -20.0)
+    logits[0, 0, :4] = 0.0
+    for law, sure in (({"top_p": 0.5}, False), ({"top_p": 0.99}, True), ({"top_k": 4}, True), ({"top_p": 0.75}, False)):
+        for seed in range(20):
+            rows = rows_of([Sampling(temperature=1.0, **law)], [seed], [0], 64)
+            found = code(rows, tree, logits)
+            assert (found is not None) == sure
+            assert found is None or found.host == right(rows, tree, logits)
+
+
+@pytest.mark.parametrize("flaw", [math.nan, math.inf])
+def test_filtered_logits_that_are_no_numbers_are_left_to_tensors(flaw: float) -> None:
+    assert CODE is not None
+    logits = torch.randn(1, 1, 40)
+    logits[0, 0, 17] = flaw
+    tree = from_lists([[5]], [[0]])
+    for law in ({"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
+        assert Walk(CODE)(rows_of([Sampling(temperature=1.0, **law)], [1], [0], 40), tree, logits) is None
+    logits[:] = -math.inf
+    assert Walk(CODE)(rows_of([Sampling(temperature=1.0, top_p=0.9)], [1], [0], 40), tree, logits) is None
+
+
+def test_other_precisions_are_left_alone() -> None:
     assert CODE is not None
     tree, logits = from_lists([[5]], [[0]]), torch.randn(1, 1, 40)
-    assert Walk(CODE)(rows_of([Sampling(temperature=1.0, top_p=0.9)], [1], [0], 40), tree, logits) is None
     assert Walk(CODE)(rows_of([Sampling()], [1], [0], 40), tree, logits.double()) is None
+
+
+def test_every_token_of_a_filtered_law_comes_as_often_as_it_should() -> None:
+    """Ten thousand draws of eight tokens under top-p 0.8: those kept in their proportions, the others never."""
+    assert CODE is not None
+    b, tree = 10_000, from_lists([[5]] * 10_000, [[0]] * 10_000)
+    chances = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.06, 0.05, 0.03, 0.01])
+    logits = chances.log().expand(b, 1, 8).contiguous()
+    found = Walk(CODE)(rows_of([Sampling(temperature=1.0, top_p=0.8)] * b, list(range(b)), [0] * b, 8), tree, logits)
+    assert found is not None
+    share = torch.bincount(found.next, minlength=8) / b
+    kept = torch.tensor([0.3, 0.25, 0.2, 0.1, 0, 0, 0, 0]) / 0.85
+    assert float((share - kept).abs().max()) < 0.02
+    assert share[4:].tolist() == [0.0] * 4

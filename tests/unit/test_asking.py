@@ -47,9 +47,9 @@ def test_by_hand() -> None:
 
 def test_rows_that_need_it_pay_for_the_others() -> None:
     asking = told({0.0: [0.6, 0.3, 0.1, 0.05], 0.9: [0.02, 0.0, 0.0, 0.0]})
-    for _ in range(LEARN + 1):
-        asking.time(2, 4, 0.008)
-        asking.time(4, 4, 0.008)
+    for size in (2, 4):
+        for depth in (4, 1) * LEARN:
+            asking.time(size, depth, 0.002 * depth)
     assert asking.depth([0.0, 0.9], 1, replace(ASKED, rate=80.0)) > 0
     assert asking.depth([0.0, 0.9, 0.9, 0.9], 1, replace(ASKED, rate=80.0)) == 0
 

@@ -111,7 +111,7 @@ def test_reading_is_no_drafting() -> None:
     assert budget.draft[1](2) > before, "the second time it was drafting"
 
 
-@pytest.mark.parametrize(("reading", "most"), [(1.0, 40), (20.0, 16)])
+@pytest.mark.parametrize(("reading", "most"), [(1.0, 40), (20.0, 18)])
 def test_what_takes_long_to_read_is_not_tried_in_every_text(reading: float, most: int) -> None:
     """Texts of 60 tokens, a drafter that is never right: one that reads in two rounds' time is tried in each."""
     budget, tried = AdaptiveBudget(), []

@@ -22,7 +22,7 @@ class Curve:
     less often is known less well.
     """
 
-    prior_slope: float = 0.02  # of the smallest size's cost, per unit, where only one size was seen
+    prior_slope: float = 0.02  # of what size 1 costs, per unit, where only one size was seen
     mean: bool = False  # for what differs from round to round by itself: the mean of the last ten or so instead
     points: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # measurements since it began
@@ -65,8 +65,9 @@ class Curve:
         """Seconds of several sizes."""
         known = sorted(self.points)
         if len(known) < 2:
-            first = known[0] if known else 0
-            return [self.points.get(first, 0.0) * max(0.2, 1 + self.prior_slope * (size - first)) for size in sizes]
+            first = known[0] if known else 1
+            unit = self.points.get(first, 0.0) / (1 + self.prior_slope * (first - 1))
+            return [unit * (1 + self.prior_slope * (size - 1)) for size in sizes]
         costs = [*accumulate((self.points[size] for size in reversed(known)), min)][::-1]  # no more than a larger one
         found = []
         for size in sizes:

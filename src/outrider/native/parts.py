@@ -113,8 +113,8 @@ class WalkPart(ctypes.Structure):
 
     _fields_ = [
         *((name, whole) for name in ("rows", "nodes", "depth", "vocabulary")),
-        *((name, address) for name in ("logits", "tokens", "parents", "sizes", "temperature", "seeds", "starts")),
-        *((name, address) for name in ("knots", "slopes", "found")),
+        *((name, address) for name in ("logits", "tokens", "parents", "sizes", "temperature")),
+        *((name, address) for name in ("top_k", "top_p", "min_p", "seeds", "starts", "knots", "slopes", "found")),
         ("threads", whole),
     ]
 

@@ -1,5 +1,10 @@
 /* The coupled rule (core/verify.py has the same in tensors): from the root, draw at every node arrived at; go to the
-   child that carries the draw, or stop and emit it. Draws are argmax(logits + T * G), G being the noise of core/noise.py. */
+   child that carries the draw, or stop and emit it. Draws are argmax(logits + T * G), G being the noise of core/noise.py.
+
+   Where a filter applies (top-k, top-p, min-p), the draw is the largest key of those that it keeps (core/nucleus.py has
+   the same in tensors). So the largest key of all is looked at: are the tokens with larger logits fewer than k, and
+   likelier than p together? If the filter does not keep it, it keeps none with a smaller logit, and the next key is
+   looked for among the larger ones. Where rounding could decide, nothing is drawn here. */
 
 typedef struct {
     integer rows, nodes, depth, vocabulary; /* `depth`: steps at most */
@@ -7,10 +12,12 @@ typedef struct {
     const integer *tokens, *parents;        /* [rows, nodes] */
     const integer *sizes;                   /* [rows] */
     const float *temperature;               /* [rows]; 0: no noise */
+    const integer *top_k;                   /* [rows]; 0: all */
+    const double *top_p, *min_p;            /* [rows]; 1 and 0: all */
     const uint64_t *seeds;                  /* [rows] */
     const integer *starts;                  /* [rows]: positions of the roots */
     const int32_t *knots, *slopes;
-    integer *found; /* [rows, depth + 4]: nodes of the path, the token that ends it, whether the logits of all its tokens
+    integer *found; /* [rows, depth + 4]: nodes of the path (0: nothing sure was drawn), the token that ends it, whether the logits of all its tokens
                        are finite, and the path, filled up by 0 */
     integer threads;
 } Walk;
@@ -43,8 +50,9 @@ INLINE vector noises(const Walk *walk, uint64_t key, word ids) {
     return MUL((vector) __builtin_convertvector(g, vector), ALL(1.0f / (1 << 18)));
 }
 
-/* The token with the largest key, the lowest of equals; the first whose logit is no number, where there is one. */
-static integer drawn(const Walk *walk, integer row, integer node, integer position) {
+/* The token with the largest key of those whose logits are above `floor`, the lowest of equals; the first whose logit is
+   no number, where there is one. */
+static integer drawn(const Walk *walk, integer row, integer node, integer position, float floor) {
     const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary, heat = walk->temperature[row];
     const uint64_t key = key_of(walk->seeds[row], position);
     const integer v = walk->vocabulary;
@@ -55,6 +63,7 @@ static integer drawn(const Walk *walk, integer row, integer node, integer positi
     for (integer i = 0; i < v; i += LANES, ids += LANES) {
         for (integer j = 0; i + LANES > v && j < LANES; j++) rest[j] = i + j < v ? logits[i + j] : -INFINITY;
         vector x = LOAD(i + LANES > v ? rest : logits + i);
+        if (floor > -INFINITY && !MAYBE_ABOVE(x, ALL(floor))) continue;
         if (heat > 0) {
             if (!MAYBE_ABOVE(ADD(x, ALL(24.0f * heat)), ALL(best))) continue; /* no noise is larger */
             x = ADD(x, MUL(noises(walk, key, ids), ALL(heat)));
@@ -63,13 +72,84 @@ static integer drawn(const Walk *walk, integer row, integer node, integer positi
         STORE(keys, x);
         for (integer j = 0; j < LANES; j++) {
             if (keys[j] != keys[j]) return i + j;
-            if (keys[j] > best) {
+            if (keys[j] > best && (floor == -INFINITY || logits[i + j] > floor)) {
                 best = keys[j];
                 found = i + j;
             }
         }
     }
     return found;
+}
+
+#define CLOSE 1e-5f  /* of logits divided by T: so near to each other, their order is left to the sort in tensors */
+#define DOUBT 1e-4   /* of probabilities: a sum in float32 differs by some 1e-6 */
+#define LIKELY 128   /* a larger k is left to tensors */
+#define SUMMED 32    /* vectors that are added in float32 */
+
+/* What lies above a logit, and beside it: how many, and the sums of e^(logit / T - the largest). */
+typedef struct {
+    integer above, beside;
+    double all, larger, same;
+} Mass;
+
+/* `most`: the largest logit divided by T; `least`: the smallest that counts. */
+static Mass weighed(const float *logits, integer v, float heat, float most, float least, float mine) {
+    const float low = mine - most - 1 < -40 ? mine - most - 1 : -40; /* a vocabulary of smaller ones weighs nothing */
+    Mass mass = {0};
+    float rest[LANES];
+    for (integer first = 0; first < v; first += SUMMED * LANES) {
+        vector all = ZERO, larger = ZERO, same = ZERO;
+        whole above = {0}, beside = {0};
+        for (integer i = first; i < v && i < first + SUMMED * LANES; i += LANES) {
+            for (integer j = 0; i + LANES > v && j < LANES; j++) rest[j] = i + j < v ? logits[i + j] : -INFINITY;
+            const vector x = DIV(LOAD(i + LANES > v ? rest : logits + i), ALL(heat)), from = SUB(x, ALL(most));
+            if (!MAYBE_ABOVE(from, ALL(low))) continue;
+            const vector weight = exponential(from);
+            const whole over = (whole)(x > ALL(mine + CLOSE)), near = (whole)(x >= ALL(mine - CLOSE)) & ~over;
+            all = ADD(all, (vector)((whole)weight & (whole)(x >= ALL(least))));
+            larger = ADD(larger, (vector)((whole)weight & over));
+            same = ADD(same, (vector)((whole)weight & near));
+            above -= over;
+            beside -= near;
+        }
+        for (integer j = 0; j < LANES; j++) {
+            mass.above += above[j];
+            mass.beside += beside[j];
+        }
+        mass.all += sum_of(all);
+        mass.larger += sum_of(larger);
+        mass.same += sum_of(same);
+    }
+    return mass;
+}
+
+/* The largest key of the tokens that the row's filters keep; -1 where that is not sure. */
+static integer filtered(const Walk *walk, integer row, integer node, integer position) {
+    const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary, heat = walk->temperature[row];
+    const integer v = walk->vocabulary, k = walk->top_k[row] < v ? walk->top_k[row] : 0;
+    const double p = walk->top_p[row], m = walk->min_p[row];
+    float tops[LIKELY], floor = -INFINITY, least = -INFINITY;
+    integer ids[LIKELY];
+    if (k > LIKELY || largest(logits, v, k ? k : 1, ids, tops) < (k ? k : 1)) return -1;
+    const float most = tops[0] / heat;
+    if (k) least = tops[k - 1] / heat;
+    for (;;) {
+        const integer token = drawn(walk, row, node, position, floor);
+        const float mine = logits[token] / heat;
+        if (!(mine - most <= 0) || !isfinite(mine)) return -1; /* no number, or none is left */
+        const Mass mass = weighed(logits, v, heat, most, least, mine);
+        const double before = mass.larger / mass.all, after = (mass.larger + mass.same) / mass.all - exp(mine - most) / mass.all;
+        const double ratio = exp((double)mine - most);
+        const integer first = mass.above == 0 && mass.beside == 1; /* the likeliest token is never dropped */
+        if ((k && mass.above >= k) || (p < 1 && before >= p + DOUBT) || ratio < m * (1 - DOUBT)) {
+            floor = logits[token];
+            continue;
+        }
+        if (k && mass.above + mass.beside > k) return -1;
+        if (!first && ((p < 1 && after >= p - DOUBT) || ratio < m * (1 + DOUBT))) return -1;
+        if (first && m >= 1 - DOUBT) return -1;
+        return token;
+    }
 }
 
 void follow(const Walk *walk) {
@@ -80,14 +160,17 @@ void follow(const Walk *walk) {
         integer *found = walk->found + row * (walk->depth + 4), at = 0, count = 1;
         memset(found, 0, (walk->depth + 4) * sizeof(integer));
         found[2] = 1;
+        const integer plain = !(walk->temperature[row] > 0) || (!walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0);
         for (;;) {
-            const integer token = found[1] = drawn(walk, row, at, walk->starts[row] + count);
+            const integer position = walk->starts[row] + count;
+            const integer token = found[1] = plain ? drawn(walk, row, at, position, -INFINITY) : filtered(walk, row, at, position);
             integer child = 1;
+            if (token < 0) break;
             if (!isfinite(walk->logits[(row * n + at) * walk->vocabulary + token])) found[2] = 0;
             while (child < walk->sizes[row] && (parents[child] != at || tokens[child] != token)) child++;
             if (child >= walk->sizes[row] || count > walk->depth) break;
             found[3 + count++] = at = child;
         }
-        found[0] = count;
+        found[0] = found[1] < 0 ? 0 : count;
     }
 }

@@ -26,14 +26,19 @@ class Walk:
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p]
 
     def __call__(self, rows: Rows, tree: DraftTree, logits: Tensor) -> Verdict | None:
-        """What is accepted of each row's tree; no penalty changes its logits [b, n, v]. None: a law that is filtered
-        (top-k, top-p, min-p) is drawn from elsewhere."""
-        if any(s.warped for s in rows.sampling) or logits.dtype != torch.float32 or not logits.is_contiguous():
+        """What is accepted of each row's tree; no penalty changes its logits [b, n, v]. None: these are of another
+        precision, or rounding could decide what a filter (top-k, top-p, min-p) keeps; it is drawn in tensors then."""
+        if logits.dtype != torch.float32 or not logits.is_contiguous():
             return None
         (b, n, v), depth = logits.shape, tree.deepest
         tokens, parents, sizes = (part.contiguous() for part in (tree.tokens, tree.parents, tree.size))
         found = torch.empty(b, depth + 4, dtype=torch.long)
         heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
+        filters = (
+            (ctypes.c_int64 * b)(*(s.top_k for s in rows.sampling)),
+            (ctypes.c_double * b)(*(s.top_p for s in rows.sampling)),
+            (ctypes.c_double * b)(*(s.min_p for s in rows.sampling)),
+        )
         seeds, starts = (
             (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds)),
             (ctypes.c_int64 * b)(*rows.start),
@@ -41,11 +46,14 @@ class Walk:
         asks = WalkPart(
             rows=b, nodes=n, depth=depth, vocabulary=v, logits=logits.data_ptr(), tokens=tokens.data_ptr(),
             parents=parents.data_ptr(), sizes=sizes.data_ptr(), temperature=ctypes.addressof(heats),
+            **dict(zip(("top_k", "top_p", "min_p"), map(ctypes.addressof, filters), strict=True)),
             seeds=ctypes.addressof(seeds), starts=ctypes.addressof(starts), knots=KNOTS.data_ptr(),
             slopes=SLOPES.data_ptr(), found=found.data_ptr(), threads=min(b, torch.get_num_threads()),
         )  # fmt: skip
         self.call(ctypes.byref(asks))
         host = found.tolist()
+        if not all(row[0] for row in host):
+            return None
         verdict = Verdict(found[:, 3:], found[:, 0], found[:, 1], [bool(row[2]) for row in host])
         verdict.__dict__["host"] = [(row[3 : 3 + row[0]], row[1]) for row in host]  # known already
         return verdict
