@@ -113,7 +113,7 @@ LAWS = (
 @pytest.mark.parametrize("vocab", [48, 8203, 49152])
 @pytest.mark.parametrize("spread", [0.3, 2.0, 6.0])
 def test_filtered_laws_are_drawn_as_in_tensors(vocab: int, spread: float) -> None:
-    """Every filter, flat laws and narrow ones: where the code draws, tensors draw the same, and it nearly always does."""
+    """Every filter, flat laws and narrow ones: tensors draw what the code draws, and it nearly always does."""
     assert CODE is not None
     torch.manual_seed(vocab)
     code, sure, n = Walk(CODE), 0, 3
