@@ -17,7 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from vllm_world import config
 
 from outrider.checkpoints import native, read
-from outrider.drafters import eagle
+from outrider.core.padding import additive
+from outrider.drafters import eagle, eagle3
+from outrider.nets import block
 from outrider.nets.layer import LayerShape
 from outrider.targets import load_target
 
@@ -28,7 +30,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [11, 3], *([i, 3 * i % VOCAB] for i 
 def target_at(folder: Path) -> Path:
     torch.manual_seed(1)
     sizes = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=24, num_hidden_layers=4, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.4,
     )  # fmt: skip
     LlamaForCausalLM(sizes).save_pretrained(folder)
@@ -51,6 +53,32 @@ def drafter_at(folder: Path) -> Path:
     return folder
 
 
+def block_at(folder: Path, causal: bool) -> Path:
+    """A random block drafter in a form that DFlash has a place for."""
+    torch.manual_seed(3)
+    shape = LayerShape(HIDDEN, 2, 1, 8, 24, HIDDEN)
+    given = {"pair_head": "none", "sample_from_anchor": False, "mask_token": 0, "block": TOKENS + 1, "causal": causal}
+    config = block.BlockConfig(shape, 2, VOCAB, VOCAB, HIDDEN, (1, 2), **given)
+    native.save(folder, "block", shaken(block.BlockNet(config)))
+    return folder
+
+
+def parallel_at(folder: Path) -> Path:
+    """A random P-EAGLE of two layers."""
+    torch.manual_seed(4)
+    shape = LayerShape(HIDDEN, 2, 1, 8, 24, 2 * HIDDEN)
+    config = eagle3.Eagle3Config(shape, VOCAB, VOCAB, HIDDEN, (1, 2, 3), layers=2, parallel=TOKENS, mask_token=5)
+    native.save(folder, "eagle3", shaken(eagle3.Eagle3Net(config)))
+    return folder
+
+
+def shaken(net: Any) -> Any:
+    """Weights at which a shift by one, another mask or another depth drafts other tokens."""
+    for name, p in net.named_parameters():
+        torch.nn.init.normal_(p, std=0.5, mean=1.0 if name.endswith("norm.weight") else 0.0)
+    return net
+
+
 def engine(job: dict[str, Any]) -> Generator[dict[str, Any]]:
     """What vLLM is asked to do, the slow way: with nothing, from the EXPORTED folder, or with the drafter inside."""
     stock = LlamaForCausalLM.from_pretrained(job["target"]).eval()
@@ -69,7 +97,8 @@ def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) ->
     """One run: a chain is drafted behind every text, and verified token by token."""
     how = run["speculative"] or {"method": "none", "num_speculative_tokens": 0}
     tokens, texts, drafts, accepted = how["num_speculative_tokens"], [], [], []
-    chain = {"none": lambda *_: None, "eagle": exported, "custom_class": inside}[how["method"]](run, stock)
+    ways = {"none": lambda *_: None, "eagle": exported, "dflash": slots, "eagle3": masks, "custom_class": inside}
+    chain = ways[how["method"]](run, stock)
     for prompt in job["prompts"]:
         text, rounds, reached = [greedy(prompt)], 0, [0] * tokens
         while len(text) < job["max_new_tokens"]:
@@ -107,6 +136,53 @@ def exported(run: dict[str, Any], stock: Any) -> Any:
             features.append(made[0, -1])
             drafted.append(int(stock.lm_head(made[0, -1]).argmax()))
         return drafted
+
+    return chain
+
+
+def loaded(run: dict[str, Any], module: Any) -> Any:
+    found = read(run["speculative"]["model"])
+    net = module(native.network(found.method).read(found.config, "here"))
+    net.load_state_dict(found.tensors)
+    return net
+
+
+def states(stock: Any, taps: tuple[int, ...], tokens: list[int]) -> torch.Tensor:
+    """The target's features of a text [1, t, taps * h]."""
+    seen = stock.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return torch.cat([seen[tap] for tap in taps], -1)
+
+
+def slots(run: dict[str, Any], stock: Any) -> Any:
+    """DFlash: tokens[-1] and masks, behind the features of all tokens before it."""
+    net, embed = loaded(run, block.BlockNet), stock.get_input_embeddings()
+    size, most = net.config.block, run["speculative"]["num_speculative_tokens"]
+    seen = torch.ones(size, size, dtype=torch.bool)
+
+    def chain(tokens: list[int]) -> list[int]:
+        at = len(tokens) - 1
+        turn = net.rope.at(torch.arange(at + size)[None], torch.float32)
+        keys, values = net.keys_values(net.context(states(stock, net.config.taps, tokens[:-1])), turn[:, :at])
+        x = embed(torch.tensor([[tokens[-1], *[net.config.mask_token] * (size - 1)]]))
+        own = additive(seen.tril() if net.config.causal else seen, torch.float32)
+        made = net(x, turn[:, at:], keys, values, torch.nn.functional.pad(own, (at, 0))[None, None])
+        return stock.lm_head(made[0, 1 : 1 + most]).argmax(-1).tolist()
+
+    return chain
+
+
+def masks(run: dict[str, Any], stock: Any) -> Any:
+    """P-EAGLE: all true pairs and the masks behind them, as one sequence."""
+    assert run["speculative"]["parallel_drafting"]
+    net, embed = loaded(run, eagle3.Eagle3Net), stock.get_input_embeddings()
+    more = run["speculative"]["num_speculative_tokens"] - 1
+
+    def chain(tokens: list[int]) -> list[int]:
+        true = net.fuse(states(stock, net.config.taps, tokens[:-1]))
+        given = torch.cat([true, net.fuse(net.mask_hidden).expand(1, more, -1)], 1)
+        spelled = embed(torch.tensor([[*tokens[1:], *[net.config.mask_token] * more]]))
+        made = net.logits(net(given, spelled, torch.arange(given.shape[1])[None]))
+        return made[0, -1 - more :].argmax(-1).tolist()
 
     return chain
 

@@ -41,7 +41,8 @@ def parity(
 
     Exports the drafter and lets vLLM load and run it with its own code, or runs it inside vLLM, on the same prompts,
     greedily and in float32. Compares the texts, also with those that vLLM writes without a drafter, and the acceptance
-    per position with intervals of 95 %. Says on stderr how far it is. Exits 1 without parity.
+    per position: of exported drafters the counts must be equal wherever the text is, of others the intervals of 95 %
+    must meet. Says on stderr how far it is. Exits 1 without parity.
     """
     from ..params import InputError
     from ..prompts import read
@@ -169,6 +170,8 @@ def show(c: Certificate) -> None:
             why = "rounding decides" if s.rounding else "NOT rounding"
             at = f"prompt {s.prompt + 1} parts at token {s.position + 1}"
             console.print(f"{at} {where}, margin {s.margin:.1e}: {why}")
+    if c.uneven:
+        console.print(f"other counts with the same text: prompts {', '.join(str(i + 1) for i in c.uneven)}")
     console.print(
         f"{c.prompts} prompts, {c.written} tokens each side; tau {c.tau_ours:.3f} here, {c.tau_theirs:.3f} there"
     )

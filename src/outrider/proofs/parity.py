@@ -105,6 +105,7 @@ class Certificate:
     tau_ours: float
     tau_theirs: float
     same_rounds: int  # prompts on which every round accepted the same number of tokens, as the counts tell
+    uneven: list[int]  # prompts with the same text and other counts
     plain: list[Split]  # where vLLM's texts with and without drafts part
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -114,7 +115,9 @@ class Certificate:
 
     @property
     def same_acceptance(self) -> bool:
-        return all(place.agrees for place in self.places)
+        """Equal counts where the text is the same. Drafters inside vLLM learn as they go: intervals must meet."""
+        learns = self.method == "custom_class"
+        return all(place.agrees for place in self.places) and (learns or not self.uneven)
 
     @property
     def speculated(self) -> bool:
@@ -188,7 +191,7 @@ def certify(
         for spec, name in zip(specs, named, strict=True):
             say(f"loading {name} here", 0)
             sides.append(ready(load, spec, facts, tokens, to, Path(temporary) / str(len(sides))))
-        longest = max(map(len, prompts)) + max_new_tokens + tokens + 1
+        longest = max(map(len, prompts)) + max_new_tokens + 2 * tokens  # vLLM drafts zeros without room for two chains
         for side in sides:
             if longest > side.llm.target.context:
                 context = side.llm.target.context
@@ -263,11 +266,12 @@ def compare(
     other = [[d, *a] for d, a in zip(theirs["drafts"], theirs["accepted_at"], strict=True)]
     ours, them = ([sum(column) for column in zip(*rows, strict=True)] for rows in (rounds, other))
     places = [Place(Rate(ours[d + 1], ours[d]), Rate(them[d + 1], them[d])) for d in range(tokens)]
+    unlike = [i for i, (a, b) in enumerate(zip(rounds, other, strict=True)) if a != b]
     return Certificate(
         side.spec, target, side.method, f"vLLM {known['vllm']}", tokens, len(prompts), sum(map(len, texts)),
         splits(llm, prompts, texts, theirs["texts"]), places, 1 + sum(ours[1:]) / max(1, ours[0]),
-        1 + sum(them[1:]) / max(1, them[0]), sum(a == b for a, b in zip(rounds, other, strict=True)),
-        splits(llm, prompts, plain, theirs["texts"]), known,
+        1 + sum(them[1:]) / max(1, them[0]), len(prompts) - len(unlike),
+        [i for i in unlike if texts[i] == theirs["texts"][i]], splits(llm, prompts, plain, theirs["texts"]), known,
     )  # fmt: skip
 
 
