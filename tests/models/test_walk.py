@@ -143,6 +143,20 @@ def test_what_rounding_could_decide_is_left_to_tensors() -> None:
             assert found is None or found.host == right(rows, tree, logits)
 
 
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
+def test_no_token_is_passed_over_whose_noise_could_win(temperature: float, spread: float) -> None:
+    """Whole vocabularies: noise is looked up only where it can still win, and the winners are those of tensors."""
+    assert CODE is not None
+    torch.manual_seed(3)
+    b, vocab = 64, 49_152
+    logits, tree = torch.randn(b, 1, vocab) * spread, from_lists([[5]] * b, [[0]] * b)
+    rows = rows_of([Sampling(temperature=temperature)] * b, list(range(b)), list(range(b)), vocab)
+    found = Walk(CODE)(rows, tree, logits)
+    assert found is not None
+    assert found.host == right(rows, tree, logits)
+
+
 @pytest.mark.parametrize("flaw", [math.nan, math.inf])
 def test_filtered_logits_that_are_no_numbers_are_left_to_tensors(flaw: float) -> None:
     assert CODE is not None

@@ -39,15 +39,31 @@ INLINE word mixed_words(word x) {
     return x ^ (x >> 16);
 }
 
-/* Noise of tokens `ids` by the two halves of a key. */
-INLINE vector noises(const Walk *walk, uint64_t key, word ids) {
-    const whole h = (whole)mixed_words(mixed_words(ids ^ (uint32_t)key) + (uint32_t)(key >> 32)), side = h >> 31;
-    const whole most = (whole)ALL(0.0f) + ((159 << 23) - 1);
-    whole x = (whole)ADD(MUL((vector) __builtin_convertvector(h ^ side, vector), ALL(2.0f)), ALL(1.0f));
-    x = LEAST(x, most);
+/* The random bits of tokens `ids`, by the two halves of a key. */
+INLINE whole hashed(uint64_t key, word ids) {
+    return (whole)mixed_words(mixed_words(ids ^ (uint32_t)key) + (uint32_t)(key >> 32));
+}
+
+/* The bits as a number from 1 at the tails to 2^32 at the median; bits below 0 lie under it. */
+INLINE vector spread(whole h) {
+    return ADD(MUL((vector) __builtin_convertvector(h ^ (h >> 31), vector), ALL(2.0f)), ALL(1.0f));
+}
+
+/* Noise by the bits. */
+INLINE vector noises(const Walk *walk, whole h) {
+    const whole most = (whole)ALL(0.0f) + ((159 << 23) - 1), side = h >> 31;
+    const whole x = LEAST((whole)spread(h), most);
     const whole at = (x >> 14) - (127 << 9) - side * (32 << 9);
     const whole g = LOOKED(walk->knots, at) + ((LOOKED(walk->slopes, at) * (x & ((1 << 14) - 1))) >> 14);
     return MUL((vector) __builtin_convertvector(g, vector), ALL(1.0f / (1 << 18)));
+}
+
+/* Can noise by these bits reach `wanted` in any lane? It is below 0.37 under the median, and above it below
+   log(2^33 / x), x being `spread`; 2^33 / e^wanted is rounded up to a power of two, which looking noise up is dearer than. */
+INLINE int reaches(whole h, vector wanted) {
+    const vector power = NEAREST(SUB(ALL(33.55f), MUL(wanted, ALL(1.44269504f))));
+    const vector most = POWER(MAX(power, ZERO)), room = (vector)((whole)most & ~(h >> 31));
+    return ABOVE(room, spread(h)) || MAYBE_ABOVE(ALL(0.4f), wanted);
 }
 
 /* The token with the largest key of those whose logits are above `floor`, the lowest of equals; the first whose logit is
@@ -66,7 +82,9 @@ static integer drawn(const Walk *walk, integer row, integer node, integer positi
         if (floor > -INFINITY && !MAYBE_ABOVE(x, ALL(floor))) continue;
         if (heat > 0) {
             if (!MAYBE_ABOVE(ADD(x, ALL(24.0f * heat)), ALL(best))) continue; /* no noise is larger */
-            x = ADD(x, MUL(noises(walk, key, ids), ALL(heat)));
+            const whole h = hashed(key, ids);
+            if (!reaches(h, DIV(SUB(ALL(best), x), ALL(heat)))) continue;
+            x = ADD(x, MUL(noises(walk, h), ALL(heat)));
         }
         if (!MAYBE_ABOVE(x, ALL(best))) continue;
         STORE(keys, x);
