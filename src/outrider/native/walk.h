@@ -45,25 +45,25 @@ INLINE whole hashed(uint64_t key, word ids) {
 }
 
 /* The bits as a number from 1 at the tails to 2^32 at the median; bits below 0 lie under it. */
-INLINE vector spread(whole h) {
+INLINE vector from_tail(whole h) {
     return ADD(MUL((vector) __builtin_convertvector(h ^ (h >> 31), vector), ALL(2.0f)), ALL(1.0f));
 }
 
 /* Noise by the bits. */
 INLINE vector noises(const Walk *walk, whole h) {
     const whole most = (whole)ALL(0.0f) + ((159 << 23) - 1), side = h >> 31;
-    const whole x = LEAST((whole)spread(h), most);
+    const whole x = LEAST((whole)from_tail(h), most);
     const whole at = (x >> 14) - (127 << 9) - side * (32 << 9);
     const whole g = LOOKED(walk->knots, at) + ((LOOKED(walk->slopes, at) * (x & ((1 << 14) - 1))) >> 14);
     return MUL((vector) __builtin_convertvector(g, vector), ALL(1.0f / (1 << 18)));
 }
 
 /* Can noise by these bits reach `wanted` in any lane? It is below 0.37 under the median, and above it below
-   log(2^33 / x), x being `spread`; 2^33 / e^wanted is rounded up to a power of two, which looking noise up is dearer than. */
+   log(2^33 / x), x being `from_tail`; 2^33 / e^wanted is rounded up to a power of two, which looking noise up is dearer than. */
 INLINE int reaches(whole h, vector wanted) {
     const vector power = NEAREST(SUB(ALL(33.55f), MUL(wanted, ALL(1.44269504f))));
     const vector most = POWER(MAX(power, ZERO)), room = (vector)((whole)most & ~(h >> 31));
-    return ABOVE(room, spread(h)) || MAYBE_ABOVE(ALL(0.4f), wanted);
+    return ABOVE(room, from_tail(h)) || MAYBE_ABOVE(ALL(0.4f), wanted);
 }
 
 /* The token with the largest key of those whose logits are above `floor`, the lowest of equals; the first whose logit is

@@ -34,8 +34,8 @@ class Walk:
         tokens, parents, sizes = (part.contiguous() for part in (tree.tokens, tree.parents, tree.size))
         found = torch.empty(b, depth + 4, dtype=torch.long)
         heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
-        filters = (
-            (ctypes.c_int64 * b)(*(s.top_k for s in rows.sampling)),
+        likeliest = (ctypes.c_int64 * b)(*(s.top_k for s in rows.sampling))
+        nucleus, least = (
             (ctypes.c_double * b)(*(s.top_p for s in rows.sampling)),
             (ctypes.c_double * b)(*(s.min_p for s in rows.sampling)),
         )
@@ -46,7 +46,7 @@ class Walk:
         asks = WalkPart(
             rows=b, nodes=n, depth=depth, vocabulary=v, logits=logits.data_ptr(), tokens=tokens.data_ptr(),
             parents=parents.data_ptr(), sizes=sizes.data_ptr(), temperature=ctypes.addressof(heats),
-            **dict(zip(("top_k", "top_p", "min_p"), map(ctypes.addressof, filters), strict=True)),
+            top_k=ctypes.addressof(likeliest), top_p=ctypes.addressof(nucleus), min_p=ctypes.addressof(least),
             seeds=ctypes.addressof(seeds), starts=ctypes.addressof(starts), knots=KNOTS.data_ptr(),
             slopes=SLOPES.data_ptr(), found=found.data_ptr(), threads=min(b, torch.get_num_threads()),
         )  # fmt: skip
