@@ -23,7 +23,7 @@ from .core.clock import Clock
 from .core.noise import GumbelNoise
 from .core.tree import root_only
 from .params import check_rule
-from .request import Done, Piece, Request, Row, alike, altered, check_prompt, penalised
+from .request import Done, Piece, Request, Row, alike, check_prompt, penalised
 from .types import (
     Budget,
     Drafter,
@@ -264,8 +264,9 @@ class Batch:
         rule, depth = self.engine.rule, tree.deepest
         if rule == "coupled":
             native = getattr(self.engine.target, "native", None)
-            if native is not None and not altered(self.rows):
-                found: Verdict | None = native.walk(view, tree, output.logits)
+            if native is not None and not any(row.request.process for row in self.rows):
+                changes = [row.changes if row.changes is None else row.changes.upto(row.output) for row in self.rows]
+                found: Verdict | None = native.walk(view, tree, output.logits, changes)
                 if found is not None:
                     return found
 

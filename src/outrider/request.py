@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .core.changes import Changes
 from .core.noise import digest
 from .core.sampling import penalise, wide
 from .params import whole
@@ -48,6 +49,10 @@ class Row:
     finish: str | None = None  # why it has ended: what `cut` said, length, error, or what `Batch.cancel` was told
     mixed: int | None = None  # a hash of seed and prompt
     usage: Usage = field(default_factory=Usage)
+    changes: Changes | None = field(init=False)  # what its text changes in its logits
+
+    def __post_init__(self) -> None:
+        self.changes = Changes.of(self.request.sampling, self.request.prompt)
 
     def key(self, rule: Rule) -> int:
         """What its randomness is keyed by. Rounds, unlike positions, are no property of the text: under the rejection
@@ -64,8 +69,8 @@ class Row:
 
 
 def altered(rows: Sequence[Row]) -> bool:
-    """Do any row's logits change with what it wrote?"""
-    return any(r.process or r.sampling.penalised or r.sampling.logit_bias for r in (row.request for row in rows))
+    """Are any row's logits changed, by a bias, by what it wrote, or by a processor?"""
+    return any(row.request.process or row.changes is not None for row in rows)
 
 
 def penalised(rows: Sequence[Row], logits: Tensor, path: Tensor | None) -> Tensor:

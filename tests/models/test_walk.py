@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from outrider.core import nucleus, verify
+from outrider.core import nucleus, sampling, verify
+from outrider.core.changes import Changes
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import from_lists
 from outrider.native.build import library
@@ -29,10 +31,10 @@ def rows_of(samplings: list[Sampling], seeds: list[int], starts: list[int], voca
     )  # fmt: skip
 
 
-def right(rows: Rows, tree: DraftTree, logits: torch.Tensor) -> list[tuple[list[int], int]]:
+def right(rows: Rows, tree: DraftTree, logits: torch.Tensor, history: Any = None) -> list[tuple[list[int], int]]:
     def choose(seen: torch.Tensor, depth: int, path: torch.Tensor) -> torch.Tensor:
-        del path
-        return nucleus.choose(seen, rows.sampling, partial(rows.some_noise, depth))
+        scores = seen if history is None else sampling.penalise(seen, rows.sampling, history, path)
+        return nucleus.choose(scores, rows.sampling, partial(rows.some_noise, depth))
 
     return verify.coupled(tree, logits, choose, tree.deepest).host
 
@@ -155,6 +157,42 @@ def test_no_token_is_passed_over_whose_noise_could_win(temperature: float, sprea
     found = Walk(CODE)(rows, tree, logits)
     assert found is not None
     assert found.host == right(rows, tree, logits)
+
+
+PENALTIES = (
+    {"repetition_penalty": 1.3}, {"repetition_penalty": 0.8, "temperature": 0.0}, {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7, "presence_penalty": -0.4}, {"logit_bias": {3: 4.0, 5: -100.0}}, {},
+    {"repetition_penalty": 1.1, "top_p": 0.9, "logit_bias": {2: 2.5}},
+    {"frequency_penalty": 1.0, "top_k": 5, "temperature": 0.6},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab", [7, 48, 8203])
+@pytest.mark.parametrize("seed", range(5))
+def test_penalties_and_biases_are_those_of_tensors(seed: int, vocab: int) -> None:
+    """Rows of every kind side by side, down trees whose paths say tokens again; the logits are left as they were."""
+    assert CODE is not None
+    dice, b, n = random.Random(seed), len(PENALTIES), 12
+    torch.manual_seed(seed)
+    logits = torch.randn(b, n, vocab) * 2
+    rows = rows_of([Sampling(**{"temperature": 1.0, **law}) for law in PENALTIES], list(range(b)), [9] * b, vocab)
+    history = [
+        ([dice.randrange(vocab) for _ in range(5)], [dice.randrange(min(vocab, 9)) for _ in range(6)]) for _ in range(b)
+    ]
+    tree = told_of_draws(rows, logits, dice, 5)
+    logits = logits[:, : tree.nodes].contiguous()
+    before, changes = (
+        logits.clone(),
+        [Changes.of(s, prompt) for s, (prompt, _) in zip(rows.sampling, history, strict=True)],
+    )
+    for some in (2, 6):  # the text grows
+        told = [(prompt, output[:some]) for prompt, output in history]
+        grown = [c if c is None else c.upto(output) for c, (_, output) in zip(changes, told, strict=True)]
+        found, wanted = Walk(CODE)(rows, tree, logits, grown), right(rows, tree, logits, told)
+        assert found is not None
+        assert found.host == wanted
+        assert torch.equal(logits, before)
+    assert max(len(path) for path, _ in wanted) > 1
 
 
 @pytest.mark.parametrize("flaw", [math.nan, math.inf])

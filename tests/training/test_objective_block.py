@@ -33,6 +33,7 @@ from outrider.targets import HFTarget
 from outrider.training import objectives
 from outrider.training.data import Document
 from outrider.training.features import see
+from outrider.training.objectives import block
 from outrider.types import InputError, Sampling
 
 TAPS = (1, 3)
@@ -142,6 +143,26 @@ def test_training_sees_what_decoding_sees(from_anchor: bool) -> None:
         words = [*prompt, int(batch.root[0])]
         expected = of.head(alone(of, objective, words, len(prompt)))
     torch.testing.assert_close(found, expected if from_anchor else expected[1:], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("options", [{}, {"pair_head": "selector", "loss": "lk"}, {"dpace": 0.0, "decay": 3.0}])
+def test_logits_made_in_parts_teach_the_same(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all logits at once are too many they are made in parts: loss, hits and gradients stay what they are."""
+    of, rows = target(), [texts(i, sizes) for i, sizes in enumerate([[9, 5], [11]])]
+    objective, batch = build(of, **options), packed(rows, 16)
+    found = []
+    for room in (1 << 26, 3 * VOCAB):
+        monkeypatch.setattr(block, "AT_ONCE", room)
+        objective.net.zero_grad()
+        loss, weight, hits = objective(batch, see(of, batch, objective.taps))
+        (loss / weight).backward()
+        grads = {name: p.grad for name, p in objective.net.named_parameters() if p.grad is not None}
+        found.append((loss, weight, hits, grads))
+    (loss, weight, hits, grads), (again, heavy, others, parts) = found
+    torch.testing.assert_close((again, heavy), (loss, weight))
+    torch.testing.assert_close(others, hits)
+    torch.testing.assert_close(parts, grads)
+    assert len(grads) > 5
 
 
 def test_anchors_are_a_function_of_step_and_row() -> None:

@@ -15,13 +15,13 @@ best node is worth a step of its time (`Budget.reach`), and feeds no node that i
 Texts differ more than the rounds of one text do. So there are two records of what was accepted, a quick one and a slow
 one, and a row that begins is met with the slow one's shares, as strongly as PRIOR rows would be.
 
-All this is a forecast, and it is held to what came of it by an account, for each batch size, of the time that rounds
-with drafts took beyond what plain ones would have taken for the same tokens. Rounds that may draft pay TRIES of their
-time into it, divided by the root of the rows in batches, and it is never in credit. Where the forecast is against
-drafts, one is tried when the account is even; where it is for them, HOLD plain rounds may be owed, or more while the
-last rounds with drafts did bring more than plain ones. So drafts that do not pay cost TRIES of the time in the long
-run, whatever was forecast, and HOLD rounds once. What a batch size costs that was not met yet is taken from the others,
-by the nodes of all rows.
+All this is a forecast, and it is held to what came of it by an account of the time that rounds with drafts took beyond
+what plain ones would have taken for the same tokens: one for batches of like sizes (those that share the nearest power
+of two), or each new size would be tried anew. Rounds that may draft pay TRIES of their time into it, divided by the
+root of the rows in batches, and it is never in credit. Where the forecast is against drafts, one is tried when the
+account is even; where it is for them, HOLD plain rounds may be owed, or more while the last rounds with drafts did
+bring more than plain ones. So drafts that do not pay cost TRIES of the time in the long run, whatever was forecast, and
+HOLD rounds once. What a batch size costs that was not met yet is taken from the others, by the nodes of all rows.
 
 A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
 teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed: reading alone
@@ -40,7 +40,7 @@ from itertools import accumulate
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ..types import Budget, Drafting, Price, Rows
-from .curve import Brought, Curve
+from .curve import Brought, Curve, nearest
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
@@ -122,7 +122,7 @@ class AdaptiveBudget:
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
-    brought: dict[int, Brought] = field(default_factory=dict)  # batch rows -> by rounds with drafts
+    brought: dict[int, Brought] = field(default_factory=dict)  # nearest power of two of batch rows -> by drafts
     rest: float = 0.0
     drift: float = 1.0  # how long plain passes take on average, over what the curves say, which is a low quantile
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
@@ -131,7 +131,7 @@ class AdaptiveBudget:
     usual_asked: list[float] = field(default_factory=list)
     promised: float = 0.0  # tokens, decayed
     kept: float = 0.0  # of those, accepted
-    debt: dict[int, float] = field(default_factory=dict)  # batch rows -> seconds lost to drafts, beyond what may be
+    debt: dict[int, float] = field(default_factory=dict)  # the same -> seconds lost to drafts, beyond what may be
     paying: bool = False  # do the rounds of late say that drafts pay?
     trying: bool = False  # is this round drafted against the forecast?
     idle: int = 0  # rounds since the last draft
@@ -153,9 +153,9 @@ class AdaptiveBudget:
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
         best, rate = self._best(b, drafting)
-        brought, plain = self.brought.get(b, Brought()), self._plain(b)
-        self.paying = best > 0 and plain < brought.rate < float("inf")
-        if not self.paying and self.debt.get(b, 0.0) > (self._hold(b) if best else 0.0):
+        brought, plain = self.brought.get(nearest(b), Brought()), self._plain(b)
+        self.paying = best > 0 and 1 < brought.rate < float("inf")
+        if not self.paying and self.debt.get(nearest(b), 0.0) > (self._hold(b) if best else 0.0):
             return Budget(1, 0)
         self.trying = best == 0
         if best == 0:
@@ -165,7 +165,7 @@ class AdaptiveBudget:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
                 return Budget(1, 0)
-        rate = min(rate, max(brought.rate, plain) / b)  # what is, not what was forecast
+        rate = min(rate, max(brought.rate, 1.0) * plain / b)  # what is, not what was forecast
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
         reach = min(0.5, rate * b / drafting * self.step.slope(1) / self.trust)
         price = self.price(b, best)
@@ -179,10 +179,11 @@ class AdaptiveBudget:
             rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
             self.hits[d] = rate * self.asked[d]
-        self.brought.setdefault(rows, Brought()).forget(share)
-        self.debt[rows] = (1 - share**2) * self.debt.get(rows, 0.0)
+        like = nearest(rows)
+        self.brought.setdefault(like, Brought()).forget(share)
+        self.debt[like] = (1 - share**2) * self.debt.get(like, 0.0)
         if share == 1 and self.verify:
-            self.debt[rows] += max(0.0, min(self.reading - GIVEN * rows / self._plain(rows), self._hold(rows)))
+            self.debt[like] += max(0.0, min(self.reading - GIVEN * rows / self._plain(rows), self._hold(rows)))
         self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:
@@ -211,7 +212,8 @@ class AdaptiveBudget:
         if self.seen[b] > 1:  # the first round of a kind warms up
             self._time(report)
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
-        self.debt[b] = max(0.0, self.debt.get(b, 0.0) - TRIES / b**0.5 * seconds)
+        like = nearest(b)
+        self.debt[like] = max(0.0, self.debt.get(like, 0.0) - TRIES / b**0.5 * seconds)
         if report.depth == 0:
             self.idle += 1
             self.behind = self.behind or self.idle >= LATE
@@ -237,7 +239,7 @@ class AdaptiveBudget:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
-            self.brought.setdefault(b, Brought()).learn(tokens, seconds - read, b)
+            self.brought.setdefault(like, Brought()).learn(tokens / self._plain(b), seconds - read, b)
             charged = read if self.trying else min(read, 0.5 * self._hold(b))
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
@@ -251,8 +253,8 @@ class AdaptiveBudget:
         """Seconds that a round with drafts lost; more than twice what such rounds take was a disturbance."""
         if lost > (some := HOLD * rows / self._plain(rows)):
             lost = min(lost, max(some, 2 * self.seconds(rows)[depth]))
-        owed = max(0.0, self.debt.get(rows, 0.0) + lost)
-        self.debt[rows] = min(owed, max(lost, OWED * self._hold(rows))) if self.paying else owed
+        like, owed = nearest(rows), max(0.0, self.debt.get(nearest(rows), 0.0) + lost)
+        self.debt[like] = min(owed, max(lost, OWED * self._hold(rows))) if self.paying else owed
 
     def _time(self, report: Report) -> None:
         b = report.rows

@@ -91,19 +91,19 @@ def nearest(size: int) -> int:
 class Brought:
     """What the last rounds with drafts brought, decayed."""
 
-    tokens: float = 0.0
+    plain: float = 0.0  # seconds in which plain rounds write as many tokens
     seconds: float = 0.0
     rows: float = 0.0  # of all these rounds together
 
-    def learn(self, tokens: int, seconds: float, rows: int) -> None:
-        self.tokens = RECENT * self.tokens + tokens
+    def learn(self, plain: float, seconds: float, rows: int) -> None:
+        self.plain = RECENT * self.plain + plain
         self.seconds = RECENT * self.seconds + seconds
         self.rows = RECENT * self.rows + rows
 
     def forget(self, share: float) -> None:
-        self.tokens, self.seconds, self.rows = ((1 - share) * x for x in (self.tokens, self.seconds, self.rows))
+        self.plain, self.seconds, self.rows = ((1 - share) * x for x in (self.plain, self.seconds, self.rows))
 
     @property
     def rate(self) -> float:
-        """Tokens a second; without end where there were too few rounds to say."""
-        return self.tokens / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")
+        """Tokens a second, in those of plain rounds; without end where there were too few rounds to say."""
+        return self.plain / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")

@@ -114,7 +114,10 @@ class WalkPart(ctypes.Structure):
     _fields_ = [
         *((name, whole) for name in ("rows", "nodes", "depth", "vocabulary")),
         *((name, address) for name in ("logits", "tokens", "parents", "sizes", "temperature")),
-        *((name, address) for name in ("top_k", "top_p", "min_p", "seeds", "starts", "knots", "slopes", "found")),
+        *((name, address) for name in ("top_k", "top_p", "min_p")),
+        *((name, address) for name in ("changes", "changed", "said", "factors", "biases")),
+        *((name, address) for name in ("repetition", "presence", "frequency", "penalised")),
+        *((name, address) for name in ("seeds", "starts", "knots", "slopes", "found")),
         ("threads", whole),
     ]
 

@@ -1,6 +1,7 @@
 /* One pass of a Llama-shaped model over tree nodes, or over a chunk of prompts: `parts.py` has the same structures for Python. */
 
 #include <omp.h>
+#include <stdlib.h>
 
 #include "vectors.h"
 

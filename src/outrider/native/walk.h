@@ -4,21 +4,30 @@
    Where a filter applies (top-k, top-p, min-p), the draw is the largest key of those that it keeps (core/nucleus.py has
    the same in tensors). So the largest key of all is looked at: are the tokens with larger logits fewer than k, and
    likelier than p together? If the filter does not keep it, it keeps none with a smaller logit, and the next key is
-   looked for among the larger ones. Where rounding could decide, nothing is drawn here. */
+   looked for among the larger ones. Where rounding could decide, nothing is drawn here.
+
+   Penalties and biases change few logits of a row. They are written over them for each draw, and then taken back. */
 
 typedef struct {
     integer rows, nodes, depth, vocabulary; /* `depth`: steps at most */
-    const float *logits;                    /* [rows, nodes, vocabulary] */
+    float *logits;                          /* [rows, nodes, vocabulary] */
     const integer *tokens, *parents;        /* [rows, nodes] */
     const integer *sizes;                   /* [rows] */
     const float *temperature;               /* [rows]; 0: no noise */
     const integer *top_k;                   /* [rows]; 0: all */
     const double *top_p, *min_p;            /* [rows]; 1 and 0: all */
+    const integer *changes;                 /* [rows]: tokens whose logits its text changes; NULL: no row's */
+    const integer *const *changed;          /* [rows][changes]: their ids */
+    const float *const *said;               /* [rows][changes]: how often the text has them since the prompt */
+    const float *const *factors;            /* [rows][changes]: of repetition */
+    const float *const *biases;             /* [rows][changes] */
+    const float *repetition, *presence, *frequency; /* [rows] */
+    const integer *penalised;               /* [rows]: does what it says change its logits? */
     const uint64_t *seeds;                  /* [rows] */
     const integer *starts;                  /* [rows]: positions of the roots */
     const int32_t *knots, *slopes;
-    integer *found; /* [rows, depth + 4]: nodes of the path (0: nothing sure was drawn), the token that ends it, whether the logits of all its tokens
-                       are finite, and the path, filled up by 0 */
+    integer *found; /* [rows, depth + 4]: nodes of the path (0: nothing sure was drawn), the token that ends it, whether
+                       the logits of all its tokens are finite, and the path, filled up by 0 */
     integer threads;
 } Walk;
 
@@ -170,25 +179,84 @@ static integer filtered(const Walk *walk, integer row, integer node, integer pos
     }
 }
 
+/* The changed tokens of a row on its way down: `count` of them, and the logits that they had. */
+typedef struct {
+    integer count, *ids;
+    float *said, *factors, *biases, *had;
+} Changes;
+
+/* Those of a row, with room for as many as its path can add. */
+static Changes changes_of(const Walk *walk, integer row) {
+    const integer count = walk->changes ? walk->changes[row] : 0, room = count + walk->depth + 1;
+    Changes found = {.count = count};
+    if (!count) return found;
+    found.ids = malloc(room * (sizeof(integer) + 4 * sizeof(float)));
+    found.said = (float *)(found.ids + room);
+    found.factors = found.said + room;
+    found.biases = found.factors + room;
+    found.had = found.biases + room;
+    memcpy(found.ids, walk->changed[row], count * sizeof(integer));
+    memcpy(found.said, walk->said[row], count * sizeof(float));
+    memcpy(found.factors, walk->factors[row], count * sizeof(float));
+    memcpy(found.biases, walk->biases[row], count * sizeof(float));
+    return found;
+}
+
+/* What core/sampling.py makes of them, in its order. */
+static void change(const Walk *walk, integer row, integer node, const Changes *changes) {
+    if (!changes->count) return;
+    float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary;
+    const float presence = walk->presence[row], frequency = walk->frequency[row];
+    for (integer i = 0; i < changes->count; i++) {
+        float z = changes->had[i] = logits[changes->ids[i]];
+        z = z + changes->biases[i];
+        z = z < 0 ? z * changes->factors[i] : z / changes->factors[i];
+        logits[changes->ids[i]] = z - presence * (changes->said[i] > 0) - frequency * changes->said[i];
+    }
+}
+
+static void change_back(const Walk *walk, integer row, integer node, const Changes *changes) {
+    float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary;
+    for (integer i = 0; i < changes->count; i++) logits[changes->ids[i]] = changes->had[i];
+}
+
+/* The path goes on with this token. */
+static void say(const Walk *walk, integer row, integer token, Changes *changes) {
+    integer at = 0;
+    if (!changes->ids || !walk->penalised[row]) return;
+    while (at < changes->count && changes->ids[at] != token) at++;
+    if (at == changes->count) {
+        changes->ids[changes->count++] = token;
+        changes->said[at] = changes->biases[at] = 0;
+    }
+    changes->said[at]++;
+    changes->factors[at] = walk->repetition[row];
+}
+
 void follow(const Walk *walk) {
     const integer n = walk->nodes;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(walk->threads)
     for (integer row = 0; row < walk->rows; row++) {
         const integer *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
         integer *found = walk->found + row * (walk->depth + 4), at = 0, count = 1;
+        const integer plain = !(walk->temperature[row] > 0) || (!walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0);
+        Changes changes = changes_of(walk, row);
         memset(found, 0, (walk->depth + 4) * sizeof(integer));
         found[2] = 1;
-        const integer plain = !(walk->temperature[row] > 0) || (!walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0);
         for (;;) {
             const integer position = walk->starts[row] + count;
+            change(walk, row, at, &changes);
             const integer token = found[1] = plain ? drawn(walk, row, at, position, -INFINITY) : filtered(walk, row, at, position);
+            change_back(walk, row, at, &changes);
             integer child = 1;
             if (token < 0) break;
             if (!isfinite(walk->logits[(row * n + at) * walk->vocabulary + token])) found[2] = 0;
             while (child < walk->sizes[row] && (parents[child] != at || tokens[child] != token)) child++;
             if (child >= walk->sizes[row] || count > walk->depth) break;
             found[3 + count++] = at = child;
+            say(walk, row, token, &changes);
         }
+        free(changes.ids);
         found[0] = found[1] < 0 ? 0 : count;
     }
 }

@@ -7,12 +7,15 @@ ones.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.changes import Changes
 from ..core.noise import MASK64, tables
-from ..native.parts import WalkPart
+from ..native.parts import WalkPart, address, real, whole
 from ..types import DraftTree, Rows, Verdict
 
 KNOTS, SLOPES = tables()
@@ -25,31 +28,50 @@ class Walk:
         self.call = code.follow
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p]
 
-    def __call__(self, rows: Rows, tree: DraftTree, logits: Tensor) -> Verdict | None:
-        """What is accepted of each row's tree; no penalty changes its logits [b, n, v]. None: these are of another
-        precision, or rounding could decide what a filter (top-k, top-p, min-p) keeps; it is drawn in tensors then."""
+    def __call__(
+        self, rows: Rows, tree: DraftTree, logits: Tensor, changes: Sequence[Changes | None] = ()
+    ) -> Verdict | None:
+        """What is accepted of each row's tree.
+
+        Args:
+            rows: of the batch.
+            tree: what was drafted.
+            logits: [b, n, v], raw. Where `changes` has something for a row, they are written over while it is drawn.
+            changes: [row]: what its text changes in them; of no row where there is none.
+
+        Returns:
+            None where logits are of another precision, or where rounding could decide what a filter (top-k, top-p,
+            min-p) keeps: it is drawn in tensors then.
+        """
         if logits.dtype != torch.float32 or not logits.is_contiguous():
             return None
-        (b, n, v), depth = logits.shape, tree.deepest
+        (b, n, v), depth, laws = logits.shape, tree.deepest, rows.sampling
         tokens, parents, sizes = (part.contiguous() for part in (tree.tokens, tree.parents, tree.size))
         found = torch.empty(b, depth + 4, dtype=torch.long)
-        heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
-        likeliest = (ctypes.c_int64 * b)(*(s.top_k for s in rows.sampling))
-        nucleus, least = (
-            (ctypes.c_double * b)(*(s.top_p for s in rows.sampling)),
-            (ctypes.c_double * b)(*(s.min_p for s in rows.sampling)),
-        )
-        seeds, starts = (
-            (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds)),
-            (ctypes.c_int64 * b)(*rows.start),
-        )
+        kept: list[Any] = []  # as long as the call
+
+        def row_by_row(kind: Any, values: Iterable[Any]) -> int:
+            kept.append((kind * b)(*values))
+            return ctypes.addressof(kept[-1])
+
         asks = WalkPart(
             rows=b, nodes=n, depth=depth, vocabulary=v, logits=logits.data_ptr(), tokens=tokens.data_ptr(),
-            parents=parents.data_ptr(), sizes=sizes.data_ptr(), temperature=ctypes.addressof(heats),
-            top_k=ctypes.addressof(likeliest), top_p=ctypes.addressof(nucleus), min_p=ctypes.addressof(least),
-            seeds=ctypes.addressof(seeds), starts=ctypes.addressof(starts), knots=KNOTS.data_ptr(),
-            slopes=SLOPES.data_ptr(), found=found.data_ptr(), threads=min(b, torch.get_num_threads()),
+            parents=parents.data_ptr(), sizes=sizes.data_ptr(), knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(),
+            temperature=row_by_row(real, (s.temperature for s in laws)),
+            top_k=row_by_row(whole, (s.top_k for s in laws)),
+            top_p=row_by_row(ctypes.c_double, (s.top_p for s in laws)),
+            min_p=row_by_row(ctypes.c_double, (s.min_p for s in laws)),
+            seeds=row_by_row(ctypes.c_uint64, (seed & MASK64 for seed in rows.seeds)),
+            starts=row_by_row(whole, rows.start), found=found.data_ptr(), threads=min(b, torch.get_num_threads()),
         )  # fmt: skip
+        if any(changes):
+            asks.changes = row_by_row(whole, (len(c) if c else 0 for c in changes))
+            asks.penalised = row_by_row(whole, (s.penalised for s in laws))
+            for field, name in (("changed", "ids"), ("said", "said"), ("factors", "factors"), ("biases", "biases")):
+                arrays = (getattr(c, name).ctypes.data if c else None for c in changes)
+                setattr(asks, field, row_by_row(address, arrays))
+            for name in ("repetition", "presence", "frequency"):
+                setattr(asks, name, row_by_row(real, (getattr(s, f"{name}_penalty") for s in laws)))
         self.call(ctypes.byref(asks))
         host = found.tolist()
         if not all(row[0] for row in host):

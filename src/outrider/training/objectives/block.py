@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ...core.padding import additive
 from ...nets import vocabulary
@@ -40,6 +41,7 @@ from ._objective import Optimiser, TrimmedObjective, uniform
 
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
 LOSSES = ("kl", "ce", "tv", "lk")
+AT_ONCE = 1 << 26  # logits that are in memory at once, of the drafter and of the target each
 
 
 class BlockObjective(TrimmedObjective):
@@ -86,22 +88,43 @@ class BlockObjective(TrimmedObjective):
         learned &= self.draftable(batch.ahead(1).gather(1, inside))
         rows, places = learned.nonzero().unbind(1)
         at, slots = inside[rows, places], places % config.block
-        feature, made = seen.features[-1][rows, at], hidden[rows, places]
-        with torch.no_grad():
-            teacher = precise(self.head(feature))
-        student = self.head(made) if self.places is None else self.net.lm_head(made)
-        student = precise(self.net.corrected(student, batch.tokens[rows, at], made))
+        given = seen.features[-1][rows, at], hidden[rows, places], batch.tokens[rows, at]
+        loss, chance, right = self._judged(*given)
         drafted = slots - (0 if config.sample_from_anchor else 1)
-        far = drafted.to(student.dtype)
+        far = drafted.to(loss.dtype)
         weight = torch.exp(-far / self.decay) if self.decay else torch.ones_like(far)
         if self.dpace:
-            weight = self._pace(student.detach(), teacher, (rows, places), hidden.shape[:2])
-        right = (student.argmax(-1) == teacher.argmax(-1)).float().detach()
+            weight = self._pace(chance, (rows, places), hidden.shape[:2])
         hits = {f"hit{k + 1}": right[drafted == k].mean() for k in range(config.drafts) if bool((drafted == k).any())}
+        return (weight * loss).sum(), weight.sum(), hits
+
+    def _judged(
+        self, feature: Float[Tensor, "k h"], made: Float[Tensor, "k h"], above: Int[Tensor, " k"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, " k"]]:
+        """Of every slot the loss, the chance it gives to the target's first choice, and whether that is its own first.
+        Logits of more slots than AT_ONCE has room for are made in parts, and again for the gradient."""
+        vocabulary = self.target.vocab if self.places is None else len(self.places)
+        most = max(1, AT_ONCE // vocabulary)
+        if len(made) <= most:
+            return self._judge(feature, made, above)
+        parts = zip(*(given.split(most) for given in (feature, made, above)), strict=True)
+        judged = [checkpoint(self._judge, *part, use_reentrant=False) for part in parts]
+        loss, chance, right = (torch.cat(found) for found in zip(*judged, strict=True))
+        return loss, chance, right
+
+    def _judge(self, feature: Tensor, made: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            teacher = precise(self.head(feature))
+            first = teacher.argmax(-1)
+        student = self.head(made) if self.places is None else self.net.lm_head(made)
+        student = precise(self.net.corrected(student, above, made))
         loss = self._loss(student, teacher)
         if self.regress:
             loss = loss + self.regress * smooth_l1(precise(made), precise(feature))
-        return (weight * loss).sum(), weight.sum(), hits
+        with torch.no_grad():
+            chance = student.softmax(-1).gather(-1, first[:, None])[:, 0]
+            right = (student.argmax(-1) == first).float()
+        return loss, chance, right
 
     def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None:
         """Begin, where slots are seeded, with the linear maps that come nearest to the features that slots stand for:
@@ -183,11 +206,8 @@ class BlockObjective(TrimmedObjective):
         blocks = blocks.expand(len(anchor), *blocks.shape)
         return additive(torch.cat([context.repeat_interleave(size, 1), blocks], -1), dtype)[:, None]
 
-    def _pace(
-        self, student: Float[Tensor, "k v"], teacher: Float[Tensor, "k v"], at: tuple[Tensor, Tensor], size: torch.Size
-    ) -> Float[Tensor, " k"]:
+    def _pace(self, chance: Float[Tensor, " k"], at: tuple[Tensor, Tensor], size: torch.Size) -> Float[Tensor, " k"]:
         """D-PACE's weight of every learned slot; slots that are not learned are passed over."""
-        chance = student.softmax(-1).gather(-1, teacher.argmax(-1, keepdim=True))[:, 0]
         smooth, learned = chance.new_ones(size), chance.new_zeros(size)
         smooth[at], learned[at] = (1 - self.dpace) * chance + self.dpace, 1.0
         blocks = (-1, self.net.config.block)
