@@ -14,7 +14,7 @@ from . import drafters, encoding
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget, Budgeter
 from .budgets.bandit import BanditBudget
-from .budgets.calibration import fits
+from .budgets.calibration import fits, learners
 from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
@@ -211,7 +211,8 @@ class LLM:
             about = self.kept_as, self.drafter_name, precision_of(target), str(target.device), target.exact
             native = getattr(target, "native", None)  # other code takes other times
             way = () if native is None else ("compiled", Path(native.file).stem)
-            self.memories.append(Memory(file_of(*about, *way, *key), made, fits(self.drafter)))
+            learnt = fits(self.drafter), learners(self.drafter)
+            self.memories.append(Memory(file_of(*about, *way, *key), made, *learnt))
             self.memories[-1].recall()
         return made
 

@@ -10,8 +10,10 @@ import pytest
 import outrider
 from outrider.budgets import memory
 from outrider.budgets.adaptive import LEARN, PRIOR, AdaptiveBudget, Report
-from outrider.budgets.calibration import Fit
+from outrider.budgets.calibration import Family, Fit, Rates
 from outrider.budgets.memory import Memory, file_of
+from outrider.drafters._asking import Asking
+from outrider.types import Budget, Price
 
 
 def learnt(rounds: int = 40) -> AdaptiveBudget:
@@ -52,6 +54,45 @@ def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -
     budget, fit = AdaptiveBudget(), Fit()
     assert not Memory(file, budget, [fit]).recall()
     assert (budget, fit) == (AdaptiveBudget(), Fit())
+
+
+def mixed() -> tuple[Rates, Asking]:
+    """What a mix learns, after fifty rounds."""
+    rates, asking = Rates(), Asking()
+    for i in range(50):
+        rates.learn(Family((-0.1, -2.0), 0 if i % 5 else -1))
+        asking.time(1, 1 + i % 3, 0.01 * (1 + i % 3))
+        asking.learn([3], [0.1 if i % 2 else 0.9], [0], [i % 4])
+    return rates, asking
+
+
+def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
+    """Rates and times as they were, and no record weighs more than a prior: the next run need not learn them anew."""
+    (rates, asking), (others, again) = mixed(), (Rates(), Asking())
+    Memory(tmp_path / "f.json", learnt(), [], (rates, asking)).keep()
+    assert Memory(tmp_path / "f.json", AdaptiveBudget(), [], (others, again)).recall()
+    for confidence in (0.9, 0.1):
+        assert others.of(confidence) == pytest.approx(rates.of(confidence), abs=0.1)
+    assert max(others.tested) < max(rates.tested)
+    assert again.seconds[1].points == asking.seconds[1].points
+    budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
+    assert again.depth([0.1], 1, budget) == asking.depth([0.1], 1, budget) > 0
+    assert again.added(0.9, 3) == pytest.approx(asking.added(0.9, 3), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "change", [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], [None, {"records": 3}]]
+)
+def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list) -> None:
+    file, made = tmp_path / "f.json", mixed()
+    Memory(file, learnt(), [], made).keep()
+    whole = json.loads(file.read_text())
+    states = [old if new is None else new for new, old in zip(change, whole["learners"], strict=False)]
+    file.write_text(json.dumps({**whole, "learners": states}))
+    fresh = Rates(), Asking()
+    budget = AdaptiveBudget()
+    assert not Memory(file, budget, [], fresh).recall()
+    assert (budget, fresh) == (AdaptiveBudget(), (Rates(), Asking()))
 
 
 def test_it_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ I being the information of all families so far, those long ago counting for less
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ..types import Budget, Drafter, Drafting, DraftTree, Round, Rows
 
@@ -151,6 +151,24 @@ class Rates:
         i = min(BINS - 1, int(BINS * confidence))
         return (self.accepted[i] + confidence) / (self.tested[i] + 2)
 
+    def state(self) -> dict[str, Any]:
+        """What other texts may be told: no more than a prior."""
+        shares = [min(1.0, PRIOR / max(1.0, tested)) for tested in self.tested]
+        pairs = {"tested": self.tested, "accepted": self.accepted}
+        return {name: [x * share for x, share in zip(counts, shares, strict=True)] for name, counts in pairs.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; ValueError, KeyError or TypeError where it is none."""
+        self.tested, self.accepted = counted(state["tested"], state["accepted"], BINS)
+
+
+def counted(tested: Sequence[float], accepted: Sequence[float], most: int) -> tuple[list[float], list[float]]:
+    """Two counts of at most so many places, the second no more than the first; ValueError for others."""
+    pairs = [(float(a), float(b)) for a, b in zip(tested, accepted, strict=True)]
+    if len(pairs) > most or not all(0 <= b <= a + 1e-9 and math.isfinite(a) for a, b in pairs):
+        raise ValueError("no counts")
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
 
 @dataclass(frozen=True)
 class Calibrated:
@@ -214,6 +232,23 @@ def fits(drafter: Any) -> list[Fit]:
     if isinstance(drafter, Calibrated):
         return [drafter.fit]
     return [fit for part in getattr(drafter, "parts", ()) for fit in fits(part)]
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What learns from rounds and can hand that on to another run."""
+
+    def state(self) -> dict[str, Any]:
+        """In numbers, texts, lists and dictionaries."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take it over; ValueError, KeyError, TypeError or AttributeError where it is none."""
+
+
+def learners(drafter: Any) -> list[Learner]:
+    """What a drafter, or those that it is made of, learns beside its fits."""
+    own = [*getattr(drafter, "learners", ())]
+    return own + [learner for part in getattr(drafter, "parts", ()) for learner in learners(inside(part))]
 
 
 def inside(drafter: Drafter) -> Drafter:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
+LONGEST = 1e6  # seconds: no measurement is longer
 ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
 
 
@@ -107,3 +109,11 @@ class Brought:
     def rate(self) -> float:
         """Tokens a second, in those of plain rounds; without end where there were too few rounds to say."""
         return self.plain / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")
+
+
+def measured(given: Mapping[Any, Any]) -> dict[int, float]:
+    """A curve's points as JSON has them; ValueError for what no measurement gives."""
+    made = {int(size): float(seconds) for size, seconds in given.items()}
+    if not made or not all(size > 0 and 0 <= seconds < LONGEST for size, seconds in made.items()):
+        raise ValueError("no measurement")
+    return made

@@ -1,11 +1,13 @@
 """What the adaptive budget has learnt, kept between runs: a small file in the user's cache directory.
 
 One file for each model, drafter, rule, precision and machine. It holds what passes and drafts cost, how often each
-depth was accepted, and the scale of each drafter's confidences. Under `coupled` no text depends on it.
+depth was accepted, the scale of each drafter's confidences, and what a mix has learnt of its parts. Under `coupled` no
+text depends on it.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -19,12 +21,11 @@ import torch
 
 from .. import kept
 from .adaptive import LEARN, PRIOR, SUMMED, AdaptiveBudget
-from .calibration import BOUNDS, Fit
-from .curve import Curve
+from .calibration import BOUNDS, Fit, Learner
+from .curve import LONGEST, Curve, measured
 
 EVERY = 20.0  # seconds between two writes at least
-LONGEST = 1e6  # seconds: no measurement is longer
-FORMAT = 1
+FORMAT = 2
 
 
 def file_of(*about: str) -> Path:
@@ -41,6 +42,7 @@ class Memory:
     file: Path
     budget: AdaptiveBudget
     fits: Sequence[Fit] = ()
+    learners: Sequence[Learner] = ()  # of the drafter, where it is a mix
     rounds: int = 0  # of the budget when it was last written
     at: float = field(default_factory=monotonic)
 
@@ -50,13 +52,15 @@ class Memory:
             found = json.loads(self.file.read_text(encoding="utf-8"))
             if found["format"] != FORMAT or len(found["scales"]) != len(self.fits):
                 return False
-            curves = {name: {int(b): points(p) for b, p in found[name].items()} for name in ("verify", "draft")}
-            single = {name: points(found[name]) for name in ("step", "size")}
+            curves = {name: {int(b): measured(p) for b, p in found[name].items()} for name in ("verify", "draft")}
+            single = {name: measured(found[name]) for name in ("step", "size")}
             record = [[float(x) for x in found[name]] for name in ("hits", "asked")]
             rest, scales = float(found["rest"]), [float(s) for s in found["scales"]]
             sound = all(0 <= h <= a and a > 0 for h, a in zip(*record, strict=True)) and 0 <= rest < LONGEST
             if not sound or not all(BOUNDS[0] <= s <= BOUNDS[1] for s in scales):
                 return False
+            for learner, state in zip(self.learners, found["learners"], strict=True):
+                copy.deepcopy(learner).restore(state)  # all can be read, or nothing is
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
         budget = self.budget
@@ -69,6 +73,8 @@ class Memory:
         budget.seen = dict.fromkeys(known, LEARN)
         for fit, scale in zip(self.fits, scales, strict=True):
             fit.scale = scale
+        for learner, state in zip(self.learners, found["learners"], strict=True):
+            learner.restore(state)
         return True
 
     def keep(self) -> None:
@@ -88,16 +94,9 @@ class Memory:
             "asked": [a * s for a, s in zip(b.usual_asked, shares, strict=True)],
             "rest": b.rest,
             "scales": [fit.scale for fit in self.fits],
+            "learners": [learner.state() for learner in self.learners],
         }
         try:
             kept.write(self.file, found)
         except OSError:
             self.at = float("inf")  # no further tries
-
-
-def points(given: dict[str, float]) -> dict[int, float]:
-    """A curve's points as JSON has them; ValueError for what no measurement gives."""
-    made = {int(size): float(seconds) for size, seconds in given.items()}
-    if not made or not all(size > 0 and 0 <= seconds < LONGEST for size, seconds in made.items()):
-        raise ValueError("no measurement")
-    return made

@@ -18,11 +18,13 @@ taken from one that is nearly as large.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
-from ..budgets.curve import Curve
+from ..budgets.calibration import counted
+from ..budgets.curve import Curve, measured
 from ..types import Budget
 
 BINS = 4  # of the chance that a free draft has the next token
@@ -33,6 +35,7 @@ DOUBT = 0.5  # standard deviations that are added
 EXPLORE = 8  # every so many rounds that are asked go one deeper
 LEARN = 4  # rounds of a batch size that are asked and timed first; one more warms up
 PROBE, PROBE_MAX = 16, 64  # rounds that are not asked until one is, for each row
+DEEPEST = 4096  # a record is never longer
 ALIKE = 2.0  # batch sizes by less than this factor apart are learnt from each other
 
 
@@ -136,6 +139,26 @@ class Asking:
         """
         for chance, *row in zip(chances, depths, free, accepted, strict=True):
             self.records[place(chance)].learn(*row)
+
+    def state(self) -> dict[str, Any]:
+        """What other texts may be told: times, and records that count for few rounds."""
+        shares = [[min(1.0, PRIOR / max(1.0, n)) for n in record.asked] for record in self.records]
+        return {
+            "seconds": {str(b): curve.points for b, curve in self.seconds.items()},
+            "records": [
+                [[n * s for n, s in zip(part, share, strict=True)] for part in (record.asked, record.added)]
+                for record, share in zip(self.records, shares, strict=True)
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; ValueError, KeyError, TypeError or AttributeError where it is none."""
+        seconds = {int(b): Curve(0.5, True, measured(points)) for b, points in state["seconds"].items()}
+        records = [Record(*counted(asked, added, DEEPEST)) for asked, added in state["records"]]
+        if len(records) != BINS:
+            raise ValueError("as many records as bins")
+        self.seconds, self.records = seconds, records
+        self.rounds = dict.fromkeys(seconds, LEARN + 1)
 
 
 def alike(some: int, others: int) -> bool:

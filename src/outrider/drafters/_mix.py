@@ -22,7 +22,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..budgets.adaptive import LATE
-from ..budgets.calibration import LEAST, Calibrated, Family, Rates, calibrated, inside
+from ..budgets.calibration import LEAST, Calibrated, Family, Learner, Rates, calibrated, inside
 from ..core.padding import padded
 from ..core.tree import Sketch, best_of, from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
@@ -45,6 +45,11 @@ class MixDrafter:
     @property
     def taps(self) -> tuple[int, ...]:
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
+
+    @property
+    def learners(self) -> list[Learner]:
+        """What it keeps between runs (`budgets/memory.py`)."""
+        return [*(rate for rate in (*self.rates, *self.alone) if rate is not None), self.asking]
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
         return MixDrafting(self, [part.open(prompts, capacity) for part in self.parts])
