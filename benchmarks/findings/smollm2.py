@@ -338,6 +338,12 @@ def inputs(e: Evidence) -> list[Check]:
     return eagle.inputs(e, "smollm2_ablations")
 
 
+@finding("H-res", "smollm2_ablations", "Equal budgets of half a million tokens; the ones that ship had more.")
+def equal_budgets(e: Evidence) -> list[Check]:
+    taus = [e.runs(f"tau at T = {t}, HASS over EAGLE", "hass", "eagle", t, "smollm2_ablations") for t in ("0", "1")]
+    return [*taus, open_("speed: a matter of tau here, both being the same network")]
+
+
 @finding("E2-T3", COUNTED, "HASS's weights, sixteen nodes.")
 def ablations(e: Evidence) -> list[Check]:
     checks = []

@@ -15,7 +15,6 @@ UNMEASURED = {
     "E-T7": (QUIET, "outrider bench smollm2 --batch-size 1 --batch-size 2 --batch-size 4 --batch-size 8"),
     "E-cost": ("a statement on targets of billions of parameters", ""),
     "E2-T2": ("a statement on targets of 8B and 70B, which need GPUs", ""),
-    "H-res": (BASE, ""),
     "H-step-acc": (BASE, ""),
     **dict.fromkeys(("H-topk", "H-loss", "H-steps", "H-beta"), (LOSSES, "")),
     **dict.fromkeys(("Ma-F1", "Ma-F2", "Ma-F3", "Ma-T1a", "Ma-T1b", "Ma-T2", "Ma-T3", "Ma-T4", "Ma-T5", "Ma-T6"),

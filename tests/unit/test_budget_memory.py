@@ -80,9 +80,7 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     assert again.added(0.9, 3) == pytest.approx(asking.added(0.9, 3), abs=0.1)
 
 
-@pytest.mark.parametrize(
-    "change", [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], [None, {"records": 3}]]
-)
+@pytest.mark.parametrize("change", [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], [None, {"records": 3}]])
 def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list) -> None:
     file, made = tmp_path / "f.json", mixed()
     Memory(file, learnt(), [], made).keep()
