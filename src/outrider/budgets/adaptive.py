@@ -122,7 +122,7 @@ class AdaptiveBudget:
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
-    brought: dict[int, Brought] = field(default_factory=dict)  # nearest power of two of batch rows -> by drafts
+    brought: dict[int, Brought] = field(default_factory=dict)  # power of two nearest to batch rows -> by drafts of late
     rest: float = 0.0
     drift: float = 1.0  # how long plain passes take on average, over what the curves say, which is a low quantile
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed

@@ -68,7 +68,8 @@ INLINE vector noises(const Walk *walk, whole h) {
 }
 
 /* Can noise by these bits reach `wanted` in any lane? It is below 0.37 under the median, and above it below
-   log(2^33 / x), x being `from_tail`; 2^33 / e^wanted is rounded up to a power of two, which looking noise up is dearer than. */
+   log(2^33 / x), x being `from_tail`. 2^33 / e^wanted is rounded up to a power of two: this is cheaper than looking noise
+   up, and lets few tokens through that cannot win. */
 INLINE int reaches(whole h, vector wanted) {
     const vector power = NEAREST(SUB(ALL(33.55f), MUL(wanted, ALL(1.44269504f))));
     const vector most = POWER(MAX(power, ZERO)), room = (vector)((whole)most & ~(h >> 31));
@@ -165,8 +166,8 @@ static integer filtered(const Walk *walk, integer row, integer node, integer pos
         const float mine = logits[token] / heat;
         if (!(mine - most <= 0) || !isfinite(mine)) return -1; /* no number, or none is left */
         const Mass mass = weighed(logits, v, heat, most, least, mine);
-        const double before = mass.larger / mass.all, after = (mass.larger + mass.same) / mass.all - exp(mine - most) / mass.all;
-        const double ratio = exp((double)mine - most);
+        const double ratio = exp((double)mine - most); /* its own weight */
+        const double before = mass.larger / mass.all, after = (mass.larger + mass.same - ratio) / mass.all;
         const integer first = mass.above == 0 && mass.beside == 1; /* the likeliest token is never dropped */
         if ((k && mass.above >= k) || (p < 1 && before >= p + DOUBT) || ratio < m * (1 - DOUBT)) {
             floor = logits[token];
@@ -239,14 +240,16 @@ void follow(const Walk *walk) {
     for (integer row = 0; row < walk->rows; row++) {
         const integer *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
         integer *found = walk->found + row * (walk->depth + 4), at = 0, count = 1;
-        const integer plain = !(walk->temperature[row] > 0) || (!walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0);
+        const integer whole_law = !walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0;
+        const integer plain = whole_law || !(walk->temperature[row] > 0);
         Changes changes = changes_of(walk, row);
         memset(found, 0, (walk->depth + 4) * sizeof(integer));
         found[2] = 1;
         for (;;) {
             const integer position = walk->starts[row] + count;
             change(walk, row, at, &changes);
-            const integer token = found[1] = plain ? drawn(walk, row, at, position, -INFINITY) : filtered(walk, row, at, position);
+            const integer token = plain ? drawn(walk, row, at, position, -INFINITY) : filtered(walk, row, at, position);
+            found[1] = token;
             change_back(walk, row, at, &changes);
             integer child = 1;
             if (token < 0) break;

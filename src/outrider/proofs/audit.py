@@ -191,8 +191,9 @@ def judge(
     elif not lossless:
         sentence = f"{who}: NOT lossless; {' and '.join(seen)}."
     else:
-        equal = f"all {texts} texts are the engine's own without a drafter, bit for bit; " if bits else ""
-        equal += "" if bits else "the same bits are not promised here (outrider validate); "
+        equal = "the same bits are not promised here (outrider validate); "
+        if bits:
+            equal = f"all {texts} texts are the engine's own without a drafter, bit for bit; "
         equal += f"{sum(e.tokens for e in same)} tokens equal the stock model's plain decoding seed for seed"
         equal += f", {near} texts part from it within rounding" if near else ""
         sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was found at 99 % power."
