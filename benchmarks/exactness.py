@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import outrider
 from outrider import prompts
 from outrider.targets import names
+from outrider.types import InputError
 
 DRAFTERS = ("lookup", "suffix", "lookahead", "lookup+suffix+ngram", "mamba:demo?vocab=text")
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -91,4 +93,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(f"exactness.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
