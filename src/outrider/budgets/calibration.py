@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..types import Budget, Drafter, Drafting, DraftTree, Round, Rows
 
@@ -234,6 +234,7 @@ def fits(drafter: Any) -> list[Fit]:
     return [fit for part in getattr(drafter, "parts", ()) for fit in fits(part)]
 
 
+@runtime_checkable
 class Learner(Protocol):
     """What learns from rounds and can hand that on to another run."""
 
