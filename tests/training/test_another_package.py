@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from outrider import drafters, plugins
 from outrider.checkpoints import native, read
+from outrider.checkpoints.target import mark
 from outrider.commands import info
 from outrider.training import loop, objectives
 from outrider.training.data import Document
@@ -152,7 +153,8 @@ def test_it_is_trained_saved_loaded_and_decoded_with(tmp_path: Path) -> None:
     learned = [line["loss"] for line in lines if "loss" in line]
     assert learned[-1] < learned[0]
     config = json.loads((result.folder / "config.json").read_text())
-    assert config == {"outrider_method": "toy", "format": 1, "vocab": 61, "hidden": 32}
+    told = {"outrider_method": "toy", "format": 1, "target_weights": mark(of)}
+    assert config == {**told, "vocab": 61, "hidden": 32}
     assert load_file(result.folder / "model.safetensors").keys() == {"map.weight", "map.bias"}
     drafter = drafters.load(str(result.folder), of)
     tokens, usage = decoded(of, drafter, [3, 7, 11], 16, 4)

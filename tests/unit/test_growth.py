@@ -215,7 +215,7 @@ def test_the_static_tree_of_eagle_1() -> None:
 def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -> None:
     """Children are the best by rank (with the noise), or drawn from laws that are kept, in the siblings' order."""
     view, (first, step) = rows(rule, temperature), steps(13)
-    made, fed_as = _growth.static(view, first, step, parents, _growth.Growth())
+    made, fed_as = _growth.static(view, first, step, parents, _growth.Growth(scale=1.5))
     trees.check(made)
     assert made.parents[0].tolist() == list(parents)
     inner = max(parents) + 1
@@ -226,11 +226,17 @@ def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -
             children = [int(made.tokens[b, i]) for i in range(1, made.nodes) if made.parents[b, i] == node]
             if rule == "rejection" and temperature:
                 assert made.q is not None
+                assert made.values is None
                 assert torch.allclose(made.q[b, node], logits.softmax(-1))
             else:
                 assert made.q is None
+                assert made.values is not None
                 noise = view.noise(len(path) + 1)[b] * temperature if rule == "coupled" else 0
-                assert children == (logits + noise).topk(len(children)).indices.tolist()
+                best = (logits + noise).topk(len(children))
+                assert children == best.indices.tolist()
+                told = made.values[b, [i for i in range(1, made.nodes) if made.parents[b, i] == node]]
+                own = ((logits + noise) / 1.5).log_softmax(-1)[best.indices]
+                assert torch.allclose(told, made.values[b, node] + own, atol=1e-5), "confidences along the path"
 
 
 def _fed(parents: tuple[int, ...]) -> set[int]:

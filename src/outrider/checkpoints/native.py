@@ -1,5 +1,7 @@
 """The native layout: config.json with "outrider_method", "format": 1 and the network's config; model.safetensors.
 
+A drafter that was trained here also says beside which weights ("target_weights", a mark of them).
+
 Which tensors belong to a config is asked of the network itself: `NETWORK` of the drafter's file, built without numbers.
 Every layout is read against it.
 """
@@ -14,11 +16,13 @@ from torch import Tensor, nn
 
 from .. import plugins
 from ..nets.network import Network, to_dict
-from ..types import InputError
+from ..types import InputError, Target
 from .files import folder_of, json_of, put, weights_of
 from .parts import Bag, Found, Shape
+from .target import mark
 
 FORMAT = 1
+MARK = "target_weights"
 
 
 def network(method: str, where: object = "this folder") -> Network:
@@ -50,12 +54,13 @@ def read(path: str | Path) -> Found:
     folder = folder_of(path)
     config = json_of(folder / "config.json")
     method, version = config.pop("outrider_method"), config.pop("format", FORMAT)
+    target = str(config.pop(MARK, ""))
     if version != FORMAT:
         raise InputError(f"{path} has format {version}, which this version does not know; install a newer one")
     if not (folder / "model.safetensors").is_file():
         raise InputError(f"{path} is no folder of a drafter: it lacks config.json or model.safetensors")
     weights = weights_of(folder, "model.safetensors")
-    return Found("native", str(method), config, {name: weights[name] for name in weights})
+    return Found("native", str(method), config, {name: weights[name] for name in weights}, target=target)
 
 
 def check(found: Found, where: object) -> None:
@@ -77,10 +82,11 @@ def exact(tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape], where: obj
 
 def write(found: Found, folder: Path) -> None:
     """Write a native folder, which must exist."""
-    put(folder, {"outrider_method": found.method, "format": FORMAT, **found.config}, found.tensors)
+    told = {MARK: found.target} if found.target else {}
+    put(folder, {"outrider_method": found.method, "format": FORMAT, **told, **found.config}, found.tensors)
 
 
-def save(folder: str | Path, method: str, net: nn.Module, config: Any = None) -> None:
+def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, target: Target | None = None) -> None:
     """Write a network as the native folder of a drafter.
 
     Args:
@@ -88,7 +94,8 @@ def save(folder: str | Path, method: str, net: nn.Module, config: Any = None) ->
         method: the drafter's name.
         net: its state dict is written in its own precision.
         config: the dataclass to write; by default `net.config`.
+        target: what it was trained for; the mark of its weights is written too.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    found = Found("native", method, to_dict(config or net.config), net.state_dict())
+    found = Found("native", method, to_dict(config or net.config), net.state_dict(), target=mark(target))
     write(found, Path(folder))

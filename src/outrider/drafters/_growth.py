@@ -181,11 +181,15 @@ def static(
     names: Int[Tensor, " v"] | None = None,
     vocab: int = 0,
 ) -> tuple[DraftTree, Int[Tensor, "b n"]]:
-    """A tree of fixed shape. Its inner nodes come first, so that a fed node's index is its own."""
+    """A tree of fixed shape. Its inner nodes come first, so that a fed node's index is its own.
+
+    What is ranked leaves its confidences in the tree, by which a scale can be fitted; what is sampled leaves its laws.
+    """
     b, device = len(rows), rows.root.device
     sampled = rows.rule in ("rejection", "block") and rows.hot
     fed, since, n = root_only(rows.root), 0, len(parents)
     tokens = torch.zeros(b, n, dtype=torch.long, device=device)
+    values = torch.zeros(b, n, device=device)
     laws: list[Tensor] = []
     layers = plan(parents)
     for depth, layer in enumerate(layers, 1):
@@ -198,18 +202,21 @@ def static(
             children = sampling.sample(law, layer.most, rows, since, growth.replacement)
         else:
             chain = layer.most == 1
-            children = sampling.rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)[0]
+            children, own = sampling.rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)
         if children.shape[2] < layer.most:  # a vocabulary smaller than the shape
             raise InputError(f"a node cannot have {layer.most} children in a vocabulary of {children.shape[2]}")
         ids, ranks = (torch.tensor(x, device=device) for x in (layer.ids, layer.ranks))
         tokens[:, ids] = children.flatten(1)[:, ranks]
+        if not sampled:
+            above = torch.tensor([parents[i] for i in layer.ids], device=device)
+            values[:, ids] = values[:, above] + own.flatten(1)[:, ranks].float().clamp(max=0)
         if layer.inner:
             since = fed.nodes
             more = slice(since, since + layer.inner)
             fed = append(fed, tokens[:, more], torch.tensor(parents[more], device=device).expand(b, -1))
     index = torch.arange(n, device=device).expand(b, n)
-    kept = torch.cat(laws, 1) if laws else None
-    made = from_template(rows.root, tokens[:, 1:], parents, q=kept, replacement=growth.replacement and bool(laws))
+    told = {"q": torch.cat(laws, 1), "replacement": growth.replacement} if laws else {"values": values}
+    made = from_template(rows.root, tokens[:, 1:], parents, **told)
     return made, index.masked_fill(index >= fed.nodes, -1)
 
 

