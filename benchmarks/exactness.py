@@ -52,7 +52,11 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--exact", default="bits", choices=("auto", "bits", "rounding"))
-    parser.add_argument("--compile", action="store_true", help="record the target's passes")
+    parser.add_argument(
+        "--stock",
+        action="store_true",
+        help="the model's own forward, not the compiled or recorded passes that are default",
+    )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     specs = given.drafters or drafters(given.model)
@@ -64,7 +68,12 @@ def main() -> None:
         if drafter not in engines:
             spec = [part.strip() for part in drafter.split("+")] if "+" in drafter else drafter
             engines[drafter] = outrider.load(
-                given.model, spec, dtype=given.dtype, exact=given.exact, budget="16x6", compile=given.compile
+                given.model,
+                spec,
+                dtype=given.dtype,
+                exact=given.exact,
+                budget="16x6",
+                compile=False if given.stock else None,
             )
         return engines[drafter]
 
