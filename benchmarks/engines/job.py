@@ -6,6 +6,9 @@ JOB is JSON: {"model": a folder, "gguf": a file, "method": one of the script's, 
 "prompts": [[ids]], "ends": ids that end a text, "tokens": most tokens of a text, "temperatures", "batches", "repeats"}.
 A line of JSON comes out for each temperature and batch size: {"engine": its version, "method", "temperature", "batch",
 "tokens", "seconds": one for each repeat, "texts": [[ids]]}. What the engine prints goes to stderr.
+
+With "contexts" in the job, its "ids" are one long text, cut into prompts of so many tokens for each batch, and a line
+holds "rates": tokens per second after the first token of each. "most": how many tokens the prompts of a batch may have.
 """
 
 from __future__ import annotations
@@ -14,21 +17,27 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Texts = list[list[int]]
 Write = Callable[[Texts, float, int], Texts]  # prompts, temperature, texts at a time
+Decode = Callable[[Texts], tuple[int, float]]  # prompts -> tokens, and seconds, since all texts had their first
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 
 
-def serve(start: Callable[[dict[str, Any]], tuple[str, Write]]) -> None:
-    """Time what `start(job)` returns, which is the engine's version and a function that writes texts."""
+def serve(start: Callable[[dict[str, Any]], tuple[str, Write, Decode | None]]) -> None:
+    """Time what `start(job)` returns: the engine's version, a function that writes texts, and one that decodes."""
     job, lines = json.load(sys.stdin), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    version, write = start(job)
+    version, write, decode = start(job)
+    if job.get("contexts"):
+        assert decode is not None, "this engine has no batches"
+        for line in by_context(job, decode):
+            print(json.dumps({"engine": version, "method": job["method"], **line}), file=lines)
+        return
     for temperature in job["temperatures"]:
         for batch in job["batches"]:
             write(job["prompts"][: 2 * batch], temperature, batch)  # load, compile, record, learn
@@ -40,6 +49,17 @@ def serve(start: Callable[[dict[str, Any]], tuple[str, Write]]) -> None:
             said = {"engine": version, "method": job["method"], "temperature": temperature, "batch": batch}
             tokens = sum(map(len, texts))
             print(json.dumps({**said, "tokens": tokens, "seconds": seconds, "texts": texts}), file=lines)
+
+
+def by_context(job: dict[str, Any], decode: Decode) -> Iterator[dict[str, Any]]:
+    """A line for each context and batch size that is not too much: tokens per second of every repeat."""
+    for context in job["contexts"]:
+        for batch in job["batches"]:
+            if batch * context <= job["most"]:
+                prompts = [job["ids"][row * context : (row + 1) * context] for row in range(batch)]
+                decode(prompts)  # load, compile, record, learn
+                rates = [tokens / seconds for tokens, seconds in (decode(prompts) for _ in range(job["repeats"]))]
+                yield {"context": context, "batch": batch, "rates": rates}
 
 
 def cut(text: list[int], job: dict[str, Any]) -> list[int]:

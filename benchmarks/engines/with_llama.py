@@ -10,7 +10,7 @@ from job import Texts, Write, serve
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 
-def start(job: dict[str, Any]) -> tuple[str, Write]:
+def start(job: dict[str, Any]) -> tuple[str, Write, None]:
     draft = LlamaPromptLookupDecoding(num_pred_tokens=2) if job["method"] == "lookup" else None  # its advice for CPUs
     llm = llama_cpp.Llama(
         job["gguf"], n_ctx=2048, n_batch=2048, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(),
@@ -29,7 +29,7 @@ def start(job: dict[str, Any]) -> tuple[str, Write]:
             found.append(text)
         return found
 
-    return f"{llama_cpp.__version__}, Q4_1", write
+    return f"{llama_cpp.__version__}, Q4_1", write, None
 
 
 serve(start)

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from job import Texts, Write, serve
+from job import Decode, Texts, Write, serve
 
 import outrider
+from outrider.budgets.adaptive import Budgeter, Report
+from outrider.types import Budget, Rows
 
 
-def start(job: dict[str, Any]) -> tuple[str, Write]:
+@dataclass
+class Timed:
+    """A budget, and the rounds of a full batch that it chose for."""
+
+    budget: Budgeter
+    rows: int
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def choose(self, rows: Rows) -> Budget:
+        return self.budget.choose(rows)
+
+    def learn(self, report: Report) -> None:
+        if report.rows == self.rows:
+            self.tokens += report.rows + sum(report.accepted)
+            self.seconds += report.draft_seconds + report.verify_seconds + report.rest_seconds
+        self.budget.learn(report)
+
+
+def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     llm = outrider.load(job["model"], "none" if job["method"] == "plain" else job["drafter"])
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
         found = llm.generate(prompts, max_new_tokens=job["tokens"], temperature=temperature, batch_size=batch, seed=1)
         return [output.tokens for output in found]
 
-    return f"{outrider.__version__}, {llm.target.dtype}, {llm.target.exact}", write
+    def decode(prompts: Texts) -> tuple[int, float]:
+        timed = Timed(llm.engine().budget, len(prompts))
+        llm.generate(prompts, max_new_tokens=job["tokens"], batch_size=len(prompts), ignore_eos=True, budget=timed)
+        return timed.tokens, timed.seconds
+
+    return f"{outrider.__version__}, {llm.target.dtype}, {llm.target.exact}", write, decode
 
 
 serve(start)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 import transformers
-from job import Texts, Write, serve
+from job import Decode, Texts, Write, serve
 
 
 def assistant(job: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def assistant(job: dict[str, Any], model: Any) -> dict[str, Any]:
     return {"assistant_model": draft, "tokenizer": ours, "assistant_tokenizer": its}
 
 
-def start(job: dict[str, Any]) -> tuple[str, Write]:
+def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=job["dtype"]).eval()
     pad = job["ends"][0]
     more = {"prompt_lookup_num_tokens": 10} if job["method"] == "lookup" else {}
@@ -42,7 +43,20 @@ def start(job: dict[str, Any]) -> tuple[str, Write]:
             found += made[:, longest:].tolist()
         return found
 
-    return f"{transformers.__version__}, {model.dtype}", write
+    def decode(prompts: Texts) -> tuple[int, float]:
+        times: list[float] = []
+
+        def look(ids: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
+            times.append(time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        model.generate(
+            torch.tensor(prompts), do_sample=False, max_new_tokens=job["tokens"], min_new_tokens=job["tokens"],
+            pad_token_id=pad, stopping_criteria=[look],
+        )  # fmt: skip
+        return len(prompts) * (len(times) - 1), times[-1] - times[0]
+
+    return f"{transformers.__version__}, {model.dtype}", write, decode
 
 
 serve(start)

@@ -4,9 +4,10 @@ wrote)."""
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
-from job import Texts, Write, serve
+from job import Decode, Texts, Write, serve
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -14,7 +15,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-def start(job: dict[str, Any]) -> tuple[str, Write]:
+def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     import vllm
 
     trained = {"model": job["drafter"], "num_speculative_tokens": 3}
@@ -24,8 +25,9 @@ def start(job: dict[str, Any]) -> tuple[str, Write]:
         "eagle": {"method": "eagle", **trained},
         "eagle3": {"method": "eagle3", **trained},
     }[job["method"]]
+    longest = max((context + job["tokens"] for context in job.get("contexts", ())), default=0)
     llm = vllm.LLM(
-        job["model"], dtype=job["dtype"], skip_tokenizer_init=True, max_model_len=2048,
+        job["model"], dtype=job["dtype"], skip_tokenizer_init=True, max_model_len=max(2048, longest),
         max_num_seqs=max(job["batches"]), enable_prefix_caching=False, speculative_config=how,
     )  # fmt: skip
 
@@ -40,7 +42,20 @@ def start(job: dict[str, Any]) -> tuple[str, Write]:
             found += [list(output.outputs[0].token_ids) for output in llm.generate(group, law, use_tqdm=False)]
         return found
 
-    return f"{vllm.__version__}, {job['dtype']}", write
+    def decode(prompts: Texts) -> tuple[int, float]:
+        law = vllm.SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
+        for number, prompt in enumerate(prompts):
+            llm.llm_engine.add_request(f"{time.monotonic()}-{number}", {"prompt_token_ids": prompt}, law)
+        written: dict[str, int] = {}
+        began, before = 0.0, 0
+        while llm.llm_engine.has_unfinished_requests():
+            for output in llm.llm_engine.step():
+                written[output.request_id] = len(output.outputs[0].token_ids)
+            if not began and len(written) == len(prompts):
+                began, before = time.perf_counter(), sum(written.values())
+        return sum(written.values()) - before, time.perf_counter() - began
+
+    return f"{vllm.__version__}, {job['dtype']}", write, decode
 
 
 serve(start)

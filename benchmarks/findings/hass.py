@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from evidence import Evidence, finding
 from figures import Check, difference, higher, least, open_, quotient
@@ -10,6 +12,7 @@ from figures import Check, difference, higher, least, open_, quotient
 from .medusa import METRICS
 
 BASE = "hass passes=3"  # K = 10, weight 1, beta 1
+NAMED: Mapping[int, str] = MappingProxyType({})
 SMALL = "A small budget, at which the alignment steps do not pay yet ([results](results.md))."
 
 
@@ -45,9 +48,14 @@ def losses(e: Evidence) -> list[Check]:
 
 @finding("H-steps", "ablations", SMALL)
 def steps(e: Evidence) -> list[Check]:
+    return number_of_steps(e)
+
+
+def number_of_steps(e: Evidence, names: Mapping[int, str] = NAMED, table: str = "ablations") -> list[Check]:
+    """3 or 4 alignment steps over fewer and more. `names`: runs that are not called after their number of steps."""
     checks = []
     for t in ("0", "1"):
-        taus = {n: e.run(f"hass passes={n}", t) for n in range(1, 6)}
+        taus = {n: e.run(names.get(n, f"hass passes={n}"), t, table) for n in range(1, 6)}
         best, rest = (max(of, key=lambda n: taus[n].value) for of in ((3, 4), (1, 2, 5)))
         words = f"tau at T = {t}, the better of 3 and 4 steps ({best}) over the best of 1, 2 and 5 ({rest})"
         checks.append(higher(words, taus[best], taus[rest]))

@@ -33,7 +33,7 @@ from figures import (
 )
 from outrider.bench import theory
 
-from . import eagle, eagle2
+from . import eagle, eagle2, hass
 
 finding = partial(evidence.finding, of=SECOND)
 
@@ -342,6 +342,14 @@ def inputs(e: Evidence) -> list[Check]:
 def equal_budgets(e: Evidence) -> list[Check]:
     taus = [e.runs(f"tau at T = {t}, HASS over EAGLE", "hass", "eagle", t, "smollm2_ablations") for t in ("0", "1")]
     return [*taus, open_("speed: a matter of tau here, both being the same network")]
+
+
+@finding(
+    "H-steps", "smollm2_ablations",
+    "Half a million tokens for each number of steps; the loss is the one that ships, without the top-K term.",
+)  # fmt: skip
+def steps(e: Evidence) -> list[Check]:
+    return hass.number_of_steps(e, {2: "hass"}, "smollm2_ablations")
 
 
 @finding("E2-T3", COUNTED, "HASS's weights, sixteen nodes.")

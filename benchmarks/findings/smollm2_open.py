@@ -16,7 +16,7 @@ UNMEASURED = {
     "E-cost": ("a statement on targets of billions of parameters", ""),
     "E2-T2": ("a statement on targets of 8B and 70B, which need GPUs", ""),
     "H-step-acc": (BASE, ""),
-    **dict.fromkeys(("H-topk", "H-loss", "H-steps", "H-beta"), (LOSSES, "")),
+    **dict.fromkeys(("H-topk", "H-loss", "H-beta"), (LOSSES, "")),
     **dict.fromkeys(("Ma-F1", "Ma-F2", "Ma-F3", "Ma-T1a", "Ma-T1b", "Ma-T2", "Ma-T3", "Ma-T4", "Ma-T5", "Ma-T6"),
                     (MAMBA, "")),
 }  # fmt: skip

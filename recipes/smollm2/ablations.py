@@ -61,7 +61,7 @@ RUNS: dict[str, Recipe] = {
     "eagle draft_vocab=0": run("eagle", draft_vocab=0),
     "eagle draft_vocab=16384": run("eagle", draft_vocab=16384),
     "eagle draft_vocab=4096": run("eagle", draft_vocab=4096),
-    **{f"hass passes={n}": run("hass", passes=n) for n in (1, 3)},
+    **{f"hass passes={n}": run("hass", passes=n) for n in (1, 3, 4, 5)},
     "hass topk=1": run("hass", topk=1.0),
     **{f"eagle inputs={x}": run("eagle", inputs=x) for x in ("feature+unshifted", "feature", "token")},
     "eagle noise=0": run("eagle", noise=0.0),
