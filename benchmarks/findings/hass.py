@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from evidence import Evidence, finding
 from figures import Check, difference, higher, least, open_, quotient
@@ -12,7 +11,6 @@ from figures import Check, difference, higher, least, open_, quotient
 from .medusa import METRICS
 
 BASE = "hass passes=3"  # K = 10, weight 1, beta 1
-NAMED: Mapping[int, str] = MappingProxyType({})
 SMALL = "A small budget, at which the alignment steps do not pay yet ([results](results.md))."
 
 
@@ -48,16 +46,17 @@ def losses(e: Evidence) -> list[Check]:
 
 @finding("H-steps", "ablations", SMALL)
 def steps(e: Evidence) -> list[Check]:
-    return number_of_steps(e)
+    return number_of_steps(e, {n: f"hass passes={n}" for n in range(1, 6)})
 
 
-def number_of_steps(e: Evidence, names: Mapping[int, str] = NAMED, table: str = "ablations") -> list[Check]:
-    """3 or 4 alignment steps over fewer and more. `names`: runs that are not called after their number of steps."""
+def number_of_steps(e: Evidence, runs: Mapping[int, str], table: str = "ablations") -> list[Check]:
+    """3 or 4 alignment steps over fewer and more, of those that were trained (`runs`: their names)."""
     checks = []
     for t in ("0", "1"):
-        taus = {n: e.run(names.get(n, f"hass passes={n}"), t, table) for n in range(1, 6)}
-        best, rest = (max(of, key=lambda n: taus[n].value) for of in ((3, 4), (1, 2, 5)))
-        words = f"tau at T = {t}, the better of 3 and 4 steps ({best}) over the best of 1, 2 and 5 ({rest})"
+        taus = {n: e.run(name, t, table) for n, name in runs.items()}
+        best, rest = (max(taus.keys() & of, key=lambda n: taus[n].value) for of in ({3, 4}, {1, 2, 5}))
+        few, more = (", ".join(map(str, sorted(taus.keys() & of))) for of in ({3, 4}, {1, 2, 5}))
+        words = f"tau at T = {t}, the best of {few} steps ({best}) over the best of {more} ({rest})"
         checks.append(higher(words, taus[best], taus[rest]))
     return checks
 

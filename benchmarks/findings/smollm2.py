@@ -349,7 +349,7 @@ def equal_budgets(e: Evidence) -> list[Check]:
     "Half a million tokens for each number of steps; the loss is the one that ships, without the top-K term.",
 )  # fmt: skip
 def steps(e: Evidence) -> list[Check]:
-    return hass.number_of_steps(e, {2: "hass"}, "smollm2_ablations")
+    return hass.number_of_steps(e, {2: "hass", **{n: f"hass passes={n}" for n in (1, 3, 4)}}, "smollm2_ablations")
 
 
 @finding("E2-T3", COUNTED, "HASS's weights, sixteen nodes.")
