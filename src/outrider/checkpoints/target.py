@@ -149,10 +149,12 @@ def _weights(model: str | Path) -> Weights:
 
 def mark(target: Target | None) -> str:
     """Which weights a target has, in whatever precision they are loaded: 16 hexadecimal digits, kept in the folder of a
-    drafter that was trained for it. Empty where that cannot be told: no model of torch, or weights of 16 bits whose
-    numbers are no longer those of the file."""
+    drafter that was trained for it. Empty where that cannot be told: no model of torch, weights of 16 bits whose
+    numbers are no longer those of the file, or weights that lie on several processes, which would all have to ask."""
     model = getattr(target, "model", None)
-    return digest(model) if isinstance(model, nn.Module) and not products.has_halves(model) else ""
+    if not isinstance(model, nn.Module) or products.has_halves(model):
+        return ""
+    return "" if any(isinstance(p, DTensor) for p in model.parameters()) else digest(model)
 
 
 def digest(model: nn.Module, dtype: torch.dtype = torch.bfloat16, about: bytes = b"") -> str:
