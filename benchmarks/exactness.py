@@ -4,8 +4,8 @@
 
 Every text is decoded plainly in batches of 8, and once more with a drafter, a temperature and a batch size that go
 round from group to group: prompt lookup and its like, a Mamba whose tokenizer is another, the network that ships for
-the model (HASS for smollm2), and mixes. One line of JSON is written for each group; a run that was stopped goes on
-where it was. The last lines count drafter by drafter.
+the model (HASS for smollm2), and mixes. Passes are the default ones; `--stock` takes the model's own forward. One line
+of JSON is written for each group; a run that was stopped goes on where it was. The last lines count drafter by drafter.
 """
 
 from __future__ import annotations
@@ -78,6 +78,15 @@ def main() -> None:
         return engines[drafter]
 
     asked = prompts.read(given.prompts, given.texts)
+    how = {
+        "model": given.model,
+        "dtype": given.dtype,
+        "exact": given.exact,
+        "stock": given.stock,
+        "tokens": given.tokens,
+    }
+    if any(line["asked"] != how for line in done):
+        raise InputError(f"{given.out} was written with other settings; give another --out")
     for group in range(len(done), -(-len(asked) // GROUP)):
         texts = asked[group * GROUP : (group + 1) * GROUP]
         drafter, temperature, batch = plan(group, specs)
@@ -87,8 +96,9 @@ def main() -> None:
         drafted = load(drafter).generate(texts, batch_size=batch, **law)
         same = sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True))
         line = {
-            "group": group, "drafter": drafter, "temperature": temperature, "batch": batch, "texts": len(texts),
-            "equal": same, "exact": drafted[0].exact, "tau": sum(o.usage.tau for o in drafted) / len(drafted),
+            "asked": how, "group": group, "drafter": drafter, "temperature": temperature, "batch": batch,
+            "texts": len(texts), "equal": same, "exact": drafted[0].exact,
+            "tau": sum(o.usage.tau for o in drafted) / len(drafted),
             "seconds": round(time.time() - began, 1),
         }  # fmt: skip
         with given.out.open("a") as file:

@@ -56,7 +56,8 @@ def methods(temperature: float) -> Callable[[Document], str]:
              same(m)]
             for m in found
         ]  # fmt: skip
-        counts = f"{plain.prompts} of {plain.prompts + plain.looping} held-out prompts whose plain text does not loop."
+        every = plain.prompts + plain.looping
+        counts = f"Speeds are of the {plain.prompts} of {every} held-out prompts whose plain text does not loop."
         return f"{counts}\n\n{table(columns, rows)}"
 
     return made

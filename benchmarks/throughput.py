@@ -3,7 +3,8 @@
     python benchmarks/throughput.py --text FILE --vllm PYTHON --out runs/throughput
 
 Texts of exactly so many tokens are cut from FILE, one behind the other, and all rows of a batch go on at T = 0. Counted
-are tokens and seconds after every text has its first token: prompts are not in it. Engines run strictly in turn, in
+are the steps in which all texts write on, from the end of one to the end of the next: not the prompts (but what a
+drafter of ours reads of them at its first draft), nor a batch that gets smaller. Engines run strictly in turn, in
 processes of their own; `benchmarks/peers.py` says how they are asked. What was measured stays in --out.
 """
 

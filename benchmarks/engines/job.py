@@ -8,7 +8,8 @@ A line of JSON comes out for each temperature and batch size: {"engine": its ver
 "tokens", "seconds": one for each repeat, "texts": [[ids]]}. What the engine prints goes to stderr.
 
 With "contexts" in the job, its "ids" are one long text, cut into prompts of so many tokens for each batch, and a line
-holds "rates": tokens per second after the first token of each. "most": how many tokens the prompts of a batch may have.
+holds "rates": tokens per second of the steps in which all texts write on. "most": how many tokens the prompts of a
+batch may have.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 Texts = list[list[int]]
 Write = Callable[[Texts, float, int], Texts]  # prompts, temperature, texts at a time
-Decode = Callable[[Texts], tuple[int, float]]  # prompts -> tokens, and seconds, since all texts had their first
+Decode = Callable[[Texts], tuple[int, float]]  # prompts -> tokens and seconds of the steps in which all texts wrote on
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))

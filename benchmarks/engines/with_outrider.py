@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ class Timed:
 
     budget: Budgeter
     rows: int
+    before: float = 0.0  # when the round before ended
     tokens: int = 0
     seconds: float = 0.0
 
@@ -25,9 +27,11 @@ class Timed:
         return self.budget.choose(rows)
 
     def learn(self, report: Report) -> None:
-        if report.rows == self.rows:
+        now = time.perf_counter()
+        if report.rows == self.rows and self.before:
             self.tokens += report.rows + sum(report.accepted)
-            self.seconds += report.draft_seconds + report.verify_seconds + report.rest_seconds
+            self.seconds += now - self.before
+        self.before = now if report.rows == self.rows else 0.0
         self.budget.learn(report)
 
 

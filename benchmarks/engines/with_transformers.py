@@ -50,9 +50,10 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
             times.append(time.perf_counter())
             return torch.zeros(len(ids), dtype=torch.bool)
 
+        ids = torch.tensor(prompts)
         model.generate(
-            torch.tensor(prompts), do_sample=False, max_new_tokens=job["tokens"], min_new_tokens=job["tokens"],
-            pad_token_id=pad, stopping_criteria=[look],
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=job["tokens"],
+            min_new_tokens=job["tokens"], pad_token_id=pad, stopping_criteria=[look],
         )  # fmt: skip
         return len(prompts) * (len(times) - 1), times[-1] - times[0]
 

@@ -28,7 +28,8 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     longest = max((context + job["tokens"] for context in job.get("contexts", ())), default=0)
     llm = vllm.LLM(
         job["model"], dtype=job["dtype"], skip_tokenizer_init=True, max_model_len=max(2048, longest),
-        max_num_seqs=max(job["batches"]), enable_prefix_caching=False, speculative_config=how,
+        max_num_seqs=max(job["batches"]), max_num_batched_tokens=max(4096, job.get("most", 0)),
+        enable_prefix_caching=False, speculative_config=how,
     )  # fmt: skip
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
@@ -47,13 +48,16 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         for number, prompt in enumerate(prompts):
             llm.llm_engine.add_request(f"{time.monotonic()}-{number}", {"prompt_token_ids": prompt}, law)
         written: dict[str, int] = {}
-        began, before = 0.0, 0
+        tokens, seconds, before = 0, 0.0, time.perf_counter()
         while llm.llm_engine.has_unfinished_requests():
-            for output in llm.llm_engine.step():
-                written[output.request_id] = len(output.outputs[0].token_ids)
-            if not began and len(written) == len(prompts):
-                began, before = time.perf_counter(), sum(written.values())
-        return sum(written.values()) - before, time.perf_counter() - began
+            made = {output.request_id: len(output.outputs[0].token_ids) for output in llm.llm_engine.step()}
+            now = time.perf_counter()
+            if len(written) == len(made) == len(prompts):  # all were there before and write on
+                tokens += sum(count - written[name] for name, count in made.items())
+                seconds += now - before
+            written.update(made)
+            before = now
+        return tokens, seconds
 
     return f"{vllm.__version__}, {job['dtype']}", write, decode
 

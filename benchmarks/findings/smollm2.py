@@ -346,7 +346,8 @@ def equal_budgets(e: Evidence) -> list[Check]:
 
 @finding(
     "H-steps", "smollm2_ablations",
-    "Half a million tokens for each number of steps; the loss is the one that ships, without the top-K term.",
+    "Half a million tokens for each number of steps; the loss is the one that ships, without the top-K term. Five "
+    "steps were not trained.",
 )  # fmt: skip
 def steps(e: Evidence) -> list[Check]:
     return hass.number_of_steps(e, {2: "hass", **{n: f"hass passes={n}" for n in (1, 3, 4)}}, "smollm2_ablations")

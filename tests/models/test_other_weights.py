@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,15 @@ from small import PROMPTS, VOCAB, build
 from outrider import drafters
 from outrider.budgets.adaptive import FixedBudget
 from outrider.checkpoints import native, read
-from outrider.checkpoints.target import mark
 from outrider.checkpoints.write import keep
 from outrider.core.noise import GumbelNoise
+from outrider.drafters import _weights
 from outrider.engine import Engine, generate
+from outrider.nets import products
 from outrider.request import Request
 from outrider.shipped import folder_of
 from outrider.targets import HFTarget, load_target
+from outrider.targets.mark import mark_of
 from outrider.training import objectives
 from outrider.training.data import Document
 from outrider.types import Sampling
@@ -45,6 +48,7 @@ def trained(target: HFTarget, folder: Path, method: str = "eagle") -> str:
 
 def said(spec: str, target: HFTarget, caplog: pytest.LogCaptureFixture) -> list[str]:
     caplog.clear()
+    _weights.tell.cache_clear()
     with caplog.at_level(logging.WARNING):
         drafters.load(spec, target)
     return [record.getMessage() for record in caplog.records]
@@ -63,20 +67,53 @@ def test_other_weights_are_told_and_drafted_for(method: str, tmp_path: Path, cap
     assert not said(spec, loaded(torch.float32), caplog)
     other = loaded(torch.float32, 0.25)
     (line,) = said(spec, other, caplog)
-    assert line.startswith(f"{tmp_path / 'd'} was trained beside other weights")
+    assert line.startswith(f"{tmp_path / 'd'} was trained for other weights")
+    with caplog.at_level(logging.WARNING):
+        drafters.load(spec, other)
+    assert len(caplog.records) == 1, "once for each drafter and model"
     assert texts(other, spec) == texts(other, "none")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_another_precision_is_not_another_model(dtype: torch.dtype) -> None:
-    assert mark(loaded(dtype)) == mark(loaded()) != mark(loaded(change=0.25))
+    assert loaded(dtype).mark == loaded().mark != loaded(change=0.25).mark
+
+
+def test_float16_cannot_tell() -> None:
+    assert not loaded(torch.float16).mark
+
+
+HOW: list[dict[str, Any]] = [
+    {}, {"native": False}, {"exact": "bits", "native": False}, {"training": True}, {"dtype": "float32"},
+    {"dtype": "float32", "native": False}, {"weights": "int8"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_however_it_is_loaded_it_is_one_model(family: str, how: dict[str, Any], tmp_path: Path) -> None:
+    build(family, torch.bfloat16).save_pretrained(tmp_path / "m")
+    whole = load_target(tmp_path / "m", training=True, native=False)
+    found = load_target(tmp_path / "m", **how)
+    assert isinstance(whole, HFTarget)
+    assert isinstance(found, HFTarget)
+    assert len(whole.mark) == 16
+    assert found.mark == whole.mark
+
+
+def test_layers_that_were_replaced_cannot_tell(tmp_path: Path) -> None:
+    build("gpt_neox", torch.bfloat16).save_pretrained(tmp_path / "m")
+    fast = load_target(tmp_path / "m", native=False)
+    if not products.hastened(fast.model):
+        pytest.skip("this processor runs the model's own layers")
+    assert not mark_of(fast.model), "the layers of a target that was loaded before, given again"
 
 
 def test_what_says_nothing_of_its_target_is_taken_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spec = trained(loaded(torch.float32), tmp_path / "d")
     file = tmp_path / "d" / "config.json"
     config = json.loads(file.read_text())
-    assert config.pop("target_weights") == mark(loaded())
+    assert config.pop("target_weights") == loaded().mark
     file.write_text(json.dumps(config))
     assert not said(spec, loaded(torch.float32, 0.25), caplog)
 
@@ -84,14 +121,16 @@ def test_what_says_nothing_of_its_target_is_taken_as_it_is(tmp_path: Path, caplo
 def test_an_import_keeps_the_mark(tmp_path: Path) -> None:
     target = loaded(torch.float32)
     keep(read(trained(target, tmp_path / "d"), target), tmp_path / "kept")
-    assert native.read(tmp_path / "kept").target == mark(target)
+    assert native.read(tmp_path / "kept").mark == target.mark != ""
 
 
 def test_heads_of_a_target_that_learns_too_have_no_mark(tmp_path: Path) -> None:
     spec = trained(loaded(torch.float32), tmp_path / "d", "medusa2")
-    assert not native.read(spec).target
+    assert not native.read(spec).mark
 
 
 @pytest.mark.parametrize("name", ["demo/eagle", "demo/hass", "demo/medusa", "demo/hydra", "demo/eagle3", "demo/block"])
 def test_what_ships_for_the_demo_says_so(name: str) -> None:
-    assert native.read(folder_of(name)).target == mark(load_target("demo"))
+    demo = load_target("demo")
+    assert isinstance(demo, HFTarget)
+    assert native.read(folder_of(name)).mark == demo.mark

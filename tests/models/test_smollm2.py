@@ -13,8 +13,9 @@ from vllm_world import Scheduler, config
 import outrider
 from outrider import cli
 from outrider.bench.models import Models
-from outrider.checkpoints import Facts, read
+from outrider.checkpoints import Facts, native, read
 from outrider.integrations.vllm import Proposer
+from outrider.shipped import folder_of
 from outrider.targets import find
 from outrider.targets.names import GET, installed
 from outrider.types import InputError
@@ -50,6 +51,11 @@ def models(kept: Path) -> Models:
         models = Models("smollm2")
         models.llm()
     return models
+
+
+@pytest.mark.parametrize("name", ["hass", "medusa"])
+def test_what_ships_is_for_the_weights_of_the_package(models: Models, name: str) -> None:
+    assert native.read(folder_of(f"smollm2/{name}")).mark == getattr(models.llm().target, "mark", "")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

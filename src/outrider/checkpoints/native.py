@@ -1,6 +1,6 @@
 """The native layout: config.json with "outrider_method", "format": 1 and the network's config; model.safetensors.
 
-A drafter that was trained here also says beside which weights ("target_weights", a mark of them).
+A drafter that was trained here also names the target's weights that it was trained for, by a mark ("target_weights").
 
 Which tensors belong to a config is asked of the network itself: `NETWORK` of the drafter's file, built without numbers.
 Every layout is read against it.
@@ -19,7 +19,6 @@ from ..nets.network import Network, to_dict
 from ..types import InputError, Target
 from .files import folder_of, json_of, put, weights_of
 from .parts import Bag, Found, Shape
-from .target import mark
 
 FORMAT = 1
 MARK = "target_weights"
@@ -54,13 +53,13 @@ def read(path: str | Path) -> Found:
     folder = folder_of(path)
     config = json_of(folder / "config.json")
     method, version = config.pop("outrider_method"), config.pop("format", FORMAT)
-    target = str(config.pop(MARK, ""))
+    mark = str(config.pop(MARK, None) or "")
     if version != FORMAT:
         raise InputError(f"{path} has format {version}, which this version does not know; install a newer one")
     if not (folder / "model.safetensors").is_file():
         raise InputError(f"{path} is no folder of a drafter: it lacks config.json or model.safetensors")
     weights = weights_of(folder, "model.safetensors")
-    return Found("native", str(method), config, {name: weights[name] for name in weights}, target=target)
+    return Found("native", str(method), config, {name: weights[name] for name in weights}, mark=mark)
 
 
 def check(found: Found, where: object) -> None:
@@ -82,7 +81,7 @@ def exact(tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape], where: obj
 
 def write(found: Found, folder: Path) -> None:
     """Write a native folder, which must exist."""
-    told = {MARK: found.target} if found.target else {}
+    told = {MARK: found.mark} if found.mark else {}
     put(folder, {"outrider_method": found.method, "format": FORMAT, **told, **found.config}, found.tensors)
 
 
@@ -94,8 +93,9 @@ def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, ta
         method: the drafter's name.
         net: its state dict is written in its own precision.
         config: the dataclass to write; by default `net.config`.
-        target: what it was trained for; the mark of its weights is written too.
+        target: what it was trained for; the mark of its weights, where it has one, is written too.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    found = Found("native", method, to_dict(config or net.config), net.state_dict(), target=mark(target))
+    mark = str(getattr(target, "mark", ""))
+    found = Found("native", method, to_dict(config or net.config), net.state_dict(), mark=mark)
     write(found, Path(folder))

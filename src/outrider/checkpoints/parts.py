@@ -26,7 +26,7 @@ class Found:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
-    target: str = ""  # the mark of the weights that it was trained for, where that is known
+    mark: str = ""  # of the target's weights that it was trained for, where that is known
 
 
 class Bag:

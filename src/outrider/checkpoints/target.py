@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +10,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from .. import hub
-from ..nets import products
 from ..types import InputError, Target
 from .files import Weights, json_of
 
@@ -145,23 +142,3 @@ def _weights(model: str | Path) -> Weights:
             wanted = {file for name, file in places.items() if name.endswith(ends)}
             return Weights([_file(model, file) for file in sorted(wanted)], model)
     return Weights([_file(model, "model.safetensors")], model)
-
-
-def mark(target: Target | None) -> str:
-    """Which weights a target has, in whatever precision they are loaded: 16 hexadecimal digits, kept in the folder of a
-    drafter that was trained for it. Empty where that cannot be told: no model of torch, weights of 16 bits whose
-    numbers are no longer those of the file, or weights that lie on several processes, which would all have to ask."""
-    model = getattr(target, "model", None)
-    if not isinstance(model, nn.Module) or products.has_halves(model):
-        return ""
-    return "" if any(isinstance(p, DTensor) for p in model.parameters()) else digest(model)
-
-
-def digest(model: nn.Module, dtype: torch.dtype = torch.bfloat16, about: bytes = b"") -> str:
-    """Names and 64 numbers of every parameter, rounded to `dtype`, and what else is given, as 16 hexadecimal digits."""
-    found = hashlib.sha256(about)
-    for name, p in model.named_parameters():
-        whole: Any = p.full_tensor() if isinstance(p, DTensor) else p
-        some = whole.detach().flatten()[:: max(1, p.numel() // 64)][:64]
-        found.update(name.encode() + some.cpu().to(dtype).double().numpy().tobytes())
-    return found.hexdigest()[:16]

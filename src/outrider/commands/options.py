@@ -77,7 +77,7 @@ Exact = Annotated[
     str,
     machine("--exact",
         help="bits: with drafts every logit is bit for bit what it is without; rounding: up to rounding; auto: bits "
-        "in 16 bits where this machine's kernels allow it.",
+        "where passes are compiled, and for 16-bit models where this machine's kernels allow it.",
     ),
 ]  # fmt: skip
 Weights = Annotated[

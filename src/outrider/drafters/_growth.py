@@ -184,6 +184,7 @@ def static(
     """A tree of fixed shape. Its inner nodes come first, so that a fed node's index is its own.
 
     What is ranked leaves its confidences in the tree, by which a scale can be fitted; what is sampled leaves its laws.
+    Filtered laws leave none: they are surer than those that other trees are ranked by.
     """
     b, device = len(rows), rows.root.device
     sampled = rows.rule in ("rejection", "block") and rows.hot
@@ -215,8 +216,11 @@ def static(
             more = slice(since, since + layer.inner)
             fed = append(fed, tokens[:, more], torch.tensor(parents[more], device=device).expand(b, -1))
     index = torch.arange(n, device=device).expand(b, n)
-    told = {"q": torch.cat(laws, 1), "replacement": growth.replacement} if laws else {"values": values}
-    made = from_template(rows.root, tokens[:, 1:], parents, **told)
+    if laws:
+        made = from_template(rows.root, tokens[:, 1:], parents, q=torch.cat(laws, 1), replacement=growth.replacement)
+    else:
+        filtered = any(s.warped for s in rows.sampling) and any(layer.most == 1 for layer in layers)
+        made = from_template(rows.root, tokens[:, 1:], parents, values=None if filtered else values)
     return made, index.masked_fill(index >= fed.nodes, -1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,17 +13,12 @@ from torch import Tensor, nn
 
 from .. import checkpoints
 from ..checkpoints import native
-from ..checkpoints.target import mark
 from ..nets import products
 from ..shipped import DEMO, SMOLLM2
 from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
 logger = logging.getLogger(__name__)
-OTHERS = (
-    "%s was trained beside other weights than this model's (another file, fine-tuning or quantisation): it may guess "
-    "less, and the text is this model's all the same; train it for these weights to have the best of it"
-)
 
 
 def network(path: str | None, method: str, target: Target | None, **said: Any) -> Any:
@@ -45,11 +41,22 @@ def network(path: str | None, method: str, target: Target | None, **said: Any) -
     found = checkpoints.read(path, target)
     if found.method != method:
         raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
-    if found.target and (mine := mark(target)) and mine != found.target:
-        logger.warning(OTHERS, path)
+    mine = str(getattr(target, "mark", ""))
+    if found.mark and mine and mine != found.mark:
+        tell(str(path), mine)
     of = native.network(method, path)
     config = of.read({**found.config, **said}, path)
     return fill(lambda: of.module(config), found.tensors, path, target)
+
+
+@lru_cache
+def tell(path: str, mark: str) -> None:
+    """Say once, of a drafter and a model, that the weights are others."""
+    logger.warning(
+        "%s was trained for other weights than this model's (another file of it, or a fine-tuned one): fewer of its "
+        "guesses may be right, and the text is this model's all the same; train it for these weights to get the best",
+        path,
+    )
 
 
 def placed(path: str, default: str) -> str:

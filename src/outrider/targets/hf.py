@@ -48,6 +48,7 @@ class HFTarget:
         self.device: torch.device = model.device
         self.experts = families.experts_of(model)
         self.windows = families.windows(self.config, self.family)
+        self.mark = ""  # of the weights as they were loaded (`mark.py`)
         self.native: Forward | None = None  # passes in compiled code of our own
         self.graphs: Graphs | None = None
         self.exactness: exact.Exactness | None = None

@@ -19,6 +19,7 @@ from ..params import check_weights
 from ..types import InputError, Target
 from . import compiled, gguf, names, spread
 from .hf import HFTarget
+from .mark import mark_of
 from .names import Place
 from .packed import pack
 from .probe import HALF, settle
@@ -65,12 +66,13 @@ def load_target(
         if weights != "full" or processes > 1:
             given = f"weights={weights}" if weights != "full" else f"processes={processes}"
             raise InputError(f"{given} is for models that are loaded by name; leave it out")
-        stock = model
+        stock, mark = model, mark_of(model)
         own = compiled.weights_of(stock) if native else None
     elif isinstance(model, str | Path | Place):
         if weights == "full":
             place = names.find(model)
             stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
+            mark = mark_of(stock) if processes == 1 else ""  # now: its layers may be replaced below
             if drafting:
                 vocabulary.cut(stock)
             if processes == 1 and native is not False:
@@ -79,7 +81,7 @@ def load_target(
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
         else:
-            stock = packed(model, weights, dtype, device, trust_remote_code, options)
+            stock, mark = packed(model, weights, dtype, device, trust_remote_code, options)
     else:
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
@@ -89,6 +91,7 @@ def load_target(
             raise InputError("encoder-decoders cannot promise the same bits yet; leave exact out")
         return SeqTarget(stock)
     target = HFTarget(stock)
+    target.mark = mark
     if not target.family.proved:
         ensure(target)
     target.native = None if own is None else compiled.forward_of(target, own)
@@ -104,8 +107,9 @@ def load_target(
 
 def packed(
     model: str | Path | Place, weights: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]
-) -> PreTrainedModel:
-    """The stock model with its linear layers packed, in bfloat16, for which torch has the products; "auto" is that."""
+) -> tuple[PreTrainedModel, str]:
+    """The stock model with its linear layers packed, in bfloat16, for which torch has the products ("auto" is that).
+    And the mark of its full weights."""
     if device not in ("auto", "cpu"):
         raise InputError(f"weights={weights} is for CPUs; leave it out, or device={device}")
     if dtype not in ("auto", "bfloat16", torch.bfloat16):
@@ -115,6 +119,7 @@ def packed(
     if weights == "native" and file is None:
         raise InputError(f"native weights are those of a .gguf file, and {place.name} has none; take weights=int8")
     stock = from_pretrained(place, "bfloat16", "cpu", trust, options)
+    mark = mark_of(stock)
     share = pack(stock, weights, file)
     if share < 0.5:
         known = "blocks (Q4_0, Q4_1 or Q8_0, as the file was converted)" if weights == "native" else "linear layers"
@@ -122,7 +127,7 @@ def packed(
         raise InputError(f"of {place.name}'s weights {share:.0%} are in {known} that can be packed; {other}")
     if share < 0.99:
         logger.warning("%.0f %% of the weights of %s are packed, the others stay full", 100 * share, place.name)
-    return stock
+    return stock, mark
 
 
 def widened(stock: Any, whole: bool = False) -> Any:

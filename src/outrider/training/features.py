@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from .. import files
-from ..checkpoints.target import digest as weights
 from ..core.padding import additive
 from ..targets import HFTarget, attention, spread
 from ..types import InputError
@@ -198,4 +198,9 @@ def digest(rows: Batch) -> str:
 
 def fingerprint(target: HFTarget, half: bool = False) -> str:
     """Which target this is, by some numbers of every weight, and in which precision it is run."""
-    return weights(target.model, torch.float64, b"half" if half else b"")
+    found = hashlib.sha256(b"half" if half else b"")
+    for name, p in target.model.named_parameters():
+        whole: Any = p.full_tensor() if isinstance(p, DTensor) else p
+        some = whole.detach().flatten()[:: max(1, p.numel() // 64)][:64]
+        found.update(name.encode() + some.double().cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
