@@ -103,7 +103,7 @@ RUNS = [
         "TorchSpec, on pytorch.org/blog; the model's card",
         "the blog says 1,500 H200 hours, the card 2 runs of 14 h on 32 H200"),
     Run("EAGLE for a 70B target, 20 epochs, 4 A100 of 40 GB", "hours", (24, 48),
-        taught("llama-2-70b", EAGLE, 90.2e6, 20, 4, "a100"), 3, "the paper, as remembered: not checked",
+        taught("llama-2-70b", EAGLE, 90.2e6, 20, 4, "a100"), 3, "the paper; not looked up",
         "texts were padded, and read from disk"),
     Run("plain decoding of Llama 3.1 8B on one H100, one text", "tokens/s", (158.34, 158.34),
         lambda: rate("llama-3.1-8b", "h100", 1, 500), 1.25, "SGLang, docs on speculation"),

@@ -29,8 +29,8 @@ from .params import InputError, Interrupted
 # Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
 GROUPS = {
     "Write text": {
-        "generate": "Write text with a model: the text it writes alone, sooner.",
-        "chat": "Talk with a model: its answers alone, sooner.",
+        "generate": "Write text with a model: the same text as without drafts, sooner.",
+        "chat": "Talk with a model: the same answers as without drafts, sooner.",
         "serve": "Serve a model to OpenAI's clients, and a page to chat on.",
     },
     "Prove": {
@@ -42,7 +42,7 @@ GROUPS = {
         "recommend": "Measure which drafter suits a model on this machine, and what it gives.",
         "bench": "Measure methods side by side and beside stock transformers, with a report.",
         "theory": "What acceptance, draft length and cost promise (Leviathan).",
-        "info": "Versions, threads, devices, models and drafters here; of MODEL where it lies.",
+        "info": "Show versions, threads, devices, models and drafters; with MODEL, where its files are.",
     },
     "Make drafters": {
         "plan": "Work out what a drafter for a target takes: GPU hours, disk and network.",
@@ -208,7 +208,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.strerror:
         return 2, f"{error.filename or 'a file'} cannot be used: {error.strerror.lower()}"
     if os.strerror(errno.ENOSPC) in str(error):  # as torch and safetensors say it
-        return 2, "the disk is full; make room, and the same command goes on"
+        return 2, "the disk is full; make room, and run the same command again"
     lines = str(error).strip().splitlines()
     return 1, f"{type(error).__name__}: {lines[0] if lines else 'no message'} (--debug shows the traceback)"
 

@@ -31,7 +31,7 @@ def ensure(name: str, hint: str = "") -> bool:
     if Path(name).exists():
         return True
     if not is_id(name):
-        raise InputError(f"there is no folder {name}")
+        raise InputError(f"there is no folder {name}; check the path, or give a hub id such as org/model")
     if offline() or reachable(os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
         return True
     if not cached(name):

@@ -199,7 +199,9 @@ class LLM:
             key = check_rule(rule), chosen
             chosen = self.budgets[key] if key in self.budgets else self._begin(key)
         if chooses(chosen) != isinstance(self.drafter, ChoiceDrafter):
-            raise InputError("a bandit over pairs of drafter and shape, and choose=True, need one another")
+            raise InputError(
+                "a budget that names drafters ('1:3,2,1 2:1,1') and choose=True need one another; give both or neither"
+            )
         return Engine.of(self.target, self.drafter, chosen, rule, self.gumbel)
 
     def _begin(self, key: tuple[Rule, str]) -> Budgeter:
@@ -303,7 +305,9 @@ def load(
     fixed = parse(budget) if isinstance(budget, str) else budget  # complains before a model is loaded
     choose = choose or chooses(fixed)
     if choose and (isinstance(drafter, str) or not isinstance(drafter, Sequence) or len(drafter) < 2):
-        raise InputError("choose is for two drafters or more; give their SPECs")
+        raise InputError(
+            "choose=True, or a budget that names drafters, is for two drafters or more; give a list of their SPECs"
+        )
     place = None if isinstance(model, PreTrainedModel) else find(model)
     target = load_target(
         place or model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights,

@@ -113,7 +113,7 @@ def test_compare(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--budget", "16y2"], "a budget is auto"),
         (["--variant", "int4"], "there is no variant 'int4'"),
         (["--variant", "compile"], "recorded by default"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is at least 1"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["--temperature", "0", "1"], "'1' belongs to none"),
         (["suffix"], "'suffix' belongs to none"),
         (["--max-new-tokens", "4000"], "fits into the model's context"),

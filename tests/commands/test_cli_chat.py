@@ -80,7 +80,8 @@ def test_what_is_wrong_is_said_and_the_conversation_goes_on(
     err = capsys.readouterr().err.splitlines()
     wrong = [line for line in err if line.startswith("outrider: ")]
     for line, words in zip(
-        wrong, ("no answer yet", "no command /what", "takes a number", "nonsense", "/reset starts", "temperature"),
+        wrong,
+        ("no answer yet", "no command /what", "takes a whole number", "nonsense", "/reset starts", "temperature"),
         strict=True,
     ):  # fmt: skip
         assert words in line

@@ -66,5 +66,5 @@ def test_what_counts_as_within_reach() -> None:
 
 @pytest.mark.parametrize("name", ["./modle", "/modle", "a/b/c", "modle/"])
 def test_a_mistyped_folder_is_no_hub_id(name: str) -> None:
-    with pytest.raises(InputError, match=f"^there is no folder {name}$"):
+    with pytest.raises(InputError, match=f"^there is no folder {name}; check the path"):
         ensure(name)

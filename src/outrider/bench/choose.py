@@ -94,9 +94,9 @@ def recommend(
     Raises InputError for a model or a drafter that cannot be loaded, and where no prompt fits.
     """
     if not minutes > 0:
-        raise InputError(f"--minutes is above 0, not {minutes:g}")
+        raise InputError(f"--minutes must be above 0, not {minutes:g}")
     if tokens < 2:
-        raise InputError(f"a speed takes at least 2 new tokens, not {tokens}")
+        raise InputError(f"--max-new-tokens must be at least 2 to measure a speed, not {tokens}")
     config = Config(model, dtype=dtype, device=device, compile=compile, trust_remote_code=trust_remote_code).named()
     models = Models.of(config)
     say(f"loading {config.model}", None)
@@ -288,7 +288,8 @@ def sentence(model: str, best: Candidate | None, first: Candidate | None, sure: 
         near = f"; the best of them, {_named(first)}, is at {first.speedup.text()}" if first and first.speedup else ""
         return f"Plain decoding ({rate}) serves {model} best on this machine: no drafter is faster beyond chance{near}."
     close = "" if sure else "; others are as good within the intervals"
-    return f"{_named(best)} serves {model} best on this machine: {best.speedup.text()} times plain ({rate}){close}."
+    fast = f"{best.speedup.text()} times as fast as plain decoding, which writes {rate}"
+    return f"{_named(best)} serves {model} best on this machine: {fast}{close}."
 
 
 def _named(c: Candidate) -> str:

@@ -72,12 +72,12 @@ class Config:
         counts = {"--max-new-tokens": self.tokens, "--repeats": self.repeats, "--batch-size": min(self.batch_sizes)}
         for name, count in {**counts, "--limit": self.limit, "--threads": self.threads}.items():
             if count is not None and count < 1:
-                raise InputError(f"{name} is at least 1, not {count}")
+                raise InputError(f"{name} must be at least 1, not {count}")
         for name, size in {"--max-minutes": self.max_minutes, "--memory": self.memory}.items():
             if size is not None and not size > 0:
-                raise InputError(f"{name} is above 0, not {size:g}")
+                raise InputError(f"{name} must be above 0, not {size:g}")
         if not 0 <= min(self.temperatures) <= max(self.temperatures) < float("inf"):
-            raise InputError("--temperature is a finite number of at least 0")
+            raise InputError("--temperature must be a finite number of at least 0")
         if self.replay:
             self._check_replay()
             return

@@ -42,7 +42,8 @@ SHOWN = 6  # prompts that are looked at
 ADVICE = {
     "one pass": "a pass takes longer than reading its weights: leave out --no-compile, or use a faster machine",
     "the nodes": "passes over trees cost more than over one token: draft fewer nodes, or use the adaptive budget",
-    "the drafter": "its law is far from the target's: train it longer, or on the target's own answers",
+    "the drafter": "its guesses are far from the target's text: take a trained drafter, or train this one longer or "
+    "on the target's own answers",
     "the rule": "the rule turns down tokens that the target would have drawn: use coupled",
     "drafting": "drafts take long: a smaller drafter, fewer depths, or a chain",
     "the engine": "what is neither pass nor draft takes long: larger batches, or fewer rounds",

@@ -112,6 +112,8 @@ def read(place: Place) -> Target:
         text = config.get_text_config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(text)
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, StrictDataclassError) as error:
         line = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{place.name} has no config of a decoder that transformers can read: {line}") from None

@@ -125,7 +125,7 @@ def show(document: Document) -> None:
                 rows.add_row(Text(m.method), text(m.speedup), text(m.tau), text(m.tokens_per_second, 0))
         if rows.row_count:
             console.print(rows)
-    replays = Table("method", "task", "tau", "predicted speed-up", "without drafting", title="Replays")
+    replays = Table("method", "task", "tau", "predicted speed-up", "if drafts took no time", title="Replays")
     for c in document.results:
         if p := c.predicted:
             replays.add_row(Text(c.method), Text(c.task), text(c.tau), text(p.speedup), text(p.without_drafting))

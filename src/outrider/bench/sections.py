@@ -255,7 +255,7 @@ def capacity(title: str, document: Document) -> Section:
 
 def predicted(document: Document) -> list[Table]:
     """Replays of recorded answers: acceptance is real, speed is what a cost model says."""
-    columns = ["method", "task", "cost model", "tau", "predicted speed-up", "without drafting"]
+    columns = ["method", "task", "cost model", "tau", "predicted speed-up", "if drafts took no time"]
     rows = [
         [named(c), c.task, p.cost, figure(c.tau), figure(p.speedup, side=True), figure(p.without_drafting)]
         for c in document.results

@@ -17,6 +17,7 @@ from ..params import InputError
 from .types import VERSION, Failure, Sample
 
 FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # what may not change within a folder
+OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens", "compile": "--no-compile"}  # the others have their own names
 
 
 @dataclass
@@ -39,7 +40,8 @@ class Store:
                 was, now = old["arguments"].get(name), header["arguments"].get(name)
                 if was != now:
                     raise InputError(
-                        f"{folder} holds a run with {name} {was}, not {now}; give another --out, or the same {name}"
+                        f"{folder} holds a run with {name} {was}, not {now}; give another --out, or "
+                        f"{OPTIONS.get(name, f'--{name}')} as before"
                     )
             known = old.get("methods", {})
             for name, meaning in header.get("methods", {}).items():

@@ -76,7 +76,8 @@ def slowest(document: Document) -> list[str]:
     if not cells:
         return []
     low, worst = min([x for x in cells if x[1].peer == OURS] or cells, key=lambda x: x[0].value)
-    return [f"The slowest cell of a drafter: {worst.method} on {worst.task} at {said(worst.setting)}, {low.text()}."]
+    where = f"{worst.method} on {worst.task} at {said(worst.setting)}"
+    return [f"The slowest result of a drafter: {where}, {low.text()} times as fast as plain decoding."]
 
 
 def left_out(document: Document) -> list[str]:

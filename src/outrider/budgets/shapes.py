@@ -37,7 +37,8 @@ def read(text: str) -> Spelling:
     if size := re.fullmatch(r"(\d+)x(\d+)", text):
         count, depth = map(int, size.groups())
         if not 2 <= count <= MOST or depth < 1:
-            raise InputError(f"a budget of {text} drafts nothing; NODES are 2 to {MOST}, DEPTH 1 or more")
+            why = "drafts nothing" if count < 2 or depth < 1 else "is too large"
+            raise InputError(f"a budget of {text} {why}; NODES are 2 to {MOST}, DEPTH 1 or more")
         return Spelling(count, depth)
     arms = tuple(map(_arm, text.split()))
     if not arms:

@@ -46,7 +46,9 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     if prefixed:
         base = facts.config if facts is not None else config
         if "num_attention_heads" not in base:
-            raise InputError(f"the layer of {where} has its target's shape; name the target: FOLDER MODEL")
+            raise InputError(
+                f"the layer of {where} has its target's shape; name the target: outrider import FOLDER MODEL"
+            )
         biased = "prefix_embeding_layer.layers.0.self_attn.q_proj.bias" in bag
         layer = to_dict(layer_of({**base, "qkv_bias": biased}, where))
     made = {

@@ -57,7 +57,9 @@ def read(weights: Weights, where: object, config: Mapping[str, Any], facts: Fact
     if share:
         vocab = facts.vocab if facts is not None else config.get("vocab_size")
         if vocab is None:
-            raise InputError(f"the heads of {where} share their target's LM head; name the target: FOLDER MODEL")
+            raise InputError(
+                f"the heads of {where} share their target's LM head; name the target: outrider import FOLDER MODEL"
+            )
         notes.append("the heads share the target's LM head")
     else:
         vocab = bag.shape(f"{prefix}0.{layers}.weight")[0]

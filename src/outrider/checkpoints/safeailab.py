@@ -166,7 +166,9 @@ def eagle3_of(
     ids = _mapping(tensors, virtual, few, vocab, where, notes)
     if "lm_head.weight" in virtual:
         if facts is None:
-            raise InputError(f"{where} has no LM head, it uses its target's; name the target: FOLDER MODEL")
+            raise InputError(
+                f"{where} has no LM head, it uses its target's; name the target: outrider import FOLDER MODEL"
+            )
         if facts.hidden != h:
             raise InputError(f"{where} has no LM head, and {facts.name}'s is {facts.hidden} wide, not {h}")
         tensors["lm_head.weight"] = facts.head()[ids].to(tensors["fc.weight"].dtype).clone()
@@ -227,7 +229,7 @@ def _taps(config: Mapping[str, Any], facts: Facts | None, where: object, notes: 
     if facts is None or not facts.layers:
         raise InputError(
             f"{where} does not say which layers it reads, so it is those of the paper, which depend on the target's "
-            "depth; name the target: FOLDER MODEL"
+            "depth; name the target: outrider import FOLDER MODEL"
         )
     taps = default_taps(facts.layers)
     notes.append(f"no layers are named: the paper's, hidden states {taps}")

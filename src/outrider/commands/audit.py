@@ -55,8 +55,10 @@ def audit(
     from .loading import load
 
     check_rule(rule, lossy=True)
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit must be at least 1, not {limit}")
     if minutes is not None and not minutes > 0:
-        raise InputError(f"--minutes is above 0, not {minutes:g}")
+        raise InputError(f"--minutes must be above 0, not {minutes:g}")
     check_names(dtype, device)
     given = read(prompts_file, limit) if prompts_file else []
     place = find(model)

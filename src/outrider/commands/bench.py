@@ -24,7 +24,8 @@ class Bench(TyperGroup):
         ctx.allow_interspersed_args = True
         TyperCommand.parse_args(self, ctx, args)
         if ctx.args:
-            ctx.fail(f"an option is given once for each value, and {ctx.args[0]!r} belongs to none")
+            known = "repeat an option for each value, as in --task A --task B"
+            ctx.fail(f"{ctx.args[0]!r} belongs to none of the options; {known}")
         return []
 
 

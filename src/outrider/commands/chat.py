@@ -199,7 +199,7 @@ class Talk:
         from .compare import difference, plain_of
 
         if self.last is None:
-            raise InputError("there is no answer yet to compare")
+            raise InputError("there is no answer yet to compare; ask something first")
         prompt, drafted = self.last
         plain = self.write(plain_of(self.llm), prompt, drafted.seed)
         seconds = [o.usage.decode_seconds / max(1, len(o.tokens) - 1) for o in (plain, drafted)]
@@ -237,7 +237,7 @@ def number(name: str, word: str, kind: Callable[[str], Any]) -> Any:
     try:
         return kind(word)
     except ValueError:
-        raise InputError(f"{name} takes a number, not {word!r}") from None
+        raise InputError(f"{name} takes a {'whole ' * (kind is int)}number, not {word!r}") from None
 
 
 def typed() -> Iterator[str]:

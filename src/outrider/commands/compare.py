@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..params import LOSSY
+
 if TYPE_CHECKING:
     from ..bench.peers.transformers import Stock
     from ..llm import LLM
@@ -58,6 +60,8 @@ def plain_of(llm: LLM) -> LLM:
 def difference(llm: LLM, options: dict[str, Any]) -> str:
     """Why texts may differ from plain decoding's; "" where they must not."""
     if options["rule"] != "coupled" and options["sampling"].temperature > 0:
+        if options["rule"] in LOSSY:
+            return f"; {options['rule']} is lossy: it changes the law of the text"
         return f"; under {options['rule']} the law is the same, not the text"
     kind = str(llm.target.dtype).removeprefix("torch.")
     if kind not in ("float32", "float64") and llm.target.exact != "bits":

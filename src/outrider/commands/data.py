@@ -64,7 +64,8 @@ def generate(
     check_names(dtype, device)
     if min(max_new_tokens, opening, batch_size, concurrency) < 1 or temperature < 0:
         raise InputError(
-            "max-new-tokens, opening, batch-size and concurrency must be at least 1, and the temperature not negative"
+            "--max-new-tokens, --opening, --batch-size and --concurrency must be at least 1, and --temperature at "
+            "least 0"
         )
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, not {limit}")
@@ -78,7 +79,10 @@ def generate(
         return
     if endpoint:
         if drafter or no_compile or trust_remote_code or (dtype, device, batch_size) != ("auto", "auto", 8):
-            raise InputError("with --endpoint the servers decide how the model is run; leave out what concerns it here")
+            raise InputError(
+                "with --endpoint the servers decide how the model is run; leave out --drafter, --dtype, --device, "
+                "--batch-size, --no-compile and --trust-remote-code"
+            )
         from ..training import answering, endpoints
 
         urls, served = endpoints.connect(endpoint, model)

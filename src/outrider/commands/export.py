@@ -45,7 +45,7 @@ def export(
     from ..types import InputError
 
     if to not in FORMATS:
-        raise InputError(f"--to names no format {to!r}; choose one of {', '.join(FORMATS)}")
+        raise InputError(f"give a format by --to: one of {', '.join(FORMATS)}{f', not {to!r}' if to else ''}")
     if out is None and not verify:
         raise InputError("say where the folder goes (--out DIR), or check one that is there (--verify)")
     facts = facts_of(place)

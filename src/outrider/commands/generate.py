@@ -79,8 +79,9 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty)
     check_rule(rule, lossy)
     check_names(dtype, device)
-    for name, value in (("--max-new-tokens", max_new_tokens), ("--samples", n), ("--batch-size", batch_size)):
-        if value < 1:
+    counts = {"--max-new-tokens": max_new_tokens, "--samples": n, "--batch-size": batch_size, "--limit": limit}
+    for name, value in counts.items():
+        if value is not None and value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
     if compare and n != 1:
         raise InputError("--compare decodes one text per prompt; leave out --samples")

@@ -23,7 +23,9 @@ def import_(
     ],
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="The drafter's target, which some layouts ask for; demo: ours."),
+        typer.Argument(
+            metavar="MODEL", help="The drafter's target, which some layouts need: a folder, a hub id, smollm2 or demo."
+        ),
     ] = None,
     out: Annotated[
         str | None,

@@ -24,7 +24,7 @@ def info(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
-    """Versions, threads, devices, demo models and drafters here; of MODEL where it lies and its best drafter."""
+    """Show versions, threads, devices, models and drafters; with MODEL, where its files are and its best drafter."""
     if model is not None:
         of = place(model)
         typer.echo(json.dumps(of) if as_json else "\n".join(f"{key:8}  {value}" for key, value in of.items() if value))

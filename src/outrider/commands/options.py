@@ -72,7 +72,7 @@ Dtype = Annotated[
         help="auto (the checkpoint's; float32 on CPUs without 16-bit products), float64, float32, bfloat16, float16.",
     ),
 ]
-Device = Annotated[str, machine("--device", help="auto, cpu or cuda.")]
+Device = Annotated[str, machine("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Exact = Annotated[
     str,
     machine("--exact",

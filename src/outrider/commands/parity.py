@@ -50,7 +50,7 @@ def parity(
 
     if to not in ("vllm", "speculators"):
         raise InputError(f"vLLM reads the formats vllm and speculators, not {to!r}")
-    if min(limit or 1, tokens, max_new_tokens) < 1:
+    if min(1 if limit is None else limit, tokens, max_new_tokens) < 1:
         raise InputError("--limit, --tokens and --max-new-tokens must be at least 1")
     where = located(model).where
     given = read(prompts_file, limit) if prompts_file else held_out(limit)
@@ -165,7 +165,7 @@ def show(c: Certificate) -> None:
         table.add_row(*row, "" if place.agrees else "DIFFERS")
     console = Console()
     console.print(table)
-    for where, splits in (("here and there", c.splits), ("there with and without drafts", c.plain)):
+    for where, splits in (("in Outrider and vLLM", c.splits), ("in vLLM with and without drafts", c.plain)):
         for s in splits:
             why = "rounding decides" if s.rounding else "NOT rounding"
             at = f"prompt {s.prompt + 1} parts at token {s.position + 1}"

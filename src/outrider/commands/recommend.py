@@ -43,7 +43,7 @@ def recommend(
 
     check_names(dtype, device)
     if not minutes > 0:
-        raise InputError(f"--minutes is above 0, not {minutes:g}")
+        raise InputError(f"--minutes must be above 0, not {minutes:g}")
     given = read(prompts, limit) if prompts else []
     if limit is not None and not given:
         raise InputError("--limit is for --prompts FILE; give one")
@@ -100,7 +100,7 @@ def show(found: Recommendation) -> None:
     from rich.text import Text
 
     table = Table(title=Text(found.model), title_justify="left")
-    for name in ("drafter", "budget", "times plain", "tokens/s", "tau", "prompts"):
+    for name in ("drafter", "budget", "speed-up", "tokens/s", "tau", "prompts"):
         table.add_column(name, justify="left" if name in ("drafter", "budget") else "right")
     for c in (found.plain, *(c for c in found.candidates if c.speedup)):
         table.add_row(*map(Text, _row(c)), style="bold green" if c is found.best else "")

@@ -38,6 +38,7 @@ def serve(
     weights: opt.Weights = "full",
     exact: opt.Exact = "auto",
     no_compile: opt.NoCompile = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
 ) -> None:
     """Serve a model to OpenAI's clients, speculating: the same answers as without, sooner.
@@ -52,6 +53,8 @@ def serve(
     check_names(dtype, device)
     check_weights(weights)
     check_exact(exact)
+    if ":" in budget:
+        raise InputError(f"--budget {budget!r} names drafters, which requests choose here; give auto, 16x6 or 3,2,1")
     for option, seconds in (("--timeout", timeout), ("--shutdown-timeout", shutdown_timeout)):
         if not isfinite(seconds):
             raise InputError(f"{option} must be a number of seconds, not {seconds}")
@@ -76,7 +79,8 @@ def serve(
             service = start(
                 place, drafter or None, name=name or place.name, rows=rows, queue=queue, seconds=timeout,
                 prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
-                dtype=dtype, device=device, weights=weights, exact=exact, **({"compile": False} if no_compile else {}),
+                dtype=dtype, device=device, weights=weights, exact=exact, trust_remote_code=trust_remote_code,
+                **({"compile": False} if no_compile else {}),
             )  # fmt: skip
         where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         drafters = ", ".join(service.scheduler.fleet.drafters) or "none"

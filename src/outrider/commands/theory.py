@@ -98,7 +98,7 @@ def show(found: dict[str, Any]) -> None:
         if not p["pays"]:
             typer.echo("do not speculate: plain decoding is fastest here (drafting pays only if alpha is above c)")
         elif p["best_gamma"] == MOST:
-            typer.echo("drafting is free here: the more the better")
+            typer.echo("the more the better: drafting costs nothing here, or every drafted token is accepted")
         else:
             typer.echo(f"best gamma: {p['best_gamma']} ({p['best_speedup']:.2f} times as fast)")
     if r := found.get("required"):

@@ -27,7 +27,9 @@ def tune_tree(
         str,
         opt.drafting("--budget", metavar="NODESxDEPTH", help="Size of the tree (root included) and its depth."),
     ] = "64x8",
-    out: Annotated[str | None, opt.output("--out", metavar="FILE", help="Write the tree here, for tree=FILE.")] = None,
+    out: Annotated[
+        str | None, opt.output("--out", metavar="FILE", help="Write the tree here, for --drafter 'SPEC?tree=FILE'.")
+    ] = None,
     store: Annotated[bool, opt.output("--store", help="Make it the default tree, in the drafter's folder.")] = False,
     temperature: opt.Temperature = 0.0,
     max_new_tokens: opt.MaxNewTokens = 64,
@@ -108,7 +110,7 @@ def show(tuned: Tuned, measured: Measured, out: str | None, store: bool) -> None
         table.add_row(str(d), str(measured.tested[d - 1]), *(f"{a:.3f}" for a in accuracies[:shown]), str(wide))
     console = Console()
     console.print(table)
-    kept = [f"written to {out}: use it as tree={out}"] if out is not None else []
+    kept = [f"written to {out}: use it as --drafter 'SPEC?tree={out}'"] if out is not None else []
     kept += ["stored as the drafter's default"] if store else []
     console.print(
         f"{len(tuned.paths) + 1} nodes with the root, {tuned.tau:.2f} tokens a round expected if depths are "

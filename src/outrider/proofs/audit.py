@@ -175,7 +175,7 @@ def judge(
     changed = texts - sum(e.own for e in same) if bits else 0
     lossless = rule not in LOSSY and not (differ or biased or deviant or changed)
     seen = (
-        [f"{sum(len(e.divergences) for e in differ)} texts differ from plain decoding beyond rounding"]
+        [f"{sum(not d.within for e in differ for d in e.divergences)} texts differ from plain decoding beyond rounding"]
         if differ
         else []
     )
@@ -183,7 +183,7 @@ def judge(
     seen += (
         [f"its law is off by a total variation of {max(x.tv for x in biased):.2g} on a tiny model"] if biased else []
     )
-    seen += [f"{len(deviant)} of {len(stats)} samples deviate (TV {max(s.tv for s in deviant):.2g})"] if deviant else []
+    seen += [f"{len(deviant)} of {len(stats)} tests deviate (TV {max(s.tv for s in deviant):.2g})"] if deviant else []
     who = f"{drafter} under {rule} on {model}"
     near = sum(len(e.divergences) for e in same)
     if rule in LOSSY:

@@ -134,18 +134,18 @@ class Certificate:
         parted = {s.prompt for s in (*self.splits, *self.plain)}
         wrong = {s.prompt for s in (*self.splits, *self.plain) if not s.rounding}
         if not parted:
-            text = f"all {self.prompts} texts are identical, here, there and there without drafts"
+            text = f"all {self.prompts} texts are identical in Outrider, in vLLM and in vLLM without drafts"
         elif not wrong:
-            text = f"texts are identical but {len(parted)} of {self.prompts}, which part where rounding decides"
+            text = f"texts are identical except {len(parted)} of {self.prompts}, which part where rounding decides"
         else:
             text = f"{len(wrong)} of {self.prompts} texts differ"
-        agree = "agrees" if self.same_acceptance else "DIFFERS"
+        agree = "agrees at every position" if self.same_acceptance else "DIFFERS"
         if not self.speculated:
             rounds = self.places[0].theirs.trials
             return f"NO parity with {self.engine}: {text}; it counts {rounds} rounds of drafts, which tells nothing."
         head = "Parity" if self.passed else "NO parity"
         counts = f"the counts are equal on {self.same_rounds} of {self.prompts} prompts"
-        return f"{head} with {self.engine}: {text}; acceptance {agree} at every position ({counts})."
+        return f"{head} with {self.engine}: {text}; acceptance {agree} ({counts})."
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class Endpoints:
         if asked.messages is not None:
             tokens = service.template(asked.messages, asked.add_generation_prompt)
         elif service.llm.tokenizer is None:
-            raise Refusal("this model has no tokenizer", "prompt")
+            raise Refusal("this model has no tokenizer; send token ids to /v1/completions", "prompt")
         else:
             given = service.llm.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)
             tokens = list(given["input_ids"])

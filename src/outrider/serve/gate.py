@@ -43,7 +43,10 @@ class Gate:
             host = headers.get(b"host", b"").decode("latin-1")
             name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
             if host and name.strip("[]").lower() not in LOOPBACK:
-                raise Refusal("this server answers on this machine alone", status=403, kind="permission_error")
+                raise Refusal(
+                    "this server answers to localhost alone; start it with --api-key to allow other names",
+                    status=403, kind="permission_error",
+                )  # fmt: skip
         if self.key and path not in OPEN and not path.startswith("/page/"):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + self.key.encode()):
@@ -78,7 +81,7 @@ class Gate:
         return receive_some
 
     def too_large(self) -> Refusal:
-        return Refusal(f"the body is larger than {self.body} bytes", status=413)
+        return Refusal(f"the body is larger than {self.body} bytes; send less", status=413)
 
 
 async def answer(send: Any, refusal: Refusal) -> None:

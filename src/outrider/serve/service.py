@@ -152,7 +152,7 @@ class Service:
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
         law, stops, choice = self.law(request), self.stops(request, limit), self.choice(request.outrider)
         if request.min_tokens > limit:
-            raise Refusal("min_tokens is more than the text may have", "min_tokens")
+            raise Refusal("min_tokens is more than the text may have; give fewer, or more max_tokens", "min_tokens")
         first = self.guide(request, grammar)
         voices: list[Voice] = []
         for prompt in prompts:

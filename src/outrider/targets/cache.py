@@ -215,5 +215,6 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clea
             return in_large_pages(made) if large and not clean else made
     except RuntimeError as error:
         raise InputError(
-            f"there is no memory for a cache of {shape[1]} rows and {shape[2]} slots; ask for fewer ({error})"
+            f"there is no memory for {shape[1]} texts of {shape[2]} tokens side by side; take a smaller batch or "
+            f"shorter texts ({error})"
         ) from None

@@ -91,7 +91,8 @@ def of(model: Any) -> Family:
             f"{kind} keeps a recurrent state, which cannot hold a tree; such a model can draft, but not be a target"
         )
     if layers - LAYERS:
-        raise InputError(f"{kind} has layers of type {min(layers - LAYERS)!r}, whose masks are not known for a tree")
+        unknown = min(layers - LAYERS)
+        raise InputError(f"{kind} has layers of type {unknown!r}, whose masks are not known; take another model")
     if "dynamic" in rope_types(config):
         raise InputError(
             f"the dynamic RoPE of this {kind} depends on the longest text of a batch, so that a draft would change the "

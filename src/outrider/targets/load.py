@@ -60,7 +60,9 @@ def load_target(
     """
     check_weights(weights)
     own, alone = None, not training and processes == 1
-    if processes < 1 or (processes > 1 and weights != "full"):
+    if processes < 1:
+        raise InputError(f"processes (--target-parallel) must be at least 1, not {processes}")
+    if processes > 1 and weights != "full":
         raise InputError(f"a target of {weights} weights cannot be on {processes} processes; leave processes out")
     if isinstance(model, PreTrainedModel):
         if weights != "full" or processes > 1:

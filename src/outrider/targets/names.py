@@ -79,7 +79,7 @@ def find(model: Any = None) -> Place:
 def _check_id(name: str) -> None:
     """Refuse what is no folder here and cannot be a hub id, such as a mistyped path."""
     if name.startswith(".") or ("/" in name and not is_id(name)):
-        raise InputError(f"there is no folder {name}")
+        raise InputError(f"there is no folder {name}; check the path, or give a hub id such as org/model")
     if not is_id(name):
         raise InputError(f"a model is {DEMO}, {SMOLLM2}, a .gguf file, a folder or a hub id, not {name!r}")
 

@@ -55,9 +55,9 @@ class Recipe:
             InputError: a size or rate is out of range, or there is no such method.
         """
         if min(self.steps, self.rows, self.length, self.accumulate, self.save) < 1:
-            raise InputError("steps, rows, length, accumulate and save must be at least 1")
+            raise InputError("--steps, --rows, --length, --accumulate and --save must be at least 1")
         if self.lr < 0 or self.clip < 0 or not 0 <= self.final <= 1:
-            raise InputError("rates and clipping must not be negative, and final must lie between 0 and 1")
+            raise InputError("--lr and --clip must be at least 0, and a recipe's final must lie between 0 and 1")
         if self.features and self.cache:
             raise InputError("features come from a folder or are cached in one; give --features or --cache")
         paper = optimiser_of(self.method)
@@ -108,7 +108,10 @@ class Recipe:
                 "or the same recipe to go on"
             )
         if self.steps < kept.steps:
-            raise InputError(f"{folder} holds a run of {kept.steps} steps, which can be made longer but not shorter")
+            raise InputError(
+                f"{folder} holds a run of {kept.steps} steps, which can be made longer but not shorter; give more "
+                "--steps, or another --out"
+            )
         return filled
 
     def keep(self, folder: Path) -> None:
