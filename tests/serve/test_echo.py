@@ -100,7 +100,21 @@ def test_no_text_changes_and_copied_beginnings_stay(llm: LLM, loaded: Any, start
     assert made["choices"][0]["text"] == STORY + plain["text"]
     assert made["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     fresh = start(service_of(llm, loaded, "demo", rows=2, prefix_cache=0))
-    assert complete(fresh, **law)["choices"][0]["logprobs"] == made["choices"][0]["logprobs"]
+    same(complete(fresh, **law)["choices"][0]["logprobs"], made["choices"][0]["logprobs"])
+
+
+def same(found: dict[str, list[Any]], other: dict[str, list[Any]]) -> None:
+    """The same tokens at the same places, and logprobs that are equal up to rounding: how much is drafted depends on
+    the clock, and a pass over more nodes rounds otherwise where bits are not promised."""
+    assert found.keys() == other.keys()
+    for name, values in found.items():
+        if name == "token_logprobs":
+            assert values == pytest.approx(other[name], abs=1e-4, nan_ok=False)
+        elif name == "top_logprobs":
+            for mine, theirs in zip(values, other[name], strict=True):
+                assert mine == (theirs if theirs is None else pytest.approx(theirs, abs=1e-4))
+        else:
+            assert values == other[name]
 
 
 def streamed(served: Served, **more: Any) -> list[dict[str, Any]]:
@@ -122,8 +136,8 @@ def test_streams_say_the_same_of_several_prompts_and_samples(served: Served, llm
         assert own[0]["text"] == prompts[choice["index"] // 2]
         assert own[0]["logprobs"]["token_logprobs"][0] is None
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
-        for name, values in choice["logprobs"].items():
-            assert [v for c in own if c["logprobs"] for v in c["logprobs"][name]] == values
+        parts = [c["logprobs"] for c in own if c["logprobs"]]
+        same({name: [v for p in parts for v in p[name]] for name in choice["logprobs"]}, choice["logprobs"])
         assert None not in choice["logprobs"]["token_logprobs"][1:]
     assert served.idle()
 

@@ -13,7 +13,7 @@ from ..targets.load import precision_of
 from . import checks, methods, metrics
 from .document import Cell, Document, LawTest, Mean, Memory, RunInfo, TaskInfo, unique
 from .metrics import Figure, Table
-from .runner import STOCK, Group, Runner
+from .runner import STOCK, Advance, Group, Runner
 from .types import OURS, Method, Sample, Task, weights_of
 
 FIGURES = ("speedup", "whole", "over_stock", "tau", "tokens_per_second")  # that have means
@@ -234,9 +234,15 @@ def newest(samples: Sequence[Sample]) -> dict[int, Sample]:
     return dict(sorted(found.items()))
 
 
-def document(analysis: Analysis, groups: Sequence[Group], seconds: float) -> Document:
-    """All figures of a run; `seconds` is what this session took."""
-    cells = [cell for group in groups for cell in analysis.cells(group)]
+def document(
+    analysis: Analysis, groups: Sequence[Group], seconds: float, advance: Advance = lambda what: None
+) -> Document:
+    """All figures of a run; `seconds` is what this session took. `advance` is told of each group: at T > 0 the model
+    reads all texts once more, to test that they follow its law."""
+    cells: list[Cell] = []
+    for group in groups:
+        advance(f"{group.task.name}, T = {group.temperature:g}: looking at the texts")
+        cells += analysis.cells(group)
     macro, pooled = analysis.means(cells, analysis.laws(cells))
     header = {k: v for k, v in analysis.runner.store.header.items() if k != "format"}
     target = analysis.runner.models.llm().target

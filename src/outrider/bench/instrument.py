@@ -82,7 +82,9 @@ def measured(config: Config, models: Models | None, peers: Mapping[str, Peer]) -
         with progress(sum(runner.steps(group) for group in groups)) as advance:
             whole = all(runner.run(group, advance) for group in groups)
         analysis = Analysis(runner, config.keep_loops)
-        found = document(analysis, groups, monotonic() - began)
+        seconds = monotonic() - began
+        with progress(len(groups)) as advance:
+            found = document(analysis, groups, seconds, advance)
         report.write(found, config.out)  # before anything else can go wrong
         if whole:
             studies.add(found, analysis, groups, config, referee)
