@@ -127,6 +127,29 @@ def test_what_takes_long_to_read_is_not_tried_in_every_text(reading: float, most
     assert sum(tried[1:]) >= (39 if reading < 2 else 1)
 
 
+@pytest.mark.parametrize("reading", [1.0, 4.0, 8.0])
+def test_texts_that_can_be_guessed_are_found_after_many_that_cannot(reading: float) -> None:
+    """Texts of 128 tokens, a drafter that reads each for some rounds' time: of no use in twenty of them, and then always
+    right. It was never tried again where a text did not pay for its reading."""
+    budget, rates = AdaptiveBudget(), []
+    for text in range(60):
+        drafts = tokens = 0
+        seconds = 0.0
+        while tokens < 128:
+            depth = budget.choose(rows(new=int(tokens == 0))).depth
+            right = depth if text >= 20 else 0
+            draft = 0.1 * depth + (reading if depth and not drafts else 0.0)
+            report = Report(
+                1, depth, 1 + depth, draft, 1 + 0.02 * depth, 0.0, [int(d < right) for d in range(depth)], depth
+            )
+            budget.learn(report)
+            drafts += depth > 0
+            tokens, seconds = tokens + 1 + right, seconds + draft + report.verify_seconds
+        rates.append(tokens / seconds)
+    assert sum(rates[1:20]) / 19 > 0.96, "little is lost where nothing can be guessed"
+    assert min(rates[30:]) > 2, "and what can be guessed is found within ten texts"
+
+
 def test_reading_for_a_try_is_paid_for() -> None:
     """A full batch whose drafter is never right and reads, when it is asked, what all rows wrote since: with rows that
     come and go all the time, tries and their reading cost what tries may."""

@@ -25,7 +25,9 @@ HOLD rounds once. What a batch size costs that was not met yet is taken from the
 
 A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
 teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed: reading alone
-ends no drafting. A mere try is charged all of it.
+ends no drafting. What a mere try reads has an account of its own, paid when nothing else is owed. A text in place of a
+single one begins with an even account of drafts, since it may be easier to guess, and takes GIVEN rounds off that of
+reading: what takes longer to read is not tried in every text, and never for ever out of use.
 
 Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
 depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
@@ -54,7 +56,8 @@ FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a bat
 SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
 STALE = 8  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
-GIVEN = 2.0  # plain rounds that reading a new text may take; what takes longer is paid for before a first try
+GIVEN = 2.0  # plain rounds that reading a new text for a try may take; what takes longer is paid for before the next
+READING = 128.0  # plain rounds of reading that may be owed at most: a single slow moment must not end all tries
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
 
@@ -136,8 +139,7 @@ class AdaptiveBudget:
     trying: bool = False  # is this round drafted against the forecast?
     idle: int = 0  # rounds since the last draft
     behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
-    fresh: bool = False  # and were all rows new then?
-    reading: float = 0.0  # seconds that this took, of late
+    unread: dict[int, float] = field(default_factory=dict)  # as `debt`: seconds that tries read, not paid for yet
     rounds: int = 0
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
 
@@ -155,7 +157,8 @@ class AdaptiveBudget:
         best, rate = self._best(b, drafting)
         brought, plain = self.brought.get(nearest(b), Brought()), self._plain(b)
         self.paying = best > 0 and 1 < brought.rate < float("inf")
-        if not self.paying and self.debt.get(nearest(b), 0.0) > (self._hold(b) if best else 0.0):
+        reading = self.unread.get(nearest(b), 0.0) if self.behind and best == 0 else 0.0
+        if not self.paying and (reading > 0 or self.debt.get(nearest(b), 0.0) > (self._hold(b) if best else 0.0)):
             return Budget(1, 0)
         self.trying = best == 0
         if best == 0:
@@ -174,7 +177,7 @@ class AdaptiveBudget:
 
     def _begin(self, rows: int, share: float) -> None:
         """This share of the rows is new: what was learnt of the rows before them says less."""
-        self.behind, self.fresh = True, share == 1 or (self.fresh and self.behind)
+        self.behind = True
         for d, (hits, asked) in enumerate(zip(self.usual_hits, self.usual_asked, strict=True)):
             rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
@@ -183,7 +186,7 @@ class AdaptiveBudget:
         self.brought.setdefault(like, Brought()).forget(share)
         self.debt[like] = (1 - share**2) * self.debt.get(like, 0.0)
         if share == 1 and self.verify:
-            self.debt[like] += max(0.0, min(self.reading - GIVEN * rows / self._plain(rows), self._hold(rows)))
+            self.unread[like] = max(0.0, self.unread.get(like, 0.0) - GIVEN * rows / self._plain(rows))
         self._held.clear()
 
     def _try(self, rows: int, useful: int) -> Budget:
@@ -212,8 +215,10 @@ class AdaptiveBudget:
         if self.seen[b] > 1:  # the first round of a kind warms up
             self._time(report)
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
-        like = nearest(b)
-        self.debt[like] = max(0.0, self.debt.get(like, 0.0) - TRIES / b**0.5 * seconds)
+        like, paid = nearest(b), TRIES / b**0.5 * seconds
+        owed = self.debt.get(like, 0.0)
+        self.debt[like] = max(0.0, owed - paid)
+        self.unread[like] = max(0.0, self.unread.get(like, 0.0) - max(0.0, paid - owed))
         if report.depth == 0:
             self.idle += 1
             self.behind = self.behind or self.idle >= LATE
@@ -240,10 +245,10 @@ class AdaptiveBudget:
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(like, Brought()).learn(tokens / self._plain(b), seconds - read, b)
-            charged = read if self.trying else min(read, 0.5 * self._hold(b))
-            self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
+            charged = 0.0 if self.trying else min(read, 0.5 * self._hold(b))
+            if self.trying:
+                self.unread[like] = min(self.unread[like] + read, READING * b / self._plain(b))
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
-        self.fresh = False
 
     def _read(self, report: Report) -> float:
         """Seconds by which a draft took longer than usual, because text had to be read first."""
