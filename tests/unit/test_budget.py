@@ -129,8 +129,8 @@ def test_what_takes_long_to_read_is_not_tried_in_every_text(reading: float, most
 
 @pytest.mark.parametrize("reading", [1.0, 4.0, 8.0])
 def test_texts_that_can_be_guessed_are_found_after_many_that_cannot(reading: float) -> None:
-    """Texts of 128 tokens, a drafter that reads each for some rounds' time: of no use in twenty of them, and then always
-    right. It was never tried again where a text did not pay for its reading."""
+    """Texts of 128 tokens, a drafter that reads each for some rounds' time: of no use in twenty of them, and then
+    always right. It was never tried again where a text did not pay for its reading."""
     budget, rates = AdaptiveBudget(), []
     for text in range(60):
         drafts = tokens = 0
