@@ -35,7 +35,7 @@ REFUSED = 1e-6  # the chance of an honest cell to be refused
 TIE = {
     torch.float64: 1e-9,
     torch.float32: 1e-3,
-    torch.bfloat16: 0.5,
+    torch.bfloat16: 1.0,
     torch.float16: 0.1,
 }  # margins that rounding may turn
 
