@@ -16,9 +16,6 @@ from outrider import bench
 from studies import RESULTS, ROOT
 
 TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and the studies that it shows
-    "smollm2 many greedy": (tables.methods(0.0), "smollm2_many"),
-    "smollm2 many sampled": (tables.methods(1.0), "smollm2_many"),
-    "smollm2 many domains": (tables.domains, "smollm2_many"),
     "smollm2 ships greedy": (tables.methods(0.0), "smollm2_ships"),
     "smollm2 ships warm": (tables.methods(0.6), "smollm2_ships"),
     "smollm2 ships sampled": (tables.methods(1.0), "smollm2_ships"),
