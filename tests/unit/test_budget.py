@@ -150,6 +150,20 @@ def test_texts_that_can_be_guessed_are_found_after_many_that_cannot(reading: flo
     assert min(rates[30:]) > 2, "and what can be guessed is found within ten texts"
 
 
+def test_a_text_that_does_not_earn_its_reading_is_not_read() -> None:
+    """Texts of 60 tokens, drafts that save a tenth of the time, and a drafter that reads each for 20 rounds' time."""
+    budget, seconds, tokens = AdaptiveBudget(depth=1), 0.0, 0
+    for _ in range(60):
+        drafts = 0
+        for i in range(60):
+            depth = budget.choose(rows(remaining=60 - i, new=int(i == 0))).depth
+            hit = int(depth > 0 and (i + tokens) % 4 != 0)
+            draft = 0.5 * depth + (20.0 if depth and not drafts else 0.0)
+            budget.learn(Report(1, depth, 1 + depth, draft, 1 + 0.05 * depth, 0.0, [hit] * depth, depth))
+            drafts, tokens, seconds = drafts + (depth > 0), tokens + 1 + hit, seconds + draft + 1 + 0.05 * depth
+    assert tokens / seconds > 0.95
+
+
 def test_reading_for_a_try_is_paid_for() -> None:
     """A full batch whose drafter is never right and reads, when it is asked, what all rows wrote since: with rows that
     come and go all the time, tries and their reading cost what tries may."""

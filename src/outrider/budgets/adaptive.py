@@ -2,36 +2,33 @@
 
 A round that is asked to draft to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the share of
 rounds, of those asked for depth d or more, that accepted depth d; it costs t(D) = verify(n) + draft(D) + the rest. Rows
-that may not draft give one token each in any case; a round in which none may teaches nothing. The
-engine takes the D with the highest E(D) / t(D); D = 0 is plain decoding. (Products of hit rates would not do: a tree
-that drops unlikely nodes tests deep nodes only where they are likely.)
+that may not draft give one token each in any case. The engine takes the D with the highest E(D) / t(D); D = 0 is plain
+decoding. (Products of hit rates would not do: unlikely nodes are dropped, so deep ones are tested where they are
+likely.)
 
 A tree is cut where it pays best: of the nodes in the order of their values, over all rows, it keeps the first n that
 make (rows + trust * sum of values) / seconds(n) highest (`Budget.price`). Values never rise and every further node
 costs time, so no other set of nodes is better. Confidences are fitted to what was accepted (`calibration.py`); `trust`
-is what remains: tokens accepted for each that the values promised. The drafter goes one depth further only while its
-best node is worth a step of its time (`Budget.reach`), and feeds no node that is sure to be cut (`Budget.floor`).
+is what remains: tokens accepted for each that the values promised. The drafter goes deeper only while its best node is
+worth a step (`Budget.reach`), and feeds no node that is sure to be cut (`Budget.floor`).
 
-Texts differ more than the rounds of one text do. So there are two records of what was accepted, a quick one and a slow
-one, and a row that begins is met with the slow one's shares, as strongly as PRIOR rows would be.
-
-All this is a forecast, and it is held to what came of it by an account of the time that rounds with drafts took beyond
-what plain ones would have taken for the same tokens: one for batches of like sizes (those that share the nearest power
-of two), or each new size would be tried anew. Rounds that may draft pay TRIES of their time into it, divided by the
-root of the rows in batches, and it is never in credit. Where the forecast is against drafts, one is tried when the
-account is even; where it is for them, HOLD plain rounds may be owed, or more while the last rounds with drafts did
-bring more than plain ones. So drafts that do not pay cost TRIES of the time in the long run, whatever was forecast, and
-HOLD rounds once. What a batch size costs that was not met yet is taken from the others, by the nodes of all rows.
+Texts differ more than the rounds of one text do: of what was accepted there is a quick record and a slow one, and a row
+that begins is met with the slow one's shares, as strongly as PRIOR rows would be. All this is a forecast, and it is
+held to what came of it by an account of the time that rounds with drafts took beyond what plain ones would have taken
+for the same tokens: one for batches of like sizes (those that share the nearest power of two), or each new size would
+be tried anew. Rounds that may draft pay off TRIES of their time, divided by the root of the rows in batches. Where the
+forecast is against drafts, one is tried when nothing is owed; where it is for them, HOLD plain rounds may be owed, or
+more while the last drafts did bring more than plain rounds. So drafts that do not pay cost TRIES of the time in the
+long run, and HOLD rounds once. What a batch size costs that was not met yet is taken from the others, by the nodes of
+all rows.
 
 A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
-teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed: reading alone
-ends no drafting. What a mere try reads has an account of its own, paid when nothing else is owed. A text in place of a
-single one begins with an even account of drafts, since it may be easier to guess, and takes GIVEN rounds off that of
-reading: what takes longer to read is not tried in every text, and never for ever out of use.
+teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed; but where it
+is longer than what drafts should save in the rest of new texts, they get a mere try. What a try reads has an account of
+its own, paid when nothing else is owed; a text in place of a single one takes GIVEN rounds off it.
 
-Depths and nodes look at past rounds only, so they may be used under every rule. (Under `coupled` the text does not
-depend on them; under `rejection` the law does not, but the text does, and hence depends on the clock.) Price, reach and
-floor look at the draft itself, which only `coupled` allows; the engine clears them under the other rules.
+Depths and nodes look at past rounds only, so they may be used under every rule. Price, reach and floor look at the
+draft itself, which only `coupled` allows; the engine clears them under the other rules.
 """
 
 from __future__ import annotations
@@ -139,6 +136,8 @@ class AdaptiveBudget:
     trying: bool = False  # is this round drafted against the forecast?
     idle: int = 0  # rounds since the last draft
     behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
+    fresh: bool = False  # and were all rows new?
+    reading: float = 0.0  # seconds that reading a new text took, of late
     unread: dict[int, float] = field(default_factory=dict)  # as `debt`: seconds that tries read, not paid for yet
     rounds: int = 0
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
@@ -156,9 +155,11 @@ class AdaptiveBudget:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
         best, rate = self._best(b, drafting)
         brought, plain = self.brought.get(nearest(b), Brought()), self._plain(b)
+        if best and self.fresh and self.reading > useful * max(0.0, b / plain - 1 / rate):
+            best = 0  # what is left of these texts does not earn their reading
         self.paying = best > 0 and 1 < brought.rate < float("inf")
-        reading = self.unread.get(nearest(b), 0.0) if self.behind and best == 0 else 0.0
-        if not self.paying and (reading > 0 or self.debt.get(nearest(b), 0.0) > (self._hold(b) if best else 0.0)):
+        reading = self.behind and best == 0 and self.unread.get(nearest(b), 0.0) > 0
+        if not self.paying and (reading or self.debt.get(nearest(b), 0.0) > (self._hold(b) if best else 0.0)):
             return Budget(1, 0)
         self.trying = best == 0
         if best == 0:
@@ -177,7 +178,7 @@ class AdaptiveBudget:
 
     def _begin(self, rows: int, share: float) -> None:
         """This share of the rows is new: what was learnt of the rows before them says less."""
-        self.behind = True
+        self.behind, self.fresh = True, share == 1 or self.fresh
         for d, (hits, asked) in enumerate(zip(self.usual_hits, self.usual_asked, strict=True)):
             rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
@@ -216,8 +217,7 @@ class AdaptiveBudget:
             self._time(report)
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
         like, paid = nearest(b), TRIES / b**0.5 * seconds
-        owed = self.debt.get(like, 0.0)
-        self.debt[like] = max(0.0, owed - paid)
+        self.debt[like] = max(0.0, (owed := self.debt.get(like, 0.0)) - paid)
         self.unread[like] = max(0.0, self.unread.get(like, 0.0) - max(0.0, paid - owed))
         if report.depth == 0:
             self.idle += 1
@@ -246,9 +246,10 @@ class AdaptiveBudget:
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(like, Brought()).learn(tokens / self._plain(b), seconds - read, b)
             charged = 0.0 if self.trying else min(read, 0.5 * self._hold(b))
-            if self.trying:
-                self.unread[like] = min(self.unread[like] + read, READING * b / self._plain(b))
+            self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
+            self.unread[like] = min(self.unread[like] + self.trying * read, READING * b / self._plain(b))
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
+        self.fresh = False
 
     def _read(self, report: Report) -> float:
         """Seconds by which a draft took longer than usual, because text had to be read first."""
@@ -300,8 +301,8 @@ class AdaptiveBudget:
 
     def _drafts(self, rows: int) -> Curve:
         """Seconds of a draft by depth; of a batch that never drafted, as in the one that is nearest in size."""
-        nearest_ = min(self.draft, key=lambda b: abs(b - rows), default=None)
-        return Curve() if nearest_ is None else self.draft[nearest_]
+        like = min(self.draft, key=lambda b: abs(b - rows), default=rows)
+        return self.draft.get(like, Curve())
 
     def price(self, rows: int, depth: int) -> Price:
         """Seconds of a round of this depth by its nodes."""
