@@ -3,8 +3,7 @@
 A round that is asked to draft to depth D commits E(D) = 1 + sum_{d<=D} reach(d) tokens, reach(d) being the share of
 rounds, of those asked for depth d or more, that accepted depth d; it costs t(D) = verify(n) + draft(D) + the rest. Rows
 that may not draft give one token each in any case. The engine takes the D with the highest E(D) / t(D); D = 0 is plain
-decoding. (Products of hit rates would not do: unlikely nodes are dropped, so deep ones are tested where they are
-likely.)
+decoding. (Not products of hit rates: a tree without its unlikely nodes tests deep ones only where they are likely.)
 
 A tree is cut where it pays best: of the nodes in the order of their values, over all rows, it keeps the first n that
 make (rows + trust * sum of values) / seconds(n) highest (`Budget.price`). Values never rise and every further node
