@@ -130,5 +130,5 @@ def test_a_recommendation_comes_within_its_minutes(capsys: pytest.CaptureFixture
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(InputError, match="--minutes must be above 0"):
         recommend("demo", minutes=0)
-    with pytest.raises(InputError, match="at least 2 new tokens"):
+    with pytest.raises(InputError, match="must be at least 2 to measure"):
         recommend("demo", tokens=1)
