@@ -22,6 +22,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,18 @@ def measured(run: Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def in_turn(found: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -> Iterator[list[dict[str, Any]]]:
+    """Each run's lines, one run after the other; none of a run that failed, which is said."""
+    out.mkdir(parents=True, exist_ok=True)
+    for run in found:
+        try:
+            rows = measured(run, job(run), out / f"{run.engine}-{run.method}.json")
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            rows = []
+        yield [{"name": run.name, **row} for row in rows]
+
+
 def drafter_of(run: Run, given: argparse.Namespace, default: str) -> str:
     """What its script is told to draft with: a folder, or the SPEC of the drafter that ships."""
     if run.method == "eagle":
@@ -205,18 +218,10 @@ def main() -> None:
         "tokens": given.tokens, "temperatures": TEMPERATURES, "repeats": given.repeats,
         "dtype": "bfloat16" if multiplies_halves() else "float32",
     }  # fmt: skip
-    given.out.mkdir(parents=True, exist_ok=True)
     rows, failed = [], False
-    for run in runs(given):
-        try:
-            drafter = drafter_of(run, given, place.drafter)
-            found = measured(run, {**job, "drafter": drafter}, given.out / f"{run.engine}-{run.method}.json")
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            failed = True
-            continue
-        rows += [{"name": run.name, **row} for row in found]
-        print(*table(rows)[-1:], flush=True)
+    for found in in_turn(runs(given), lambda run: {**job, "drafter": drafter_of(run, given, place.drafter)}, given.out):
+        rows, failed = rows + found, failed or not found
+        print(*table(found)[-1:] if found else (), flush=True)
     print("", *table(rows), "", *equal(rows), sep="\n")
     raise SystemExit(int(failed))
 

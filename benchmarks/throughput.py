@@ -22,7 +22,7 @@ from outrider import encoding, prompts
 from outrider.targets import load_tokenizer, names
 from outrider.targets.load import multiplies_halves
 from outrider.types import InputError
-from peers import OURS, Run, measured
+from peers import OURS, Run, in_turn
 
 
 def runs(given: argparse.Namespace) -> list[Run]:
@@ -93,18 +93,9 @@ def main() -> None:
         "ids": ids, "contexts": given.contexts, "most": given.most,
         "dtype": "bfloat16" if multiplies_halves() else "float32",
     }  # fmt: skip
-    given.out.mkdir(parents=True, exist_ok=True)
-    rows, failed = [], False
-    for run in runs(given):
-        try:
-            found = measured(run, job, given.out / f"{run.engine}-{run.method}.json")
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            failed = True
-            continue
-        rows += [{"name": run.name, **row} for row in found]
-    print(*table(rows), sep="\n")
-    raise SystemExit(int(failed))
+    found = list(in_turn(runs(given), lambda run: job, given.out))
+    print(*table([row for rows in found for row in rows]), sep="\n")
+    raise SystemExit(int(not all(found)))
 
 
 if __name__ == "__main__":

@@ -109,10 +109,10 @@ class Analysis:
     def own(self, group: Group, method: Method, first: dict[int, Sample]) -> set[str]:
         """Plain decoding itself is held against the stock model's own pass."""
         llm = self.runner.models.llm(method.variant)
-        for text in self.runner.texts(group, first):
-            if text.new and checks.own(llm, text.ids, text.new, group.temperature, text.seed) > checks.tie(llm):
-                return {"plain decoding wrote what the model's own pass does not choose"}
-        return set()
+        texts = [text for text in self.runner.texts(group, first) if text.new]
+        others = sum(checks.own(llm, text.ids, text.new, group.temperature, text.seed) for text in texts)
+        rare = others * checks.RARE <= sum(len(text.new) for text in texts)
+        return set() if rare else {"plain decoding wrote what the model's own pass does not choose"}
 
     def compare(self, cell: Cell, group: Group, method: Method, mine: Sample, plain: Sample) -> None:
         """Rows against plain decoding's; the first turn that differs tells (later ones have other prompts)."""

@@ -35,9 +35,10 @@ REFUSED = 1e-6  # the chance of an honest cell to be refused
 TIE = {
     torch.float64: 1e-9,
     torch.float32: 1e-3,
-    torch.bfloat16: 1.0,
+    torch.bfloat16: 0.5,
     torch.float16: 0.1,
 }  # margins that rounding may turn
+RARE = 1000  # of so many tokens one may have more: bfloat16 rounds a few by a whole logit
 
 
 def answer(given: Answer, ask: Ask, rows: int, vocab: int, remaining: Sequence[int], seconds: float) -> list[str]:
@@ -96,8 +97,8 @@ def divergence(
 
 
 @torch.no_grad()
-def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, seed: int) -> float:
-    """By how much the target's own pass prefers another token, at the worst of a plain text's tokens; 0: all agree."""
+def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, seed: int) -> int:
+    """Tokens of a plain text in whose place the target's own pass prefers another by more than rounding may turn."""
     scores = logits(llm, ids, new).double()
     if temperature > 0:
         first = 1 if seq2seq(llm) else len(ids)
@@ -105,7 +106,7 @@ def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, se
         noise = gumbel.at([seed] * len(new), range(first, first + len(new)))
         scores = scores + temperature * noise.double()
     mine = scores.gather(1, torch.tensor(list(new), device=scores.device)[:, None])[:, 0]
-    return float((scores.max(1).values - mine).max())
+    return int((scores.max(1).values - mine > tie(llm)).sum())
 
 
 def tie(llm: LLM) -> float:

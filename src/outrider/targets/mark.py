@@ -20,12 +20,12 @@ def mark_of(model: nn.Module) -> str:
     Empty where that cannot be told: float16 loses small numbers, layers may hold other numbers for speed, and
     parameters may lie elsewhere (on several processes, on a disk) or be tensors of a kind of their own.
     """
-    parts = [p for _, p in model.named_parameters()]
-    plain = all(type(p.data) is Tensor and p.device.type != "meta" and p.dtype != torch.float16 for p in parts)
+    named = dict(model.named_parameters())
+    plain = all(type(p.data) is Tensor and p.device.type != "meta" and p.dtype != torch.float16 for p in named.values())
     if not plain or any(isinstance(module, MADE) for module in model.modules()):
         return ""
     found = hashlib.sha256()
-    for name, p in model.named_parameters():
+    for name, p in named.items():
         some = p.detach().flatten()[:: max(1, p.numel() // 64)][:64]
         found.update(name.encode() + some.cpu().bfloat16().double().numpy().tobytes())
     return found.hexdigest()[:16]
