@@ -268,3 +268,24 @@ def test_ties_that_rounding_turned_are_no_fault(tmp_path: Path) -> None:
     assert [d["position"] for d in cell["divergences"]] == [0]
     assert cell["divergences"][0]["margin"] == pytest.approx(1e-12, abs=1e-6)
     assert cell["same_text"] == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_plain_texts_are_held_to_the_models_own_pass(temperature: float, tmp_path: Path) -> None:
+    """Tokens that it would not have chosen are counted; a last one that is another changes none of those before."""
+    lab = Lab(tmp_path, turns=(1,))
+    ids = lab.runner().ids(lab.task, lab.task.prompts[0], [])
+    text = plain(lab.target, ids, 20, temperature, 5)
+    assert checks.own(lab.models.llm(), ids, text, temperature, 5) == 0
+    text[-1] = (text[-1] + 1) % VOCAB
+    assert checks.own(lab.models.llm(), ids, text, temperature, 5) == 1
+
+
+@pytest.mark.parametrize(("often", "state"), [(40, "done"), (41, "invalid")])
+def test_plain_decoding_may_differ_in_a_rare_token(
+    often: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token in each text of 40: as often as may be, and more often."""
+    monkeypatch.setattr(checks, "own", lambda *_: 1)
+    monkeypatch.setattr(checks, "RARE", often)
+    assert Lab(tmp_path).measure([Method("none")])["none"]["state"] == state

@@ -161,3 +161,22 @@ def other(folder: Path) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(shape).save_pretrained(folder)
     return folder
+
+
+def test_a_run_that_fails_is_said_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(run: peers.Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
+        if run.method == "lookup":
+            raise RuntimeError("no room")
+        return [{"batch": job["batch"], "kept": kept.name}]
+
+    monkeypatch.setattr(peers, "measured", measured)
+    asked = [peers.Run("e", method, "python", (1,)) for method in ("plain", "lookup", "eagle")]
+    found = list(peers.in_turn(asked, lambda run: {"batch": len(run.method)}, tmp_path / "out"))
+    assert found == [
+        [{"name": "e, plain", "batch": 5, "kept": "e-plain.json"}], [],
+        [{"name": "e, eagle", "batch": 5, "kept": "e-eagle.json"}],
+    ]  # fmt: skip
+    assert capsys.readouterr().err == "no room\n"
+    assert (tmp_path / "out").is_dir()
