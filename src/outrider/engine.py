@@ -221,10 +221,6 @@ class Batch:
     def account(self, clock: Clock, asking: Rows, budget: Budget, tree: DraftTree, done: Done) -> None:
         """Times into every row's usage; times and hits to the budget."""
         draft, verify, seconds = clock["draft"], clock["verify"], clock.total
-        for row in self.rows:
-            row.usage.draft_seconds += draft
-            row.usage.verify_seconds += verify
-            row.usage.decode_seconds += seconds
         asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(asking.remaining) - 1))
         counts = [count for count, left in zip(done.counts, asking.remaining, strict=True) if left > 1]
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
@@ -235,6 +231,11 @@ class Batch:
         total = sum(done.sizes) if getattr(self.engine.target, "native", None) is not None else 0
         report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
         self.engine.budget.learn(report)
+        seconds = clock.total  # that took time as well
+        for row in self.rows:
+            row.usage.draft_seconds += draft
+            row.usage.verify_seconds += verify
+            row.usage.decode_seconds += seconds
 
     def view(self, back: int = 0) -> Rows:
         """The rows as a drafter may see them; `back=1`: as if the prompt's last token were the root."""
@@ -242,7 +243,7 @@ class Batch:
         context = self.engine.target.context
         return Rows(
             root=self.root,
-            position=self.session.lengths - back,
+            position=self.session.lengths - back if back else self.session.lengths,
             start=start,
             seeds=tuple(row.key(self.engine.rule) for row in self.rows),
             serial=tuple(row.serial for row in self.rows),

@@ -20,6 +20,7 @@ from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
 from .core.stopping import Stop, TextStream
 from .drafters._choice import ChoiceDrafter
+from .drafters.none import NoneDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
 from .params import check_rule, whole
@@ -206,7 +207,8 @@ class LLM:
 
     def _begin(self, key: tuple[Rule, str]) -> Budgeter:
         """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""
-        made = self.budgets[key] = parse(key[1])
+        plain = isinstance(self.drafter, NoneDrafter)
+        made = self.budgets[key] = parse("none" if plain and key[1] == "auto" else key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
             about = self.kept_as, self.drafter_name, precision_of(target), str(target.device), target.exact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from outrider.drafters import _waiting, eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
 from outrider.native import build as native
+from outrider.nets.grown import Pairs
 from outrider.nets.layer import LayerShape
 from outrider.targets import HFTarget, load_target
 from outrider.types import Budget, DraftTree, Price, Rows
@@ -164,6 +166,29 @@ def late_and_at_once(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
 def test_what_waits_is_read_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     late_and_at_once(made(97, 50, torch.float32, Growth(scale=1.5), kind), monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
+def test_texts_are_read_as_by_tensors(kind: str) -> None:
+    """The keys and values of all pairs, and the vector behind the last one: of many pairs at once, and of few."""
+    drafter: Any = made(97, 50, torch.float32, Growth(), kind).drafter
+    whole = replace(drafter, net=copy.deepcopy(drafter.net), grower=None, compiled=None, recorded=None)
+    whole.layer.fuse()
+    found, right = (one.open([()] * 4, 200) for one in (drafter, whole))
+    for counts in ((150, 7, 1, 31), (3, 0, 16, 1), (0, 17, 40, 0)):
+        features = [torch.randn(4, max(counts), 64) for _ in drafter.taps]
+        tokens = torch.randint(97, (4, max(counts)))
+        spelled = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
+        found.waiting.put(Pairs(features, [range(n) for n in counts], spelled, range(4)))
+        right.waiting.put((torch.cat(features, -1), tokens, list(counts)))
+        for drafting in (found, right):
+            drafting._read()
+        assert found.cache.host == right.cache.host
+        assert torch.allclose(found.last, right.last, atol=1e-3, rtol=1e-3)
+        for row, n in enumerate(found.cache.host):
+            for name in ("keys", "values"):
+                ours, theirs = (getattr(drafting.cache, name)[row, :n] for drafting in (found, right))
+                assert torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3), (name, row)
 
 
 def test_rejection_ranks_without_noise(compared: list[DraftTree]) -> None:

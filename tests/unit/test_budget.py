@@ -225,7 +225,7 @@ def test_rows_that_may_not_draft_do_not_count_as_misses() -> None:
         hits = [1] * min(depth, 2) + [0] * max(0, depth - 2)
         budget.learn(Report(4, depth, 1 + depth, 0.01 * depth, 1.0, 0.0, hits, depth, drafting=1))
     assert budget.reaches(2) == pytest.approx([1, 1], abs=0.1)
-    _, rate = budget._best(4, 1)
+    _, rate, _ = budget._best(4, 1)
     assert rate == pytest.approx((4 + 2) / 4 / budget.seconds(4)[2], rel=0.1)
 
 

@@ -152,7 +152,7 @@ class AdaptiveBudget:
         seen = self.seen.get(b, 0)
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
             return Budget(1, 0) if seen == 1 else self._try(b, useful)
-        best, rate = self._best(b, drafting)
+        best, rate, draft = self._best(b, drafting)
         brought, plain = self.brought.get(nearest(b), Brought()), self._plain(b)
         if best and self.fresh and self.reading > useful * max(0.0, b / plain - 1 / rate):
             best = 0  # what is left of these texts does not earn their reading
@@ -162,8 +162,7 @@ class AdaptiveBudget:
             return Budget(1, 0)
         self.trying = best == 0
         if best == 0:
-            rates = self._rates(b, drafting)
-            best = max(range(1, len(rates)), key=rates.__getitem__)
+            best = draft
         elif self.rounds % EXPLORE == 0:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
@@ -334,17 +333,14 @@ class AdaptiveBudget:
         passes = self._passes(rows).table(sizes)
         return [verify + draft + self.rest for verify, draft in zip(passes, drafts, strict=True)]
 
-    def _best(self, rows: int, drafting: int) -> tuple[int, float]:
-        """The depth with the most tokens per second and row, and that rate (a draft must win by 2 %)."""
-        rates = self._rates(rows, drafting)
-        best = max(range(len(rates)), key=lambda d: rates[d] * (1.0 if d else 1.02))
-        return best, rates[best]
-
-    def _rates(self, rows: int, drafting: int) -> list[float]:
-        """[depth]: tokens per second and row."""
-        if (rates := self._held.get(("rates", rows, drafting))) is None:
+    def _best(self, rows: int, drafting: int) -> tuple[int, float, int]:
+        """The depth with the most tokens per second and row (a draft must win by 2 %), that rate, and the best draft's
+        depth."""
+        if (found := self._held.get(("best", rows, drafting))) is None:
             reaches = (drafting / rows * reach for reach in self.reaches(self.depth))
             tokens = accumulate(reaches, initial=1.0)
             rates = [t / max(s, 1e-9) for t, s in zip(tokens, self.seconds(rows), strict=True)]
-            self._held["rates", rows, drafting] = rates
-        return cast("list[float]", rates)
+            draft = max(range(1, len(rates)), key=rates.__getitem__)
+            best = draft if rates[draft] > 1.02 * rates[0] else 0
+            found = self._held["best", rows, drafting] = best, rates[best], draft
+        return cast("tuple[int, float, int]", found)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import perf_counter
+from typing import Any, Self
 
 
 class Clock:
@@ -15,11 +14,15 @@ class Clock:
         self.began = perf_counter()
         self.parts: dict[str, float] = defaultdict(float)
 
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began = perf_counter()
-        yield
-        self.parts[part] += perf_counter() - began
+    def __call__(self, part: str) -> Self:
+        self.part = part
+        return self
+
+    def __enter__(self) -> None:
+        self.entered = perf_counter()
+
+    def __exit__(self, *failure: Any) -> None:
+        self.parts[self.part] += perf_counter() - self.entered
 
     def __getitem__(self, part: str) -> float:
         """Seconds spent in a part so far; 0 for one that was never entered."""

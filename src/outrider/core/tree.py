@@ -48,7 +48,10 @@ def ancestors(parents: Int[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
 
 def root_only(root: Int[Tensor, " b"]) -> DraftTree:
     """No draft: every row is its root."""
-    return DraftTree(root[:, None], *_alone(len(root), root.device), 0)
+    tree = DraftTree(root[:, None], *_alone(len(root), root.device), 0)
+    if root.device.type == "cpu":  # sooner than reading all its tensors
+        tree.__dict__["host"] = [([token], [0], [0.0]) for token in root.tolist()]
+    return tree
 
 
 @lru_cache(maxsize=64)

@@ -2,43 +2,6 @@
    wait; rank the candidates below the last layer, feed the best of them to the network, and so on; then keep the nodes
    that pay. */
 
-typedef struct {
-    integer waits;              /* pairs of the row that has most */
-    const integer *waiting;     /* [rows]: pairs of each; their features and tokens row by row, without gaps */
-    const held *const *features;
-    Matrix fuse;                /* [hidden, taps * wide]: EAGLE-3's, of the features of a pair; or none, and taps is 1 */
-    integer taps, wide;
-    const integer *behind;
-    integer *lengths;           /* [rows]: pairs that were fed before, and then these too */
-    integer depth, width, most; /* layers at most, 0: no tree; nodes fed for each; candidates below a node */
-    integer pool;               /* likeliest tokens that race where there is noise */
-    float scale, floor, reach;  /* of confidences; the logs of the values below which nodes are dropped, or not fed */
-    integer nodes, sizes;       /* nodes to keep at most, the root included; length of `seconds`, or 0 */
-    integer summed;             /* are `seconds` by the drafted nodes of all rows, or by those of the widest? */
-    const double *seconds;
-    double trust;
-    const number *embeddings; /* [tokens, hidden] */
-    const integer *names;     /* token ids of the head's columns; NULL: the columns are the ids */
-    const float *temperature; /* of each row */
-    const uint64_t *seeds;    /* of the noise, [rows]; NULL: none */
-    const integer *starts;    /* [rows]: positions of the roots */
-    const int32_t *knots, *slopes;
-    const integer *root;      /* [rows] */
-    float *last;              /* [rows, hidden]: what the candidates below the roots come from, the last pair's vector */
-    float *raced;             /* room: [rows * width, columns] */
-    float *vectors;           /* room: [rows, fed, hidden], fed = (depth - 1) * width */
-    integer *spots;           /* room: [rows, fed or waits] */
-    uint8_t *ancestors;       /* room: [rows, fed, fed] */
-    integer candidates;       /* of a row, at most, the root included */
-    integer *place;           /* room: [rows, fed], the candidate that was fed as this one; -1: none */
-    integer *token, *below, *level, *fed, *chosen; /* room: [rows, candidates]; a candidate's place, -1: it was not fed */
-    float *value;                                  /* room: the same */
-    integer kept;                                  /* found: nodes of the widest row */
-    integer *size, *tokens, *parents, *depths;     /* found: [rows], then [rows, kept] */
-    float *values;
-    uint8_t *sees; /* found: [rows, kept, kept] */
-} Draft;
-
 /* The k largest of n numbers, in falling order; of equals the first. Returns how many there are. */
 static integer largest(const float *x, integer n, integer k, integer *ids, float *values) {
     integer count = 0;
@@ -266,55 +229,6 @@ static void feed(const Model *step, Pass *pass, Draft *draft, integer before, in
             draft->vectors + (i / now * most + before + i % now) * hidden, pass->tapped + i * hidden,
             hidden * sizeof(float)
         );
-}
-
-/* One vector of the features of each pair that waits, beside its embedding. */
-static void fused(const Model *step, const Pass *pass, const Draft *draft) {
-    const integer hidden = step->hidden, taps = draft->taps;
-    integer count = 0;
-    for (integer r = 0; r < pass->rows; r++) count += draft->waiting[r];
-#pragma omp parallel num_threads(pass->threads)
-    {
-        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const integer first = count * thread / threads, last = count * (thread + 1) / threads;
-        collected(pass, draft->features, draft->wide, first * taps, last * taps);
-#pragma omp barrier
-        product(
-            pass->normed, count, taps * draft->wide, draft->fuse, NULL, hidden, (float *)pass->given + hidden, NULL,
-            2 * hidden, 0, thread, threads
-        );
-    }
-}
-
-/* Feed the pairs that wait, behind each row's text. */
-static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
-    const integer hidden = step->hidden, waits = draft->waits;
-    float *to = (float *)pass->given;
-    for (integer r = 0, at = 0; r < pass->rows; r++)
-        for (integer i = 0; i < waits; i++) {
-            draft->spots[r * waits + i] = draft->lengths[r] + i;
-            if (i >= draft->waiting[r]) continue;
-            const number *embedding = draft->embeddings + draft->behind[at] * hidden;
-            const held *feature = draft->features[at++];
-            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, READ(embedding + k));
-            for (integer k = 0; k < hidden && !draft->fuse.data; k += LANES) STORE(to + hidden + k, HELD(feature + k));
-            to += 2 * hidden;
-        }
-    if (draft->fuse.data) fused(step, pass, draft);
-    pass->nodes = pass->all = waits;
-    pass->since = pass->asked = 0;
-    pass->taps = 1;
-    pass->sizes = draft->waiting;
-    pass->spots = draft->spots;
-    pass->ancestors = NULL;
-    forward(step, pass);
-    pass->sizes = NULL;
-    for (integer r = 0; r < pass->rows; r++) {
-        const integer count = draft->waiting[r];
-        if (!count) continue;
-        memcpy(draft->last + r * hidden, pass->tapped + (r * waits + count - 1) * hidden, hidden * sizeof(float));
-        draft->lengths[r] += count;
-    }
 }
 
 /* Draft for every row. `pass` is that of a step, with room for as many nodes as any has; `head`: the head alone. */

@@ -20,12 +20,8 @@ typedef struct {
 
 /* Context vectors of the positions that wait, and their keys and values. */
 static void read_context(const Model *model, const Block *block, Pass *pass, Draft *draft) {
-    const integer hidden = model->hidden, joined = block->taps * hidden, narrow = model->groups * model->width;
-    integer count = 0;
-    for (integer r = 0; r < pass->rows; r++) {
-        pass->starts[r] = count;
-        for (integer i = 0; i < draft->waiting[r]; i++) pass->live[count++] = (int32_t)r;
-    }
+    const integer hidden = model->hidden, joined = block->taps * hidden;
+    const integer count = counted(pass, draft->waiting);
 #pragma omp parallel num_threads(pass->threads)
     {
         const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -41,23 +37,8 @@ static void read_context(const Model *model, const Block *block, Pass *pass, Dra
                 scaled(pass->states + m * hidden, block->norm, hidden, model->epsilon, draft->last + row * hidden);
         }
 #pragma omp barrier
-        for (integer l = 0; l < model->layers; l++) {
-            const Layer *own = model->layer + l;
-            product(
-                pass->normed, count, hidden, own->k, own->bias_k, narrow, pass->made, NULL, 2 * narrow, 0, thread,
-                threads
-            );
-            product(
-                pass->normed, count, hidden, own->v, own->bias_v, narrow, pass->made + narrow, NULL, 2 * narrow, 0,
-                thread, threads
-            );
-#pragma omp barrier
-            for (integer m = first; m < last; m++) {
-                const integer row = pass->live[m], place = draft->lengths[row] + m - pass->starts[row];
-                written(model, pass, l, place, row * pass->capacity + place, pass->made + m * 2 * narrow);
-            }
-#pragma omp barrier
-        }
+        for (integer l = 0; l < model->layers; l++)
+            remembered(model, pass, l, hidden, count, draft->lengths, thread, threads);
     }
     for (integer r = 0; r < pass->rows; r++) draft->lengths[r] += draft->waiting[r];
 }

@@ -59,7 +59,7 @@ class PassPart(ctypes.Structure):
         *((name, address) for name in ("inside", "made", "paths", "live", "starts")),
         ("taps", whole),
         ("tap", address),
-        ("tapped", address),
+        *((name, address) for name in ("tapped", "features")),
         ("asked", whole),
         ("ask", address),
         ("logits", address),
@@ -128,12 +128,14 @@ class Room:
     def __init__(self, part: ModelPart):
         self.part = part
         self.held: dict[str, Tensor] = {}
+        self.found: dict[tuple[int, int], dict[str, int]] = {}  # what `addresses` gave since memory was last taken
 
     def of(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Room for so many numbers."""
         held = self.held.get(name)
         if held is None or len(held) < size:
             held = self.held[name] = torch.empty(size, dtype=dtype)
+            self.found.clear()
         return held
 
     def own(self, name: str, given: Tensor) -> Tensor:
@@ -149,6 +151,8 @@ class Room:
 
     def addresses(self, rows: int, nodes: int) -> dict[str, int]:
         """What a pass over so many rows needs, each with a path of so many nodes at most."""
+        if (known := self.found.get((rows, nodes))) is not None:
+            return known
         part = self.part
         wide, narrow = part.heads * part.width, part.groups * part.width
         sizes = {
@@ -157,7 +161,9 @@ class Room:
         }  # fmt: skip
         found = {name: self.of(name, rows * size).data_ptr() for name, size in sizes.items()}
         whole = self.cut("paths", torch.int32, paths=rows * nodes, live=rows)
-        return {**found, **whole, "starts": self.of("starts", rows + 1, torch.long).data_ptr()}
+        starts = self.of("starts", rows + 1, torch.long).data_ptr()
+        self.found[rows, nodes] = made = {**found, **whole, "starts": starts}
+        return made
 
 
 def project(part: LayerPart, kept: list[Any], hold: Hold, attention: Any, inner: Any) -> None:

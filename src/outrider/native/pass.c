@@ -53,7 +53,8 @@ typedef struct {
     integer *starts;                 /* [rows + 1]: where each row begins among these */
     integer taps;
     const integer *tap;  /* layers before which states are copied; `layers`: after the last norm */
-    float *tapped;       /* [taps, rows * nodes, hidden] */
+    float *tapped;          /* [taps, rows * nodes, hidden]; or NULL, and they are written as keys are held: */
+    held *const *features;  /* of each tap, [rows * nodes, hidden] */
     integer asked;
     const integer *ask; /* [asked]: places within `nodes` of each row, in order */
     float *logits;      /* [rows, asked, vocabulary] */
@@ -197,8 +198,10 @@ static void tap(const Model *model, const Pass *pass, integer layer, integer fir
     for (integer i = 0; i < pass->taps; i++) {
         if (pass->tap[i] != layer) continue;
         for (integer m = first; m < last; m++) {
-            float *to = pass->tapped + (i * pass->rows * pass->nodes + pass->live[m]) * width;
+            const integer place = pass->live[m];
+            float found[width], *to = pass->tapped ? pass->tapped + (i * pass->rows * pass->nodes + place) * width : found;
             scaled(pass->states + m * width, ends ? model->norm : NULL, width, model->epsilon, to);
+            for (integer k = 0; k < width && !pass->tapped; k++) pass->features[i][place * width + k] = to_held(found[k]);
         }
     }
 }
@@ -315,6 +318,8 @@ void forward(const Model *model, const Pass *pass) {
 }
 
 #include "noise.h"
+
+#include "reading.h"
 
 #include "draft.h"
 

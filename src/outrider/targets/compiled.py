@@ -63,7 +63,8 @@ class Forward:
         ask = index(m, spots.device) if given.asked is None else given.asked.contiguous()
         taps = (ctypes.c_int64 * len(given.taps))(*(t if t >= 0 else part.layers + 1 + t for t in given.taps))
         room_for = torch.empty if sizes is None else torch.zeros  # a drafter's masks hide padding, but no NaN in it
-        tapped = room_for(len(taps), b, m, part.hidden)
+        told = [room_for(b, m, part.hidden, dtype=self.kept) for _ in taps]
+        features = (ctypes.c_void_p * len(taps))(*(states.data_ptr() for states in told))
         logits = torch.empty(b, len(ask), part.vocabulary)
         with self.lock:
             if tokens is None:
@@ -80,12 +81,13 @@ class Forward:
                 turns=turns.data_ptr(), positions=len(turns), states=states.data_ptr(), **room,
                 tokens=None if tokens is None else tokens.data_ptr(),
                 embeddings=None if self.embeddings is None else self.embeddings.data_ptr(),
-                taps=len(taps), tap=ctypes.addressof(taps), tapped=tapped.data_ptr(),
+                taps=len(taps), tap=ctypes.addressof(taps), features=ctypes.addressof(features),
                 asked=len(ask), ask=ask.data_ptr(), logits=logits.data_ptr(), threads=torch.get_num_threads(),
             )  # fmt: skip
             self.call(ctypes.byref(part), ctypes.byref(asks))
-        features = {tap: states.to(target.dtype) for tap, states in zip(given.taps, tapped, strict=True)}
-        return TargetOutput(logits, features)
+        if self.kept != target.dtype:
+            told = [states.to(target.dtype) for states in told]
+        return TargetOutput(logits, dict(zip(given.taps, told, strict=True)))
 
     def _turns(self, positions: int) -> Tensor:
         """Cosines and sines [position, 2, width] of the model's own rotary embedding, in float32."""

@@ -221,7 +221,6 @@ class TreeSession:
         assert len(tokens) <= self.host[row]
         return Kept(tuple(tokens), self.cache.taken(row, len(tokens)), features)
 
-    @torch.no_grad()
     def forward(
         self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
     ) -> TargetOutput:
