@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .budgets import parse
-from .budgets.adaptive import Budgeter, Report, may_draft
+from .budgets.fixed import Budgeter, Report, may_draft
 from .core import nucleus, sampling, verify
 from .core.clock import Clock
 from .core.noise import GumbelNoise

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from . import drafters, encoding
 from .budgets import parse
-from .budgets.adaptive import AdaptiveBudget, Budgeter
+from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
 from .budgets.calibration import fits, learners
+from .budgets.fixed import Budgeter
 from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise

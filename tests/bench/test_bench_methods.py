@@ -17,8 +17,9 @@ from outrider.bench import methods, peers
 from outrider.bench.methods import VARIANTS
 from outrider.bench.models import Models
 from outrider.bench.types import Answer, Ask, Method, Peer
-from outrider.budgets.adaptive import AdaptiveBudget, FixedBudget
+from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.bandit import BanditBudget
+from outrider.budgets.fixed import FixedBudget
 from outrider.types import RULES
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.budgets.adaptive import AdaptiveBudget, FixedBudget
+from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.budgets.fixed import FixedBudget
 from outrider.engine import generate
 from outrider.llm import LLM, load
 

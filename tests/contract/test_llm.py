@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import outrider
-from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.bandit import BanditBudget
+from outrider.budgets.fixed import FixedBudget
 from outrider.types import InputError
 
 TEXT = [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.budgets.adaptive import Report
 from outrider.budgets.bandit import ARMS, BanditBudget
+from outrider.budgets.fixed import Report
 from outrider.budgets.shapes import nodes
 from outrider.core.noise import GumbelNoise
 from outrider.types import InputError, Rows, Sampling

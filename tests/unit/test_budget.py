@@ -12,8 +12,9 @@ from functools import lru_cache
 import pytest
 import torch
 
-from outrider.budgets.adaptive import TRIES, AdaptiveBudget, FixedBudget, Report
+from outrider.budgets.adaptive import TRIES, AdaptiveBudget
 from outrider.budgets.curve import Curve, nearest
+from outrider.budgets.fixed import FixedBudget, Report
 from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import best_of, check, from_lists, prune
@@ -87,7 +88,7 @@ def test_a_hard_text_says_little_of_the_next() -> None:
     """Rows that begin are met with what was usual, and drafts that disappointed in the last text are tried at once."""
     budget, drafted = AdaptiveBudget(), {}
     play(budget, 0.8, 600)
-    play(budget, 0.0, 300)
+    play(budget, 0.0, 400)
     assert budget.reaches(1)[0] < 0.25
     for new in (0, 1):
         again, drafted[new] = copy.deepcopy(budget), 0

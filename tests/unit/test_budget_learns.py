@@ -15,7 +15,8 @@ from operator import mul
 import pytest
 import torch
 
-from outrider.budgets.adaptive import AdaptiveBudget, Report
+from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.budgets.fixed import Report
 from outrider.core.noise import GumbelNoise
 from outrider.types import Rows, Sampling
 

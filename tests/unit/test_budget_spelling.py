@@ -9,8 +9,9 @@ import pytest
 
 from outrider import InputError
 from outrider.budgets import parse
-from outrider.budgets.adaptive import AdaptiveBudget, FixedBudget
+from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.bandit import BanditBudget
+from outrider.budgets.fixed import FixedBudget
 
 
 def test_what_each_spelling_makes() -> None:

@@ -12,7 +12,6 @@ import torch
 
 from outrider import drafters
 from outrider.bench.watch import Watched
-from outrider.budgets.adaptive import FixedBudget
 from outrider.budgets.calibration import (
     BOUNDS,
     Calibrated,
@@ -24,6 +23,7 @@ from outrider.budgets.calibration import (
     reliability,
     score,
 )
+from outrider.budgets.fixed import FixedBudget
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import from_lists

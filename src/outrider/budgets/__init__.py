@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .shapes import read, shape_of
 
 if TYPE_CHECKING:
-    from .adaptive import Budgeter
+    from .fixed import Budgeter
 
 
 def parse(text: str) -> Budgeter:
@@ -20,8 +20,9 @@ def parse(text: str) -> Budgeter:
     Raises InputError. `outrider.budgets.shapes.read` only checks the text, and needs no torch.
     """
     written = read(text)
-    from .adaptive import AdaptiveBudget, FixedBudget
+    from .adaptive import AdaptiveBudget
     from .bandit import BanditBudget
+    from .fixed import FixedBudget
 
     if not any(written):
         return AdaptiveBudget()

@@ -32,13 +32,13 @@ draft itself, which only `coupled` allows; the engine clears them under the othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
-from ..types import Budget, Drafting, Price, Rows
+from ..types import Budget, Price, Rows
 from .curve import Brought, Curve, nearest
+from .fixed import Report
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
@@ -56,58 +56,7 @@ GIVEN = 2.0  # plain rounds that reading a new text for a try may take; what tak
 READING = 128.0  # plain rounds of reading that may be owed at most: a single slow moment must not end all tries
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 LEARN = 6  # first rounds that measure, one of them without a draft: a single round is no measurement
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one round cost and gave: the budget's only input."""
-
-    rows: int
-    depth: int  # the depth asked for; 0 for no draft
-    nodes: int  # nodes of the widest row, root included
-    draft_seconds: float
-    verify_seconds: float
-    rest_seconds: float
-    accepted: Sequence[int]  # [d]: of the rows that may draft, those that accepted depth d + 1, to the depth asked for
-    drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
-    promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
-    drafting: int | None = None  # rows that may draft; None: all of them
-    total: int = 0  # nodes of all rows, where padding costs nothing; 0: it does
-
-
-@runtime_checkable
-class Budgeter(Protocol):
-    """Decides before each round how much to draft, and is told afterwards what came of it."""
-
-    def choose(self, rows: Rows) -> Budget:
-        """How much to draft for these rows in the round that begins. A row with one token left does not draft."""
-
-    def learn(self, report: Report) -> None:
-        """Take in what that round cost and gave."""
-
-
-def may_draft(rows: Rows, drafting: Drafting) -> Rows:
-    """The rows as a budget is shown them: those that never draft, as `drafting.plain` says, have one token left."""
-    never: Sequence[bool] | None = getattr(drafting, "plain", None)
-    if never is None:
-        return rows
-    pairs = zip(rows.remaining, never, strict=True)
-    return replace(rows, remaining=tuple(min(left, 1) if plain else left for left, plain in pairs))
-
-
-@dataclass
-class FixedBudget:
-    """Always the same budget: for comparisons, and for texts under `rejection` that must not depend on the clock."""
-
-    nodes: int = 16
-    depth: int = 6
-    shape: tuple[int, ...] | None = None
-
-    def choose(self, rows: Rows) -> Budget:
-        return Budget(self.nodes, self.depth, shape=self.shape)
-
-    def learn(self, report: Report) -> None:
-        del report
+NOTHING = Budget(1, 0)
 
 
 @dataclass
@@ -139,34 +88,50 @@ class AdaptiveBudget:
     reading: float = 0.0  # seconds that reading a new text took, of late
     unread: dict[int, float] = field(default_factory=dict)  # as `debt`: seconds that tries read, not paid for yet
     rounds: int = 0
+    quiet: int = 0  # rounds to come that draft nothing, since more is owed than they pay off: nothing is worked out
+    resting: bool = False  # is this round one of them?
+    rested: tuple[int, float] = 1, 0.0  # rows and seconds of those that paid nothing off yet
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round; nothing is drafted where that is sooner."""
+        self.resting = self.quiet > 0 and len(rows) == self.rested[0] and 0 not in rows.serial
+        if self.resting:
+            self.quiet -= 1
+            return NOTHING
+        self.quiet = 0
+        if self.rested[1]:
+            self._pay(*self.rested)
+            self.rested = 1, 0.0
         useful = max(rows.remaining) - 1
         if useful < 1 or self.nodes < 2 or self.depth < 1:
-            return Budget(1, 0)
+            return NOTHING
+        self.behind = self.behind or self.idle >= LATE
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         if new := sum(serial == 0 for serial in rows.serial):
             self._begin(b, new / b)
         seen = self.seen.get(b, 0)
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
-            return Budget(1, 0) if seen == 1 else self._try(b, useful)
+            return NOTHING if seen == 1 else self._try(b, useful)
         best, rate, draft = self._best(b, drafting)
         brought, plain = self.brought.get(nearest(b), Brought()), self._plain(b)
         if best and self.fresh and self.reading > useful * max(0.0, b / plain - 1 / rate):
             best = 0  # what is left of these texts does not earn their reading
         self.paying = best > 0 and 1 < brought.rate < float("inf")
-        reading = self.behind and best == 0 and self.unread.get(nearest(b), 0.0) > 0
-        if not self.paying and (reading or self.debt.get(nearest(b), 0.0) > (self._hold(b) if best else 0.0)):
-            return Budget(1, 0)
+        owed = self.debt.get(nearest(b), 0.0) - (self._hold(b) if best else 0.0)
+        if self.behind and best == 0:
+            owed += self.unread.get(nearest(b), 0.0)
+        if not self.paying and owed > 0:
+            if self.rounds >= 100:
+                self.quiet, self.rested = min(STALE, int(owed * plain / b**0.5 / TRIES)), (b, 0.0)
+            return NOTHING
         self.trying = best == 0
         if best == 0:
             best = draft
         elif self.rounds % EXPLORE == 0:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
-                return Budget(1, 0)
+                return NOTHING
         rate = min(rate, max(brought.rate, 1.0) * plain / b)  # what is, not what was forecast
         # One depth more costs the drafter a step: worth it where the chance to arrive there buys back its time.
         reach = min(0.5, rate * b / drafting * self.step.slope(1) / self.trust)
@@ -207,20 +172,21 @@ class AdaptiveBudget:
         b, drafting = report.rows, report.rows if report.drafting is None else report.drafting
         if not drafting:
             return
+        seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
+        self.idle += report.depth == 0
+        if self.resting:
+            self.rested = b, self.rested[1] + seconds
+            return
         self.rounds += 1
-        if self.rounds < 100 or self.rounds % STALE == 0:
+        if self.rounds < 100 or self.rounds % STALE == 0 or (report.depth and self.idle >= STALE):
             self._held.clear()
         self.seen[b] = self.seen.get(b, 0) + 1
         if self.seen[b] > 1:  # the first round of a kind warms up
             self._time(report)
-        seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
-        like, paid = nearest(b), TRIES / b**0.5 * seconds
-        self.debt[like] = max(0.0, (owed := self.debt.get(like, 0.0)) - paid)
-        self.unread[like] = max(0.0, self.unread.get(like, 0.0) - max(0.0, paid - owed))
+        self._pay(b, seconds)
         if report.depth == 0:
-            self.idle += 1
-            self.behind = self.behind or self.idle >= LATE
             return
+        like = nearest(b)
         read, self.behind = self._read(report) if self.behind else 0.0, False
         for d, asked in enumerate(self.asked):  # what is long ago counts for less, and for PRIOR rows at least
             kept = max(DECAY**self.idle, min(1.0, PRIOR / asked))
@@ -248,6 +214,12 @@ class AdaptiveBudget:
             self.unread[like] = min(self.unread[like] + self.trying * read, READING * b / self._plain(b))
             self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
         self.fresh = False
+
+    def _pay(self, rows: int, seconds: float) -> None:
+        """Rounds of so many seconds pay off what drafts lost, and then what tries read."""
+        like, paid = nearest(rows), TRIES / rows**0.5 * seconds
+        self.debt[like] = max(0.0, (owed := self.debt.get(like, 0.0)) - paid)
+        self.unread[like] = max(0.0, self.unread.get(like, 0.0) - max(0.0, paid - owed))
 
     def _read(self, report: Report) -> float:
         """Seconds by which a draft took longer than usual, because text had to be read first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
         self.began = perf_counter()
         self.parts: dict[str, float] = defaultdict(float)
 
-    def __call__(self, part: str) -> Self:
+    def __call__(self, part: str) -> Clock:
         self.part = part
         return self
 

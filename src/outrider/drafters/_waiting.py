@@ -39,11 +39,10 @@ class Waiting:
         """What a round committed."""
         if isinstance(given, Pairs):
             self.pairs.append(given)
-            counts = [len(nodes) for nodes in given.nodes]
+            self.counts = [old + len(nodes) for old, nodes in zip(self.counts, given.nodes, strict=True)]
         else:
             self.pending.append(given)
-            counts = given[2]
-        self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
+            self.counts = [old + new for old, new in zip(self.counts, given[2], strict=True)]
 
     def listed(self) -> list[Pairs]:
         """All that waits for compiled code, which waits no longer."""

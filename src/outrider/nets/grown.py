@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -41,10 +41,9 @@ class Shape:
     scale: float
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """What a round committed: of each row the nodes whose features count, and the token behind each of them.
-    `features`: of each layer that is read; `rows`: where each row lies in them."""
+    `features`: of each layer that is read; `rows`: where each row lies in them. (A tuple: one is made every round.)"""
 
     features: Sequence[Float[Tensor, "r m h"]]
     nodes: Sequence[Sequence[int]]
@@ -65,6 +64,8 @@ class Pairs:
 def paired(round: Round, features: Sequence[Float[Tensor, "b m h"]]) -> Pairs:
     """What a round committed, on the host: of each row the nodes and the tokens behind them."""
     if round.tree.ancestors is not None:
+        if round.tree.nodes == 1:
+            return Pairs(features, [(0,)] * len(round.tokens), round.tokens, range(len(round.tokens)))
         paths = round.path.tolist()
         nodes = [path[: len(tokens)] for path, tokens in zip(paths, round.tokens, strict=True)]
         return Pairs(features, nodes, round.tokens, range(len(nodes)))

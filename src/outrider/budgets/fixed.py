@@ -1,0 +1,61 @@
+"""What a budget is asked before a round and told after it; and one that is always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from ..types import Budget, Drafting, Rows
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one round cost and gave: the budget's only input."""
+
+    rows: int
+    depth: int  # the depth asked for; 0 for no draft
+    nodes: int  # nodes of the widest row, root included
+    draft_seconds: float
+    verify_seconds: float
+    rest_seconds: float
+    accepted: Sequence[int]  # [d]: of the rows that may draft, those that accepted depth d + 1, to the depth asked for
+    drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
+    promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
+    drafting: int | None = None  # rows that may draft; None: all of them
+    total: int = 0  # nodes of all rows, where padding costs nothing; 0: it does
+
+
+@runtime_checkable
+class Budgeter(Protocol):
+    """Decides before each round how much to draft, and is told afterwards what came of it."""
+
+    def choose(self, rows: Rows) -> Budget:
+        """How much to draft for these rows in the round that begins. A row with one token left does not draft."""
+
+    def learn(self, report: Report) -> None:
+        """Take in what that round cost and gave."""
+
+
+def may_draft(rows: Rows, drafting: Drafting) -> Rows:
+    """The rows as a budget is shown them: those that never draft, as `drafting.plain` says, have one token left."""
+    never: Sequence[bool] | None = getattr(drafting, "plain", None)
+    if never is None:
+        return rows
+    pairs = zip(rows.remaining, never, strict=True)
+    return replace(rows, remaining=tuple(min(left, 1) if plain else left for left, plain in pairs))
+
+
+@dataclass
+class FixedBudget:
+    """Always the same budget: for comparisons, and for texts under `rejection` that must not depend on the clock."""
+
+    nodes: int = 16
+    depth: int = 6
+    shape: tuple[int, ...] | None = None
+
+    def choose(self, rows: Rows) -> Budget:
+        return Budget(self.nodes, self.depth, shape=self.shape)
+
+    def learn(self, report: Report) -> None:
+        del report
