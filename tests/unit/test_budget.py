@@ -99,6 +99,32 @@ def test_a_hard_text_says_little_of_the_next() -> None:
     assert drafted[1] >= 5 > drafted[0]
 
 
+class Awake(AdaptiveBudget):
+    """Works every round out."""
+
+    def choose(self, rows: Rows) -> Budget:
+        self.quiet = 0
+        return super().choose(rows)
+
+
+def test_rounds_that_surely_draft_nothing_work_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they pay off as much: as many drafts are tried as if each had been worked out. A new text is met at once."""
+    worked, tried, whole = {}, {}, AdaptiveBudget._best
+    for kind in (Awake, AdaptiveBudget):
+        budget, calls = kind(), []
+        play(budget, 0.0, 300)
+        monkeypatch.setattr(AdaptiveBudget, "_best", lambda self, *a, calls=calls: calls.append(a) or whole(self, *a))
+        _, tried[kind] = play(budget, 0.0, 3000)
+        worked[kind] = len(calls)
+    assert worked[AdaptiveBudget] < 0.4 * worked[Awake]
+    assert tried[AdaptiveBudget] == pytest.approx(tried[Awake], rel=0.2)
+    budget.quiet, before = 8, len(calls)
+    budget.choose(rows())
+    assert len(calls) == before
+    budget.choose(rows(new=1))
+    assert len(calls) > before
+
+
 def test_reading_is_no_drafting() -> None:
     """A drafter that reads a new text before its first draft takes long for it, and no draft is dearer for that."""
     budget = AdaptiveBudget()
