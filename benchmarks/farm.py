@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from outrider.bench.cost import Cost
-from outrider.budgets.fixed import Budgeter, Report
+from outrider.budgets.budgeter import Budgeter, Report
 
 DEPTH = 8  # tokens that a trace's drafts are deep
 

@@ -37,7 +37,7 @@ from outrider.bench.document import Estimate
 from outrider.bench.draw import Lines, curves, style
 from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.budgets.adaptive import AdaptiveBudget
-from outrider.budgets.fixed import Budgeter, FixedBudget
+from outrider.budgets.budgeter import Budgeter, FixedBudget
 from outrider.core.tree import DraftTree
 from outrider.engine import Batch, Row
 from outrider.llm import LLM, load

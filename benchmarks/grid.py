@@ -24,7 +24,7 @@ import torch
 
 import outrider
 from outrider.bench import tasks
-from outrider.budgets.fixed import Budgeter, Report
+from outrider.budgets.budgeter import Budgeter, Report
 from outrider.types import Budget, InputError, Rows
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,7 @@ from typing import Any
 from job import Decode, Texts, Write, serve
 
 import outrider
-from outrider.budgets.fixed import Budgeter, Report
+from outrider.budgets.budgeter import Budgeter, Report
 from outrider.types import Budget, Rows
 
 

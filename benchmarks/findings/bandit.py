@@ -11,7 +11,7 @@ import torch
 from evidence import Evidence, finding
 from figures import Check, true
 from outrider.budgets.bandit import BanditBudget, Shape, nodes
-from outrider.budgets.fixed import Report
+from outrider.budgets.budgeter import Report
 from outrider.core.noise import GumbelNoise
 from outrider.types import Rows, Sampling
 

@@ -23,7 +23,7 @@ from rich.progress import Progress
 
 from outrider import drafters
 from outrider.bench.metrics import LOOP_SHARE, loops
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.targets import HFTarget, load_tokenizer

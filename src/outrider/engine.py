@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .budgets import parse
-from .budgets.fixed import Budgeter, Report, may_draft
+from .budgets.budgeter import Budgeter, Report, may_draft
 from .core import nucleus, sampling, verify
 from .core.clock import Clock
 from .core.noise import GumbelNoise
@@ -231,7 +231,7 @@ class Batch:
         total = sum(done.sizes) if getattr(self.engine.target, "native", None) is not None else 0
         report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
         self.engine.budget.learn(report)
-        seconds = clock.total  # that took time as well
+        seconds = clock.total  # with what the budget's learning took
         for row in self.rows:
             row.usage.draft_seconds += draft
             row.usage.verify_seconds += verify

@@ -14,14 +14,13 @@ from . import drafters, encoding
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
+from .budgets.budgeter import Budgeter
 from .budgets.calibration import fits, learners
-from .budgets.fixed import Budgeter
 from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
 from .core.stopping import Stop, TextStream
 from .drafters._choice import ChoiceDrafter
-from .drafters.none import NoneDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
 from .params import check_rule, whole
@@ -208,8 +207,7 @@ class LLM:
 
     def _begin(self, key: tuple[Rule, str]) -> Budgeter:
         """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""
-        plain = isinstance(self.drafter, NoneDrafter)
-        made = self.budgets[key] = parse("none" if plain and key[1] == "auto" else key[1])
+        made = self.budgets[key] = parse(key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
             about = self.kept_as, self.drafter_name, precision_of(target), str(target.device), target.exact

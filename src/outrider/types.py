@@ -237,7 +237,7 @@ class Kept:
 class Session(Protocol):
     """The state of one batch inside a target: the tree cache."""
 
-    lengths: Tensor  # [b] committed tokens, on the device
+    lengths: Tensor  # [b] committed tokens, on the device; a new tensor where they change
     longest: int  # an upper bound of `lengths`, on the host
 
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:

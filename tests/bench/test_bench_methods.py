@@ -19,7 +19,7 @@ from outrider.bench.models import Models
 from outrider.bench.types import Answer, Ask, Method, Peer
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.bandit import BanditBudget
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.types import RULES
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.budgets.adaptive import AdaptiveBudget
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.engine import generate
 from outrider.llm import LLM, load
 

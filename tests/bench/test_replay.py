@@ -18,7 +18,7 @@ from outrider.bench.cost import Cost, Run, parse, predict, presets
 from outrider.bench.document import Estimate, Prediction
 from outrider.bench.recording import Record, read, vocabulary
 from outrider.bench.replay import ReplayTarget, cells, decode, drafter_of, engine, replay, request
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.tree import from_lists
 from outrider.drafters import load as load_drafter
 from outrider.drafters.lookahead import LookaheadDrafter

@@ -19,7 +19,7 @@ from cli_world import PROMPT, Run, refused
 
 from outrider import cli
 from outrider.budgets.bandit import BanditBudget
-from outrider.budgets.fixed import Report
+from outrider.budgets.budgeter import Report
 from outrider.commands.generate import unescape
 from outrider.types import Budget, Rows
 

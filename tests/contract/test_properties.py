@@ -9,7 +9,7 @@ import torch
 from contract_world import NAMES, PROMPTS, VOCAB, World, outputs, plain
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core import tree
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Batch, Engine, Request, Row

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import check

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.budgets.fixed import FixedBudget
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.drafters import _features, _mix, eagle, eagle3

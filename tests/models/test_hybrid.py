@@ -14,8 +14,8 @@ from mamba_world import TEXTS, VOCAB, path, small_target
 from torch import Tensor
 
 from outrider import drafters
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.budgets.fixed import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.drafters import _hybrid as hybrid
 from outrider.drafters._hybrid import HybridDrafter

@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 
 import outrider
 from outrider import drafters
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.budgets.fixed import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, Slab

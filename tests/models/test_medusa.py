@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from small import PROMPTS, VOCAB, build, sequential
 
 from outrider import drafters
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.budgets.fixed import FixedBudget
 from outrider.checkpoints import native
 from outrider.core import tree
 from outrider.drafters import medusa

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 import outrider
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.budgets.fixed import FixedBudget
 from outrider.drafters._text import LOOSE, MUCH, Line
 from outrider.drafters._words import Shared, Spelling
 from outrider.engine import Batch, Request, Row

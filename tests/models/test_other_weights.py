@@ -12,7 +12,7 @@ import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native, read
 from outrider.checkpoints.write import keep
 from outrider.core.noise import GumbelNoise

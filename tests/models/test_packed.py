@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import outrider
 from outrider import InputError, drafters
 from outrider.bench.models import Models
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.llm import LLM
 from outrider.nets.products import HalfLinear, OrderedLinear, hasten, hastened
 from outrider.targets import gguf, load_target

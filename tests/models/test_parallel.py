@@ -14,7 +14,7 @@ from oracle import DRAFTED, HIDDEN, SHAPE, TAPS, VOCAB, Oracle, seen_at
 from torch import Tensor
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native
 from outrider.drafters import _waiting, eagle3
 from outrider.drafters._growth import STATIC, Growth

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.budgets.fixed import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
 from outrider.nets import products

@@ -15,7 +15,7 @@ import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.targets import load_target

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.bench.models import Models
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.types import InputError
 
 DEMO = Path(str(files("outrider"))) / "demo"

@@ -12,7 +12,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from tree_paths import paths_to_leaves, seeing_siblings
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core import noise
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import chain, from_lists

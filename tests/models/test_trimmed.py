@@ -10,8 +10,8 @@ import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
-from outrider.budgets.fixed import FixedBudget
 from outrider.checkpoints import Facts, native
 from outrider.checkpoints.write import write
 from outrider.core.noise import GumbelNoise

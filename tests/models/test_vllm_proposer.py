@@ -13,7 +13,7 @@ from vllm_world import Scheduler, config
 
 import outrider
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.tree import check, from_lists
 from outrider.drafters import _chain
 from outrider.engine import Engine, generate

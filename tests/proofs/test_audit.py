@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.commands.audit import document, show
 from outrider.core import sampling, verify
 from outrider.core.tree import best, from_template, prune, template

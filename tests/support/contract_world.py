@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 )
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core import noise
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, Row, generate

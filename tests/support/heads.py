@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.testing import TableTarget

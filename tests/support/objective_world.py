@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import Layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.budgets.fixed import Report
+from outrider.budgets.budgeter import Report
 from outrider.types import Budget, Rows
 
 

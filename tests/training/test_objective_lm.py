@@ -13,7 +13,7 @@ from objective_world import VOCAB, packed, target, texts
 from torch import Tensor
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.nets import mamba as ssm

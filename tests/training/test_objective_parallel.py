@@ -24,7 +24,7 @@ from objective_world import (
 from torch import Tensor
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.drafters import eagle3 as network
 from outrider.engine import Batch as Rows

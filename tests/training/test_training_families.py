@@ -12,7 +12,7 @@ from small import build
 from training_world import RECIPE
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.native.build import library

@@ -12,7 +12,7 @@ import oracle
 import pytest
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.drafters import _mix, eagle
 from outrider.drafters._asking import BINS, LEARN, PROBE, Asking
 from outrider.drafters._growth import Growth

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outrider.budgets.bandit import ARMS, BanditBudget
-from outrider.budgets.fixed import Report
+from outrider.budgets.budgeter import Report
 from outrider.budgets.shapes import nodes
 from outrider.core.noise import GumbelNoise
 from outrider.types import InputError, Rows, Sampling

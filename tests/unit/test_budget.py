@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from outrider.budgets.adaptive import TRIES, AdaptiveBudget
+from outrider.budgets.budgeter import FixedBudget, Report
 from outrider.budgets.curve import Curve, nearest
-from outrider.budgets.fixed import FixedBudget, Report
 from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import best_of, check, from_lists, prune

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from outrider.budgets.adaptive import AdaptiveBudget
-from outrider.budgets.fixed import Report
+from outrider.budgets.budgeter import Report
 from outrider.core.noise import GumbelNoise
 from outrider.types import Rows, Sampling
 

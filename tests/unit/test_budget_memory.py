@@ -10,8 +10,8 @@ import pytest
 import outrider
 from outrider.budgets import memory
 from outrider.budgets.adaptive import LEARN, PRIOR, AdaptiveBudget
+from outrider.budgets.budgeter import Report
 from outrider.budgets.calibration import Family, Fit, Rates
-from outrider.budgets.fixed import Report
 from outrider.budgets.memory import Memory, file_of
 from outrider.drafters._asking import Asking
 from outrider.types import Budget, Price

@@ -11,7 +11,7 @@ from outrider import InputError
 from outrider.budgets import parse
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.bandit import BanditBudget
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 
 
 def test_what_each_spelling_makes() -> None:

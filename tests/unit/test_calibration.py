@@ -12,6 +12,7 @@ import torch
 
 from outrider import drafters
 from outrider.bench.watch import Watched
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import (
     BOUNDS,
     Calibrated,
@@ -23,7 +24,6 @@ from outrider.budgets.calibration import (
     reliability,
     score,
 )
-from outrider.budgets.fixed import FixedBudget
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import from_lists

@@ -14,8 +14,8 @@ import torch
 from enumerating import Branches, Draft, Text, World, bias, repeat, sampled, world
 
 from outrider import drafters
+from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import Family, Rates
-from outrider.budgets.fixed import FixedBudget
 from outrider.core import verify
 from outrider.core.tree import check, from_lists
 from outrider.drafters import _mix, eagle

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider import drafters
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import chain, from_lists, from_paths
 from outrider.engine import Engine, Request, generate

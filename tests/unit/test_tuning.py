@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.budgets.fixed import FixedBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core import tree
 from outrider.core.noise import GumbelNoise
 from outrider.drafters import _growth, _ranks, load

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ..budgets.fixed import FixedBudget
+from ..budgets.budgeter import FixedBudget
 from ..drafters._growth import Growth
 from ..drafters._words import Same
 from ..drafters.model import ModelDrafter

@@ -14,7 +14,7 @@ from . import peers
 from .types import PACKED, PLAIN, Method
 
 if TYPE_CHECKING:
-    from ..budgets.fixed import Budgeter
+    from ..budgets.budgeter import Budgeter
 
 VARIANTS = ("plain", "eager", *PACKED, *(f"eager+{kind}" for kind in PACKED))  # eager does not record passes
 BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .. import drafters
-from ..budgets.fixed import FixedBudget
+from ..budgets.budgeter import FixedBudget
 from ..core.padding import padded
 from ..core.stopping import Stop
 from ..core.tree import chain_of

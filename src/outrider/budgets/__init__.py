@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .shapes import read, shape_of
 
 if TYPE_CHECKING:
-    from .fixed import Budgeter
+    from .budgeter import Budgeter
 
 
 def parse(text: str) -> Budgeter:
@@ -22,7 +22,7 @@ def parse(text: str) -> Budgeter:
     written = read(text)
     from .adaptive import AdaptiveBudget
     from .bandit import BanditBudget
-    from .fixed import FixedBudget
+    from .budgeter import FixedBudget
 
     if not any(written):
         return AdaptiveBudget()

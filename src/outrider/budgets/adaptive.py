@@ -21,6 +21,9 @@ more while the last drafts did bring more than plain rounds. So drafts that do n
 long run, and HOLD rounds once. What a batch size costs that was not met yet is taken from the others, by the nodes of
 all rows.
 
+Where more is owed than the next rounds pay off, they rest, eight at a time: nothing is worked out or measured, and they
+pay in one sum. A new row, or another number of rows, ends a rest.
+
 A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
 teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed; but where it
 is longer than what drafts should save in the rest of new texts, they get a mere try. What a try reads has an account of
@@ -37,8 +40,8 @@ from itertools import accumulate
 from typing import Any, cast
 
 from ..types import Budget, Price, Rows
+from .budgeter import Report
 from .curve import Brought, Curve, nearest
-from .fixed import Report
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
@@ -51,7 +54,8 @@ FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
 SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
-STALE = 8  # rounds for which a forecast is kept once a hundred rounds have taught it: it costs as much as a short draft
+STALE = 8  # rounds worked out for which a forecast is kept: it costs as much as a short draft. At most so many rest
+SURE = 100  # rounds that teach before forecasts are kept
 GIVEN = 2.0  # plain rounds that reading a new text for a try may take; what takes longer is paid for before the next
 READING = 128.0  # plain rounds of reading that may be owed at most: a single slow moment must not end all tries
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
@@ -88,10 +92,10 @@ class AdaptiveBudget:
     reading: float = 0.0  # seconds that reading a new text took, of late
     unread: dict[int, float] = field(default_factory=dict)  # as `debt`: seconds that tries read, not paid for yet
     rounds: int = 0
-    quiet: int = 0  # rounds to come that draft nothing, since more is owed than they pay off: nothing is worked out
+    quiet: int = 0  # rounds to come that rest
     resting: bool = False  # is this round one of them?
-    rested: tuple[int, float] = 1, 0.0  # rows and seconds of those that paid nothing off yet
-    _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # for STALE rounds
+    rested: tuple[int, float] = 1, 0.0  # rows of a resting round, and the seconds of all that have not paid yet
+    _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # forecasts
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round; nothing is drafted where that is sooner."""
@@ -122,7 +126,7 @@ class AdaptiveBudget:
         if self.behind and best == 0:
             owed += self.unread.get(nearest(b), 0.0)
         if not self.paying and owed > 0:
-            if self.rounds >= 100:
+            if self.rounds >= SURE:
                 self.quiet, self.rested = min(STALE, int(owed * plain / b**0.5 / TRIES)), (b, 0.0)
             return NOTHING
         self.trying = best == 0
@@ -174,11 +178,11 @@ class AdaptiveBudget:
             return
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
         self.idle += report.depth == 0
-        if self.resting:
+        if self.resting and not report.depth:
             self.rested = b, self.rested[1] + seconds
             return
         self.rounds += 1
-        if self.rounds < 100 or self.rounds % STALE == 0 or (report.depth and self.idle >= STALE):
+        if self.rounds < SURE or self.rounds % STALE == 0 or (report.depth and self.idle >= STALE):
             self._held.clear()
         self.seen[b] = self.seen.get(b, 0) + 1
         if self.seen[b] > 1:  # the first round of a kind warms up

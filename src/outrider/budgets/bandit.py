@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Budget, InputError, Rows
+from .budgeter import Report
 from .curve import Curve
-from .fixed import Report
 from .shapes import Play, Shape, check_shapes, nodes, part_of, shape_of
 
 ARMS: tuple[Shape, ...] = ((3, 3, 2, 1), (3, 2, 2, 1, 1), (2, 2, 2, 1, 1, 1))

@@ -8,11 +8,13 @@ from typing import Any
 
 
 class Clock:
-    """Seconds by part: `with clock("draft"): ...`, then `clock["draft"]`; a part may be entered several times."""
+    """Seconds by part: `with clock("draft"): ...`, then `clock["draft"]`. A part may be entered several times, never
+    within another one."""
 
     def __init__(self) -> None:
         self.began = perf_counter()
         self.parts: dict[str, float] = defaultdict(float)
+        self.part, self.entered = "", 0.0
 
     def __call__(self, part: str) -> Clock:
         self.part = part

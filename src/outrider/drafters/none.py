@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.tree import root_only
 from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
@@ -25,6 +25,8 @@ class NoneDrafter:
 @dataclass
 class NoneDrafting:
     """It has no state, so there is nothing to select or join."""
+
+    plain: ClassVar[bool] = True  # a budget has nothing to work out
 
     def observe(self, round: Round) -> None:
         pass

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from .. import drafters
-from ..budgets.fixed import Budgeter
+from ..budgets.budgeter import Budgeter
 from ..core.padding import padded
 from ..engine import Engine, generate
 from ..params import check_rule

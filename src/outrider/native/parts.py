@@ -128,7 +128,7 @@ class Room:
     def __init__(self, part: ModelPart):
         self.part = part
         self.held: dict[str, Tensor] = {}
-        self.found: dict[tuple[int, int], dict[str, int]] = {}  # what `addresses` gave since memory was last taken
+        self.found: dict[tuple[int, int], dict[str, int]] = {}  # what `addresses` gave last
 
     def of(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Room for so many numbers."""
@@ -162,7 +162,8 @@ class Room:
         found = {name: self.of(name, rows * size).data_ptr() for name, size in sizes.items()}
         whole = self.cut("paths", torch.int32, paths=rows * nodes, live=rows)
         starts = self.of("starts", rows + 1, torch.long).data_ptr()
-        self.found[rows, nodes] = made = {**found, **whole, "starts": starts}
+        made = {**found, **whole, "starts": starts}
+        self.found = {(rows, nodes): made}
         return made
 
 

@@ -53,8 +53,8 @@ typedef struct {
     integer *starts;                 /* [rows + 1]: where each row begins among these */
     integer taps;
     const integer *tap;  /* layers before which states are copied; `layers`: after the last norm */
-    float *tapped;          /* [taps, rows * nodes, hidden]; or NULL, and they are written as keys are held: */
-    held *const *features;  /* of each tap, [rows * nodes, hidden] */
+    float *tapped;       /* [taps, rows * nodes, hidden]; NULL: `features` are written instead */
+    held *const *features; /* of each tap, [rows * nodes, hidden], in the precision of keys */
     integer asked;
     const integer *ask; /* [asked]: places within `nodes` of each row, in order */
     float *logits;      /* [rows, asked, vocabulary] */
@@ -193,6 +193,7 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
     }
 }
 
+/* Copies of states `first` .. `last` - 1 before this layer, where they are asked for. */
 static void tap(const Model *model, const Pass *pass, integer layer, integer first, integer last) {
     const integer width = model->hidden, ends = layer == model->layers && !model->norm_given;
     for (integer i = 0; i < pass->taps; i++) {

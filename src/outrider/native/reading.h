@@ -1,7 +1,9 @@
-/* What a drafter reads of committed text before it drafts: features of the target, each beside the token behind it.
+/* What a drafter reads of committed text before it drafts: features of the target, each with the next token. (The
+   structure of a whole draft call stands here as well, since this file comes first.)
 
-   Of what lies behind in the text only keys and values are ever used again, and they come from a fifth of a layer's
-   weights. So of many pairs that wait, the layer as a whole reads each row's last one alone: what it drafts from. */
+   Later steps use only the keys and values of earlier pairs. With the joining product before them these take about a
+   fifth of the weights. So of many pairs that wait, the layer as a whole reads each row's last one alone, which the draft
+   begins with. */
 
 #define FEW 16 /* pairs of a row: to read these as a whole takes hardly longer, since the weights are read once for all */
 
@@ -75,8 +77,8 @@ static integer counted(const Pass *pass, const integer *waiting) {
 }
 
 /* The first product's input of each pair that waits: its embedding, and beside it its feature, or for EAGLE-3 one vector
-   of its features. */
-static void given_pairs(const Model *step, const Pass *pass, const Draft *draft) {
+   of its features. Returns how many pairs there are. */
+static integer given_pairs(const Model *step, const Pass *pass, const Draft *draft) {
     const integer hidden = step->hidden, taps = draft->taps, count = counted(pass, draft->waiting);
     float *given = (float *)pass->given;
 #pragma omp parallel num_threads(pass->threads)
@@ -99,13 +101,13 @@ static void given_pairs(const Model *step, const Pass *pass, const Draft *draft)
             );
         }
     }
+    return count;
 }
 
 /* Keys and values of the pairs that wait. */
 static void read_keys(const Model *step, const Pass *pass, const Draft *draft) {
     const integer hidden = step->hidden, joined = step->joined;
-    given_pairs(step, pass, draft);
-    const integer count = counted(pass, draft->waiting);
+    const integer count = given_pairs(step, pass, draft);
 #pragma omp parallel num_threads(pass->threads)
     {
         const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -150,7 +152,8 @@ static void feed_pairs(const Model *step, Pass *pass, Draft *draft) {
     }
 }
 
-/* Read the pairs that wait. */
+/* Read the pairs that wait. Few: all go through the layer. Many: their keys and values first, and then each row's last
+   one goes through the layer. */
 static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
     const integer rows = pass->rows, taps = draft->taps;
     if (draft->waits <= FEW) {
@@ -168,10 +171,10 @@ static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
         behind[ends++] = draft->behind[count - 1];
         draft->lengths[r] += draft->waiting[r] - 1;
     }
-    Draft last = *draft;
-    last.waits = 1;
-    last.waiting = waiting;
-    last.features = features;
-    last.behind = behind;
-    feed_pairs(step, pass, &last);
+    Draft last_ones = *draft;
+    last_ones.waits = 1;
+    last_ones.waiting = waiting;
+    last_ones.features = features;
+    last_ones.behind = behind;
+    feed_pairs(step, pass, &last_ones);
 }

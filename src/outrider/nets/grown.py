@@ -27,6 +27,7 @@ from .kv_cache import KVCache
 
 KNOTS, SLOPES = tables()
 LISTS = "token", "below", "level", "fed", "chosen"  # of all candidates
+FEW = 16  # of native/reading.h: the layer as a whole reads at most so many pairs of a row at once
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def paired(round: Round, features: Sequence[Float[Tensor, "b m h"]]) -> Pairs:
     """What a round committed, on the host: of each row the nodes and the tokens behind them."""
     if round.tree.ancestors is not None:
         if round.tree.nodes == 1:
-            return Pairs(features, [(0,)] * len(round.tokens), round.tokens, range(len(round.tokens)))
+            return Pairs(features, [(0,)[: len(t)] for t in round.tokens], round.tokens, range(len(round.tokens)))
         paths = round.path.tolist()
         nodes = [path[: len(tokens)] for path, tokens in zip(paths, round.tokens, strict=True)]
         return Pairs(features, nodes, round.tokens, range(len(nodes)))
@@ -198,10 +199,10 @@ class Grower:
             return
         self.places, net, room, hidden = places, self.net, self.room, int(self.net.step.hidden)
         b, columns, fed, candidates = places.rows, int(net.step.vocabulary), places.fed, places.rows * places.candidates
-        together, most = b * max(places.width, places.waits), max(fed, places.waits)
+        together, most = b * max(places.width, places.waits), max(fed, min(FEW, places.waits))
         self.asks = PassPart(
             rows=b, ask=torch.arange(places.width, out=room.of("ask", places.width, torch.long)).data_ptr(),
-            tap=room.of("tap", 1, torch.long).fill_(1).data_ptr(), **room.addresses(together, most),
+            tap=room.of("tap", 1, torch.long).fill_(1).data_ptr(), **room.addresses(together, fed),
             **room.cut(
                 "a step", torch.float32, given=together * int(net.step.joined), states=together * hidden,
                 tapped=together * hidden, logits=b * places.width * columns,

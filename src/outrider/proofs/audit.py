@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .. import drafters
-from ..budgets.fixed import FixedBudget
+from ..budgets.budgeter import FixedBudget
 from ..core import noise
 from ..engine import Engine, Request, generate
 from ..targets.carrier import carrying

@@ -21,7 +21,7 @@ import torch
 from scipy.stats import binomtest
 
 from .. import checkpoints, drafters
-from ..budgets.fixed import FixedBudget
+from ..budgets.budgeter import FixedBudget
 from ..checkpoints.check import check
 from ..checkpoints.write import trimmed, write
 from ..drafters import _chain

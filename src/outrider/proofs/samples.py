@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from ..budgets.fixed import FixedBudget
+from ..budgets.budgeter import FixedBudget
 from ..engine import Batch, Engine, Request, Row
 from ..types import Sampling
 from .gtest import detectable, g_test, holm

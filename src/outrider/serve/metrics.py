@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..budgets.fixed import Budgeter, Report
+from ..budgets.budgeter import Budgeter, Report
 from ..engine import Piece
 from ..types import Budget, Round, Rows, Usage
 from .job import Job

@@ -33,7 +33,7 @@ class Forward:
     def __init__(self, library: ctypes.CDLL, target: Any, weights: Weights):
         self.call, self.target, self.weights, self.file = library.forward, target, weights, library._name
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
-        self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys and values
+        self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys, values and features
         self.walk = Walk(library)
         self.lock = Lock()  # of the room below
         self.room = Room(weights.part)

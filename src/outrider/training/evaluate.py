@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..budgets.fixed import Budgeter, FixedBudget
+from ..budgets.budgeter import Budgeter, FixedBudget
 from ..engine import Engine, Request, generate
 from ..types import Drafter, Sampling, Target, Usage
 from .data import Batch, Document

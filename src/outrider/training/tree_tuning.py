@@ -23,8 +23,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .. import files
+from ..budgets.budgeter import FixedBudget
 from ..budgets.calibration import inside
-from ..budgets.fixed import FixedBudget
 from ..core.padding import padded
 from ..core.tree import chain
 from ..drafters import _ranks

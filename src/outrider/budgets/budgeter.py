@@ -1,10 +1,10 @@
-"""What a budget is asked before a round and told after it; and one that is always the same."""
+"""What all budgets have in common: what they are asked before a round, and told after it. One never changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from ..types import Budget, Drafting, Rows
 
@@ -38,10 +38,13 @@ class Budgeter(Protocol):
 
 
 def may_draft(rows: Rows, drafting: Drafting) -> Rows:
-    """The rows as a budget is shown them: those that never draft, as `drafting.plain` says, have one token left."""
-    never: Sequence[bool] | None = getattr(drafting, "plain", None)
+    """The rows as a budget is shown them: those that never draft, as `drafting.plain` says, have one token left.
+    (True: none of them does.)"""
+    never: Sequence[bool] | Literal[True] | None = getattr(drafting, "plain", None)
     if never is None:
         return rows
+    if never is True:
+        return replace(rows, remaining=(1,) * len(rows))
     pairs = zip(rows.remaining, never, strict=True)
     return replace(rows, remaining=tuple(min(left, 1) if plain else left for left, plain in pairs))
 
