@@ -95,6 +95,33 @@ def domains(report: Document) -> str:
     return table(("method", *(task.removeprefix("demo/") for task in tasks)), rows)
 
 
+def tasks(report: Document) -> str:
+    """Every task at every temperature, and the mean of the tasks: speed and tau of every method."""
+    names = [name for name in dict.fromkeys(c.method for c in report.cells) if name != "none"]
+    rows = []
+    for t in dict.fromkeys(c.temperature for c in report.cells):
+        cells = [c for c in report.cells if c.temperature == t]
+        for plain in (c for c in cells if c.method == "none"):
+            row = [
+                plain.task,
+                f"{t:g}",
+                str(plain.prompts),
+                number(plain.tokens_per_second and plain.tokens_per_second.value, 0),
+            ]
+            for name in names:
+                found = report.cell(plain.task, t, 1, name)
+                row += [span(found and found.speedup), span(found and found.tau)]
+            rows.append(row)
+        mean = ["mean", f"{t:g}", "", ""]
+        for name in names:
+            own = [c for c in cells if c.method == name]
+            mean += [number(average(own, lambda c: c.speedup and c.speedup.value))]
+            mean += [number(average(own, lambda c: c.tau and c.tau.value))]
+        rows.append(mean)
+    heads = (f"{name}: {figure}" for name in names for figure in ("speed-up", "tau"))
+    return table(("task", "T", "prompts", "plain, tokens/s", *heads), rows)
+
+
 def ablations(document: dict[str, Any]) -> str:
     def figures(run: dict[str, Any], t: str) -> list[str]:
         return [span(Estimate(*run[of][t])) if t in run.get(of, {}) else "" for of in ("tau", "ratio")]

@@ -18,7 +18,8 @@ for the same tokens: one for batches of like sizes (those that share the nearest
 be tried anew. Rounds that may draft pay off TRIES of their time, divided by the root of the rows in batches. Where the
 forecast is against drafts, one is tried when nothing is owed; where it is for them, HOLD plain rounds may be owed, or
 more while the last drafts did bring more than plain rounds. So drafts that do not pay cost TRIES of the time in the
-long run, and HOLD rounds once. What a batch size costs that was not met yet is taken from the others, by the nodes of
+long run, and HOLD rounds once. A new text begins without debts, unless drafts usually lost in the texts before it: then
+it has to earn its tries as well. What a batch size costs that was not met yet is taken from the others, by the nodes of
 all rows.
 
 Where more is owed than the next rounds pay off, they rest, eight at a time: nothing is worked out or measured, and they
@@ -41,7 +42,7 @@ from typing import Any, cast
 
 from ..types import Budget, Price, Rows
 from .budgeter import Report
-from .curve import Brought, Curve, nearest
+from .curve import USUAL, Brought, Curve, nearest
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
@@ -75,6 +76,7 @@ class AdaptiveBudget:
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
     brought: dict[int, Brought] = field(default_factory=dict)  # power of two nearest to batch rows -> by drafts of late
+    usual: dict[int, Brought] = field(default_factory=dict)  # the same over texts
     rest: float = 0.0
     drift: float = 1.0  # how long plain passes take on average, over what the curves say, which is a low quantile
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
@@ -152,7 +154,8 @@ class AdaptiveBudget:
             self.hits[d] = rate * self.asked[d]
         like = nearest(rows)
         self.brought.setdefault(like, Brought()).forget(share)
-        self.debt[like] = (1 - share**2) * self.debt.get(like, 0.0)
+        if self.usual.setdefault(like, Brought(kept=USUAL)).rate >= 1:
+            self.debt[like] = (1 - share**2) * self.debt.get(like, 0.0)
         if share == 1 and self.verify:
             self.unread[like] = max(0.0, self.unread.get(like, 0.0) - GIVEN * rows / self._plain(rows))
         self._held.clear()
@@ -213,6 +216,7 @@ class AdaptiveBudget:
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
             self.brought.setdefault(like, Brought()).learn(tokens / self._plain(b), seconds - read, b)
+            self.usual.setdefault(like, Brought(kept=USUAL)).learn(tokens / self._plain(b), seconds - read, b)
             charged = 0.0 if self.trying else min(read, 0.5 * self._hold(b))
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self.unread[like] = min(self.unread[like] + self.trying * read, READING * b / self._plain(b))

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
+USUAL = 0.99  # the same where it is to outlive a text
 LONGEST = 1e6  # seconds: no measurement is longer
 ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
 
@@ -97,10 +98,12 @@ class Brought:
     seconds: float = 0.0
     rows: float = 0.0  # of all these rounds together
 
+    kept: float = RECENT
+
     def learn(self, plain: float, seconds: float, rows: int) -> None:
-        self.plain = RECENT * self.plain + plain
-        self.seconds = RECENT * self.seconds + seconds
-        self.rows = RECENT * self.rows + rows
+        self.plain = self.kept * self.plain + plain
+        self.seconds = self.kept * self.seconds + seconds
+        self.rows = self.kept * self.rows + rows
 
     def forget(self, share: float) -> None:
         self.plain, self.seconds, self.rows = ((1 - share) * x for x in (self.plain, self.seconds, self.rows))
