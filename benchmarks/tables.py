@@ -100,7 +100,8 @@ def tasks(report: Document) -> str:
     names = [name for name in dict.fromkeys(c.method for c in report.cells) if name != "none"]
     rows = []
     for t in dict.fromkeys(c.temperature for c in report.cells):
-        cells = [c for c in report.cells if c.temperature == t]
+        cells = [c for c in report.cells if c.temperature == t and c.batch == 1]
+        means = {m.method: m for m in report.macro if m.setting == (t, 1)}
         for plain in (c for c in cells if c.method == "none"):
             row = [
                 plain.task,
@@ -114,9 +115,7 @@ def tasks(report: Document) -> str:
             rows.append(row)
         mean = ["mean", f"{t:g}", "", ""]
         for name in names:
-            own = [c for c in cells if c.method == name]
-            mean += [number(average(own, lambda c: c.speedup and c.speedup.value))]
-            mean += [number(average(own, lambda c: c.tau and c.tau.value))]
+            mean += [span(means[name].speedup), span(means[name].tau)]
         rows.append(mean)
     heads = (f"{name}: {figure}" for name in names for figure in ("speed-up", "tau"))
     return table(("task", "T", "prompts", "plain, tokens/s", *heads), rows)

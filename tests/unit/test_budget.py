@@ -125,6 +125,22 @@ def test_rounds_that_surely_draft_nothing_work_nothing_out(monkeypatch: pytest.M
     assert len(calls) > before
 
 
+@pytest.mark.parametrize(("alpha", "kept"), [(0.0, True), (0.9, False)])
+def test_a_new_text_takes_over_what_was_lost_where_drafts_usually_lose(alpha: float, kept: bool) -> None:
+    budget = AdaptiveBudget()
+    play(budget, alpha, 300)
+    budget.debt[1] = 5.0
+    budget.choose(rows(new=1))
+    assert (budget.debt[1] > 4) == kept
+
+
+def test_one_slow_moment_does_not_say_that_drafts_lose() -> None:
+    budget = AdaptiveBudget()
+    play(budget, 0.9, 300)
+    budget.learn(Report(1, 2, 3, 0.1, 900.0, 0.0, [1, 1], 2))
+    assert 1 < budget.usual[1].rate < 10
+
+
 def test_reading_is_no_drafting() -> None:
     """A drafter that reads a new text before its first draft takes long for it, and no draft is dearer for that."""
     budget = AdaptiveBudget()

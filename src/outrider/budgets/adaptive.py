@@ -215,12 +215,14 @@ class AdaptiveBudget:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
         if self.seen[b] > 1 and max(self.seen.values()) > LEARN:  # those before were measurements
-            self.brought.setdefault(like, Brought()).learn(tokens / self._plain(b), seconds - read, b)
-            self.usual.setdefault(like, Brought(kept=USUAL)).learn(tokens / self._plain(b), seconds - read, b)
+            plain = tokens / self._plain(b)
+            self.brought.setdefault(like, Brought()).learn(plain, seconds - read, b)
+            worst = min(seconds - read, HOLD * plain)  # what takes longer was a disturbance
+            self.usual.setdefault(like, Brought(kept=USUAL)).learn(plain, worst, b)
             charged = 0.0 if self.trying else min(read, 0.5 * self._hold(b))
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self.unread[like] = min(self.unread[like] + self.trying * read, READING * b / self._plain(b))
-            self._charge(b, seconds - read + charged - tokens / self._plain(b), min(report.depth, self.depth))
+            self._charge(b, seconds - read + charged - plain, min(report.depth, self.depth))
         self.fresh = False
 
     def _pay(self, rows: int, seconds: float) -> None:
