@@ -127,8 +127,11 @@ def test_rounds_that_surely_draft_nothing_work_nothing_out(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("alpha", "kept"), [(0.0, True), (0.9, False)])
 def test_a_new_text_takes_over_what_was_lost_where_drafts_usually_lose(alpha: float, kept: bool) -> None:
+    """But not after one text or two, which say little of what is usual."""
     budget = AdaptiveBudget()
     play(budget, alpha, 300)
+    assert budget.usual[1].rate > 1
+    play(budget, alpha, 4000)
     budget.debt[1] = 5.0
     budget.choose(rows(new=1))
     assert (budget.debt[1] > 4) == kept

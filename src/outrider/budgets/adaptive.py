@@ -42,7 +42,7 @@ from typing import Any, cast
 
 from ..types import Budget, Price, Rows
 from .budgeter import Report
-from .curve import USUAL, Brought, Curve, nearest
+from .curve import MANY, USUAL, Brought, Curve, nearest
 
 DECAY = 0.98  # forgetting of hit rates, per round
 SLOW = 0.999  # the same in the record that outlives texts
@@ -154,7 +154,7 @@ class AdaptiveBudget:
             self.hits[d] = rate * self.asked[d]
         like = nearest(rows)
         self.brought.setdefault(like, Brought()).forget(share)
-        if self.usual.setdefault(like, Brought(kept=USUAL)).rate >= 1:
+        if self.usual.setdefault(like, Brought(kept=USUAL, enough=MANY)).rate >= 1:
             self.debt[like] = (1 - share**2) * self.debt.get(like, 0.0)
         if share == 1 and self.verify:
             self.unread[like] = max(0.0, self.unread.get(like, 0.0) - GIVEN * rows / self._plain(rows))
@@ -218,7 +218,7 @@ class AdaptiveBudget:
             plain = tokens / self._plain(b)
             self.brought.setdefault(like, Brought()).learn(plain, seconds - read, b)
             worst = min(seconds - read, HOLD * plain)  # what takes longer was a disturbance
-            self.usual.setdefault(like, Brought(kept=USUAL)).learn(plain, worst, b)
+            self.usual.setdefault(like, Brought(kept=USUAL, enough=MANY)).learn(plain, worst, b)
             charged = 0.0 if self.trying else min(read, 0.5 * self._hold(b))
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self.unread[like] = min(self.unread[like] + self.trying * read, READING * b / self._plain(b))

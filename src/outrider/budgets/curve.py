@@ -9,9 +9,10 @@ from itertools import accumulate
 from typing import Any
 
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
-USUAL = 0.99  # the same where it is to outlive a text
+USUAL = 0.995  # the same where it is to outlive a text
 LONGEST = 1e6  # seconds: no measurement is longer
 ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
+MANY = 100.0  # the same of what is usual: one or two texts say little of it
 
 
 @dataclass
@@ -99,6 +100,7 @@ class Brought:
     rows: float = 0.0  # of all these rounds together
 
     kept: float = RECENT
+    enough: float = ENOUGH
 
     def learn(self, plain: float, seconds: float, rows: int) -> None:
         self.plain = self.kept * self.plain + plain
@@ -111,7 +113,7 @@ class Brought:
     @property
     def rate(self) -> float:
         """Tokens a second, in those of plain rounds; without end where there were too few rounds to say."""
-        return self.plain / max(1e-9, self.seconds) if self.rows >= ENOUGH else float("inf")
+        return self.plain / max(1e-9, self.seconds) if self.rows >= self.enough else float("inf")
 
 
 def measured(given: Mapping[Any, Any]) -> dict[int, float]:
