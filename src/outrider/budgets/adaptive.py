@@ -19,7 +19,7 @@ be tried anew. Rounds that may draft pay off TRIES of their time, divided by the
 forecast is against drafts, one is tried when nothing is owed; where it is for them, HOLD plain rounds may be owed, or
 more while the last drafts did bring more than plain rounds. So drafts that do not pay cost TRIES of the time in the
 long run, and HOLD rounds once. A new text begins without debts, unless drafts usually lost in the texts before it: then
-it has to earn its tries as well. What a batch size costs that was not met yet is taken from the others, by the nodes of
+it takes their debt over. What a batch size costs that was not met yet is taken from the others, by the nodes of
 all rows.
 
 Where more is owed than the next rounds pay off, they rest, eight at a time: nothing is worked out or measured, and they
@@ -154,7 +154,7 @@ class AdaptiveBudget:
             self.hits[d] = rate * self.asked[d]
         like = nearest(rows)
         self.brought.setdefault(like, Brought()).forget(share)
-        if self.usual.setdefault(like, Brought(kept=USUAL, enough=MANY)).rate >= 1:
+        if self.usual.get(like, Brought()).rate >= 1:
             self.debt[like] = (1 - share**2) * self.debt.get(like, 0.0)
         if share == 1 and self.verify:
             self.unread[like] = max(0.0, self.unread.get(like, 0.0) - GIVEN * rows / self._plain(rows))
