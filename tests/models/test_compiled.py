@@ -201,9 +201,8 @@ MUTANTS = {
     "tiles of rows that are computed together are summed from their end": (
         "tiles.h",
         HALF,
-        "for (integer s = 0; s < steps; s++) {\n            _tile_loadd(4, opened[s], 64);",
-        "for (integer e = 0; e < steps; e++) { const integer s = n > 1 ? steps - 1 - e : e;"
-        " _tile_loadd(4, opened[s], 64);",
+        "for (integer s = 0; s < steps; s++) {\n        if (direct) {",
+        "for (integer e = 0; e < steps; e++) { const integer s = n > 1 && direct ? steps - 1 - e : e; if (direct) {",
     ),
     "keys of drafted nodes are summed in another order": (
         "attention.h",

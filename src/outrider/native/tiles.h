@@ -2,7 +2,8 @@
    sixteen rows of x by 32 numbers in one instruction, so that sixteen rows cost little more than one. A result is summed
    along its row, pair by pair; so here, too, it depends on its row of x and its row of W alone. */
 
-#define PANEL 8                            /* steps that are opened before they are multiplied */
+#define RING 8  /* opened steps for which there is room */
+#define DELAY 4 /* steps that are opened before the first is multiplied: opening one and multiplying another overlap */
 #define LAID(n) (((n) + LANES - 1) / LANES * LANES) /* rows for which there is room */
 
 /* Rows of x as tiles read them: for each sixteen rows and each step, sixteen pairs of all rows. One row stays as it is. */
@@ -38,57 +39,69 @@ INLINE void begin(integer n) {
 
 INLINE void end(void) { _tile_release(); }
 
-/* The results of `n` rows of x, which are `laid`, for the LANES outputs from `first` on, as rows of LANES numbers.
-   Outputs beyond `last` are those of the last ones, and nobody's. */
-static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
-    const integer size = bytes(w.kind, width), ahead = LANES * size, apart = width / GROUP * KNOWN(w.kind);
-    const integer stride = n == 1 ? 4 : 64, groups = LAID(n) / LANES;
-    const char *data = w.data, *rows[LANES / 4];
-    float known[w.kind != PLAIN ? LANES / 4 * apart + 16 : 1];
-    number room[2][PANEL][LANES][STEP] __attribute__((aligned(64)));
-    for (integer j = 0; j < LANES / 4 && w.kind != PLAIN; j++) {
+/* Step `s` of the LANES outputs from `first` on, as numbers. */
+INLINE void open_step(
+    const int kind, const char *const *rows, const float *known, integer apart, integer s, integer ahead,
+    number (*opened)[STEP]
+) {
+    if (kind == PLAIN) {
+        for (integer j = 0; j < LANES; j++) _mm512_store_si512(opened[j], _mm512_loadu_si512(rows[j] + s * STEP * 2));
+        return;
+    }
+#pragma GCC unroll 4
+    for (integer j = 0; j < LANES / 4; j++) {
+        operand found[4];
+        spread(rows[j] + s * KEPT(kind), kind, known + j * apart + s * KNOWN(kind), ahead, found);
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) _mm512_store_si512(opened[4 * j + r], (__m512i)found[r]);
+    }
+}
+
+/* The results of `n` rows of x, which are `laid` in so many groups of sixteen, for the LANES outputs from `first` on, as
+   rows of LANES numbers. Outputs beyond `last` are those of the last ones, and nobody's. */
+INLINE void outputs_of(
+    const int kind, const int groups, const input *x, integer n, integer width, Matrix w, integer first, integer last,
+    float *y
+) {
+    const integer size = bytes(kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(kind);
+    const integer stride = n == 1 ? 4 : 64, steps = width / STEP, next = n == 1 ? STEP : LANES * STEP;
+    const integer direct = kind == PLAIN && first + LANES <= last; /* tiles can be read where the weights lie */
+    const char *data = w.data, *rows[LANES], *own = data + first * size;
+    float known[kind != PLAIN ? LANES / 4 * apart + 16 : 1];
+    number room[RING][LANES][STEP] __attribute__((aligned(64)));
+    for (integer j = 0; j < LANES && kind == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
+    for (integer j = 0; j < LANES / 4 && kind != PLAIN; j++) {
         rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
-        know(rows[j], w.kind, width, ahead, known + j * apart);
+        know(rows[j], kind, width, ahead, known + j * apart);
     }
     _tile_zero(0);
     if (groups > 1) _tile_zero(1);
     if (groups > 2) _tile_zero(2);
     if (groups > 3) _tile_zero(3);
-    for (integer start = 0, half = 0; start < width; start += PANEL * STEP, half ^= 1) {
-        const integer steps = width - start < PANEL * STEP ? (width - start) / STEP : PANEL;
-        number (*opened)[LANES][STEP] = room[half];
-        for (integer s = 0; s < steps; s++) {
-            const integer k = start + s * STEP, block = k / GROUP;
-            for (integer j = 0; j < LANES / 4 && w.kind != PLAIN; j++) {
-                const float *own = known + j * apart + block * KNOWN(w.kind);
-                operand found[4];
-                if (w.kind == FOUR)
-                    spread(rows[j] + block * KEPT(FOUR), FOUR, own, ahead, found);
-                else
-                    spread(rows[j] + block * KEPT(EIGHT), EIGHT, own, ahead, found);
-                for (int r = 0; r < 4; r++) _mm512_store_si512(opened[s][4 * j + r], (__m512i)found[r]);
-            }
-            if (w.kind == PLAIN)
-                for (integer j = 0; j < LANES; j++) {
-                    const char *from = data + (first + j < last ? first + j : last - 1) * size + k * 2;
-                    _mm_prefetch(from + ahead, _MM_HINT_T1);
-                    _mm512_store_si512(opened[s][j], _mm512_loadu_si512(from));
-                }
+    for (integer s = 0; s < steps && s < DELAY && !direct; s++)
+        open_step(kind, rows, known, apart, s, ahead, room[s % RING]);
+    for (integer s = 0; s < steps; s++) {
+        if (direct) {
+#pragma GCC unroll 16
+            for (integer j = 0; j < LANES; j++) /* of the column after the next */
+                _mm_prefetch(own + (j + 2 * LANES) * size + s * STEP * 2, _MM_HINT_T1);
+            _tile_loadd(4, own + s * STEP * 2, size);
+        } else {
+            _tile_loadd(4, room[s % RING], 64);
         }
-        for (integer s = 0; s < steps; s++) {
-            _tile_loadd(4, opened[s], 64);
-            const input *from = x + (start + s * STEP) * (n == 1 ? 1 : LANES);
+        const input *from = x + s * next;
 #define GATHERED(g)                                       \
     if (g < groups) {                                     \
         _tile_loadd(5, from + g * LANES * width, stride); \
         _tile_dpbf16ps(g, 4, 5);                          \
     }
-            GATHERED(0)
-            GATHERED(1)
-            GATHERED(2)
-            GATHERED(3)
+        GATHERED(0)
+        GATHERED(1)
+        GATHERED(2)
+        GATHERED(3)
 #undef GATHERED
-        }
+        if (s + DELAY < steps && !direct)
+            open_step(kind, rows, known, apart, s + DELAY, ahead, room[(s + DELAY) % RING]);
     }
     _tile_stored(0, y, stride);
     if (n == 1) return;
@@ -103,4 +116,19 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
 #pragma GCC unroll 16
         for (integer i = 0; i < LANES; i++) STORE(y + (g * LANES + i) * LANES, found[i]);
     }
+}
+
+/* The same for each kind of weights and number of groups. */
+static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
+#define GROUPS(kind)                                                                    \
+    switch (LAID(n) / LANES) {                                                          \
+    case 1: return outputs_of(kind, 1, x, n, width, w, first, last, y);                 \
+    case 2: return outputs_of(kind, 2, x, n, width, w, first, last, y);                 \
+    case 3: return outputs_of(kind, 3, x, n, width, w, first, last, y);                 \
+    default: return outputs_of(kind, 4, x, n, width, w, first, last, y);                \
+    }
+    if (w.kind == FOUR) GROUPS(FOUR)
+    if (w.kind == EIGHT) GROUPS(EIGHT)
+    GROUPS(PLAIN)
+#undef GROUPS
 }
