@@ -25,6 +25,9 @@ all rows.
 Where more is owed than the next rounds pay off, they rest, eight at a time: nothing is worked out or measured, and they
 pay in one sum. A new row, or another number of rows, ends a rest.
 
+Where the first passes over drafts were disturbed by other work, every later draft would be cut to nothing, and what
+passes cost would not be learnt again. So after EMPTY such drafts one keeps UNCUT nodes.
+
 A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
 teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed; but where it
 is longer than what drafts should save in the rest of new texts, they get a mere try. What a try reads has an account of
@@ -57,6 +60,8 @@ SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
 STALE = 8  # rounds worked out for which a forecast is kept: it costs as much as a short draft. At most so many rest
 SURE = 100  # rounds that teach before forecasts are kept
+EMPTY = 3  # drafts in a row that were cut to nothing: then one is not cut, or what passes cost is not learnt again
+UNCUT = 4  # nodes of such a one
 GIVEN = 2.0  # plain rounds that reading a new text for a try may take; what takes longer is paid for before the next
 READING = 128.0  # plain rounds of reading that may be owed at most: a single slow moment must not end all tries
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
@@ -89,6 +94,7 @@ class AdaptiveBudget:
     paying: bool = False  # do the rounds of late say that drafts pay?
     trying: bool = False  # is this round drafted against the forecast?
     idle: int = 0  # rounds since the last draft
+    empty: int = 0  # drafts in a row of which no node was thought worth its time
     behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
     fresh: bool = False  # and were all rows new?
     reading: float = 0.0  # seconds that reading a new text took, of late
@@ -132,6 +138,8 @@ class AdaptiveBudget:
                 self.quiet, self.rested = min(STALE, int(owed * plain / b**0.5 / TRIES)), (b, 0.0)
             return NOTHING
         self.trying = best == 0
+        if self.empty >= EMPTY and not self.paying:
+            return self._try(b, useful, UNCUT)
         if best == 0:
             best = draft
         elif self.rounds % EXPLORE == 0:
@@ -160,8 +168,8 @@ class AdaptiveBudget:
             self.unread[like] = max(0.0, self.unread.get(like, 0.0) - GIVEN * rows / self._plain(rows))
         self._held.clear()
 
-    def _try(self, rows: int, useful: int) -> Budget:
-        nodes = min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
+    def _try(self, rows: int, useful: int, most: int = FIRST[0]) -> Budget:
+        nodes = min(self.nodes, most, max(2, FIRST_ROWS // rows))
         return Budget(nodes, min(self.depth, FIRST[1], useful))
 
     def _plain(self, rows: int) -> float:
@@ -193,6 +201,7 @@ class AdaptiveBudget:
         self._pay(b, seconds)
         if report.depth == 0:
             return
+        self.empty = 0 if (report.total or b * report.nodes) > b else self.empty + 1
         like = nearest(b)
         read, self.behind = self._read(report) if self.behind else 0.0, False
         for d, asked in enumerate(self.asked):  # what is long ago counts for less, and for PRIOR rows at least
