@@ -217,6 +217,6 @@ static void attend(
     for (integer q = 0; q < rows; q++) {
         const float sum = sum_of(LOAD(w->sum[q]));
         input *to = out + ((first + q / group) * heads + head + q % group) * width;
-        for (integer d = 0; d < width; d++) to[d] = to_input(w->out[q][d] / sum);
+        for (integer d = 0; d < width; d += LANES) STORE_INPUT(to + d, DIV(LOAD(w->out[q] + d), ALL(sum)));
     }
 }

@@ -54,14 +54,10 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
         draft->spots[i] = draft->lengths[row] + slot;
     }
     if (block->seed.data) {
-        float found[LANES];
         for (integer i = 0; i < rows * hidden; i += LANES) { /* of each row, both side by side */
             const integer row = i / hidden, at = i + row * hidden;
-            STORE(found, READ(draft->embeddings + draft->root[row] * hidden + i % hidden));
-            for (integer k = 0; k < LANES; k++) {
-                pass->normed[at + k] = to_input(draft->last[i + k]);
-                pass->normed[at + hidden + k] = to_input(found[k]);
-            }
+            STORE_INPUT(pass->normed + at, LOAD(draft->last + i));
+            STORE_INPUT(pass->normed + at + hidden, READ(draft->embeddings + draft->root[row] * hidden + i % hidden));
         }
 #pragma omp parallel num_threads(pass->threads)
         product(

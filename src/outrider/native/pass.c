@@ -87,7 +87,7 @@ static void normed(const Model *model, const Pass *pass, const float *weight, in
     float found[model->hidden];
     for (integer m = first; m < last; m++) {
         scaled(pass->states + m * model->hidden, weight, model->hidden, model->epsilon, found);
-        for (integer k = 0; k < model->hidden; k++) pass->normed[m * model->hidden + k] = to_input(found[k]);
+        to_inputs(found, model->hidden, pass->normed + m * model->hidden);
     }
 }
 
@@ -99,19 +99,15 @@ static void paired(const Model *model, const Pass *pass, integer first, integer 
         const float *given = pass->given + m * 2 * hidden;
         for (integer k = 0; k < 2 * hidden; k += hidden)
             normalise(given + k, model->norm_given + k, hidden, model->epsilon, found + k);
-        for (integer k = 0; k < 2 * hidden; k++) pass->normed[m * 2 * hidden + k] = to_input(found[k]);
+        to_inputs(found, 2 * hidden, pass->normed + m * 2 * hidden);
         memcpy(pass->states + m * hidden, given + hidden, hidden * sizeof(float));
     }
 }
 
 /* Features `first` .. `last` - 1, as the input of a product. */
 static void collected(const Pass *pass, const held *const *features, integer width, integer first, integer last) {
-    float found[LANES];
     for (integer i = first; i < last; i++)
-        for (integer k = 0; k < width; k += LANES) {
-            STORE(found, HELD(features[i] + k));
-            for (integer j = 0; j < LANES; j++) pass->normed[i * width + k + j] = to_input(found[j]);
-        }
+        for (integer k = 0; k < width; k += LANES) STORE_INPUT(pass->normed + i * width + k, HELD(features[i] + k));
 }
 
 /* One head's numbers, normalised and turned by its position. */
@@ -147,8 +143,7 @@ static void placed(const Model *model, const Pass *pass, integer layer, integer 
     const integer node = pass->since + pass->live[m] % pass->nodes, place = pass->spots[row * pass->all + node];
     float *made = pass->made + m * (heads + 2 * model->groups) * width;
     for (integer h = 0; h < heads; h++) turn(model, pass, own->norm_q, own->turned, place, made + h * width);
-    input *query = pass->query + m * heads * width;
-    for (integer k = 0; k < heads * width; k++) query[k] = to_input(made[k]);
+    to_inputs(made, heads * width, pass->query + m * heads * width);
     written(model, pass, layer, place, row * pass->capacity + pass->lengths[row] + node, made + heads * width);
 }
 
@@ -221,7 +216,7 @@ static void spoken(const Model *model, const Pass *pass, integer thread, integer
     for (integer i = 0; i < count; i++) {
         float found[width];
         scaled(pass->states + from[i] * width, model->norm, width, model->epsilon, found);
-        for (integer k = 0; k < width; k++) pass->normed[i * width + k] = to_input(found[k]);
+        to_inputs(found, width, pass->normed + i * width);
     }
     product(
         pass->normed, count, width, model->head, NULL, model->vocabulary, pass->logits, to, model->vocabulary, 0,
@@ -265,8 +260,9 @@ void forward(const Model *model, const Pass *pass) {
         Work work;
         for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
         if (model->join.data) {
-            for (integer i = first * model->joined; i < last * model->joined; i++)
-                pass->normed[i] = to_input(pass->given[i]);
+            to_inputs(
+                pass->given + first * model->joined, (last - first) * model->joined, pass->normed + first * model->joined
+            );
 #pragma omp barrier
             product(
                 pass->normed, rows, model->joined, model->join, model->bias_join, hidden, pass->states, NULL, hidden, 0,

@@ -71,10 +71,11 @@ static void gated(
             column(given, rows, width, gate, j, outputs, opened);
             column(given, rows, width, up, j, outputs, found);
             for (integer i = 0; i < rows; i++) {
-                float made[LANES];
                 const vector g = LOAD(opened + i * LANES), u = LOAD(found + i * LANES);
-                STORE(made, MUL(DIV(g, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), g))))), u));
-                for (integer k = 0; k < count; k++) y[(m + i) * outputs + j + k] = to_input(made[k]);
+                const vector made = MUL(DIV(g, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), g))))), u);
+                input some[LANES], *to = y + (m + i) * outputs + j;
+                STORE_INPUT(count < LANES ? some : to, made);
+                if (count < LANES) memcpy(to, some, count * sizeof(input));
             }
         }
         end();

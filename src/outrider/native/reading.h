@@ -113,7 +113,7 @@ static void read_keys(const Model *step, const Pass *pass, const Draft *draft) {
         const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
         const integer first = count * thread / threads, last = count * (thread + 1) / threads;
         if (step->join.data) {
-            for (integer i = first * joined; i < last * joined; i++) pass->normed[i] = to_input(pass->given[i]);
+            to_inputs(pass->given + first * joined, (last - first) * joined, pass->normed + first * joined);
 #pragma omp barrier
             product(
                 pass->normed, count, joined, step->join, step->bias_join, hidden, pass->states, NULL, hidden, 0, thread,

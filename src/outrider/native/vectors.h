@@ -129,11 +129,19 @@ INLINE held to_held(float x) { return rounded(x); }
 INLINE held to_held(float x) { return x; }
 #endif
 
+/* LANES numbers as the input of a product. */
+INLINE void STORE_INPUT(input *to, vector x) {
 #ifdef NARROW
-INLINE input to_input(float x) { return rounded(x); }
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x)); /* what is too small for a normal number is 0 */
 #else
-INLINE input to_input(float x) { return x; }
+    STORE(to, x);
 #endif
+}
+
+/* `count` of them, which are LANES times some. */
+INLINE void to_inputs(const float *from, integer count, input *to) {
+    for (integer k = 0; k < count; k += LANES) STORE_INPUT(to + k, LOAD(from + k));
+}
 
 /* e^x for x <= 88; 0 below -87; no number stays none. */
 INLINE vector exponential(vector x) {
