@@ -1,65 +1,6 @@
 /* Attention of tree nodes, summed by absolute position in blocks of BLOCK, so that a node's result depends on the keys
    of its own path alone: not on the slots they lie in, nor on what else was drafted. */
 
-#define BLOCK 64
-#define QUERIES 32 /* rows of one go, over which keys and values are read once */
-#define WIDEST 256 /* numbers of a head */
-
-typedef struct {
-    float turned[WIDEST / UNIT * BLOCK] __attribute__((aligned(64))); /* a block's keys: [unit, key] */
-    float score[QUERIES][BLOCK];
-    float branch[QUERIES][BLOCK];  /* of drafted nodes, by slot */
-    float most[QUERIES];           /* of all scores so far */
-    float sum[QUERIES][LANES];     /* of their exponentials, in lanes */
-    float out[QUERIES][WIDEST];    /* of the values, weighed by these */
-} Work;
-
-/* Scores of the queries `first` .. `last` with `count` keys, at most BLOCK of them; `at`: where each lies. `ahead`: so
-   many numbers further, memory is asked for what is read next. */
-static void scored(
-    Work *w, const input *query, integer first, integer last, const held *keys, const integer *at, integer count,
-    integer width, float scale, integer ahead, float score[][BLOCK]
-) {
-    const integer units = width / UNIT;
-    for (integer j = 0; j < count; j += LANES)
-        for (integer u = 0; u < units; u += LANES) {
-            vector part[LANES];
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) {
-                const held *key = keys + at[j + i < count ? j + i : count - 1] + u * UNIT;
-                part[i] = UNITS(key);
-                if (ahead && u * UNIT * (integer)sizeof(held) % LINE == 0)
-                    _mm_prefetch((const char *)(key + ahead), _MM_HINT_T1);
-            }
-            transpose(part);
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) STORE(w->turned + (u + i) * BLOCK + j, part[i]);
-        }
-#define SCORES(rows, parts)                                                                                      \
-    for (; q + rows <= last; q += rows)                                                                          \
-        for (integer j = 0; j < count; j += parts * LANES) {                                                     \
-            vector found[rows * parts];                                                                          \
-            _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++) found[i] = ZERO;                     \
-            for (integer u = 0; u < units; u++)                                                                  \
-                _Pragma("GCC unroll 4") for (int p = 0; p < parts; p++) {                                        \
-                    const operand key = (operand)LOAD(w->turned + u * BLOCK + j + p * LANES);                    \
-                    _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++) found[i * parts + p] = TIMES(         \
-                        found[i * parts + p], REPEATED(query + (q + i) * width + u * UNIT), key                  \
-                    );                                                                                           \
-                }                                                                                                \
-            _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++)                                      \
-                STORE(score[q + i / parts] + j + i % parts * LANES, MUL(found[i], ALL(scale)));                  \
-        }
-    integer q = first;
-#if LANES == 16
-    SCORES(4, 4)
-    SCORES(3, 4)
-#endif
-    SCORES(2, 2)
-    SCORES(1, 2)
-#undef SCORES
-}
-
 /* Scores of a block's keys `from` .. `count` to shares of what was seen so far, which shrinks with them. */
 static void shared(Work *w, integer first, integer last, integer from, integer count, integer width) {
     for (integer q = first; q < last; q++) {
@@ -135,9 +76,8 @@ static void branched(
 ) {
     for (integer c = 0; c < slots; c += BLOCK) {
         const integer some = slots - c < BLOCK ? slots - c : BLOCK;
-        integer at[BLOCK];
-        for (integer j = 0; j < some; j++) at[j] = (known + c + j) * stride;
-        scored(w, query, left * group, right * group, keys, at, some, width, scale, 0, w->branch);
+        const held *from = keys + (known + c) * stride;
+        scored(w, query, left * group, right * group, from, stride, some, width, scale, 0, w->branch);
         for (integer i = left; i < right; i++)
             for (integer j = plain; j < count[i]; j++) {
                 const integer slot = path[i * depth + begin + j - known] - c;
@@ -161,17 +101,18 @@ static void attend(
 ) {
     const integer group = beyond - head, nodes = last - first, rows = nodes * group;
     const integer common = path ? known : places[last - 1] + 1; /* positions that are slots */
-    input given[QUERIES * WIDEST] __attribute__((aligned(64)));
+    input own[QUERIES * WIDEST] __attribute__((aligned(64))), room[QUERIES * WIDEST] __attribute__((aligned(64)));
     integer at[BLOCK], from[QUERIES], count[QUERIES], block = places[first], end = 0, slots = 0;
     places += first, path = path ? path + first * depth : NULL;
     for (integer i = 0; i < nodes; i++) {
-        memcpy(given + i * group * width, query + ((first + i) * heads + head) * width, group * width * sizeof(input));
+        memcpy(own + i * group * width, query + ((first + i) * heads + head) * width, group * width * sizeof(input));
         const integer least = window && places[i] >= window ? places[i] - window + 1 : 0;
         if (least < block) block = least;
         if (places[i] > end) end = places[i];
         for (integer j = common; j <= places[i]; j++)
             if (path[i * depth + j - known] >= slots) slots = path[i * depth + j - known] + 1;
     }
+    const input *given = asking(own, rows, width, room);
     for (integer q = 0; q < rows; q++) {
         w->most[q] = -1e30f; /* finite: less than any score, and no difference of infinities */
         memset(w->sum[q], 0, sizeof w->sum[q]);
@@ -197,7 +138,8 @@ static void attend(
         if (seeing < right - left || high < low) low = high = 0;
         const integer ahead = begin + BLOCK < common ? BLOCK * stride : 0;
         for (integer j = 0; j < plain; j++) at[j] = (begin + j) * stride;
-        scored(w, given, left * group, right * group, keys, at, plain, width, scale, ahead, w->score);
+        const held *from_keys = keys + begin * stride;
+        scored(w, given, left * group, right * group, from_keys, stride, plain, width, scale, ahead, w->score);
         if (begin + BLOCK > common)
             branched(
                 w, given, group, left, right, keys, stride, begin, plain, count, known, path, depth, slots, width, scale

@@ -22,7 +22,7 @@ from .. import kept
 
 HERE = Path(__file__).parent
 SOURCES = (
-    "pass.c", "vectors.h", "blocks.h", "products.h", "lanes.h", "tiles.h", "attention.h", "noise.h",
+    "pass.c", "vectors.h", "blocks.h", "products.h", "lanes.h", "tiles.h", "scores.h", "attention.h", "noise.h",
     "reading.h", "draft.h", "lattice.h", "walk.h",
 )  # fmt: skip
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"

@@ -9,6 +9,8 @@
 
 #include "products.h"
 
+#include "scores.h"
+
 #include "attention.h"
 
 typedef struct {
@@ -168,6 +170,7 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
     const integer uneven = items % pass->threads && items < 4 * pass->threads && 4 * least * pass->threads <= pass->nodes;
     const integer goes = uneven ? least * pass->threads : least, together = goes ? (pass->nodes + goes - 1) / goes : 1;
     const integer stride = slot_width(model, pass);
+    begin(2);
 #pragma omp for schedule(dynamic, 1)
     for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
         const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
@@ -186,6 +189,7 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
             model->layer[layer].window, model->scale
         );
     }
+    end();
 }
 
 /* Copies of states `first` .. `last` - 1 before this layer, where they are asked for. */

@@ -1,0 +1,116 @@
+/* Scores of queries with keys, which lie `stride` numbers apart: those of `first` .. `last` with `count` keys, at most
+   BLOCK of them. `ahead`: so many numbers further, memory is asked for what is read next. Each is summed along its query
+   and its key alone. */
+
+#define BLOCK 64
+#define QUERIES 32 /* rows of one go, over which keys and values are read once */
+#define WIDEST 256 /* numbers of a head */
+
+typedef struct {
+#ifdef TILES
+    float made[LANES * LANES] __attribute__((aligned(64)));
+    held last[LANES * WIDEST] __attribute__((aligned(64))); /* the last keys of a block, and copies of the last one */
+#else
+    float turned[WIDEST / UNIT * BLOCK] __attribute__((aligned(64))); /* a block's keys: [unit, key] */
+#endif
+    float score[QUERIES][BLOCK];
+    float branch[QUERIES][BLOCK];  /* of drafted nodes, by slot */
+    float most[QUERIES];           /* of all scores so far */
+    float sum[QUERIES][LANES];     /* of their exponentials, in lanes */
+    float out[QUERIES][WIDEST];    /* of the values, weighed by these */
+} Work;
+
+#ifdef TILES
+
+/* Queries as tiles read them; there is room for two at least. */
+static const input *asking(input *query, integer rows, integer width, input *room) {
+    if (rows == 1) memset(query + width, 0, width * sizeof(input));
+    return laid(query, rows > 1 ? rows : 2, width, room);
+}
+
+/* Sixteen keys at a time with sixteen queries. */
+static void scored(
+    Work *w, const input *query, integer first, integer last, const held *keys, integer stride, integer count,
+    integer width, float scale, integer ahead, float score[][BLOCK]
+) {
+    for (integer j = 0; j < count; j += LANES) {
+        const held *from = keys + j * stride;
+        integer apart = stride;
+        for (integer i = 0; i < LANES && ahead; i++)
+            for (integer k = 0; k < width; k += LINE / (integer)sizeof(held))
+                _mm_prefetch((const char *)(from + i * stride + k + ahead), _MM_HINT_T1);
+        if (j + LANES > count) { /* behind the last one there may be no memory */
+            for (integer i = 0; i < LANES; i++)
+                memcpy(w->last + i * width, from + (j + i < count ? i : count - 1 - j) * stride, width * sizeof(held));
+            from = w->last;
+            apart = width;
+        }
+        for (integer m = first / LANES * LANES; m < last; m += LANES) {
+            vector found[LANES];
+            _tile_zero(0);
+            for (integer k = 0; k < width; k += STEP) {
+                _tile_loadd(4, from + k, apart * sizeof(held));
+                _tile_loadd(5, query + m * width + k * LANES, 64);
+                _tile_dpbf16ps(0, 4, 5);
+            }
+            _tile_stored(0, w->made, 64);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) found[i] = LOAD(w->made + i * LANES);
+            transpose(found);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) STORE(w->made + i * LANES, MUL(found[i], ALL(scale)));
+            for (integer q = m > first ? m : first; q < m + LANES && q < last; q++)
+                memcpy(score[q] + j, w->made + (q - m) * LANES, sizeof(vector));
+        }
+    }
+}
+
+#else
+
+INLINE const input *asking(input *query, integer rows, integer width, input *room) { return query; }
+
+static void scored(
+    Work *w, const input *query, integer first, integer last, const held *keys, integer stride, integer count,
+    integer width, float scale, integer ahead, float score[][BLOCK]
+) {
+    const integer units = width / UNIT;
+    for (integer j = 0; j < count; j += LANES)
+        for (integer u = 0; u < units; u += LANES) {
+            vector part[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                const held *key = keys + (j + i < count ? j + i : count - 1) * stride + u * UNIT;
+                part[i] = UNITS(key);
+                if (ahead && u * UNIT * (integer)sizeof(held) % LINE == 0)
+                    _mm_prefetch((const char *)(key + ahead), _MM_HINT_T1);
+            }
+            transpose(part);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) STORE(w->turned + (u + i) * BLOCK + j, part[i]);
+        }
+#define SCORES(rows, parts)                                                                                      \
+    for (; q + rows <= last; q += rows)                                                                          \
+        for (integer j = 0; j < count; j += parts * LANES) {                                                     \
+            vector found[rows * parts];                                                                          \
+            _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++) found[i] = ZERO;                     \
+            for (integer u = 0; u < units; u++)                                                                  \
+                _Pragma("GCC unroll 4") for (int p = 0; p < parts; p++) {                                        \
+                    const operand key = (operand)LOAD(w->turned + u * BLOCK + j + p * LANES);                    \
+                    _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++) found[i * parts + p] = TIMES(         \
+                        found[i * parts + p], REPEATED(query + (q + i) * width + u * UNIT), key                  \
+                    );                                                                                           \
+                }                                                                                                \
+            _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++)                                      \
+                STORE(score[q + i / parts] + j + i % parts * LANES, MUL(found[i], ALL(scale)));                  \
+        }
+    integer q = first;
+#if LANES == 16
+    SCORES(4, 4)
+    SCORES(3, 4)
+#endif
+    SCORES(2, 2)
+    SCORES(1, 2)
+#undef SCORES
+}
+
+#endif
