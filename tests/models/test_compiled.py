@@ -29,11 +29,11 @@ from outrider.targets.validate import validate
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 KINDS = {
     "llama": {"attention_bias": True},
-    "mistral": {"sliding_window": 40},
+    "mistral": {"sliding_window": 40, "head_dim": 64},
     "qwen2": {},
     "qwen2-sliding": {"sliding_window": 70},
     "qwen3": {"num_key_value_heads": 4},
-    "smollm3": {"num_key_value_heads": 1},
+    "smollm3": {"num_key_value_heads": 1, "head_dim": 128},
 }  # fmt: skip
 HALF, WHOLE = torch.bfloat16, torch.float32
 
@@ -204,6 +204,12 @@ MUTANTS = {
         "for (integer s = 0; s < steps; s++) {\n        if (direct) {",
         "for (integer e = 0; e < steps; e++) { const integer s = n > 1 && direct ? steps - 1 - e : e; if (direct) {",
     ),
+    "tiles of many queries are summed from their end": (
+        "scores.h",
+        HALF,
+        "for (integer k = 0; k < width; k += STEP) {",
+        "for (integer e = 0; e < width; e += STEP) { const integer k = last - first > 4 ? width - STEP - e : e;",
+    ),
     "keys of drafted nodes are summed in another order": (
         "attention.h",
         WHOLE,
@@ -219,9 +225,9 @@ MUTANTS = {
 def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They are right up to rounding."""
     file, dtype, line, wrong = MUTANTS[mutant]
-    if file == "tiles.h" and not native.tiles():
+    if file in ("tiles.h", "scores.h") and not native.tiles():
         pytest.skip("this processor has no tiles")
-    sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024}
+    sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}
     for source in native.SOURCES:
         shutil.copy(native.HERE / source, tmp_path)
     text = (tmp_path / file).read_text(encoding="utf-8")

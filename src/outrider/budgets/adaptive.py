@@ -26,7 +26,7 @@ Where more is owed than the next rounds pay off, they rest, eight at a time: not
 pay in one sum. A new row, or another number of rows, ends a rest.
 
 Where the first passes over drafts were disturbed by other work, every later draft would be cut to nothing, and what
-passes cost would not be learnt again. So after EMPTY such drafts one keeps UNCUT nodes.
+passes cost would not be learnt again. So a try against the forecast is not cut after EMPTY drafts without a node.
 
 A drafter may read a text only when it is asked for a draft, so the first draft after a while takes longer. Such a time
 teaches nothing of drafts. Where the forecast is for drafts it is charged up to half of what may be owed; but where it
@@ -60,8 +60,7 @@ SUMMED = 0  # in place of batch rows: passes that compute no padding
 MOST = 96  # drafted nodes of all rows together that such a pass is priced for
 STALE = 8  # rounds worked out for which a forecast is kept: it costs as much as a short draft. At most so many rest
 SURE = 100  # rounds that teach before forecasts are kept
-EMPTY = 3  # drafts in a row that were cut to nothing: then one is not cut, or what passes cost is not learnt again
-UNCUT = 4  # nodes of such a one
+EMPTY = 2  # tries in a row without a node: the next is not cut, or what passes cost would not be learnt again
 GIVEN = 2.0  # plain rounds that reading a new text for a try may take; what takes longer is paid for before the next
 READING = 128.0  # plain rounds of reading that may be owed at most: a single slow moment must not end all tries
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
@@ -94,7 +93,8 @@ class AdaptiveBudget:
     paying: bool = False  # do the rounds of late say that drafts pay?
     trying: bool = False  # is this round drafted against the forecast?
     idle: int = 0  # rounds since the last draft
-    empty: int = 0  # drafts in a row of which no node was thought worth its time
+    empty: int = 0  # drafts in a row that had no node
+    uncut: bool = False  # is this round's draft not cut to what pays?
     behind: bool = False  # has text come since then that a drafter reads first? Its time is not a draft's
     fresh: bool = False  # and were all rows new?
     reading: float = 0.0  # seconds that reading a new text took, of late
@@ -107,6 +107,7 @@ class AdaptiveBudget:
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round; nothing is drafted where that is sooner."""
+        self.uncut = False
         self.resting = self.quiet > 0 and len(rows) == self.rested[0] and 0 not in rows.serial
         if self.resting:
             self.quiet -= 1
@@ -124,7 +125,8 @@ class AdaptiveBudget:
             self._begin(b, new / b)
         seen = self.seen.get(b, 0)
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
-            return NOTHING if seen == 1 else self._try(b, useful)
+            self.uncut = True
+            return NOTHING if seen == 1 else Budget(self._few(b), min(self.depth, FIRST[1], useful))
         best, rate, draft = self._best(b, drafting)
         brought, plain = self.brought.get(nearest(b), Brought()), self._plain(b)
         if best and self.fresh and self.reading > useful * max(0.0, b / plain - 1 / rate):
@@ -138,10 +140,11 @@ class AdaptiveBudget:
                 self.quiet, self.rested = min(STALE, int(owed * plain / b**0.5 / TRIES)), (b, 0.0)
             return NOTHING
         self.trying = best == 0
-        if self.empty >= EMPTY and not self.paying:
-            return self._try(b, useful, UNCUT)
         if best == 0:
             best = draft
+            if self.empty >= EMPTY:
+                self.uncut = True
+                return Budget(self._few(b), min(best, useful))
         elif self.rounds % EXPLORE == 0:
             best = (0, min(self.depth, best + 1), max(1, best - 1))[self.rounds // EXPLORE % 3]
             if best == 0:
@@ -168,9 +171,9 @@ class AdaptiveBudget:
             self.unread[like] = max(0.0, self.unread.get(like, 0.0) - GIVEN * rows / self._plain(rows))
         self._held.clear()
 
-    def _try(self, rows: int, useful: int, most: int = FIRST[0]) -> Budget:
-        nodes = min(self.nodes, most, max(2, FIRST_ROWS // rows))
-        return Budget(nodes, min(self.depth, FIRST[1], useful))
+    def _few(self, rows: int) -> int:
+        """Nodes of a draft that is not cut to what pays."""
+        return min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
 
     def _plain(self, rows: int) -> float:
         """Tokens a second without drafts."""
@@ -262,7 +265,7 @@ class AdaptiveBudget:
         if report.depth:
             curve = self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True))
             (curve.doubt if self.behind else curve.learn)(report.depth, report.draft_seconds)
-            if self.seen[b] > LEARN:  # drafts of those before were not cut to what pays
+            if not self.uncut:
                 self.size.learn(report.depth, report.total / b if report.total else float(report.nodes))
         if report.drafted:
             (self.step.doubt if self.behind else self.step.learn)(report.drafted, report.draft_seconds)

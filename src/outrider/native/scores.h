@@ -1,6 +1,6 @@
-/* Scores of queries with keys, which lie `stride` numbers apart: those of `first` .. `last` with `count` keys, at most
-   BLOCK of them. `ahead`: so many numbers further, memory is asked for what is read next. Each is summed along its query
-   and its key alone. */
+/* What attention works with, and its scores: products of queries and keys. Each is summed along its query and its key
+   alone. `scored` finds those of the queries `first` .. `last` with `count` keys, at most BLOCK of them, which lie `stride`
+   numbers apart. `ahead`: so many numbers further, memory is asked for what is read next. */
 
 #define BLOCK 64
 #define QUERIES 32 /* rows of one go, over which keys and values are read once */
@@ -22,7 +22,7 @@ typedef struct {
 
 #ifdef TILES
 
-/* Queries as tiles read them; there is room for two at least. */
+/* Queries as tiles read them. Behind a single one zeros are written, so that all have one shape (`begin(2)`). */
 static const input *asking(input *query, integer rows, integer width, input *room) {
     if (rows == 1) memset(query + width, 0, width * sizeof(input));
     return laid(query, rows > 1 ? rows : 2, width, room);
@@ -45,6 +45,7 @@ static void scored(
             from = w->last;
             apart = width;
         }
+        settle();
         for (integer m = first / LANES * LANES; m < last; m += LANES) {
             vector found[LANES];
             _tile_zero(0);

@@ -1,8 +1,9 @@
 /* Products with tiles of bfloat16, for processors that have them (AMX, where `build.py` sets TILES): sixteen outputs by
    sixteen rows of x by 32 numbers in one instruction, so that sixteen rows cost little more than one. A result is summed
-   along its row, pair by pair; so here, too, it depends on its row of x and its row of W alone. */
+   along its row, pair by pair; so here, too, it depends on its row of x and its row of W alone. Attention's scores
+   (`scores.h`) are such products as well: keys are its weights, and queries its x. */
 
-#define RING 8  /* opened steps for which there is room */
+#define RING 8  /* opened steps for which there is room: more than DELAY */
 #define DELAY 4 /* steps that are opened before the first is multiplied: opening one and multiplying another overlap */
 #define LAID(n) (((n) + LANES - 1) / LANES * LANES) /* rows for which there is room */
 
@@ -34,18 +35,23 @@ INLINE void begin(integer n) {
         shape.rows[i] = 16;
         shape.bytes[i] = n == 1 && i != 4 ? 4 : 64;
     }
+    __asm__ volatile("" : : "m"(shape)); /* all of it is written */
     _tile_loadconfig(&shape);
 }
 
 INLINE void end(void) { _tile_release(); }
 
-/* Step `s` of the LANES outputs from `first` on, as numbers. */
+/* Tiles read what was stored before: gcc does not know that they read memory. */
+INLINE void settle(void) { __asm__ volatile("" ::: "memory"); }
+
+/* Step `s` of LANES outputs, whose rows (or fours of rows) these are, as numbers. */
 INLINE void open_step(
     const int kind, const char *const *rows, const float *known, integer apart, integer s, integer ahead,
     number (*opened)[STEP]
 ) {
     if (kind == PLAIN) {
         for (integer j = 0; j < LANES; j++) _mm512_store_si512(opened[j], _mm512_loadu_si512(rows[j] + s * STEP * 2));
+        settle();
         return;
     }
 #pragma GCC unroll 4
@@ -55,6 +61,7 @@ INLINE void open_step(
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) _mm512_store_si512(opened[4 * j + r], (__m512i)found[r]);
     }
+    settle();
 }
 
 /* The results of `n` rows of x, which are `laid` in so many groups of sixteen, for the LANES outputs from `first` on, as
