@@ -21,6 +21,7 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "smollm2 ships sampled": (tables.methods(1.0), "smollm2_ships"),
     "smollm2 ships domains": (tables.domains, "smollm2_ships"),
     "smollm2 many": (tables.tasks, "smollm2_many"),
+    "smollm2 tiles": (tables.tasks, "smollm2_tiles"),
     "smollm2 causes": (tables.causes, "smollm2_ships"),
     "smollm2 summaries": (tables.blocks, "smollm2_summaries"),
     "smollm2 ablations": (tables.ablations, "smollm2_ablations"),

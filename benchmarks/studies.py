@@ -98,6 +98,7 @@ SHIPPED = (  # what a user has from the start
     f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
 )  # fmt: skip
 MANY = SHIPPED[-1], f"suffix and HASS, 16 nodes=suffix + {SHIPS}@16x6"  # on half of the prompts that the papers took
+WIDER = *MANY, f"suffix and HASS, 32 nodes=suffix + {SHIPS}@32x6"  # where nodes cost little
 # The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
 # it is said to be fitted.
 SIZES = ("8x4", "16x6", "32x7", "64x8")
@@ -149,6 +150,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=40, tokens=128, peers=(), explain=False),
+    "smollm2_tiles": replace(PAPERS, drafters=WIDER, limit=40, tokens=128, peers=(), explain=False),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
                                   tasks=SHORT[1:], observe=True),
