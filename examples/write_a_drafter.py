@@ -54,7 +54,7 @@ def guess(text, length):
 
 
 model = sys.argv[1] if len(sys.argv) > 1 else "demo"
-drafted = outrider.load(model, Successor()).generate("one two one two one", max_new_tokens=64)[0]
+drafted = outrider.load(model, Successor()).generate("one two one two one", max_new_tokens=64, budget="8x7")[0]
 plain = outrider.load(model, "none").generate("one two one two one", max_new_tokens=64)[0]
 assert drafted.tokens == plain.tokens
 print(drafted.text)
