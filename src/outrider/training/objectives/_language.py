@@ -30,7 +30,7 @@ from ...targets.load import from_pretrained
 from ...types import InputError
 from ..data import Batch
 from ..features import TargetFeatures, hidden, learned
-from ._losses import DIVERGENCES, precise
+from ._losses import DIVERGENCES, likeliest, precise
 from ._objective import NetworkObjective, Optimiser
 
 STAGES = ("pretrain", "sft", "distil")
@@ -75,10 +75,10 @@ class LanguageObjective(NetworkObjective):
         if self.stage == "distil":
             with torch.no_grad():
                 teacher = precise(self.teacher(seen.features[-1][places]))
-            losses, right = DIVERGENCES[self.loss](student, teacher), teacher.argmax(-1)
+            losses, right = DIVERGENCES[self.loss](student, teacher), likeliest(teacher)
         else:
             losses, right = functional.cross_entropy(student, tokens, reduction="none"), tokens
-        hit = (student.argmax(-1) == right).float().sum().detach() / asked
+        hit = (likeliest(student) == right).float().sum().detach() / asked
         return losses.sum(), losses.new_tensor(float(len(losses))), {"hit": hit}
 
     def _head(self, features: Float[Tensor, "k h"]) -> Float[Tensor, "k v"]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +18,11 @@ Loss = Callable[[Tensor, Tensor, int], Tensor]
 def precise(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """In the precision of losses: float32, or that of x if it is finer."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def likeliest(logits: Logits) -> Int[Tensor, " k"]:
+    """The token with the largest logit. `argmax` takes three times as long on a CPU."""
+    return logits.max(-1).indices
 
 
 def soft_cross_entropy(student: Logits, teacher: Logits) -> PerPosition:
@@ -37,7 +42,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, p: Tensor) -> Tensor:
         total = z.logsumexp(-1)
         ctx.save_for_backward(z, p, total)
-        return total - torch.einsum("kv,kv->k", p, z)
+        return total - (p * z).sum(-1)  # a batch of small products takes four times as long, and autocast rounds it
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:

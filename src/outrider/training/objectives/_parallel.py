@@ -22,7 +22,7 @@ from ...drafters import eagle3
 from ...targets import HFTarget
 from ..data import Batch
 from ..features import TargetFeatures, mask_of, visible
-from ._losses import cross_entropy, precise
+from ._losses import cross_entropy, likeliest, precise
 from ._objective import TrimmedObjective, uniform
 
 SHARE, LEAST = 0.7, 0.2  # of the chains that reach one depth more, and that reach any
@@ -62,7 +62,7 @@ class ParallelObjective(TrimmedObjective):
                 law = precise(self.head(seen.features[-1][rows, last + d + 1])).softmax(-1)
             student = precise(net.logits(read[rows, at]))
             total = total + self.decay**d * cross_entropy(student, law).sum()
-            right = (student.argmax(-1) == law.argmax(-1)).float().sum().detach()
+            right = (likeliest(student) == likeliest(law)).float().sum().detach()
             hits[f"hit{d + 1}"] = right / max(1, len(law))
         return total, batch.wanted(2).sum().to(total.dtype), hits
 

@@ -36,7 +36,7 @@ from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
 from ._layer import layer_like
 from ._linear import nearest
-from ._losses import cross_entropy, precise, smooth_l1
+from ._losses import cross_entropy, likeliest, precise, smooth_l1
 from ._objective import Optimiser, TrimmedObjective, uniform
 
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
@@ -115,7 +115,7 @@ class BlockObjective(TrimmedObjective):
     def _judge(self, feature: Tensor, made: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
             teacher = precise(self.head(feature))
-            first = teacher.argmax(-1)
+            first = likeliest(teacher)
         student = self.head(made) if self.places is None else self.net.lm_head(made)
         student = precise(self.net.corrected(student, above, made))
         loss = self._loss(student, teacher)
@@ -123,7 +123,7 @@ class BlockObjective(TrimmedObjective):
             loss = loss + self.regress * smooth_l1(precise(made), precise(feature))
         with torch.no_grad():
             chance = student.softmax(-1).gather(-1, first[:, None])[:, 0]
-            right = (student.argmax(-1) == first).float()
+            right = (likeliest(student) == first).float()
         return loss, chance, right
 
     def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None:
@@ -218,7 +218,7 @@ class BlockObjective(TrimmedObjective):
         if self.loss == "kl":
             return cross_entropy(student, teacher.softmax(-1))
         if self.loss == "ce":
-            return nn.functional.cross_entropy(student, teacher.argmax(-1), reduction="none")
+            return nn.functional.cross_entropy(student, likeliest(teacher), reduction="none")
         overlap = torch.minimum(student.softmax(-1), teacher.softmax(-1)).sum(-1)
         return 1 - overlap if self.loss == "tv" else -overlap.clamp(min=1e-6).log()
 

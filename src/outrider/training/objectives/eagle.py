@@ -22,7 +22,7 @@ from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, visible
 from ._layer import layer_like
 from ._linear import nearest
-from ._losses import LOSSES, precise, smooth_l1, soft_cross_entropy
+from ._losses import LOSSES, likeliest, precise, smooth_l1, soft_cross_entropy
 from ._objective import Optimiser, TrimmedObjective, uniform
 from ._passes import Passes, moved
 
@@ -110,7 +110,7 @@ class EagleObjective(TrimmedObjective):
         if self.topk:
             law = law + self.topk * self.ranking(student, teacher, self.k)
         loss = near + law if self.places is None else near.index_add(0, known.nonzero()[:, 0], law)
-        return loss, (student.argmax(-1) == teacher.argmax(-1)).float().sum().detach() / count
+        return loss, (likeliest(student) == likeliest(teacher)).float().sum().detach() / count
 
     def _noise(self, batch: Batch, like: Tensor, step: int) -> Tensor:
         """U(-noise, noise), a function of step and row."""

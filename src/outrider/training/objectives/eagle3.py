@@ -21,7 +21,7 @@ from ...types import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures, visible
 from ._layer import layer_like
-from ._losses import cross_entropy, precise
+from ._losses import cross_entropy, likeliest, precise
 from ._objective import Optimiser, TrimmedObjective
 from ._parallel import ParallelObjective
 from ._passes import Passes, moved
@@ -58,7 +58,7 @@ class Eagle3Objective(TrimmedObjective):
             right = law if j == 1 else law[counted]
             total = total + self.decay ** (j - 1) * cross_entropy(student, right).sum()
             weight = weight + counted.sum()
-            hits[f"hit{j}"] = (student.argmax(-1) == right.argmax(-1)).float().mean().detach()
+            hits[f"hit{j}"] = (likeliest(student) == likeliest(right)).float().mean().detach()
             read = moved(made, true, batch.positions)
         return total, weight / self.passes, hits
 

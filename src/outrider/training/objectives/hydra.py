@@ -19,7 +19,7 @@ from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, mask_of
 from ._layer import layer_like
-from ._losses import precise, soft_cross_entropy
+from ._losses import likeliest, precise, soft_cross_entropy
 from ._objective import Optimiser, TrimmedObjective
 
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
@@ -60,7 +60,7 @@ class HydraObjective(TrimmedObjective):
             else:
                 loss = functional.cross_entropy(student, tokens, reduction="none")
             total = total + self.decay**head * loss.sum()
-            hits[f"hit{head}"] = (student.argmax(-1) == law.argmax(-1)).float().sum().detach() / asked
+            hits[f"hit{head}"] = (likeliest(student) == likeliest(law)).float().sum().detach() / asked
         return total, total.new_tensor(float(len(rows))), hits
 
 

@@ -17,7 +17,7 @@ from ...drafters import medusa
 from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures
-from ._losses import precise, soft_cross_entropy
+from ._losses import likeliest, precise, soft_cross_entropy
 from ._objective import Optimiser, TrimmedObjective
 
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
@@ -53,7 +53,7 @@ class MedusaObjective(TrimmedObjective):
             else:
                 loss = functional.cross_entropy(student, tokens, reduction="none")
             total = total + self.decay**head * loss.sum()
-            hits[f"hit{head}"] = (student.argmax(-1) == tokens).float().sum().detach() / asked
+            hits[f"hit{head}"] = (likeliest(student) == tokens).float().sum().detach() / asked
         return total, total.new_tensor(float(len(places))), hits
 
 
