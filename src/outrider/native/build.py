@@ -41,7 +41,7 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
     flags = (
         *FLAGS,
         f"-DFIRST={_first()}",
-        *(("-DSOON=_MM_HINT_T1", "-DAHEAD=2") if "AuthenticAMD" in _about("vendor_id") else ()),
+        *(("-DSOON=_MM_HINT_T1", "-DAHEAD=2") if tiles() or "AuthenticAMD" in _about("vendor_id") else ()),
         *(("-DTILES",) if tiles() else ()),
         *(("-DHALVES",) if halves else ()),
         *(("-DWIDE",) if halves and wide else ()),
