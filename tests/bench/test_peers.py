@@ -25,7 +25,7 @@ SHIPS = "suffix + eagle:smollm2/hass"
 
 
 def given(**options: Any) -> argparse.Namespace:
-    names = ("transformers", "vllm", "llama", "draft", "eagle3", "out")
+    names = ("transformers", "vllm", "llama", "eagle", "draft", "eagle3", "out")
     return argparse.Namespace(**{**dict.fromkeys(names), **options})
 
 
@@ -38,11 +38,12 @@ def test_an_engine_without_a_python_is_left_out() -> None:
 
 
 def test_each_engine_runs_under_its_own_python() -> None:
-    found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle3="d"))
+    found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e", eagle3="d"))
     assert {(run.engine, run.python) for run in found} == {
-        ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", "c")
+        ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", "c"), ("eagle", "e")
     }  # fmt: skip
     assert [run.method for run in found if run.engine == "vllm"] == ["plain", "lookup", "eagle", "eagle3"]
+    assert [run.method for run in found if run.engine == "eagle"] == ["plain", "tree", "small"]
 
 
 def test_eagle_3_is_measured_where_a_drafter_is_given() -> None:
@@ -50,21 +51,25 @@ def test_eagle_3_is_measured_where_a_drafter_is_given() -> None:
 
 
 def test_what_has_no_batches_is_measured_alone() -> None:
-    batches = {run.name: run.batches for run in peers.runs(given(vllm="b", llama="c", eagle3="d"))}
+    batches = {run.name: run.batches for run in peers.runs(given(vllm="b", llama="c", eagle="e", eagle3="d"))}
     alone = {name for name, sizes in batches.items() if sizes == (1,)}
-    assert alone == {"transformers, lookup", "transformers, assisted", "llama, plain", "llama, lookup"}
+    assert alone == {
+        "transformers, lookup", "transformers, assisted", "llama, plain", "llama, lookup",
+        "eagle, plain", "eagle, tree", "eagle, small",
+    }  # fmt: skip
     assert all(sizes == peers.BATCHES for name, sizes in batches.items() if name not in alone)
 
 
 def test_what_each_method_drafts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "exported", lambda network, out: f"{out.name} of {network}")
+    monkeypatch.setattr(peers, "exported", lambda network, layout, out: f"{out.name} of {network} for {layout}")
     found = {}
     for draft in (None, "a folder"):
-        asked = given(vllm="b", draft=draft, eagle3="mine", out=tmp_path / "made")
+        asked = given(vllm="b", eagle="e", draft=draft, eagle3="mine", out=tmp_path / "made")
         found[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
     assert found[None]["ours, default"] == SHIPS
-    assert found[None]["vllm, eagle"] == "made of smollm2/hass", "the network of the mix that ships"
-    assert found[None]["vllm, eagle3"] == "made of mine"
+    assert found[None]["vllm, eagle"] == "made of smollm2/hass for vllm", "the network of the mix that ships"
+    assert found[None]["vllm, eagle3"] == "made of mine for vllm"
+    assert found[None]["eagle, tree"] == "made of smollm2/hass for safeailab"
     assert found[None]["transformers, assisted"] == shipped("demo/draft")
     assert found["a folder"]["transformers, assisted"] == "a folder"
 
@@ -83,12 +88,12 @@ def test_a_network_is_exported_once_and_anew_when_it_has_learnt(
     weights = tmp_path / "network" / "model.safetensors"
     weights.parent.mkdir()
     weights.write_bytes(b"one")
-    first = peers.exported(str(weights.parent), tmp_path)
-    assert peers.exported(str(weights.parent), tmp_path) == first
+    first = peers.exported(str(weights.parent), "vllm", tmp_path)
+    assert peers.exported(str(weights.parent), "vllm", tmp_path) == first
     assert len(asked) == 1
     assert asked[0][-7:-1] == ["export", str(weights.parent), "smollm2", "--to", "vllm", "--out"]
     weights.write_bytes(b"two")
-    assert peers.exported(str(weights.parent), tmp_path) != first
+    assert peers.exported(str(weights.parent), "vllm", tmp_path) != first
 
 
 def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +101,7 @@ def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(peers.subprocess, "run", lambda *_, **__: failed)
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(RuntimeError, match="not this target's"):
-        peers.exported(str(tmp_path), tmp_path)
+        peers.exported(str(tmp_path), "vllm", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,8 @@ def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
         (["--draft", "nowhere"], "no config.json in nowhere"),
         (["--vllm", sys.executable, "--eagle3", "nowhere"], "no model.safetensors in nowhere"),
         (["--eagle3", "HERE"], "give --vllm too"),
+        (["--eagle", sys.executable], "--eagle and --eagle-code belong together"),
+        (["--eagle", sys.executable, "--eagle-code", "nowhere"], "no eagle/model/ea_model.py in nowhere"),
     ],
 )
 def test_what_is_refused(
