@@ -234,10 +234,15 @@ def main() -> None:
     job = {
         "model": place.where, "gguf": str(names.installed()), "drafter": place.drafter, "prompts": texts, "ends": ends,
         "tokens": given.tokens, "temperatures": TEMPERATURES, "repeats": given.repeats,
-        "dtype": "bfloat16" if multiplies_halves() else "float32", "source": str(given.eagle_code or ""),
+        "dtype": "bfloat16" if multiplies_halves() else "float32",
     }  # fmt: skip
+
+    def asked(run: Run) -> dict[str, Any]:
+        code = {"source": str(given.eagle_code.resolve())} if run.engine == "eagle" else {}
+        return {**job, **code, "drafter": drafter_of(run, given, place.drafter)}
+
     rows, failed = [], False
-    for found in in_turn(runs(given), lambda run: {**job, "drafter": drafter_of(run, given, place.drafter)}, given.out):
+    for found in in_turn(runs(given), asked, given.out):
         rows, failed = rows + found, failed or not found
         print(*table(found)[-1:] if found else (), flush=True)
     print("", *table(rows), "", *equal(rows), sep="\n")

@@ -2,8 +2,9 @@
 
     python SCRIPT < JOB
 
-JOB is JSON: {"model": a folder, "gguf": a file, "method": one of the script's, "drafter": SPEC or a folder, "dtype",
-"prompts": [[ids]], "ends": ids that end a text, "tokens": most tokens of a text, "temperatures", "batches", "repeats"}.
+JOB is JSON: {"model": a folder, "gguf": a file, "method": one of the script's, "drafter": SPEC or a folder,
+"source": the folder of an engine's code, where it is no package, "dtype", "prompts": [[ids]], "ends": ids that end a
+text, "tokens": most tokens of a text, "temperatures", "batches", "repeats"}.
 A line of JSON comes out for each temperature and batch size: {"engine": its version, "method", "temperature", "batch",
 "tokens", "seconds": one for each repeat, "texts": [[ids]]}. What the engine prints goes to stderr.
 

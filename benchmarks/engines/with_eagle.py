@@ -1,11 +1,12 @@
-"""The authors' own code for EAGLE-2 and HASS, of which "source" in the job is a checkout; one text at a time. Methods:
-plain (its loop without drafts), tree (what it draws by default: 60 nodes, 7 deep) and small (16 nodes, 6 deep). The
-drafter is a folder that `outrider export --to safeailab` wrote. The algorithm is not touched: the number of nodes is
-given, since finding one by itself asks for a GPU."""
+"""The authors' own code of EAGLE-2, which HASS's weights fit; one text at a time. "source" in the job is a checkout.
+Methods: plain (its loop without drafts), tree (its default: 60 nodes with the root, at most 8 deep) and small (16, at
+most 6 deep). The drafter is a folder that `outrider export --to safeailab` wrote. The algorithm is not touched: the
+number of nodes is given, since finding one by itself asks for a GPU."""
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import tempfile
 from pathlib import Path
@@ -16,25 +17,27 @@ import transformers
 from job import Texts, Write, serve
 from safetensors import safe_open
 
-SIZES = {
+SIZES = {  # a layer more than `depth` is drawn
     "plain": {"total_token": 16},
     "tree": {"total_token": 60, "depth": 7, "top_k": 10},
-    "small": {"total_token": 16, "depth": 6, "top_k": 4},
+    "small": {"total_token": 16, "depth": 5, "top_k": 4},
 }
 
 
 def readable(model: Path, folder: Path) -> Path:
-    """The model's folder as that code reads it: with an index of its weights, which a single file does not need, and
-    with a tokenizer that older versions of transformers know. Of it, only the end of a text is asked."""
-    for file in model.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    index, tokenizer = folder / "model.safetensors.index.json", folder / "tokenizer_config.json"
-    if not index.exists():
-        with safe_open(model / "model.safetensors", "pt") as weights:
-            index.write_text(json.dumps({"weight_map": dict.fromkeys(weights.keys(), "model.safetensors")}))
-    ends = json.loads(tokenizer.read_text())["eos_token"]
-    tokenizer.unlink()
-    tokenizer.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ends}))
+    """The model's folder as that code and older versions of transformers read it: with an index of its weights, which a
+    single file does not need, the rotation's base where they look for it, and a tokenizer that they know (it is asked
+    for the end of a text alone)."""
+    config, tokenizer = (json.loads((model / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (folder / name).symlink_to((model / name).resolve())
+    with safe_open(model / "model.safetensors", "pt") as weights:
+        index = {"weight_map": dict.fromkeys(weights.keys(), "model.safetensors")}
+    theirs = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer["eos_token"]}
+    base = {"rope_theta": (config.get("rope_parameters") or config)["rope_theta"]}
+    files = {"config": config | base, "tokenizer_config": theirs, "model.safetensors.index": index}
+    for name, given in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(given))
     return folder
 
 
@@ -54,8 +57,10 @@ def start(job: dict[str, Any]) -> tuple[str, Write, None]:
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
         torch.manual_seed(1)
+        random.seed(1)  # what it accepts by
+        most = job["tokens"] - 1  # it ends once there are more
         return [
-            written(torch.tensor([ids]), temperature=temperature, max_new_tokens=job["tokens"])[0, len(ids) :].tolist()
+            written(torch.tensor([ids]), temperature=temperature, max_new_tokens=most)[0, len(ids) :].tolist()
             for ids in prompts
         ]
 

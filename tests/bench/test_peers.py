@@ -92,6 +92,8 @@ def test_a_network_is_exported_once_and_anew_when_it_has_learnt(
     assert peers.exported(str(weights.parent), "vllm", tmp_path) == first
     assert len(asked) == 1
     assert asked[0][-7:-1] == ["export", str(weights.parent), "smollm2", "--to", "vllm", "--out"]
+    assert peers.exported(str(weights.parent), "safeailab", tmp_path) != first
+    assert asked[-1][-3:-1] == ["safeailab", "--out"]
     weights.write_bytes(b"two")
     assert peers.exported(str(weights.parent), "vllm", tmp_path) != first
 
@@ -111,6 +113,7 @@ def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
         (["--vllm", sys.executable, "--eagle3", "nowhere"], "no model.safetensors in nowhere"),
         (["--eagle3", "HERE"], "give --vllm too"),
         (["--eagle", sys.executable], "--eagle and --eagle-code belong together"),
+        (["--eagle-code", "HERE"], "--eagle and --eagle-code belong together"),
         (["--eagle", sys.executable, "--eagle-code", "nowhere"], "no eagle/model/ea_model.py in nowhere"),
     ],
 )

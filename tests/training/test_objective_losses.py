@@ -103,6 +103,17 @@ def test_cross_entropy() -> None:
     assert torch.autograd.gradcheck(lambda s: _losses.soft_cross_entropy(s, teacher), (student,))
 
 
+def test_a_loss_is_not_rounded_under_autocast() -> None:
+    student, teacher = (x.float() for x in logits(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = _losses.soft_cross_entropy(student, teacher)
+    assert torch.equal(found, _losses.soft_cross_entropy(student, teacher))
+
+
+def test_the_likeliest_token() -> None:
+    assert _losses.likeliest(torch.tensor([[0.5, 2.0, 1.0], [-1.0, -3.0, -2.0]])).tolist() == [1, 0]
+
+
 def test_smooth_l1() -> None:
     """d^2 / 2 within 1 of the truth, |d| - 1/2 beyond."""
     found = _losses.smooth_l1(torch.tensor([[0.5, 0.0], [2.0, -1.0]]), torch.zeros(2, 2))

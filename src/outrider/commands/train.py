@@ -10,9 +10,6 @@ import typer
 from .. import files, plugins
 from . import options as opt
 
-SHAPES = "20000"  # of products that stay compiled. Rows and what is learned of them differ in length at every step, and
-# with the 1,024 of default nearly all products would be compiled anew: a third of a step's time
-
 
 def train(
     method: Annotated[str, typer.Argument(metavar="METHOD", help=f"One of {', '.join(plugins.names('objectives'))}.")],
@@ -81,8 +78,7 @@ def train(
 
     check_names(dtype, device)
     files.fillable(out)
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", SHAPES)  # before torch is imported
-    place = located(model)
+    place = located(model)  # before torch is imported
     from ..targets import load_target, load_tokenizer
     from ..training import data as text
     from ..training import loop

@@ -21,7 +21,8 @@ INLINE integer bytes(integer kind, integer width) {
 
 #ifdef NARROW
 
-#ifndef SOON /* where memory is fetched to, and how many columns ahead: AMD's processors and tiles gain by the second cache */
+/* Where memory is fetched to, and how many columns ahead. AMD's processors, and tiles a little, gain by the second cache. */
+#ifndef SOON
 #define SOON _MM_HINT_T0
 #endif
 #ifndef AHEAD

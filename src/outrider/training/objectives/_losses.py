@@ -21,7 +21,7 @@ def precise(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 
 
 def likeliest(logits: Logits) -> Int[Tensor, " k"]:
-    """The token with the largest logit. `argmax` takes three times as long on a CPU."""
+    """The token with the largest logit. `argmax` took three times as long on a CPU."""
     return logits.max(-1).indices
 
 
@@ -42,7 +42,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, p: Tensor) -> Tensor:
         total = z.logsumexp(-1)
         ctx.save_for_backward(z, p, total)
-        return total - (p * z).sum(-1)  # a batch of small products takes four times as long, and autocast rounds it
+        return total - (p * z).sum(-1)  # as small products it would take longer, and autocast would round it
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
