@@ -339,6 +339,18 @@ def test_a_try_in_a_batch_is_a_small_one(b: int, nodes: int) -> None:
     assert AdaptiveBudget().choose(rows(b)).nodes == nodes
 
 
+def test_a_pass_costs_a_step_more_where_another_sixteen_rows_begin() -> None:
+    """Where sixteen are multiplied in the time of one; elsewhere the same points lie on a line."""
+    for step in (0.0, 2e-3):
+        curve, draw = Curve(), random.Random(0)
+        cost = {n: 5e-3 + step * -(-n // 16) + 1e-4 * n for n in range(1, 33)}
+        for _ in range(400):
+            size = draw.choice((1, 2, 4, 8, 12, 16, 17, 18, 20, 23, 25, 30, 32))
+            curve.learn(size, cost[size] * draw.uniform(1.0, 1.02))
+        for size in (8, 16, 17, 20, 24, 32):
+            assert curve(size) == pytest.approx(cost[size], rel=0.04), (step, size)
+
+
 def test_curve() -> None:
     curve = Curve(prior_slope=0.1)
     assert curve(5) == 0

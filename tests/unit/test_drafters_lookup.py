@@ -8,7 +8,7 @@ import pytest
 from play import Play, paths_of
 
 from outrider.drafters import lookup
-from outrider.types import Budget
+from outrider.types import Budget, Price
 
 LARGE = Budget(64, 16)
 
@@ -37,6 +37,25 @@ def test_a_small_budget_keeps_the_best_match() -> None:
     assert drafts(text, Budget(4, 16), tokens=3) == [[4], [4, 8], [4, 8, 1]]
     assert drafts(text, Budget(6, 16), tokens=3)[-1] == [3, 9]
     assert drafts(text, Budget(64, 1)) == [[4], [3]]
+
+
+def test_a_price_keeps_what_pays_best() -> None:
+    """[4], [4 8] and [4 8 1] are worth 0.75, 0.6 and 0.5 tokens, the second match's first one 0.19."""
+    text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
+    for seconds, kept in (
+        ((1.0, 1.1, 1.2, 9.0, 9.0, 9.0, 9.0), [[4], [4, 8]]),
+        ((1.0, 1.1, 1.2, 1.3, 1.3, 9.0, 9.0), [[4], [4, 8], [4, 8, 1], [3]]),
+        ((1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0), []),
+    ):
+        assert drafts(text, Budget(64, 16, price=Price(seconds)), matches=2, tokens=3) == kept
+
+
+def test_what_is_worth_more_comes_first_under_a_price() -> None:
+    """Of a long first match the last tokens are worth less than the second match's first."""
+    text = [3, 5, 9, 2, 3, 4, 8, 7, 6, 1, 10, 11, 12, 3]
+    found = drafts(text, Budget(64, 16, price=Price((1.0,) * 30)), matches=2, tokens=8)
+    assert found.index([5]) < found.index([4, 8, 7, 6, 1, 10, 11, 12])
+    assert sorted(found) == sorted(drafts(text, matches=2, tokens=8))
 
 
 def test_matches_that_agree_are_one() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
 USUAL = 0.995  # the same where it is to outlive a text
+TILE = 16  # rows that some processors multiply in the time of one: a pass over 17 nodes costs a step more than over 16
 LONGEST = 1e6  # seconds: no measurement is longer
 ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
 MANY = 100.0  # the same of what is usual: one or two texts say little of it
@@ -22,8 +23,8 @@ class Curve:
     What disturbs a measurement (a cold cache, another process) only ever adds time, so estimates fall faster than they
     rise, and at once where the old one was more than twice as long (a first pass that is being recorded). Sizes share
     the nearest power of two, or most would be seen once and never again; what a size says of that power goes by the
-    curve so far. A size seen to cost more than a larger one was disturbed, or is not what it was: what is asked for
-    less often is known less well.
+    curve so far. From TILE on, those above a power share the size behind it. A size seen to cost more than a larger one
+    was disturbed, or is not what it was: what is asked for less often is known less well.
     """
 
     prior_slope: float = 0.02  # of what size 1 costs, per unit, where only one size was seen
@@ -32,7 +33,7 @@ class Curve:
     counts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # measurements since it began
 
     def learn(self, size: int, seconds: float) -> None:
-        power = nearest(size)
+        power = nearest(size) if self.mean else shared(size)
         if size != power and not self.mean:  # a pass over 6 nodes is no pass over 8: what it says of that one
             seconds = self._carried(size, seconds, power)
         size, old = power, self.points.get(power)
@@ -51,7 +52,7 @@ class Curve:
         the nearest smaller size that is."""
         if to in self.points and len(self.points) > 1:
             return seconds * self(to) / max(1e-9, self(size))
-        below = max((known for known in self.points if known < min(size, to)), default=0)
+        below = max((known for known in self.points if known < min(size, to) and shared(known + 1) != to), default=0)
         if not below:
             return seconds
         start = self.points[below]
@@ -89,6 +90,12 @@ def nearest(size: int) -> int:
     """The nearest power of two: 5 -> 4, 6 -> 8."""
     low = 1 << (size.bit_length() - 1)
     return low if 2 * size * size < 4 * low * low else 2 * low
+
+
+def shared(size: int) -> int:
+    """The size under which a pass's time is kept: 12 -> 16, 17 -> 17, 20 -> 17, 30 -> 32."""
+    power = nearest(size)
+    return power + 1 if size > power >= TILE else power
 
 
 @dataclass

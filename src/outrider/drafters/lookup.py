@@ -8,7 +8,8 @@ the draft, up to `tokens` (10) of it. Beyond the original, which offers one matc
  * a match so recent that its continuation runs into the end of the text goes on periodically, as in LZ77.
 
 A token's confidence is 1 - 1 / (l + 2), l being the tokens that it goes on from and that match, 16 at most; a later
-path has what earlier ones left. It counts only in a mix (`_mix.py`), where it is learned what it is worth.
+path has what earlier ones left. It counts in a mix (`_mix.py`), where it is learned what it is worth, and
+where the automatic budget cuts the tree.
 
 A match is found through an index, never by scanning: `last[n]` maps an n-gram to where it last ended, `before[n]`
 maps every position to the previous end of the same n-gram. One round costs microseconds however long the text is.
@@ -23,8 +24,8 @@ from typing import Any
 
 import torch
 
-from ..core.tree import from_paths
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
+from ..core.tree import Sketch, from_paths
+from ..types import Budget, Drafting, DraftTree, HostRow, Round, Rows, Target
 from ._common import refuse, selected, useful, whole
 
 LONG = 16  # tokens of a match that are looked at
@@ -133,6 +134,9 @@ class LookupDrafting:
         if tree.nodes == 1:
             return tree
         values = [_values(ids, [n for _, n in row]) for ids, row in zip(where, paths, strict=True)]
+        if budget.price:
+            ranked = [_ranked(a, b, c) for (a, b, _), c in zip(tree.host, values, strict=True)]
+            return Sketch(ranked).cut(budget.price).tree(rows.root.device)
         made = [row + [-math.inf] * (tree.nodes - len(row)) for row in values]
         return replace(tree, values=torch.tensor(made, device=rows.root.device))
 
@@ -157,6 +161,13 @@ def _values(where: Sequence[Sequence[int]], matched: Sequence[int]) -> list[floa
                 left.append(1.0)
             above = node
     return values
+
+
+def _ranked(tokens: Sequence[int], parents: Sequence[int], values: Sequence[float]) -> HostRow:
+    """A row's nodes with falling values, as a price cuts them: parents stay before their children."""
+    order = sorted(range(len(values)), key=lambda node: -values[node])
+    place = {node: i for i, node in enumerate(order)}
+    return [tokens[i] for i in order], [place[parents[i]] for i in order], [values[i] for i in order]
 
 
 def load(
