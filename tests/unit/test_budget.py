@@ -349,6 +349,9 @@ def test_a_pass_costs_a_step_more_where_another_sixteen_rows_begin() -> None:
             curve.learn(size, cost[size] * draw.uniform(1.0, 1.02))
         for size in (8, 16, 17, 20, 24, 32):
             assert curve(size) == pytest.approx(cost[size], rel=0.04), (step, size)
+    first = Curve(points={8: 1.0, 16: 1.1})
+    first.learn(20, 1.5)  # a step, and no slope that begins at 16
+    assert first(17) > 1.3
 
 
 def test_curve() -> None:

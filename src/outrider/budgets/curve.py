@@ -49,7 +49,7 @@ class Curve:
 
     def _carried(self, size: int, seconds: float, to: int) -> float:
         """What a measurement says of another size: by the curve, or where that is not known there, along the line from
-        the nearest smaller size that is."""
+        the nearest smaller size that is. From 16 on there is no line to 17, where a step may be."""
         if to in self.points and len(self.points) > 1:
             return seconds * self(to) / max(1e-9, self(size))
         below = max((known for known in self.points if known < min(size, to) and shared(known + 1) != to), default=0)
