@@ -333,7 +333,8 @@ class Drafter(Protocol):
     """Weights and configuration; immutable, shared by concurrent generations.
 
     A drafter whose `observe` looks at a round's tokens alone may say so by `reads_tree = False`; then a mix does not
-    translate the round into the drafter's own nodes.
+    translate the round into the drafter's own nodes. One whose confidences are counts may say so by `counts = True`;
+    then it is learnt how often they come true.
     """
 
     @property

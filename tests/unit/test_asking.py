@@ -118,7 +118,7 @@ class EveryThird(Asking):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperature: float) -> None:
     target, net = oracle.of_eagle()
-    parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load("lookup")]
+    parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     mixed = replace(_mix.of(parts), asking=EveryThird())
     rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, FixedBudget(14, 4))
     assert [row.output for row in rows] == plainly(target, 61, temperature)
@@ -136,7 +136,7 @@ class Rated(FixedBudget):
 
 def test_a_mix_stops_asking_what_brings_nothing() -> None:
     target, net = oracle.of_eagle()
-    parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load("lookup")]
+    parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     mixed = _mix.of(parts)
     row = heads.run(target, mixed, PROMPTS[:1], 90, 1.0, Rated(14, 4))[0]
     assert [row.output] == plainly(target, 90, 1.0)

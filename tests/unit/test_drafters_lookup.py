@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 from play import Play, paths_of
 
 from outrider.drafters import lookup
-from outrider.types import Budget, Price
+from outrider.types import Budget
 
 LARGE = Budget(64, 16)
 
@@ -39,23 +40,14 @@ def test_a_small_budget_keeps_the_best_match() -> None:
     assert drafts(text, Budget(64, 1)) == [[4], [3]]
 
 
-def test_a_price_keeps_what_pays_best() -> None:
-    """[4], [4 8] and [4 8 1] are worth 0.75, 0.6 and 0.5 tokens, the second match's first one 0.19."""
-    text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
-    for seconds, kept in (
-        ((1.0, 1.1, 1.2, 9.0, 9.0, 9.0, 9.0), [[4], [4, 8]]),
-        ((1.0, 1.1, 1.2, 1.3, 1.3, 9.0, 9.0), [[4], [4, 8], [4, 8, 1], [3]]),
-        ((1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0), []),
-    ):
-        assert drafts(text, Budget(64, 16, price=Price(seconds)), matches=2, tokens=3) == kept
-
-
-def test_what_is_worth_more_comes_first_under_a_price() -> None:
-    """Of a long first match the last tokens are worth less than the second match's first."""
-    text = [3, 5, 9, 2, 3, 4, 8, 7, 6, 1, 10, 11, 12, 3]
-    found = drafts(text, Budget(64, 16, price=Price((1.0,) * 30)), matches=2, tokens=8)
-    assert found.index([5]) < found.index([4, 8, 7, 6, 1, 10, 11, 12])
-    assert sorted(found) == sorted(drafts(text, matches=2, tokens=8))
+def test_values_are_products_of_confidences() -> None:
+    """Two tokens match: 1 - 1/4, then 1 - 1/5 and 1 - 1/6; the second match has the first one's rest."""
+    play = Play(lookup.load(None, matches=2, tokens=3), [[1, 2, 3, 9, 1, 2, 4, 8, 1]], whole=[[2]])
+    tree = play.propose(LARGE)
+    assert paths_of(tree)[0][1:] == [[4], [4, 8], [4, 8, 1], [3], [3, 9], [3, 9, 1]]
+    assert tree.values is not None
+    found = [math.exp(value) for value in tree.values[0].tolist()]
+    assert found == pytest.approx([1, 3 / 4, 3 / 5, 1 / 2, 3 / 16, 3 / 20, 1 / 8])
 
 
 def test_matches_that_agree_are_one() -> None:

@@ -12,10 +12,11 @@ import oracle
 import pytest
 import torch
 from enumerating import Branches, Draft, Text, World, bias, repeat, sampled, world
+from play import Play
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import Family, Rates
+from outrider.budgets.calibration import BINS, Family, Rates, learners
 from outrider.core import verify
 from outrider.core.tree import check, from_lists
 from outrider.drafters import _mix, eagle
@@ -168,7 +169,7 @@ def test_a_graft_beside_drawn_children_would_be_biased() -> None:
 
     assert bias(verify.rejection, draft, world(seed=5, length=1)) > 0.03
     target, net = oracle.of_eagle()
-    mixed = _mix.of([eagle.drafter(net, target, Growth("chain")), drafters.load("lookup")])
+    mixed = _mix.of([eagle.drafter(net, target, Growth("chain")), drafters.load_one("lookup")])
     with pytest.raises(InputError, match="cannot be mixed"):
         heads.run(target, mixed, PROMPTS[:1], 9, 1.0, FixedBudget(6, 3), "rejection")
 
@@ -197,10 +198,36 @@ def test_under_rejection_no_rate_is_learnt_or_used() -> None:
     assert texts[0] == texts[1]
 
 
+def test_counts_that_never_come_true_are_cut_where_a_drafter_is_alone() -> None:
+    """Lookup is as sure of a wrong guess each time; alone too it is learnt that it is wrong, and nothing is drafted."""
+    drafter = drafters.load("lookup")
+    play = Play(drafter, [[1, 2, 3, 1, 2, 4, 1]], whole=[[2]])
+    budget = Budget(16, 1, price=Price((1.0, *(1.1,) * 15)))
+    first = play.propose(budget)
+    assert paths_of(first)[1:] == [(4,), (3,)]
+    wrong = Family((math.log(0.75), math.log(0.1875)), -1)
+    for _ in range(40):
+        drafter.rates[0].learn(wrong)  # type: ignore[attr-defined]
+    assert play.propose(budget).nodes == 1
+    assert drafters.load("lookup").rates[0].tested == [0.0] * BINS  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["lookup", "suffix"])
+def test_alone_counts_are_learnt_and_kept(name: str) -> None:
+    target = TableTarget(12, order=1, seed=5, scale=2.0)
+    drafter = drafters.load(name, target)
+    found = heads.written(target, drafter, PROMPTS, 60, 1.0, budget=FixedBudget(8, 4))
+    assert found == [plain(target, p, 60, 1.0, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    rate = drafter.rates[0]  # type: ignore[attr-defined]
+    assert rate in learners(drafter)
+    assert sum(rate.tested) > 20
+    assert 0 < sum(rate.accepted) < sum(rate.tested)
+
+
 def test_an_oracle_keeps_its_depth_beside_lookup() -> None:
     """A network that knows the target is fitted to be sure, so that what lookup guesses displaces nothing of its."""
     target, net = oracle.of_eagle()
-    mixed = _mix.of([eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load("lookup")])
+    mixed = _mix.of([eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")])
     for temperature in (0.0, 1.0):
         for row in heads.run(target, mixed, PROMPTS, 31, temperature, FixedBudget(14, 4)):
             assert row.usage.accepted_at == [6, 6, 6, 6]

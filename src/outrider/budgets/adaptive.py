@@ -39,6 +39,7 @@ draft itself, which only `coupled` allows; the engine clears them under the othe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, cast
@@ -178,7 +179,7 @@ class AdaptiveBudget:
     def _plain(self, rows: int) -> float:
         """Tokens a second without drafts."""
         if (found := self._held.get(("plain", rows))) is None:
-            found = self._held["plain", rows] = rows / max(1e-9, self.drift * self._passes(rows)(1) + self.rest)
+            found = self._held["plain", rows] = rows / max(1e-9, self.drift * self._passes(rows, (1,))[0] + self.rest)
         return float(found)
 
     def _hold(self, rows: int) -> float:
@@ -275,11 +276,14 @@ class AdaptiveBudget:
         """Accepted tokens for each that the values of the drafted nodes promised."""
         return min(4.0, max(0.25, (PRIOR + self.kept) / (PRIOR + self.promised)))
 
-    def _passes(self, rows: int) -> Curve:
-        """Seconds of a pass by nodes of a row: measured, or else as in other batches of as many nodes in all."""
+    def _passes(self, rows: int, sizes: Sequence[int]) -> list[float]:
+        """Seconds of passes over so many nodes of every row."""
         if SUMMED in self.verify:
-            sizes = [1 << i for i in range(self.nodes.bit_length())]
-            return Curve(points=dict(zip(sizes, self.verify[SUMMED].table([rows * n for n in sizes]), strict=True)))
+            return self.verify[SUMMED].table([rows * n for n in sizes])
+        return self._padded(rows).table(sizes)
+
+    def _padded(self, rows: int) -> Curve:
+        """Seconds of a pass by nodes of a row: measured, or else as in other batches of as many nodes in all."""
         own, total = self.verify.get(rows, Curve()), Curve()
         for b, curve in self.verify.items():
             for nodes, seconds in curve.points.items() if b != rows else ():
@@ -304,7 +308,7 @@ class AdaptiveBudget:
         if summed:
             found = self.verify[SUMMED].table(range(rows, rows + min(MOST, rows * (self.nodes - 1)) + 1))
         else:
-            found = self._passes(rows).table(range(1, self.nodes + 1))
+            found = self._passes(rows, range(1, self.nodes + 1))
         made = Price(tuple(accumulate((seconds + fixed for seconds in found), max)), self.trust, summed)
         self._held["price", rows, depth] = made
         return made
@@ -324,7 +328,7 @@ class AdaptiveBudget:
         depths = range(1, self.depth + 1)
         sizes = [1, *(max(2, round(n)) for n in self.size.table(depths))]
         drafts = [0.0, *self._drafts(rows).table(depths)]
-        passes = self._passes(rows).table(sizes)
+        passes = self._passes(rows, sizes)
         return [verify + draft + self.rest for verify, draft in zip(passes, drafts, strict=True)]
 
     def _best(self, rows: int, drafting: int) -> tuple[int, float, int]:

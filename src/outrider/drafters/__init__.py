@@ -42,17 +42,15 @@ def load(
         InputError: there is no such drafter or option, its files are missing, or it does not fit the target.
     """
     specs = [part for spec in ([specs] if isinstance(specs, str) else specs) for part in parts(spec)]
-    if len(specs) == 1:
-        return load_one(specs[0], target, tokenizer)
-    if choose:
-        from ._choice import ChoiceDrafter
+    from ._choice import ChoiceDrafter
+    from ._mix import alone, of
 
-        return ChoiceDrafter(tuple(load_one(spec, target, tokenizer) for spec in specs))
-    if "none" in specs:
+    if "none" in specs and len(specs) > 1 and not choose:
         raise InputError("none cannot be mixed with another drafter; leave it out")
-    from ._mix import of
-
-    return of([load_one(spec, target, tokenizer) for spec in specs])
+    loaded = [load_one(spec, target, tokenizer) for spec in specs]
+    if len(specs) == 1:
+        return alone(loaded[0])
+    return ChoiceDrafter(tuple(map(alone, loaded))) if choose else of(loaded)
 
 
 def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> Drafter:

@@ -6,8 +6,9 @@ takes the place of what a network thinks unlikely, at the same number of nodes. 
 they are right there; under `coupled` alone, where the text does not depend on the tree. Where a tree has none, the
 drafters' order decides.
 
-Asked for by naming more than one drafter (`--drafter lookup --drafter model`), never alone. Drafters whose trees are
-sampled (they carry q) cannot be mixed: merging would change the law of the siblings.
+Asked for by naming more than one drafter (`--drafter lookup --drafter model`). A drafter whose confidences are counts
+is a mix of one where it is alone: there too it is learnt how often they are right. Drafters whose trees are sampled
+(they carry q) cannot be mixed: merging would change the law of the siblings.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class MixDrafter:
     @property
     def taps(self) -> tuple[int, ...]:
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
+
+    @property
+    def reopens(self) -> bool:
+        """Only if all parts do."""
+        return all(getattr(part, "reopens", True) for part in self.parts)
 
     @property
     def learners(self) -> list[Learner]:
@@ -310,3 +316,8 @@ def of(parts: Sequence[Drafter]) -> MixDrafter:
     fitted = [isinstance(calibrated(p), Calibrated) for p in parts]
     rates, alone = (tuple(None if f else Rates() for f in fitted) for _ in range(2))
     return MixDrafter(tuple(parts), rates, alone)
+
+
+def alone(drafter: Drafter) -> Drafter:
+    """The drafter, or a mix of this one if its confidences are counts."""
+    return of([drafter]) if getattr(drafter, "counts", False) else drafter

@@ -8,8 +8,7 @@ the draft, up to `tokens` (10) of it. Beyond the original, which offers one matc
  * a match so recent that its continuation runs into the end of the text goes on periodically, as in LZ77.
 
 A token's confidence is 1 - 1 / (l + 2), l being the tokens that it goes on from and that match, 16 at most; a later
-path has what earlier ones left. It counts in a mix (`_mix.py`), where it is learned what it is worth, and
-where the automatic budget cuts the tree.
+path has what earlier ones left. What that is worth is learnt as it is used (`_mix.py`).
 
 A match is found through an index, never by scanning: `last[n]` maps an n-gram to where it last ended, `before[n]`
 maps every position to the previous end of the same n-gram. One round costs microseconds however long the text is.
@@ -19,12 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from ..core.tree import Sketch, from_paths
+from ..core.tree import Sketch
 from ..types import Budget, Drafting, DraftTree, HostRow, Round, Rows, Target
 from ._common import refuse, selected, useful, whole
 
@@ -42,6 +39,7 @@ class LookupDrafter:
     taps: tuple[int, ...] = ()
     reads_tree: bool = False
     reopens: bool = True
+    counts: bool = True
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> LookupDrafting:
         return LookupDrafting(self, [Index.of(prompt, self.ngram) for prompt in prompts])
@@ -124,21 +122,15 @@ class LookupDrafting:
             row.extend(tokens)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        return self.sketch(rows, budget).tree(rows.root.device)
+
+    def sketch(self, rows: Rows, budget: Budget) -> Sketch:
+        """The proposal on the host."""
         depths = [min(depth, self.drafter.tokens) for depth in useful(rows, budget)]
-        paths = [
-            row.paths(depth, self.drafter.matches) if depth else []
+        return Sketch([
+            _tree(row.text[-1], row.paths(depth, self.drafter.matches) if depth else [], max(1, budget.nodes))
             for row, depth in zip(self.rows, depths, strict=True)
-        ]
-        spelled, roots = [[path for path, _ in row] for row in paths], [row.text[-1] for row in self.rows]
-        tree, where = from_paths(roots, spelled, max(1, budget.nodes), rows.root.device)
-        if tree.nodes == 1:
-            return tree
-        values = [_values(ids, [n for _, n in row]) for ids, row in zip(where, paths, strict=True)]
-        if budget.price:
-            ranked = [_ranked(a, b, c) for (a, b, _), c in zip(tree.host, values, strict=True)]
-            return Sketch(ranked).cut(budget.price).tree(rows.root.device)
-        made = [row + [-math.inf] * (tree.nodes - len(row)) for row in values]
-        return replace(tree, values=torch.tensor(made, device=rows.root.device))
+        ])  # fmt: skip
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)
@@ -148,26 +140,29 @@ class LookupDrafting:
         self.rows += other.rows
 
 
-def _values(where: Sequence[Sequence[int]], matched: Sequence[int]) -> list[float]:
-    """Logs of the products of confidences of every node, the root's first."""
-    values, left = [0.0], [1.0]
-    for ids, n in zip(where, matched, strict=True):
-        above = 0
-        for depth, node in enumerate(ids):
-            if node == len(values):  # new nodes come in their order
-                confidence = left[above] * (1 - 1 / (n + depth + 2))
-                left[above] -= confidence
-                values.append(values[above] + math.log(confidence))
+def _tree(root: int, paths: Sequence[tuple[Sequence[int], int]], limit: int) -> HostRow:
+    """A trie of paths, each with how much text before it matches; at most `limit` nodes, root included, in order.
+
+    Values are logs of products of confidences.
+    """
+    tokens, parents, values, left = [root], [0], [0.0], [1.0]  # left: of a node, what its children leave over
+    child: dict[tuple[int, int], int] = {}
+    for path, matched in paths:
+        node = 0
+        for depth, token in enumerate(path):
+            following = child.get((node, token))
+            if following is None:
+                if len(tokens) >= limit:
+                    break
+                following = child[node, token] = len(tokens)
+                confidence = left[node] * (1 - 1 / (matched + depth + 2))
+                left[node] -= confidence
+                tokens.append(token)
+                parents.append(node)
+                values.append(values[node] + math.log(confidence))
                 left.append(1.0)
-            above = node
-    return values
-
-
-def _ranked(tokens: Sequence[int], parents: Sequence[int], values: Sequence[float]) -> HostRow:
-    """A row's nodes with falling values, as a price cuts them: parents stay before their children."""
-    order = sorted(range(len(values)), key=lambda node: -values[node])
-    place = {node: i for i, node in enumerate(order)}
-    return [tokens[i] for i in order], [place[parents[i]] for i in order], [values[i] for i in order]
+            node = following
+    return tokens, parents, values
 
 
 def load(

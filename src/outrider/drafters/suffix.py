@@ -138,6 +138,7 @@ class SuffixDrafter:
     memory: Memory | None = None
     taps: tuple[int, ...] = ()
     reads_tree: bool = False
+    counts: bool = True
 
     @property
     def reopens(self) -> bool:
