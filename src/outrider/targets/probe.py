@@ -38,7 +38,6 @@ from .packed import PACKED
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
 KERNELS = "ONEDNN_", "DNNL_", "ATEN_", "MKL_"  # variables that choose kernels
-ROOM = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # which does not: how many stay compiled
 QUESTIONS = 5  # what is asked: with another number, answers that were kept no longer count
 
 
@@ -194,7 +193,7 @@ def _key(target: HFTarget) -> str:
     kinds = sorted({kind for kind in map(kernels.kind_of, target.model.modules()) if kind})
     config = target.config
     names = "model_type", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "num_hidden_layers"
-    variables = {k: v for k, v in os.environ.items() if k.startswith(KERNELS) and k != ROOM}
+    variables = {k: v for k, v in os.environ.items() if k.startswith(KERNELS)}
     threads = torch.get_num_threads(), variables
     versions = torch.__version__, transformers.__version__, QUESTIONS
     facts = [kinds, [getattr(config, n, None) for n in names], str(target.dtype), kept.processor(), threads, versions]

@@ -23,6 +23,7 @@ from ..types import InputError
 from . import hidden_states
 
 PIECE = 3000  # characters of a plain text file that make one document
+STEP = 32  # tokens that lengths are multiples of, so that products have few sizes (`sizes.py`)
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Batch:
     keys: tuple[int, ...]
 
     def rows(self, index: Sequence[int]) -> Batch:
-        """Some of the rows, without the columns that are padding in all of them."""
+        """Some of the rows, without the columns that are padding in all of them but for a multiple of STEP."""
         at = torch.tensor(list(index), dtype=torch.long)
         used = int((self.documents[at] >= 0).sum(1).max()) if len(at) else 0
+        used = min(-(-used // STEP) * STEP, self.documents.shape[1])
         parts = (self.tokens, self.positions, self.documents, self.learn)
         tokens, positions, documents, learn = (x[at, :used] for x in parts)
         return Batch(tokens, positions, documents, learn, tuple(self.keys[i] for i in index))

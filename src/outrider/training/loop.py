@@ -8,7 +8,6 @@ processes learn in the step, so that several processes give the losses of one.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,10 +35,6 @@ from .log import Log
 from .recipe import Recipe
 from .state import FeaturesOf, State, rows_of
 
-# oneDNN compiles a product for its sizes and keeps 1,024 of them. Rows differ in length at every step, and so does what
-# is learned of them: with more sizes than are kept nearly all are compiled anew, a third of a step. The variable is
-# read once, before the first product.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")
 TENTH = 10  # of what a run reads is looked at beforehand, where an objective prepares itself
 
 

@@ -20,6 +20,7 @@ from . import checkpoint, objectives, sharding
 from .data import Batch, order
 from .features import TargetFeatures
 from .recipe import Recipe
+from .sizes import FewSizes
 
 FeaturesOf = Callable[[Batch], TargetFeatures]
 Piece = list[list[int]]  # the rows of every process
@@ -75,7 +76,7 @@ class State:
         for i, piece in enumerate(pieces):
             sync = self.module.no_sync if i + 1 < len(pieces) and self.module is not self.objective else None
             part, seen = self._read(rows, piece, features_of)  # the frozen target's precision is its own matter
-            with self._cast(), sync() if sync else nullcontext():
+            with FewSizes(), self._cast(), sync() if sync else nullcontext():
                 loss, weight, found = self.module(part.to(self.device), seen, step)
             (loss * accelerator.num_processes).backward()  # the mean over processes is the sum then
             total, count = total + float(loss.detach()), count + float(weight.detach())
