@@ -104,8 +104,11 @@ TRAINED = {
     "Medusa": HEADS, "Hydra": "hydra:runs/smollm2/hydra/best", "Llama": f"model:{LLAMA}",
     "block": f"block:{BLOCK}", "EAGLE-3": f"eagle3:{EAGLE3}", "EAGLE": "eagle:runs/smollm2/eagle/best", "HASS": SHIPS,
 }  # fmt: skip
-EQUAL = tuple(f"{name}, {size}={spec}@{budget}" for name, spec in TRAINED.items()
-              for size, budget in (("16 nodes", "16x6"), ("adaptive", "auto")))  # fmt: skip
+EQUAL = (
+    *(f"{name}, {size}={spec}@{budget}" for name, spec in TRAINED.items()
+      for size, budget in (("16 nodes", "16x6"), ("adaptive", "auto"))),
+    MANY[0], f"suffix and block, adaptive=suffix + block:{BLOCK}@auto",
+)  # fmt: skip
 # The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
 # it is said to be fitted.
 SIZES = ("8x4", "16x6", "32x7", "64x8")
@@ -158,7 +161,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=40, tokens=128, peers=(), explain=False),
     "smollm2_tiles": replace(PAPERS, drafters=WIDER, limit=40, tokens=128, peers=(), explain=False),
-    "smollm2_trained": replace(PAPERS, drafters=(*EQUAL, MANY[0]), limit=12, peers=(), explain=False),
+    "smollm2_trained": replace(PAPERS, drafters=EQUAL, limit=12, peers=(), explain=False),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
                                   tasks=SHORT[1:], observe=True),

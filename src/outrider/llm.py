@@ -329,7 +329,7 @@ def load(
         label = chosen if isinstance(chosen, str) else drafters.MIX.join(chosen)
         chosen = drafters.load(chosen, target, tokenizer, choose)
     else:
-        label = type(chosen).__name__
+        chosen, label = drafters.alone(chosen), type(chosen).__name__
     if compile and isinstance(target, HFTarget):
         target.warm(chosen.taps)
     kept_as = name if place is not None and named else ""

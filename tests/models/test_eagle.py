@@ -196,7 +196,7 @@ def test_a_wrong_step_shows_at_once(name: str, what: str, monkeypatch: pytest.Mo
 def test_in_a_mix_it_is_told_of_everyones_accepted_nodes() -> None:
     """It drafts one token, lookup several: its true features come from nodes that it did not propose, too."""
     target, net = oracle.of_eagle()
-    mixed = _mix.of([drafters.load("lookup", target), eagle.drafter(net, target, Growth("chain", depth=1))])
+    mixed = _mix.of([drafters.load_one("lookup", target), eagle.drafter(net, target, Growth("chain", depth=1))])
     engine = Engine(target, mixed, FixedBudget(60, 6), GumbelNoise(VOCAB), "coupled")
     prompt = [5, 6, 7, 5, 6, 7, 5, 6]
     *_, last = generate(engine, [Request(prompt, 3, 60, Sampling())])

@@ -43,7 +43,7 @@ def load(
     """
     specs = [part for spec in ([specs] if isinstance(specs, str) else specs) for part in parts(spec)]
     from ._choice import ChoiceDrafter
-    from ._mix import alone, of
+    from ._mix import of
 
     if "none" in specs and len(specs) > 1 and not choose:
         raise InputError("none cannot be mixed with another drafter; leave it out")
@@ -51,6 +51,13 @@ def load(
     if len(specs) == 1:
         return alone(loaded[0])
     return ChoiceDrafter(tuple(map(alone, loaded))) if choose else of(loaded)
+
+
+def alone(drafter: Drafter) -> Drafter:
+    """The drafter, or a mix of this one if its confidences are counts, so that it is learnt what they are worth."""
+    from ._mix import of
+
+    return of([drafter]) if getattr(drafter, "counts", False) is True else drafter
 
 
 def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> Drafter:

@@ -35,8 +35,9 @@ Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree o
 
 @dataclass(frozen=True)
 class MixDrafter:
-    """Drafters in order of trust. `rates`: of those whose confidences are not fitted, where networks have drafted too,
-    and `alone`, where these have not been asked; `asking` decides that. All are shared by all generations."""
+    """Drafters in order of trust. `rates`: of those whose confidences are not fitted, where networks have drafted too
+    or there are none, and `alone`, where these have not been asked; `asking` decides that. All are shared by all
+    generations."""
 
     parts: tuple[Drafter, ...]
     rates: tuple[Rates | None, ...]
@@ -316,8 +317,3 @@ def of(parts: Sequence[Drafter]) -> MixDrafter:
     fitted = [isinstance(calibrated(p), Calibrated) for p in parts]
     rates, alone = (tuple(None if f else Rates() for f in fitted) for _ in range(2))
     return MixDrafter(tuple(parts), rates, alone)
-
-
-def alone(drafter: Drafter) -> Drafter:
-    """The drafter, or a mix of this one if its confidences are counts."""
-    return of([drafter]) if getattr(drafter, "counts", False) else drafter

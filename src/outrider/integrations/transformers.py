@@ -161,7 +161,7 @@ def _engine(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budg
         model.outrider_engines = Engines()
     if key not in model.outrider_engines:
         target = load_target(model, exact="auto")
-        loaded = drafters.load(drafter, target, _tokenizer(model)) if named else drafter  # type: ignore[arg-type]
+        loaded = drafters.load(drafter, target, _tokenizer(model)) if named else drafters.alone(drafter)
         model.outrider_engines[key] = Engine.of(target, loaded, budget, rule)  # type: ignore[arg-type]
     return model.outrider_engines[key]
 

@@ -76,7 +76,7 @@ class State:
         for i, piece in enumerate(pieces):
             sync = self.module.no_sync if i + 1 < len(pieces) and self.module is not self.objective else None
             part, seen = self._read(rows, piece, features_of)  # the frozen target's precision is its own matter
-            with FewSizes(), self._cast(), sync() if sync else nullcontext():
+            with self._few(), self._cast(), sync() if sync else nullcontext():
                 loss, weight, found = self.module(part.to(self.device), seen, step)
             (loss * accelerator.num_processes).backward()  # the mean over processes is the sum then
             total, count = total + float(loss.detach()), count + float(weight.detach())
@@ -91,6 +91,10 @@ class State:
 
     def _cast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
+
+    def _few(self) -> Any:
+        """Only oneDNN's products of bfloat16 are compiled for their sizes."""
+        return FewSizes() if self.device.type == "cpu" and self.recipe.bf16 else nullcontext()
 
     def any(self, here: bool) -> bool:
         """Is it so in one of the processes? All of them ask."""

@@ -34,6 +34,7 @@ from ...targets import HFTarget
 from ...types import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
+from ..sizes import FewSizes
 from ._layer import layer_like
 from ._linear import nearest
 from ._losses import cross_entropy, likeliest, precise, smooth_l1
@@ -113,11 +114,12 @@ class BlockObjective(TrimmedObjective):
         return loss, chance, right
 
     def _judge(self, feature: Tensor, made: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.no_grad():
-            teacher = precise(self.head(feature))
-            first = likeliest(teacher)
-        student = self.head(made) if self.places is None else self.net.lm_head(made)
-        student = precise(self.net.corrected(student, above, made))
+        with FewSizes():  # also where logits are made again for the gradient, which is outside of the step's own
+            with torch.no_grad():
+                teacher = precise(self.head(feature))
+                first = likeliest(teacher)
+            student = self.head(made) if self.places is None else self.net.lm_head(made)
+            student = precise(self.net.corrected(student, above, made))
         loss = self._loss(student, teacher)
         if self.regress:
             loss = loss + self.regress * smooth_l1(precise(made), precise(feature))
