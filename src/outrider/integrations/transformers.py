@@ -154,15 +154,19 @@ class Engines(dict[Any, Engine]):
 
 def _engine(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
     """One engine per model, drafter, rule and budget, which keeps what it learnt."""
-    named = isinstance(drafter, str | list | tuple)
-    spec = tuple(drafter) if isinstance(drafter, list | tuple) else drafter if named else id(drafter)
+    spec: Any = drafter if isinstance(drafter, str) else id(drafter)
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str):
+        spec = tuple(drafter)
     key = spec, rule, budget if isinstance(budget, str) else id(budget)
     if not hasattr(model, "outrider_engines"):
         model.outrider_engines = Engines()
     if key not in model.outrider_engines:
         target = load_target(model, exact="auto")
-        loaded = drafters.load(drafter, target, _tokenizer(model)) if named else drafters.alone(drafter)
-        model.outrider_engines[key] = Engine.of(target, loaded, budget, rule)  # type: ignore[arg-type]
+        if isinstance(drafter, str | Sequence):
+            loaded = drafters.load(drafter, target, _tokenizer(model))
+        else:
+            loaded = drafters.alone(drafter)
+        model.outrider_engines[key] = Engine.of(target, loaded, budget, rule)
     return model.outrider_engines[key]
 
 
