@@ -99,10 +99,10 @@ SHIPPED = (  # what a user has from the start
 )  # fmt: skip
 MANY = SHIPPED[-1], f"suffix and HASS, 16 nodes=suffix + {SHIPS}@16x6"  # on half of the prompts that the papers took
 WIDER = *MANY, f"suffix and HASS, 32 nodes=suffix + {SHIPS}@32x6"  # where nodes cost little
-# Every trained drafter, after the 8 million tokens of `recipes.smollm2.train` (HASS, which ships, after 14).
+# Drafters of hidden states, after the 8 million tokens of `recipes.smollm2.train` (HASS after 14).
 TRAINED = {
-    "Medusa": HEADS, "Hydra": "hydra:runs/smollm2/hydra/best", "Llama": f"model:{LLAMA}",
-    "block": f"block:{BLOCK}", "EAGLE-3": f"eagle3:{EAGLE3}", "EAGLE": "eagle:runs/smollm2/eagle/best", "HASS": SHIPS,
+    "Medusa": HEADS, "Hydra": "hydra:runs/smollm2/hydra/best", "block": f"block:{BLOCK}",
+    "EAGLE-3": f"eagle3:{EAGLE3}", "EAGLE": "eagle:runs/smollm2/eagle/best", "HASS": SHIPS,
 }  # fmt: skip
 EQUAL = (
     *(f"{name}, {size}={spec}@{budget}" for name, spec in TRAINED.items()
@@ -161,7 +161,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=40, tokens=128, peers=(), explain=False),
     "smollm2_tiles": replace(PAPERS, drafters=WIDER, limit=40, tokens=128, peers=(), explain=False),
-    "smollm2_trained": replace(PAPERS, drafters=EQUAL, limit=12, peers=(), explain=False),
+    "smollm2_trained": replace(PAPERS, drafters=EQUAL, limit=6, peers=(), explain=False),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
                                   tasks=SHORT[1:], observe=True),
