@@ -46,7 +46,7 @@ class Batch:
     keys: tuple[int, ...]
 
     def rows(self, index: Sequence[int]) -> Batch:
-        """Some of the rows, without the columns that are padding in all of them but for a multiple of STEP."""
+        """Some of the rows, as long as the longest of them, filled up to a multiple of STEP where there is room."""
         at = torch.tensor(list(index), dtype=torch.long)
         used = int((self.documents[at] >= 0).sum(1).max()) if len(at) else 0
         used = min(-(-used // STEP) * STEP, self.documents.shape[1])

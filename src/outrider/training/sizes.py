@@ -1,4 +1,4 @@
-"""Products of few sizes.
+"""Products over multiples of 32 rows, so that there are few sizes, and what is compiled for each stays.
 
 oneDNN compiles a product of bfloat16 for its number of rows, and keeps 1,024 of those. Texts differ in length, and so
 does what is learnt of them: with as many sizes as that, nearly every product of a step would be compiled anew, a third
