@@ -138,7 +138,7 @@ class Batch:
     ) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
         """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between.
         `known`: a kept text, and how many of its tokens are the beginning of the one row's prompt."""
-        clock, prompts = Clock(), [row.request.prompt for row in rows]
+        clock, prompts = Clock(engine.target.device), [row.request.prompt for row in rows]
         for row in rows:
             check_prompt(row.request, engine.target)
             row.usage.prompt_tokens = len(row.request.prompt)
@@ -189,7 +189,7 @@ class Batch:
 
     def round(self) -> list[Piece]:
         """One round of every row: schedule, draft, verify, commit, account. Returns what it added to each row."""
-        clock, view = Clock(), self.view()
+        clock, view = Clock(self.root.device), self.view()
         asking = may_draft(view, self.drafting)
         budget = self.engine.budget.choose(asking)
         with clock("draft"):
@@ -225,7 +225,7 @@ class Batch:
         counts = [count for count, left in zip(done.counts, asking.remaining, strict=True) if left > 1]
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
         values, n, b, promised = tree.values, tree.nodes, len(self.rows), 0.0
-        if values is not None and values.device.type == "cpu":  # elsewhere looking at them would wait
+        if values is not None and (values.device.type == "cpu" or "host" in tree.__dict__):  # else looking would wait
             promised = math.fsum(math.exp(value) for _, _, logs in tree.host for value in logs[1:])
         drafted, rest = min(asked, tree.deepest), seconds - draft - verify
         total = sum(done.sizes) if getattr(self.engine.target, "native", None) is not None else 0

@@ -33,6 +33,13 @@ def replace(file: Path, content: Callable[[Path], object]) -> None:
         partial.unlink(missing_ok=True)
 
 
+def device(of: Any) -> str:
+    """A torch device, with the name of its GPU."""
+    import torch
+
+    return f"{of} {torch.cuda.get_device_name(of)}" if of.type == "cuda" else str(of)
+
+
 def processor() -> str:
     """The processor's name and abilities, which tell apart what was measured or proved on it."""
     import torch

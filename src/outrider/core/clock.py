@@ -1,4 +1,7 @@
-"""A clock for the parts of a round, so that the code that is timed reads as if it were not."""
+"""A clock for the parts of a round, so that the code that is timed reads as if it were not.
+
+A GPU works on while the host goes ahead, so there a part ends when the device has done what the part gave it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ from collections import defaultdict
 from time import perf_counter
 from typing import Any
 
+import torch
+
 
 class Clock:
     """Seconds by part: `with clock("draft"): ...`, then `clock["draft"]`. A part may be entered several times, never
-    within another one."""
+    within another one. `device`: where the parts compute."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
         self.began = perf_counter()
         self.parts: dict[str, float] = defaultdict(float)
         self.part, self.entered = "", 0.0
@@ -24,6 +30,7 @@ class Clock:
         self.entered = perf_counter()
 
     def __exit__(self, *failure: Any) -> None:
+        settled(self.device)
         self.parts[self.part] += perf_counter() - self.entered
 
     def __getitem__(self, part: str) -> float:
@@ -34,3 +41,9 @@ class Clock:
     def total(self) -> float:
         """Seconds since the clock was made."""
         return perf_counter() - self.began
+
+
+def settled(device: torch.device | None) -> None:
+    """Wait until the device has done all that it was given; nothing to wait for on the CPU."""
+    if device is not None and device.type != "cpu":
+        torch.accelerator.synchronize(device)

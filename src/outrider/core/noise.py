@@ -160,8 +160,8 @@ class GumbelNoise:
 
     def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Float[Tensor, b * rest]:  # noqa: F821
         """G [b, v], or for `ids` [b, ...] the same shape."""
-        if ids is not None:
-            return gumbels(seeds, positions, ids)
+        if ids is not None or self.ids.device.type != "cpu":  # there one call for all is quicker than what is kept
+            return gumbels(seeds, positions, self.ids if ids is None else ids)
         return torch.stack([self._row(s, p) for s, p in zip(seeds, positions, strict=True)])
 
     def _row(self, seed: int, position: int) -> Float32[Tensor, " v"]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..budgets.adaptive import LATE
 from ..budgets.calibration import LEAST, Calibrated, Family, Learner, Rates, calibrated, inside
+from ..core.clock import settled
 from ..core.padding import padded
 from ..core.tree import Sketch, best_of, from_lists, root_only
 from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
@@ -102,8 +103,7 @@ class MixDrafting:
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
         depth, chances = budget.depth, list[float]()
-        timed = rows.root.device.type == "cpu"  # elsewhere the host's clock says nothing
-        if networks and trees and coupled and timed and _valued(trees.values()):
+        if networks and trees and coupled and _valued(trees.values()):
             chances = _chances(trees, mix.alone)
             depth = mix.asking.depth(chances, max(tree.nodes for tree in trees.values()), budget)
         began = perf_counter()
@@ -112,6 +112,7 @@ class MixDrafting:
             asked = replace(budget, depth=depth, reach=0.0 if chances else budget.reach)
             trees[k] = self.parts[k].propose(rows, asked) if depth else root_only(rows.root)
         if chances and depth:
+            settled(rows.root.device)
             mix.asking.time(len(rows), depth, perf_counter() - began, self.unasked >= LATE)
         if depth:
             self.unasked = 0

@@ -74,6 +74,7 @@ class Rope:
     def __init__(self, shape: LayerShape):
         self.shape = shape
         self.tables: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self.moved: dict[torch.device, Tensor] = {}  # frequencies; moving them anew would wait for the device
 
     @cached_property
     def frequencies(self) -> tuple[Float[Tensor, " half"], float]:
@@ -95,7 +96,9 @@ class Rope:
 
     def _turn(self, positions: Float[Tensor, "*s"]) -> Float[Tensor, "*s 2 1 d"]:
         frequencies, scaling = self.frequencies
-        angles = positions[..., None] * frequencies.to(positions.device)
+        if positions.device not in self.moved:
+            self.moved[positions.device] = frequencies.to(positions.device)
+        angles = positions[..., None] * self.moved[positions.device]
         cos, sin = angles.cos() * scaling, angles.sin() * scaling
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)[..., None, :]
 

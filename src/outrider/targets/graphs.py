@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..nets.recorded import replay
+from ..nets.recorded import near, replay
 from ..types import InputError, TargetOutput
 from .aligned import carry, plan_of
 from .attention import OPEN
@@ -241,8 +241,5 @@ def _tensors(inputs: dict[str, Any], given: Pass, cache: TreeCache) -> tuple[Any
 
 def _same(a: TargetOutput, b: TargetOutput, roundings: int) -> bool:
     """Equal up to so many roundings: a folded constant may round the last bit differently."""
-
-    def close(x: Tensor, y: Tensor) -> bool:
-        return float((x - y).abs().max()) <= roundings * torch.finfo(y.dtype).eps * float(y.abs().max())
-
-    return close(a.logits, b.logits) and all(close(a.features[t], b.features[t]) for t in b.features)
+    pairs = (a.logits, b.logits), *((a.features[tap], b.features[tap]) for tap in b.features)
+    return all(near(x, y, roundings) for x, y in pairs)

@@ -219,5 +219,5 @@ def _key(target: HFTarget | SeqTarget, dtype: torch.dtype) -> str:
     config: dict[str, Any] = target.model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "dtype"):
         config.pop(name, None)
-    facts = [config, str(dtype), target.device.type, transformers.__version__, torch.__version__]
+    facts = [config, str(dtype), kept.device(target.device), transformers.__version__, torch.__version__]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]

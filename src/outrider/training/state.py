@@ -54,7 +54,7 @@ class State:
         if shard:
             sharding.sharded(objective)
         groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
-        self.one_call = self.device.type == "cpu" and not shard  # a step in one call: a fifth of the time
+        self.one_call = self.device.type in ("cpu", "cuda") and not shard  # a step in one call: a fifth of the time
         made = torch.optim.AdamW(groups, recipe.lr, betas, weight_decay=recipe.decay, fused=self.one_call)
         self.optimiser: Any = made
         self.module = objective
@@ -136,6 +136,8 @@ class State:
             if self.shard:
                 sharding.restore(self.objective, self.optimiser, found["module"], found["optimiser"])
             else:
+                for group in found["optimiser"]["param_groups"]:
+                    group["fused"] = self.one_call  # now: it decides where the counts of steps are kept
                 self.objective.load_state_dict(found["module"])
                 self.optimiser.load_state_dict(found["optimiser"])
         except (RuntimeError, ValueError, KeyError) as error:

@@ -68,11 +68,11 @@ class Begun(Protocol):
 
 
 def uniform(batch: Batch, step: int, salt: int, *size: int) -> Float[Tensor, "b ..."]:
-    """Numbers drawn from U(0, 1): a function of step and row, whatever process holds the row. On the CPU."""
-    drawn = []
+    """Numbers drawn from U(0, 1) where the batch is: a function of step and row, whatever process holds the row."""
+    drawn, device = [], batch.tokens.device
     for key in batch.keys:
         seed = (0x9E3779B1 * (step + 1) + salt * key) % 2**32  # a CPU generator reads 32 bits of a seed
-        drawn.append(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
+        drawn.append(torch.rand(size, generator=torch.Generator(device).manual_seed(seed), device=device))
     return torch.stack(drawn)
 
 

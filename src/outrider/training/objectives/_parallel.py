@@ -69,7 +69,7 @@ class ParallelObjective(TrimmedObjective):
     def _chains(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b m"], Bool[Tensor, "b m"]]:
         """The pair, the depth and the reality (padding has none) of every mask of this step."""
         start, depths = batch.wanted(2), self.net.config.parallel
-        drawn = uniform(batch, step, 0x27D4EB2F, start.shape[1]).to(start.device).masked_fill(~start, torch.inf)
+        drawn = uniform(batch, step, 0x27D4EB2F, start.shape[1]).masked_fill(~start, torch.inf)
         reached = [batch.same(d + 2) & (drawn < max(SHARE**d, LEAST)) for d in range(1, depths)]
         chosen = torch.stack([torch.zeros_like(start), *reached], -1).flatten(1)  # depth 0 is no mask
         order = chosen.int().sort(dim=1, descending=True, stable=True)

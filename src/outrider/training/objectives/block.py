@@ -176,7 +176,7 @@ class BlockObjective(TrimmedObjective):
     def _anchors(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a"]]:
         """Places drawn without replacement, ascending, and which of them are real; a function of step and row alone."""
         open_ = batch.learn & batch.wanted(1)
-        score = uniform(batch, step, 0xC2B2AE35, open_.shape[1]).to(open_.device).masked_fill(~open_, -1.0)
+        score = uniform(batch, step, 0xC2B2AE35, open_.shape[1]).masked_fill(~open_, -1.0)
         top = score.topk(min(self.anchors, score.shape[1]), -1)
         real = top.values >= 0
         order = torch.where(real, top.indices, score.shape[1]).sort(-1).values
