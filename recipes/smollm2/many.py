@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from outrider import prompts
 from outrider.targets import load_target, load_tokenizer
 
-TOGETHER, READ = 2048, 256  # texts that are written side by side; questions that are read in one pass
+TOGETHER, READ = 8192, 1 << 17  # texts that are written side by side at most; tokens that are read in one pass
 EVERY = 16  # tokens between two looks at which texts have ended
 NAME = "outrider-recipe-grouped"
 
@@ -41,14 +42,19 @@ def grouped(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *
 AttentionInterface.register(NAME, grouped)
 
 
+def heads_of(model: Any) -> tuple[int, int]:
+    """How many heads keys have, and their size."""
+    c = model.config
+    return c.num_key_value_heads, getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+
+
 class Block:
     """Keys and values of all layers, [b, heads, room, d] each, filled up to `used`."""
 
     def __init__(self, model: Any, b: int, room: int):
-        c = model.config
-        d = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        shape = b, c.num_key_value_heads, room, d
-        made = [torch.empty(2, *shape, dtype=model.dtype, device=model.device) for _ in range(c.num_hidden_layers)]
+        heads, d = heads_of(model)
+        shape, kind = (2, b, heads, room, d), {"dtype": model.dtype, "device": model.device}
+        made = [torch.empty(shape, **kind) for _ in range(model.config.num_hidden_layers)]
         self.layers, self.used, self.first, self.count = made, 0, 0, b
 
     def keep(self, rows: Tensor) -> None:
@@ -87,8 +93,8 @@ def answer(
     hidden.masked_fill_(torch.arange(n + most, device=device) < pads[:, None, None, None], low)
     later = torch.full((n, n), low, dtype=model.dtype, device=device).triu(1)
     logits = []
-    for first in range(0, b, READ):
-        some = slice(first, first + READ)
+    for first in range(0, b, max(1, READ // n)):
+        some = slice(first, first + max(1, READ // n))
         places = (torch.arange(n, device=device) - pads[some, None]).clamp(min=0)
         mask = (hidden[some, :, :, :n] + later).clamp(min=low)
         logits.append(step(model, block, first, tokens[some], places, mask))
@@ -157,6 +163,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.7], help="question i has the i-th, in turn")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--longest", type=int, default=384, help="longer questions, in tokens, are left out")
+    parser.add_argument("--memory", type=float, default=40, help="GB that keys and values may take")
     parser.add_argument("--seconds", type=float, default=1e9, help="no further texts are begun after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda")
@@ -169,9 +176,13 @@ def main() -> None:
     torch.manual_seed(a.seed)
     rows = list(questions(a.data, tokenizer, a.longest))
     jobs = []
+    token = 2 * 2 * model.config.num_hidden_layers * math.prod(heads_of(model))  # bytes of its keys and values
     for turn, temperature in enumerate(a.temperature):
-        mine = sorted(rows[turn :: len(a.temperature)], key=lambda row: len(row[1]))
-        jobs += [(temperature, mine[i : i + TOGETHER]) for i in range(0, len(mine), TOGETHER)]
+        mine = sorted(rows[turn :: len(a.temperature)], key=lambda row: -len(row[1]))
+        while mine:
+            size = min(TOGETHER, int(a.memory * 1e9 / (token * (len(mine[0][1]) + a.max_new_tokens))))
+            jobs.append((temperature, mine[:size]))
+            mine = mine[size:]
     order = torch.randperm(len(jobs), generator=torch.Generator().manual_seed(a.seed)).tolist()
     began, written, tokens = time.monotonic(), 0, 0
     with a.out.open("w", encoding="utf-8") as out:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +276,7 @@ def pack(documents: Sequence[Document], length: int, seed: int = 0, share: bool 
     return Batch(tokens, positions, numbers, learn, tuple(range(len(rows))))
 
 
+@lru_cache(maxsize=2)
 def order(rows: int, seed: int, epoch: int) -> list[int]:
     """The order of an epoch."""
     return torch.randperm(rows, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)).tolist()
@@ -293,9 +296,11 @@ def trimmed(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor,
 def frequent(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor, " size"]:
     """The `size` tokens learned most often, ascending; ties to those read more often, then to the lower id."""
     learned, read = torch.zeros(vocab, dtype=torch.long), torch.zeros(vocab, dtype=torch.long)
-    for document in documents:
-        tokens = torch.tensor(document.tokens, dtype=torch.long)
+    coming = iter(documents)
+    while some := list(islice(coming, 1024)):
+        tokens = torch.tensor([token for d in some for token in d.tokens], dtype=torch.long)
+        learn = torch.tensor([known for d in some for known in d.learn], dtype=torch.bool)
         read += torch.bincount(tokens, minlength=vocab)[:vocab]
-        learned += torch.bincount(tokens[torch.tensor(document.learn, dtype=torch.bool)], minlength=vocab)[:vocab]
+        learned += torch.bincount(tokens[learn], minlength=vocab)[:vocab]
     counts = learned * (int(read.sum()) + 1) + read
     return counts.sort(descending=True, stable=True).indices[:size].sort().values
