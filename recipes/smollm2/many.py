@@ -55,11 +55,12 @@ class Block:
         heads, d = heads_of(model)
         shape, kind = (2, b, heads, room, d), {"dtype": model.dtype, "device": model.device}
         made = [torch.empty(shape, **kind) for _ in range(model.config.num_hidden_layers)]
-        self.layers, self.used, self.first, self.count = made, 0, 0, b
+        self.layers, self.used = made, 0
 
     def keep(self, rows: Tensor) -> None:
-        self.layers = [layer[:, rows] for layer in self.layers]
-        self.count = len(rows)
+        """These texts alone, layer by layer: both copies of all layers at once would be twice the memory."""
+        for i, layer in enumerate(self.layers):
+            self.layers[i] = layer[:, rows]
 
 
 class View(Cache):

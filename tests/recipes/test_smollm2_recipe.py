@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recipes.smollm2 import answers, questions
+import torch
+from outrider.targets import load_target
+from recipes.smollm2 import answers, many, questions
 from recipes.smollm2.openings import TURN, openings
 
 LONG = "how many apples does the old farmer keep in his cellar over the winter"
@@ -129,3 +131,36 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
     assert answers.unpack(tmp_path / "again", folder) == dict.fromkeys((f"{name}.jsonl" for name in sorted(rows)), 1)
     lines_ = (tmp_path / "again" / "answers-0.jsonl").read_text(encoding="utf-8").split("\n")
     assert json.loads(lines_[0]) == rows["answers-0"][0]
+
+
+@pytest.mark.parametrize("every", [3, 64])
+def test_many_texts_side_by_side_are_those_of_transformers_own_loop(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_target("demo", native=False).model
+    own, most = model.config._attn_implementation, 24
+    asked = [list(range(5 + i, 5 + i + 2 + 3 * (i % 4))) for i in range(9)]
+    plain = [
+        model.generate(torch.tensor([ids]), max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0)
+        for ids in asked
+    ]
+    right = [found[0, len(ids) :].tolist() for found, ids in zip(plain, asked, strict=True)]
+    ends = {right[0][4], right[3][9]}  # some texts end soon, others late
+    model.set_attn_implementation(many.NAME)
+    monkeypatch.setattr(many, "EVERY", every)
+    monkeypatch.setattr(many, "READ", 30)
+    try:
+        found = many.answer(model, asked, most, 0.0, ends)
+    finally:
+        model.set_attn_implementation(own)
+    cut = [next((i + 1 for i, t in enumerate(text) if t in ends), most) for text in right]
+    assert len(set(cut)) > 1, "the test needs texts of several lengths"
+    assert found == [text[:n] for text, n in zip(right, cut, strict=True)]
+
+
+def test_many_draws_by_the_law_of_the_temperature() -> None:
+    torch.manual_seed(0)
+    logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
+    drawn = many.draw(logits.expand(40_000, -1), 0.7).bincount(minlength=4) / 40_000
+    torch.testing.assert_close(drawn, (logits / 0.7).softmax(0), atol=0.01, rtol=0)
+    assert many.draw(logits[None], 0.0).tolist() == [3]

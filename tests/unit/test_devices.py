@@ -1,0 +1,51 @@
+"""What is done differently where the device works on while the host goes ahead. No GPU is needed: none is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from outrider import kept
+from outrider.core.clock import Clock
+from outrider.nets.recorded import near
+from outrider.training.objectives._objective import uniform
+
+from outrider.training.data import Batch
+
+
+def test_a_part_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
+    for device in (None, torch.device("cpu"), torch.device("cuda", 1)):
+        with Clock(device)("draft"):
+            pass
+    assert waits == [torch.device("cuda", 1)], "and nobody waits for a CPU"
+
+
+def test_what_was_measured_on_a_gpu_is_kept_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
+    assert kept.device(torch.device("cuda", 1)) == "cuda:1 card 1"
+    assert kept.device(torch.device("cpu")) == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_recording_may_be_off_by_roundings_and_by_no_more_than_a_thirtieth(dtype: torch.dtype) -> None:
+    right = torch.linspace(-20, 20, 101).to(dtype)
+    wrong = right.clone()
+    wrong[50] = 1.0  # instead of 0
+    assert near(right * (1 + torch.finfo(dtype).eps), right, 64)
+    assert not near(wrong, right, 64)
+    assert not near(torch.full_like(right, torch.nan), right, 64)
+
+
+def test_noise_of_training_is_drawn_where_the_batch_is() -> None:
+    shape = (2, 3)
+    rows = torch.zeros(shape, dtype=torch.long)
+    batch = Batch(rows, rows, rows, rows.bool(), (4, 7))
+    found = uniform(batch, 5, 11, 3)
+    assert found.device == rows.device
+    assert found.shape == shape
+    assert not torch.equal(found[0], found[1])
+    alone = uniform(Batch(rows[:1], rows[:1], rows[:1], rows[:1].bool(), (7,)), 5, 11, 3)
+    assert torch.equal(alone[0], found[1]), "a function of step and row"
