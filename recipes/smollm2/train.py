@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
+
 from outrider.targets.load import multiplies_halves
 from recipes.shipping import place
 from recipes.smollm2.questions import places

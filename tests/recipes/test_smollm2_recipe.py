@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.targets import load_target
 from recipes.smollm2 import answers, many, questions
 from recipes.smollm2.openings import TURN, openings
+
+from outrider.targets import load_target
 
 LONG = "how many apples does the old farmer keep in his cellar over the winter"
 

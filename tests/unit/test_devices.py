@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from outrider import kept
 from outrider.core.clock import Clock
 from outrider.nets.recorded import near
-from outrider.training.objectives._objective import uniform
-
 from outrider.training.data import Batch
+from outrider.training.objectives._objective import uniform
 
 
 def test_a_part_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,9 @@ from ..checkpoints.target import linear_head
 from ..core import sampling
 from ..core.tree import root_only
 from ..nets import vocabulary
+from ..nets.compiled import runs
+from ..nets.compiled_heads import CompiledHeads, compiled_heads
+from ..nets.grown import Shape
 from ..nets.network import Network
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _ranks, _weights
@@ -198,6 +201,7 @@ class MedusaDrafter:
     options: MedusaOptions
     head: Head  # the target's, for the tokens that can be drafted
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
+    compiled: CompiledHeads | None = None  # its heads, and its dynamic trees, where the target's passes are compiled
     taps: tuple[int, ...] = (-1,)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MedusaDrafting:
@@ -220,6 +224,12 @@ class MedusaDrafting:
         if budget.shape is None and options.tree == "ranks":
             paths = _ranks.within(options.ranks, budget.nodes, depth)
         else:
+            code = self.drafter.compiled
+            if code is not None and budget.shape is None and options.tree == "dynamic" and min(depth, budget.nodes - 1) > 0:
+                assert self.feature is not None
+                scale = options.scale if budget.scale is None else budget.scale
+                asked = Shape(depth, 1, budget.nodes, options.top_k, scale)
+                return code.grow(self.feature, rows, budget, asked)
             shape = budget.shape or (options.shape if options.tree == "static" else (options.top_k,) * depth)
             paths = _ranks.candidates(
                 tuple(min(s, most) for s in shape[:depth]),
@@ -272,9 +282,24 @@ def load(
     ids = net.ids()
     few = target.vocab if ids is None else len(ids)
     kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, few)
+    return drafter(net, target, MedusaOptions(kind, ranks, shape, top_k, scale or config.scale))
+
+
+def drafter(net: MedusaNet, target: Target, options: MedusaOptions) -> MedusaDrafter:
+    """A drafter of heads in memory, which are in the target's precision and are changed: made ready for inference."""
     net.fuse()
-    options = MedusaOptions(kind, ranks, shape, top_k, scale or config.scale)
-    return MedusaDrafter(net, target, config, options, _heads.rows(target, ids), ids)
+    ids = net.ids()
+    code = _compiled(net, target, ids)
+    return MedusaDrafter(net, target, net.config, options, _heads.rows(target, ids), ids, code)
+
+
+def _compiled(net: MedusaNet, target: Target, ids: Int[Tensor, " vd"] | None) -> CompiledHeads | None:
+    """Heads of one block that share the target's head, in the code that its passes run in."""
+    if not runs(target) or not net.config.share_head or net.config.layers != 1:
+        return None
+    linears = [part.blocks[0].linear for part in net.parts]
+    weights, biases = (torch.stack([getattr(linear, name) for linear in linears]) for name in ("weight", "bias"))
+    return compiled_heads(weights, biases, _heads.plain_rows(target, ids), ids)
 
 
 NETWORK = Network(MedusaNet, MedusaConfig)

@@ -142,14 +142,9 @@ static void best_nodes(const Block *block, const Draft *draft, integer row) {
     }
 }
 
-/* Draft for every row; `depth` 0: read what waits and no more; `nodes` 0: no tree, the slots' logits alone. */
-void draft_block(const Model *model, const Block *block, Pass *pass, Draft *draft) {
+/* The best tree of every row, from the logits of its slots. */
+static void best_trees(const Model *model, const Block *block, const Pass *pass, Draft *draft) {
     const integer rows = pass->rows, depth = draft->depth, most = draft->most, columns = model->vocabulary;
-    pass->lengths = draft->lengths;
-    if (draft->waits) read_context(model, block, pass, draft);
-    if (!depth) return;
-    read_block(model, block, pass, draft);
-    if (!draft->nodes) return;
 #pragma omp parallel num_threads(pass->threads)
     {
 #pragma omp for schedule(dynamic, 1)
@@ -162,4 +157,13 @@ void draft_block(const Model *model, const Block *block, Pass *pass, Draft *draf
         for (integer r = 0; r < rows; r++) best_nodes(block, draft, r);
     }
     keep(draft, rows, draft->candidates);
+}
+
+/* Draft for every row; `depth` 0: read what waits and no more; `nodes` 0: no tree, the slots' logits alone. */
+void draft_block(const Model *model, const Block *block, Pass *pass, Draft *draft) {
+    pass->lengths = draft->lengths;
+    if (draft->waits) read_context(model, block, pass, draft);
+    if (!draft->depth) return;
+    read_block(model, block, pass, draft);
+    if (draft->nodes) best_trees(model, block, pass, draft);
 }

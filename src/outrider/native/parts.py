@@ -108,6 +108,12 @@ class BlockPart(ctypes.Structure):
     ]
 
 
+class HeadsPart(ctypes.Structure):
+    """`Heads`."""
+
+    _fields_ = [("blocks", MatrixPart), ("bias", address), ("made", address)]
+
+
 class WalkPart(ctypes.Structure):
     """`Walk`."""
 

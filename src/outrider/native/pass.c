@@ -326,4 +326,6 @@ void forward(const Model *model, const Pass *pass) {
 
 #include "lattice.h"
 
+#include "heads.h"
+
 #include "walk.h"

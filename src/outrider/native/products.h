@@ -53,6 +53,10 @@ static void product(
     }
 }
 
+INLINE vector silu(vector x) {
+    return DIV(x, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), x)))));
+}
+
 /* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. */
 static void gated(
     const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, input *y,
@@ -71,8 +75,7 @@ static void gated(
             column(given, rows, width, gate, j, outputs, opened);
             column(given, rows, width, up, j, outputs, found);
             for (integer i = 0; i < rows; i++) {
-                const vector g = LOAD(opened + i * LANES), u = LOAD(found + i * LANES);
-                const vector made = MUL(DIV(g, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), g))))), u);
+                const vector made = MUL(silu(LOAD(opened + i * LANES)), LOAD(found + i * LANES));
                 input some[LANES], *to = y + (m + i) * outputs + j;
                 STORE_INPUT(count < LANES ? some : to, made);
                 if (count < LANES) memcpy(to, some, count * sizeof(input));

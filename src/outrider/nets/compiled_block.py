@@ -8,9 +8,7 @@ a round drafts.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -20,36 +18,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ..core.noise import MASK64
-from ..core.sampling import POOL, POOLED
 from ..native.blocks import Packed, plain, reads, rounded
 from ..native.build import library
 from ..native.parts import BlockPart, DraftPart, LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
-from ..types import Budget, DraftTree, Price, Rows
+from ..types import Budget, DraftTree, Rows
 from .block import BlockNet
 from .compiled import Turns
-from .grown import KNOTS, SLOPES, Pairs, Shape, listed
+from .grown import Pairs, Shape, listed
 from .kv_cache import KVCache
+from .lattice import Places, Seconds, Wanted, fit
 
-LISTS = "token", "below", "level", "chosen"  # of all nodes
 WHOLE = 16  # the pair head's width is filled up by zeros to a multiple of this
-
-
-@dataclass(frozen=True)
-class Places:
-    """How much room a call needs: rows of the batch; of a row the slots that are read, the positions that wait, the
-    tree's nodes and the candidates of a slot."""
-
-    rows: int = 1
-    slots: int = 1
-    waits: int = 1
-    nodes: int = 1
-    most: int = 1
-
-    def both(self, other: Places) -> Places:
-        """Room for either."""
-        return Places(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
 
 
 class CompiledBlock:
@@ -98,7 +78,7 @@ class CompiledBlock:
         self.kept, self.lock, self.room = kept, Lock(), Room(self.model)
         self.turns = Turns(net.rope)
         self.places, self.asks, self.wants = Places(0, 0, 0, 0, 0), PassPart(), DraftPart()
-        self.price: tuple[Price | None, Any] = (None, (ctypes.c_double * 1)())  # as the code has it
+        self.seconds = Seconds()
 
     @property
     def lattices(self) -> bool:
@@ -135,34 +115,12 @@ class CompiledBlock:
     ) -> DraftTree:
         """The best tree of `shape.depth` slots for every row, by the budget's floor and price; first what `read`
         does."""
-        nodes, depth, b, price = shape.nodes, shape.depth, len(rows), budget.price
-        most, columns = min(shape.top_k, int(self.model.vocabulary)), int(self.model.vocabulary)
-        with torch.inference_mode(False):
-            found, worth = torch.empty(b * (3 * nodes + 1), dtype=torch.long), torch.empty(b * nodes)
-            sees = torch.empty(b * nodes * nodes, dtype=torch.bool)
-        root, size = rows.root.contiguous(), found.data_ptr()
-        heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
-        seeds = (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds))
-        starts, deepest = (ctypes.c_int64 * b)(*rows.start), (ctypes.c_int64 * b)()
-        deepest[:] = [min(depth, remaining - 1) for remaining in rows.remaining]
-        told: dict[str, Any] = {
-            "root": root.data_ptr(), "nodes": nodes, "candidates": nodes, "most": most, "scale": shape.scale,
-            "pool": max(POOL, most) if columns > POOLED else columns,
-            "floor": math.log(budget.floor) if budget.floor > 0 else -math.inf, "trust": price.trust if price else 1.0,
-            "sizes": len(price.seconds) if price else 0, "summed": int(price.summed) if price else 0,
-            "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts),
-            "seeds": ctypes.addressof(seeds) if rows.rule == "coupled" and rows.hot else None,
-            "size": size, "values": worth.data_ptr(), "sees": sees.data_ptr(),
-            **{name: size + 8 * b * (1 + i * nodes) for i, name in enumerate(("tokens", "parents", "depths"))},
-        }  # fmt: skip
+        depth, b = shape.depth, len(rows)
         with self.lock:
-            if price is not None and self.price[0] is not price:
-                self.price = price, (ctypes.c_double * len(price.seconds))(*price.seconds)
-            told["seconds"], self.block.deepest = ctypes.addressof(self.price[1]), ctypes.addressof(deepest)
-            n = self._call(cache, last, pairs, depth, Places(b, int(self.block.first) + depth, 1, nodes, most), told)
-        tokens, parents, depths = (found[b * (1 + i * nodes) :][: b * n].view(b, n) for i in range(3))
-        seen = sees[: b * n * n].view(b, n, n)
-        return DraftTree(tokens, parents, depths, found[:b], seen, depth, worth[: b * n].view(b, n))
+            wanted = Wanted(rows, budget, shape, int(self.model.vocabulary), self.seconds)
+            self.block.deepest = wanted.deepest
+            places = Places(b, int(self.block.first) + depth, 1, shape.nodes, wanted.most)
+            return wanted.tree(self._call(cache, last, pairs, depth, places, wanted.told))
 
     def _call(
         self,
@@ -207,9 +165,8 @@ class CompiledBlock:
     def _fit(self, places: Places) -> None:
         """Make structures with room for this; they are kept from call to call."""
         self.places, room, hidden, columns = places, self.room, int(self.model.hidden), int(self.model.vocabulary)
-        b, slots, nodes, most = places.rows, places.slots, places.nodes, places.most
-        together, pool = b * max(slots, places.waits), max(POOL, most) if columns > POOLED else columns
-        first = int(self.block.first)
+        b, slots = places.rows, places.slots
+        together, first = b * max(slots, places.waits), int(self.block.first)
         room.of("logits", b * slots * columns)
         self.asks = PassPart(
             ask=torch.arange(first, first + slots, out=room.of("ask", slots, torch.long)).data_ptr(),
@@ -217,16 +174,9 @@ class CompiledBlock:
             states=room.of("states", together * hidden).data_ptr(), **room.addresses(together, 1),
         )  # fmt: skip
         self.wants = DraftPart(
-            embeddings=self.embeddings.data_ptr(), names=None if self.names is None else self.names.data_ptr(),
-            knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), spots=room.of("spots", b * slots, torch.long).data_ptr(),
-            value=room.of("value", b * nodes).data_ptr(), raced=room.of("raced", b * slots * pool).data_ptr(),
-            **room.cut("nodes", torch.long, **dict.fromkeys(LISTS, b * nodes)),
+            embeddings=self.embeddings.data_ptr(), spots=room.of("spots", b * slots, torch.long).data_ptr(),
+            **fit(room, self.block, places, columns, self.names),
         )  # fmt: skip
-        for name, size, dtype in (
-            ("columns", slots, torch.long), ("confidences", slots, torch.float32),
-            ("logs", nodes, torch.float32), ("order", nodes, torch.long),
-        ):  # fmt: skip
-            setattr(self.block, name, room.of(name, b * size * most, dtype).data_ptr())
 
 
 def _filled(weight: Float[Tensor, "v r"]) -> Float[Tensor, "v r2"]:
