@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from outrider import prompts
 from outrider.targets import load_target, load_tokenizer
+from outrider.targets.carrier import carrying
 
 TOGETHER, READ = 8192, 1 << 17  # texts that are written side by side at most; tokens that are read in one pass
 EVERY = 16  # tokens between two looks at which texts have ended
@@ -128,7 +129,7 @@ def step(model: Any, block: Block, first: int, tokens: Tensor, places: Tensor, m
     """Logits of the last tokens, [b, v]."""
     view = View(block, first, len(tokens))
     out = model(
-        input_ids=tokens, position_ids=places, attention_mask=mask, past_key_values=view, use_cache=True,
+        input_ids=tokens, position_ids=places, attention_mask=mask, **carrying(model, view),
         logits_to_keep=1,
     )  # fmt: skip
     return out.logits[:, -1]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from recipes.smollm2 import answers, many, questions
+from recipes.smollm2 import answers, many, questions, trim
 from recipes.smollm2.openings import TURN, openings
+from safetensors.torch import load_file, save_file
 
 from outrider.targets import load_target
 
@@ -165,3 +166,24 @@ def test_many_draws_by_the_law_of_the_temperature() -> None:
     drawn = many.draw(logits.expand(40_000, -1), 0.7).bincount(minlength=4) / 40_000
     torch.testing.assert_close(drawn, (logits / 0.7).softmax(0), atol=0.01, rtol=0)
     assert many.draw(logits[None], 0.0).tolist() == [3]
+
+
+def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, source, out = torch.tensor([2, 7, 11, 30, 31]), tmp_path / "from", tmp_path / "to"
+    source.mkdir()
+    save_file({"d2t": known - torch.arange(5), "w": torch.ones(2)}, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps({"vocab": 50, "draft_vocab": 5}), encoding="utf-8")
+    rows = [
+        {"prompt_token_ids": [7, 7, 7], "token_ids": [31, 2, 9, 9, 9, 31]},
+        {"prompt_token_ids": [1], "token_ids": [11]},
+    ]
+    lines(tmp_path / "answers-0.jsonl", rows)
+    monkeypatch.setattr(trim, "load_tokenizer", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["trim", str(source), str(out), "--size", "3", "--work", str(tmp_path)])
+    trim.main()
+    assert json.loads((out / "config.json").read_text(encoding="utf-8")) == {"vocab": 50, "draft_vocab": 3}
+    tensors = load_file(out / "model.safetensors")
+    assert (tensors["d2t"] + torch.arange(3)).tolist() == [2, 11, 31], "what is asked does not count"
+    assert torch.equal(tensors["w"], torch.ones(2))

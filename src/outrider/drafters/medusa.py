@@ -225,7 +225,12 @@ class MedusaDrafting:
             paths = _ranks.within(options.ranks, budget.nodes, depth)
         else:
             code = self.drafter.compiled
-            if code is not None and budget.shape is None and options.tree == "dynamic" and min(depth, budget.nodes - 1) > 0:
+            if (
+                code is not None
+                and budget.shape is None
+                and options.tree == "dynamic"
+                and min(depth, budget.nodes - 1) > 0
+            ):
                 assert self.feature is not None
                 scale = options.scale if budget.scale is None else budget.scale
                 asked = Shape(depth, 1, budget.nodes, options.top_k, scale)

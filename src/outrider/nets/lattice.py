@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.noise import MASK64
 from ..core.sampling import POOL, POOLED
-from ..native.parts import BlockPart, DraftPart, Room
+from ..native.parts import BlockPart, Room
 from ..types import Budget, DraftTree, Price, Rows
 from .grown import KNOTS, SLOPES, Shape
 
