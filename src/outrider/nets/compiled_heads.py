@@ -21,8 +21,8 @@ from .lattice import Places, Seconds, Wanted, fit
 
 
 class CompiledHeads:
-    """x + SiLU(W_k x + b_k) for every head k, one LM head for all. Weights are rounded to eight bits where the code reads
-    such."""
+    """x + SiLU(W_k x + b_k) for every head k, one LM head for all. Weights are rounded to eight bits where the code
+    reads such."""
 
     def __init__(
         self,

@@ -51,8 +51,8 @@ class Seconds:
 
 
 class Wanted:
-    """The trees that a call is asked for, one for every row: what the structure of the draft is told, and where the code
-    writes.
+    """The trees that a call is asked for, one for every row: what the structure of the draft is told, and where the
+    code writes.
 
     Args:
         rows: what is drafted for.
@@ -96,7 +96,7 @@ class Wanted:
 
 
 def fit(room: Room, block: BlockPart, places: Places, columns: int, names: Tensor | None) -> dict[str, Any]:
-    """Room for the trees of calls up to this size: `block` is told of its own, the rest is for the draft's structure."""
+    """Room for the trees of calls up to this size: `block` is told of its own, the rest is for the draft."""
     b, slots, nodes, most = places.rows, places.slots, places.nodes, places.most
     pool = max(POOL, most) if columns > POOLED else columns
     for name, size, dtype in (
