@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from . import drafters, encoding, kept
+from . import drafters, encoding
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
@@ -210,11 +210,11 @@ class LLM:
         made = self.budgets[key] = parse(key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
-            about = self.kept_as, self.drafter_name, precision_of(target), kept.device(target.device), target.exact
+            about = self.kept_as, self.drafter_name, precision_of(target), target.exact
             native = getattr(target, "native", None)  # other code takes other times
             way = () if native is None else ("compiled", Path(native.file).stem)
             learnt = fits(self.drafter), learners(self.drafter)
-            self.memories.append(Memory(file_of(*about, *way, *key), made, *learnt))
+            self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, *learnt))
             self.memories[-1].recall()
         return made
 

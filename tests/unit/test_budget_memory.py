@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import outrider
 from outrider.budgets import memory
@@ -121,7 +122,8 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_every_case_has_a_file_of_its_own() -> None:
-    assert len({file_of("a", "b"), file_of("ab", ""), file_of("a", "c"), file_of("a")}) == 4
+    cpu = torch.device("cpu")
+    assert len({file_of(cpu, *about) for about in (("a", "b"), ("ab", ""), ("a", "c"), ("a",))}) == 4
 
 
 @pytest.mark.trained

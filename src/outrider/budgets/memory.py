@@ -28,9 +28,10 @@ EVERY = 20.0  # seconds between two writes at least
 FORMAT = 2
 
 
-def file_of(*about: str) -> Path:
-    """The file for a model, a drafter and whatever else tells two cases apart, on this machine with these threads."""
-    machine = kept.processor(), str(os.cpu_count()), str(torch.get_num_threads())
+def file_of(device: torch.device, *about: str) -> Path:
+    """The file for a model, a drafter and whatever else tells two cases apart, on this machine's device with these
+    threads."""
+    machine = kept.device(device), kept.processor(), str(os.cpu_count()), str(torch.get_num_threads())
     text = "\n".join((*about, *machine, torch.__version__))
     return kept.folder("budgets") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
