@@ -99,7 +99,7 @@ SHIPPED = (  # what a user has from the start
 )  # fmt: skip
 MANY = SHIPPED[-1], f"suffix and HASS, 16 nodes=suffix + {SHIPS}@16x6"  # on half of the prompts that the papers took
 WIDER = *MANY, f"suffix and HASS, 32 nodes=suffix + {SHIPS}@32x6"  # where nodes cost little
-# Drafters of hidden states, after the 8 million tokens of `recipes.smollm2.train` (HASS after 14).
+# Drafters of hidden states, after the 8 million tokens of `recipes.smollm2.train` (HASS after 49).
 TRAINED = {
     "Medusa": HEADS, "Hydra": "hydra:runs/smollm2/hydra/best", "block": f"block:{BLOCK}",
     "EAGLE-3": f"eagle3:{EAGLE3}", "EAGLE": "eagle:runs/smollm2/eagle/best", "HASS": SHIPS,

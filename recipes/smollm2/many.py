@@ -128,11 +128,8 @@ def answer(
 def step(model: Any, block: Block, first: int, tokens: Tensor, places: Tensor, mask: Tensor) -> Tensor:
     """Logits of the last tokens, [b, v]."""
     view = View(block, first, len(tokens))
-    out = model(
-        input_ids=tokens, position_ids=places, attention_mask=mask, **carrying(model, view),
-        logits_to_keep=1,
-    )  # fmt: skip
-    return out.logits[:, -1]
+    given = {"input_ids": tokens, "position_ids": places, "attention_mask": mask, "logits_to_keep": 1}
+    return model(**given, **carrying(model, view)).logits[:, -1]
 
 
 def draw(logits: Tensor, temperature: float) -> Tensor:
@@ -170,6 +167,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda")
     a = parser.parse_args()
+    if a.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("there is no GPU that torch can use; give --device cpu, or take outrider data generate")
+    if missing := [str(file) for file in a.data if not file.is_file()]:
+        parser.error(f"there is no file {missing[0]}")
     target = load_target(a.target, "bfloat16", a.device, native=False)
     tokenizer, model = load_tokenizer(a.target), target.model
     model.set_attn_implementation(NAME)
@@ -182,7 +183,7 @@ def main() -> None:
     for turn, temperature in enumerate(a.temperature):
         mine = sorted(rows[turn :: len(a.temperature)], key=lambda row: -len(row[1]))
         while mine:
-            size = min(TOGETHER, int(a.memory * 1e9 / (token * (len(mine[0][1]) + a.max_new_tokens))))
+            size = min(TOGETHER, max(1, int(a.memory * 1e9 / (token * (len(mine[0][1]) + a.max_new_tokens)))))
             jobs.append((temperature, mine[:size]))
             mine = mine[size:]
     order = torch.randperm(len(jobs), generator=torch.Generator().manual_seed(a.seed)).tolist()

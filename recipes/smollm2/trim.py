@@ -27,10 +27,17 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2")
     places(parser)
     a = parser.parse_args()
+    answers = sorted(a.work.glob("answers-*.jsonl"))
+    if not (a.source / "model.safetensors").is_file():
+        parser.error(f"there is no drafter in {a.source}")
+    if not answers:
+        parser.error(f"there are no answers in {a.work}; run python -m recipes.smollm2.answers --unpack first")
     tensors = load_file(a.source / "model.safetensors")
     config = json.loads((a.source / "config.json").read_text(encoding="utf-8"))
+    if not 0 < a.size < config.get("draft_vocab", 0):
+        parser.error(f"this drafter drafts {config.get('draft_vocab') or 'all'} tokens; give a size below that")
     known, counts = vocabulary.ids_of(tensors["d2t"]), torch.zeros(config["vocab"], dtype=torch.long)
-    for document in data.read(sorted(a.work.glob("answers-*.jsonl")), load_tokenizer(a.target)):
+    for document in data.read(answers, load_tokenizer(a.target)):
         learned = torch.tensor(document.tokens)[torch.tensor(document.learn)]
         counts.index_add_(0, learned, torch.ones_like(learned))
     kept = known[counts[known].sort(descending=True, stable=True).indices[: a.size].sort().values]

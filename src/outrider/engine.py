@@ -196,8 +196,7 @@ class Batch:
             tree = self.propose(view, budget)
         with clock("verify"):
             output = self.session.forward(tree, self.engine.drafter.taps)
-        # Away from the CPU the pass runs while the host goes on; the fetch waits for it.
-        with clock("rest" if self.root.device.type == "cpu" else "verify"):
+        with clock("rest"):
             verdict = self.judge(view, tree, output)
             done = Done.of(tree, verdict, output.logits)
         self.session.keep(verdict.path, verdict.count)

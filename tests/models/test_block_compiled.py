@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bits import text_of
-from small import build
+from bits import compiled, text_of
 from test_grown import BUDGETS, PROMPTS, Given, late_and_at_once
 
 import outrider
@@ -19,7 +18,6 @@ from outrider.drafters.block import BlockDrafting
 from outrider.native import build as native
 from outrider.nets.block import BlockConfig, BlockNet
 from outrider.nets.layer import LayerShape
-from outrider.targets import HFTarget, load_target
 from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
@@ -37,16 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, **more: Any) -> outrider.LLM:
     """A tiny random model with a block drafter of random weights."""
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "vocab_size": vocab,
-        "eos_token_id": 3,
-        "max_position_embeddings": 256,
-    }
-    target = load_target(build("llama", dtype, **sizes), native=True)
-    assert isinstance(target, HFTarget)
+    target = compiled(vocab, dtype)
     torch.manual_seed(0)
     fields = {"layers": 1, "taps": (0, -1), "block": 5, **more}
     net = BlockNet(BlockConfig(SHAPE, vocab=vocab, draft_vocab=drafted or vocab, target_hidden=64, **fields))

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bits import text_of
-from small import build
+from bits import compiled, text_of
 from torch import Tensor
 
 import outrider
@@ -20,7 +19,6 @@ from outrider.drafters._growth import Growth
 from outrider.native import build as native
 from outrider.nets.grown import Pairs
 from outrider.nets.layer import LayerShape
-from outrider.targets import HFTarget, load_target
 from outrider.types import Budget, DraftTree, Price, Rows
 
 pytestmark = pytest.mark.skipif(
@@ -65,16 +63,7 @@ def network(kind: str, vocab: int, drafted: int) -> eagle.EagleNet | eagle3.Eagl
 
 def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, kind: str = "eagle") -> outrider.LLM:
     """A tiny random model with an EAGLE or EAGLE-3 of random weights."""
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "vocab_size": vocab,
-        "eos_token_id": 3,
-        "max_position_embeddings": 256,
-    }
-    target = load_target(build("llama", dtype, **sizes), native=True)
-    assert isinstance(target, HFTarget)
+    target = compiled(vocab, dtype)
     method: Any = eagle if kind == "eagle" else eagle3
     drafter = method.drafter(network(kind, vocab, drafted).to(dtype), target, growth)
     return outrider.LLM(target, None, drafter, "tiny", kind, frozenset({3}))

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bits import text_of
-from small import build
+from bits import compiled, text_of
 from test_grown import BUDGETS, PROMPTS, Given
 
 import outrider
@@ -17,7 +16,6 @@ from outrider.core.tree import check
 from outrider.drafters import medusa
 from outrider.drafters.medusa import MedusaDrafting
 from outrider.native import build as native
-from outrider.targets import HFTarget, load_target
 from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
@@ -28,16 +26,7 @@ HALF, WHOLE = torch.bfloat16, torch.float32
 
 def made(vocab: int, drafted: int, dtype: torch.dtype, **more: Any) -> outrider.LLM:
     """A tiny random model with heads of random weights."""
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "vocab_size": vocab,
-        "eos_token_id": 3,
-        "max_position_embeddings": 256,
-    }
-    target = load_target(build("llama", dtype, **sizes), native=True)
-    assert isinstance(target, HFTarget)
+    target = compiled(vocab, dtype)
     torch.manual_seed(0)
     net = medusa.MedusaNet(medusa.MedusaConfig(vocab, 64, 4, draft_vocab=drafted, **{"share_head": True, **more}))
     with torch.no_grad():

@@ -6,10 +6,11 @@ import random
 from typing import Any
 
 import torch
+from small import build
 from torch import Tensor
 
 from outrider.core.tree import chain, from_lists
-from outrider.targets import HFTarget
+from outrider.targets import HFTarget, load_target
 
 
 def opened(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> tuple[Any, Tensor]:
@@ -77,3 +78,11 @@ def trees_differ(
 def text_of(seed: int, n: int) -> list[int]:
     dice = random.Random(seed)
     return [dice.randrange(97) for _ in range(n)]
+
+
+def compiled(vocab: int, dtype: torch.dtype) -> HFTarget:
+    """A tiny random Llama whose passes run in compiled code; token 3 ends its texts."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 256}
+    target = load_target(build("llama", dtype, vocab_size=vocab, eos_token_id=3, **sizes), native=True)
+    assert isinstance(target, HFTarget)
+    return target
