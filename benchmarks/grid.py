@@ -1,6 +1,6 @@
 """The automatic budget beside fixed ones in every cell of drafter x temperature x batch x task.
 
-    python benchmarks/grid.py smollm2 --drafters lookup eagle:smollm2/hass --out build/grid-smollm2.jsonl
+    python benchmarks/grid.py smollm2 --drafters lookup eagle3:smollm2/eagle3 --out build/grid-smollm2.jsonl
 
 Each cell decodes the same texts once with every budget, in one process and in turn, the automatic one after it has
 decoded them once unmeasured; what has a chance is measured twice, and the faster of the two counts. Compared are tokens

@@ -8,9 +8,9 @@ bfloat16 where the processor multiplies it and in float32 elsewhere. What was me
 command measures what is missing.
 
 transformers' assisted generation drafts with the model in --draft, as `outrider train draft-lm smollm2` makes one;
-without it with the demo's draft model, whose tokenizer is another (universal assisted generation). vLLM's EAGLE-3 wants
---eagle3, a drafter of SmolLM2 as `outrider train eagle3 smollm2` makes one, which is exported first. The authors' code
-of EAGLE-2 wants --eagle-code, a checkout of it, and drafts with the network that ships, exported.
+without it with the demo's draft model, whose tokenizer is another (universal assisted generation). vLLM's EAGLE and
+EAGLE-3 draft with the networks of this repository, exported first. So does the authors' code of EAGLE-2, which wants
+--eagle-code, a checkout of it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-quest
 OURS = "ours"
 TEMPERATURES = [0.0, 1.0]
 BATCHES = 1, 8
+NETWORKS = {"eagle": "smollm2/hass", "eagle3": "smollm2/eagle3"}  # HASS trains EAGLE's
 DRAFT = "demo/draft"  # the draft model where none is given
 EAGLE = "plain", "tree", "small"  # the authors' code
 ALONE = {  # no batches
@@ -71,10 +72,9 @@ def runs(given: argparse.Namespace) -> list[Run]:
         "llama": given.llama,
         "eagle": given.eagle,
     }
-    eagles = ("eagle", "eagle3") if given.eagle3 else ("eagle",)
     methods = {
         "transformers": ("plain", "lookup", "assisted"),
-        "vllm": ("plain", "lookup", *eagles),
+        "vllm": ("plain", "lookup", *NETWORKS),
         "llama": ("plain", "lookup"),
         "eagle": EAGLE,
     }
@@ -175,11 +175,10 @@ def in_turn(found: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -
 
 def drafter_of(run: Run, given: argparse.Namespace, default: str) -> str:
     """What its script is told to draft with: a folder, or the SPEC of the drafter that ships."""
-    if run.method == "eagle" or run.engine == "eagle":
-        network = default.rpartition(" + ")[2].partition(":")[2]
-        return exported(network, "vllm" if run.engine == "vllm" else "safeailab", given.out)
-    if run.method == "eagle3":
-        return exported(given.eagle3, "vllm", given.out)
+    if run.engine == "eagle":
+        return exported(NETWORKS["eagle"], "safeailab", given.out)
+    if run.method in NETWORKS:
+        return exported(NETWORKS[run.method], "vllm", given.out)
     return str(folder_of(given.draft or DRAFT)) if run.method == "assisted" else default
 
 
@@ -205,7 +204,6 @@ def main() -> None:
     parser.add_argument("--eagle", help="the Python of an environment for the authors' code of EAGLE-2")
     parser.add_argument("--eagle-code", type=Path, help="the folder of that code")
     parser.add_argument("--draft", help="the folder of a draft model for transformers; left out: the demo's")
-    parser.add_argument("--eagle3", help="the folder of an EAGLE-3 drafter of SmolLM2, for vLLM")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each task")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
@@ -219,11 +217,9 @@ def main() -> None:
         if python and shutil.which(python) is None:
             parser.error(f"there is no Python {python}")
     code = given.eagle_code, "eagle/model/ea_model.py"
-    for folder, weights in ((given.draft, "config.json"), (given.eagle3, "model.safetensors"), code):
+    for folder, weights in ((given.draft, "config.json"), code):
         if folder and not (Path(folder) / weights).is_file():
             parser.error(f"there is no {weights} in {folder}")
-    if given.eagle3 and not given.vllm:
-        parser.error("--eagle3 is for vLLM; give --vllm too")
     if names.installed() is None:
         parser.error(f"SmolLM2's file is not installed; {names.GET}")
     place = names.find("smollm2")

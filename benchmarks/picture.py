@@ -27,7 +27,10 @@ OURS = {
     "HASS, 4 nodes": "HASS, 4 nodes",
     "HASS, 16 nodes": "HASS, 16 nodes",
     "HASS, adaptive": "HASS, adaptive",
-    "suffix and HASS, adaptive": "suffix and HASS, adaptive",
+    "EAGLE-3, 4 nodes": "EAGLE-3, 4 nodes",
+    "EAGLE-3, 16 nodes": "EAGLE-3, 16 nodes",
+    "EAGLE-3, adaptive": "EAGLE-3, adaptive",
+    "suffix and EAGLE-3, adaptive": "suffix and EAGLE-3, adaptive",
 }
 
 

@@ -90,15 +90,16 @@ REAL = (
     "suffix and HASS, adaptive=suffix + eagle:smollm2/hass@auto",
 )  # fmt: skip
 REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
-SHIPS, HEADS = "eagle:smollm2/hass", "medusa:smollm2/medusa"
-SHIPPED = (  # what a user has from the start
+SHIPS, HEADS, NEWEST = "eagle:smollm2/hass", "medusa:smollm2/medusa", "eagle3:smollm2/eagle3"
+SHIPPED = (  # what is here from the start
     "lookup@auto", "suffix@auto", f"Medusa, 16 nodes={HEADS}@16x4", f"Medusa, adaptive={HEADS}@auto",
     f"HASS chain of 1={SHIPS}?tree=chain@2x1", f"HASS chain of 2={SHIPS}?tree=chain@3x2",
     f"HASS, 4 nodes={SHIPS}@4x3", f"HASS, 16 nodes={SHIPS}@16x6", f"HASS, adaptive={SHIPS}@auto",
-    f"suffix and HASS, adaptive=suffix + {SHIPS}@auto",
+    f"EAGLE-3, 4 nodes={NEWEST}@4x3", f"EAGLE-3, 16 nodes={NEWEST}@16x6", f"EAGLE-3, adaptive={NEWEST}@auto",
+    f"suffix and EAGLE-3, adaptive=suffix + {NEWEST}@auto",
 )  # fmt: skip
-MANY = SHIPPED[-1], f"suffix and HASS, 16 nodes=suffix + {SHIPS}@16x6"  # on half of the prompts that the papers took
-WIDER = *MANY, f"suffix and HASS, 32 nodes=suffix + {SHIPS}@32x6"  # where nodes cost little
+MANY = SHIPPED[-1], f"suffix and EAGLE-3, 16 nodes=suffix + {NEWEST}@16x6"  # half of the prompts that the papers took
+WIDER = *MANY, f"suffix and EAGLE-3, 32 nodes=suffix + {NEWEST}@32x6"  # where nodes cost little
 # Drafters of hidden states, after the 8 million tokens of `recipes.smollm2.train` (HASS after 49).
 TRAINED = {
     "Medusa": HEADS, "Hydra": "hydra:runs/smollm2/hydra/best", "block": f"block:{BLOCK}",
@@ -107,7 +108,7 @@ TRAINED = {
 EQUAL = (
     *(f"{name}, {size}={spec}@{budget}" for name, spec in TRAINED.items()
       for size, budget in (("16 nodes", "16x6"), ("adaptive", "auto"))),
-    MANY[0], f"suffix and block, adaptive=suffix + block:{BLOCK}@auto",
+    f"suffix and HASS, adaptive=suffix + {SHIPS}@auto", f"suffix and block, adaptive=suffix + block:{BLOCK}@auto",
 )  # fmt: skip
 # The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
 # it is said to be fitted.
@@ -156,7 +157,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     # Spec-Bench's summaries and questions with passages, where text is copied.
     "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
-                                           f"suffix and HASS=suffix + {SHIPS}", f"HASS={SHIPS}"),
+                                           f"suffix and EAGLE-3=suffix + {NEWEST}", f"EAGLE-3={NEWEST}"),
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=40, tokens=128, peers=(), explain=False),

@@ -10,7 +10,7 @@ from pathlib import Path
 from recipes.smollm2.questions import places
 
 FOLDER = Path(__file__).with_name("kept")  # a file for each of the work folder's
-KINDS = ("openings-answered", "questions", "answers")
+KINDS = ("openings-answered", "questions", "answers", "long-questions", "long-answers")
 
 
 def pack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
@@ -19,7 +19,7 @@ def pack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
     sizes = {}
     for path in sorted(f for kind in KINDS for f in work.glob(f"{kind}*.jsonl")):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-        if path.stem.startswith("answers"):  # the question stands in its part
+        if "answers" in path.stem:  # the question stands in its part
             rows = [{"id": r["id"], "answer": r["messages"][-1]["content"], "ends": r["ends"]} for r in rows]
         kept = folder / f"{path.name}.xz"
         if not kept.exists() or len(read(kept)) < len(rows):
@@ -38,7 +38,7 @@ def unpack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
     counts = {}
     for kept in sorted(folder.glob("*.xz")):
         rows, path = read(kept), work / kept.stem
-        if path.stem.startswith("answers"):
+        if "answers" in path.stem:
             asked = read(folder / kept.name.replace("answers", "questions"))
             rows = [
                 {

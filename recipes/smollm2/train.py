@@ -1,8 +1,9 @@
 """Trains a drafter on all answers that are there: `python -m recipes.smollm2.train eagle`; the same command goes on.
 
 The budget is the same for every method and stated beforehand: 8 million tokens, or `--tokens`. Steps are of one row, so
-that there are many of them; on a GPU of sixteen, at a higher rate, and features are made anew in every step. `--ship`
-copies what is trained into the package, with a card.
+that there are many of them. On a GPU they are of more and longer rows, at a higher rate: answers behind long contexts
+(`long.py`) are learnt there too, and features are made anew in every step. `--ship` copies what is trained into the
+package, with a card.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from recipes.shipping import place
 from recipes.smollm2.questions import places
 
 BUDGET = 8_000_000  # tokens read in training, epochs counted
-LENGTH, WARMUP = 512, 200
-ROWS, FASTER = (16, 2.5) if torch.cuda.is_available() else (1, 1.0)  # of a step; times the rate of steps of one row
+GPU, WARMUP = torch.cuda.is_available(), 200
+ROWS, LENGTH, FASTER = (5, 1536, 2.2) if GPU else (1, 512, 1.0)  # of a step; times the rate of steps of one row
 VOCAB = "draft_vocab=8192"
 # method: peak learning rate, options. All have been tried in steps of one row.
 METHODS: dict[str, tuple[float, list[str]]] = {
@@ -30,7 +31,7 @@ METHODS: dict[str, tuple[float, list[str]]] = {
     "hydra": (1e-3, ["draft_vocab=4096"]),
     "eagle": (5e-4, [VOCAB, "cls=0.5"]),
     "hass": (4e-4, [VOCAB, "passes=3", "topk=0", "cls=0.5"]),  # goes on from EAGLE's weights
-    "eagle3": (5e-4, [VOCAB, "passes=2"]),  # the paper has seven, each as long again
+    "eagle3": (5e-4, [VOCAB, f"passes={4 if GPU else 2}"]),  # the paper has seven, each as long again
     "draft-lm": (2e-3, [VOCAB, "hidden=192", "layers=2", "heads=3"]),
     "mamba": (2e-3, [VOCAB, "hidden=192", "layers=4"]),
     "block": (3e-4, [VOCAB, "taps=2,15,27,-1"]),  # EAGLE-3's layers, so that they share kept features, and the last one
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--init", help="begin with this drafter's weights (default of hass: what `eagle` trained)")
     parser.add_argument("--ship", action="store_true", help="copy what is trained into the package instead")
     a = parser.parse_args()
-    answers = sorted(a.work.glob("answers-*.jsonl"))
+    answers = sorted([*a.work.glob("answers-*.jsonl"), *(a.work.glob("long-answers.jsonl") if GPU else ())])
     if not answers:
         raise SystemExit(f"there are no answers in {a.work}; run recipes.smollm2.data or recipes.smollm2.answers first")
     rate, options = METHODS[a.method]
@@ -57,7 +58,7 @@ def main() -> None:
         return
     steps = a.tokens // (ROWS * LENGTH)
     command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target]
-    if torch.cuda.is_available():
+    if GPU:
         command += ["--bf16", "--dtype", "bfloat16"]
     else:
         command += ["--bf16", "--half-features"] if multiplies_halves() else []
@@ -65,11 +66,19 @@ def main() -> None:
     command += ["--rows", str(ROWS), "--length", str(LENGTH), "--steps", str(steps)]
     init = a.init or (str(a.work / "eagle" / "best") if a.method == "hass" else "")
     command += ["--init", init] if init else []
+    options = [*options, *vocabulary_of(init)]
     command += ["--lr", str(FASTER * rate), "--warmup", str(min(WARMUP, steps // 15))]
     command += ["--out", str(a.work / a.method)]
     command += [part for file in answers for part in ("--data", str(file))]
     command += [part for option in options for part in ("--option", option)]
     raise SystemExit(subprocess.run(command, check=False).returncode)
+
+
+def vocabulary_of(init: str) -> list[str]:
+    """The option that keeps a drafter's draft vocabulary; none where there is no drafter to begin with."""
+    file = Path(init) / "config.json"
+    size = json.loads(file.read_text(encoding="utf-8")).get("draft_vocab", 0) if init and file.is_file() else 0
+    return [f"draft_vocab={size}"] if size else []
 
 
 def ship(method: str, run: Path, answers: int) -> None:

@@ -1,7 +1,9 @@
-"""Fewer tokens that a trained drafter can draft: `python -m recipes.smollm2.trim --size 4096 FROM TO`.
+"""A smaller file of a trained drafter: `python -m recipes.smollm2.trim --size 4096 FROM TO`.
 
-A draft vocabulary is rows of the target's head, so it can be cut without another training: of the tokens that the
-drafter knows, those stay that the answers have most often. A smaller head is read in less time, and misses more.
+A draft vocabulary is rows of a head, the target's or (EAGLE-3) the drafter's own, so it can be cut without another
+training: of the tokens that the drafter knows, those stay that the answers have most often. A smaller head is read in
+less time, and misses more. `--bits 5` rounds matrices to so many binary places (bfloat16 has 7): a wheel packs them
+into a sixth less.
 """
 
 from __future__ import annotations
@@ -18,12 +20,34 @@ from outrider.targets import load_tokenizer
 from outrider.training import data
 from recipes.smollm2.questions import places
 
+PLACES = 7  # of bfloat16, behind the leading one
+
+
+def coarse(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Numbers of bfloat16 rounded to so many binary places behind the leading one, to the nearest."""
+    dropped = PLACES - bits
+    whole = weight.view(torch.int16).int()
+    size = ((whole & 0x7FFF) + (1 << dropped >> 1)) >> dropped << dropped
+    return (size | whole & 0x8000).to(torch.int16).view(torch.bfloat16)
+
+
+def cut(tensors: dict[str, torch.Tensor], places: torch.Tensor, kept: torch.Tensor) -> None:
+    """These places of the draft vocabulary alone, whose token ids are `kept`, in the drafter's own tensors."""
+    if "lm_head.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][places].contiguous()
+    if "t2d" in tensors:
+        tensors["t2d"] = torch.zeros_like(tensors["t2d"]).index_fill_(0, kept, True)
+    vocabulary.keep(tensors["d2t"].resize_(len(kept)), kept)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="folder of a drafter with a draft vocabulary")
     parser.add_argument("out", type=Path, help="folder of the new one")
-    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--size", type=int, help="tokens that stay; all if it is not given")
+    parser.add_argument(
+        "--bits", type=int, choices=range(2, PLACES + 1), default=PLACES, help="binary places that stay"
+    )
     parser.add_argument("--target", default="smollm2")
     places(parser)
     a = parser.parse_args()
@@ -34,17 +58,23 @@ def main() -> None:
         parser.error(f"there are no answers in {a.work}; run python -m recipes.smollm2.answers --unpack first")
     tensors = load_file(a.source / "model.safetensors")
     config = json.loads((a.source / "config.json").read_text(encoding="utf-8"))
-    if not 0 < a.size < config.get("draft_vocab", 0):
-        parser.error(f"this drafter drafts {config.get('draft_vocab') or 'all'} tokens; give a size below that")
+    size = config.get("draft_vocab", 0) if a.size is None else a.size
+    if not 0 < size <= config.get("draft_vocab", 0):
+        parser.error(f"this drafter drafts {config.get('draft_vocab') or 'all'} tokens; give a size up to that")
     known, counts = vocabulary.ids_of(tensors["d2t"]), torch.zeros(config["vocab"], dtype=torch.long)
     for document in data.read(answers, load_tokenizer(a.target)):
         learned = torch.tensor(document.tokens)[torch.tensor(document.learn)]
         counts.index_add_(0, learned, torch.ones_like(learned))
-    kept = known[counts[known].sort(descending=True, stable=True).indices[: a.size].sort().values]
-    vocabulary.keep(tensors["d2t"].resize_(len(kept)), kept)
+    by_count = counts[known].sort(descending=True, stable=True).indices[:size]
+    stay = by_count[known[by_count].argsort()]
+    kept = known[stay]
+    cut(tensors, stay, kept)
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bfloat16 and tensor.dim() == 2:
+            tensors[name] = coarse(tensor, a.bits)
     a.out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, a.out / "model.safetensors", metadata={"format": "pt"})
-    (a.out / "config.json").write_text(json.dumps({**config, "draft_vocab": a.size}, indent=2) + "\n", encoding="utf-8")
+    (a.out / "config.json").write_text(json.dumps({**config, "draft_vocab": size}, indent=2) + "\n", encoding="utf-8")
     shares = [f"{len(ids)}: {float(counts[ids].sum() / counts.sum()):.1%}" for ids in (known, kept)]
     print(f"answers' tokens that can be drafted, {', '.join(shares)}")
 

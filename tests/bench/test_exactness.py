@@ -19,7 +19,7 @@ from outrider.targets.names import Place, best  # noqa: E402
 def test_all_kinds_of_drafters_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness.names, "_smollm2", lambda: Place("smollm2", "", drafter=best("smollm2")))
     found = exactness.drafters("smollm2")  # without its file, which would be converted
-    assert found[-2:] == ["eagle:smollm2/hass", "suffix+eagle:smollm2/hass"]
+    assert found[-2:] == ["eagle3:smollm2/eagle3", "suffix+eagle3:smollm2/eagle3"]
     assert "mamba:demo?vocab=text" in found
     assert "lookup+suffix+ngram" in found
     assert exactness.drafters("demo")[-2:] == ["eagle:demo/hass", "suffix+eagle:demo/hass"]

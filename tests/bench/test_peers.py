@@ -21,11 +21,11 @@ sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
 import peers  # noqa: E402
 from outrider.shipped import shipped  # noqa: E402
 
-SHIPS = "suffix + eagle:smollm2/hass"
+SHIPS = "suffix + eagle3:smollm2/eagle3"
 
 
 def given(**options: Any) -> argparse.Namespace:
-    names = ("transformers", "vllm", "llama", "eagle", "draft", "eagle3", "out")
+    names = ("transformers", "vllm", "llama", "eagle", "draft", "out")
     return argparse.Namespace(**{**dict.fromkeys(names), **options})
 
 
@@ -38,7 +38,7 @@ def test_an_engine_without_a_python_is_left_out() -> None:
 
 
 def test_each_engine_runs_under_its_own_python() -> None:
-    found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e", eagle3="d"))
+    found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e"))
     assert {(run.engine, run.python) for run in found} == {
         ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", "c"), ("eagle", "e")
     }  # fmt: skip
@@ -46,12 +46,8 @@ def test_each_engine_runs_under_its_own_python() -> None:
     assert [run.method for run in found if run.engine == "eagle"] == ["plain", "tree", "small"]
 
 
-def test_eagle_3_is_measured_where_a_drafter_is_given() -> None:
-    assert "eagle3" not in [run.method for run in peers.runs(given(vllm="b"))]
-
-
 def test_what_has_no_batches_is_measured_alone() -> None:
-    batches = {run.name: run.batches for run in peers.runs(given(vllm="b", llama="c", eagle="e", eagle3="d"))}
+    batches = {run.name: run.batches for run in peers.runs(given(vllm="b", llama="c", eagle="e"))}
     alone = {name for name, sizes in batches.items() if sizes == (1,)}
     assert alone == {
         "transformers, lookup", "transformers, assisted", "llama, plain", "llama, lookup",
@@ -64,11 +60,11 @@ def test_what_each_method_drafts_with(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(peers, "exported", lambda network, layout, out: f"{out.name} of {network} for {layout}")
     found = {}
     for draft in (None, "a folder"):
-        asked = given(vllm="b", eagle="e", draft=draft, eagle3="mine", out=tmp_path / "made")
+        asked = given(vllm="b", eagle="e", draft=draft, out=tmp_path / "made")
         found[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
     assert found[None]["ours, default"] == SHIPS
-    assert found[None]["vllm, eagle"] == "made of smollm2/hass for vllm", "the network of the mix that ships"
-    assert found[None]["vllm, eagle3"] == "made of mine for vllm"
+    assert found[None]["vllm, eagle"] == "made of smollm2/hass for vllm"
+    assert found[None]["vllm, eagle3"] == "made of smollm2/eagle3 for vllm"
     assert found[None]["eagle, tree"] == "made of smollm2/hass for safeailab"
     assert found[None]["transformers, assisted"] == shipped("demo/draft")
     assert found["a folder"]["transformers, assisted"] == "a folder"
@@ -110,8 +106,6 @@ def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     ("options", "reason"),
     [
         (["--draft", "nowhere"], "no config.json in nowhere"),
-        (["--vllm", sys.executable, "--eagle3", "nowhere"], "no model.safetensors in nowhere"),
-        (["--eagle3", "HERE"], "give --vllm too"),
         (["--eagle", sys.executable], "--eagle and --eagle-code belong together"),
         (["--eagle-code", "HERE"], "--eagle and --eagle-code belong together"),
         (["--eagle", sys.executable, "--eagle-code", "nowhere"], "no eagle/model/ea_model.py in nowhere"),

@@ -57,7 +57,7 @@ def test_has_a_card(spec: str) -> None:
     assert_is_a_card((DEMO / name / "README.md").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["hass", "medusa"])
+@pytest.mark.parametrize("name", ["eagle3", "hass", "medusa"])
 def test_has_a_card_for_smollm2(name: str) -> None:
     card = (DEMO.parent / "smollm2" / name / "README.md").read_text(encoding="utf-8")
     assert_is_a_card(card)

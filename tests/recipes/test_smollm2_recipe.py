@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipes.smollm2 import answers, many, questions, trim
+from recipes.smollm2 import answers, long, many, questions, train, trim
 from recipes.smollm2.openings import TURN, openings
 from safetensors.torch import load_file, save_file
 
@@ -124,6 +124,8 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
         "openings-answered": [{"id": 0, "completion": odd, "ends": True}],
         "questions-0": [{"kind": "own", "messages": [asked]}],
         "answers-0": [{"id": 0, "messages": [asked, said], "ends": True}],
+        "long-questions": [{"kind": "chats", "messages": [asked, said, asked]}],
+        "long-answers": [{"id": 0, "messages": [asked, said, asked, said], "ends": False}],
     }
     for name, found in rows.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
@@ -173,7 +175,9 @@ def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
 ) -> None:
     known, source, out = torch.tensor([2, 7, 11, 30, 31]), tmp_path / "from", tmp_path / "to"
     source.mkdir()
-    save_file({"d2t": known - torch.arange(5), "w": torch.ones(2)}, source / "model.safetensors")
+    made = {"d2t": known - torch.arange(5), "w": torch.ones(2), "lm_head.weight": torch.arange(10.0).view(5, 2)}
+    made["t2d"] = torch.zeros(50, dtype=torch.bool).index_fill_(0, known, True)
+    save_file(made, source / "model.safetensors")
     (source / "config.json").write_text(json.dumps({"vocab": 50, "draft_vocab": 5}), encoding="utf-8")
     rows = [
         {"prompt_token_ids": [7, 7, 7], "token_ids": [31, 2, 9, 9, 9, 31]},
@@ -187,3 +191,59 @@ def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
     tensors = load_file(out / "model.safetensors")
     assert (tensors["d2t"] + torch.arange(3)).tolist() == [2, 11, 31], "what is asked does not count"
     assert torch.equal(tensors["w"], torch.ones(2))
+    assert tensors["lm_head.weight"].tolist() == [[0, 1], [4, 5], [8, 9]], "a head of its own has the same rows"
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == [2, 11, 31]
+
+
+def test_weights_are_rounded_to_the_nearest_of_fewer_digits() -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(64, 64) * torch.logspace(-6, 6, 64)[:, None]).bfloat16()
+    assert torch.equal(trim.coarse(weight, trim.PLACES), weight)
+    found = trim.coarse(weight, 5)
+    fraction, power = torch.frexp(weight.double())
+    assert torch.equal(
+        found.double(), torch.floor(fraction.abs() * 64 + 0.5) * weight.double().sign() / 64 * 2.0**power
+    )
+    assert len(torch.frexp(found.float())[0].abs().unique()) <= 33
+
+
+def test_a_training_that_goes_on_keeps_its_draft_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"draft_vocab": 12}), encoding="utf-8")
+    assert train.vocabulary_of(str(tmp_path)) == ["draft_vocab=12"]
+    assert train.vocabulary_of("") == train.vocabulary_of(str(tmp_path / "none")) == []
+
+
+def test_long_texts_are_stretches_of_a_source_in_order(tmp_path: Path) -> None:
+    books = [
+        f"# Author {b}/Book {b}\n\n" + "\n\n".join(f"{b} {i} " + "word " * 48 for i in range(40)) for b in range(70)
+    ]
+    (tmp_path / "classic_books_en.txt").write_text("\n".join(books), encoding="utf-8")
+    found = list(long.stretches("books", tmp_path, 9))
+    sizes = {len(questions.words(text)) for text in found}
+    assert sizes <= {-(-size // 50) * 50 for size in long.SIZES}
+    assert len(sizes) > 2
+    for text in found:
+        numbers = [tuple(map(int, part.split()[:2])) for part in text.split("\n\n")]
+        assert numbers == [(numbers[0][0], numbers[0][1] + i) for i in range(len(numbers))], (
+            "of one book, none left out"
+        )
+    held = {d.content.split()[0] for d in questions.sources.read_domain("books", tmp_path)[1]}
+    assert held
+    assert not held & {text.split()[0] for text in found}, "what is held out is not used"
+
+
+def test_chats_end_with_a_question_that_is_not_answered(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"say {i}"}]}
+        for i in range(60)
+    ]
+    lines(tmp_path / "answers-0.jsonl", rows)
+    made = list(long.chats(tmp_path))
+    assert len(made) > 5
+    for chat in made:
+        assert [m["role"] for m in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
+        assert 5 <= len(chat) <= 13
+        assert all(
+            chat[i]["content"].split()[1] == chat[i + 1]["content"].split()[1] for i in range(0, len(chat) - 1, 2)
+        )
+    assert {chat[-1]["content"] in long.AFTER for chat in made} == {True, False}

@@ -15,7 +15,7 @@ def export(
         str,
         typer.Argument(
             metavar="FOLDER",
-            help="A drafter's folder, of whatever layout `outrider import` reads, or one that ships: smollm2/hass.",
+            help="A drafter's folder, of whatever layout `outrider import` reads, or one that ships: smollm2/eagle3.",
         ),
     ],
     model: opt.Model = None,

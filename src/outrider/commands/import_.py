@@ -18,7 +18,7 @@ def import_(
         str,
         typer.Argument(
             metavar="FOLDER",
-            help="A folder or hub id with a trained drafter, of whatever layout, or one that ships: smollm2/hass.",
+            help="A folder or hub id with a trained drafter, of whatever layout, or one that ships: smollm2/eagle3.",
         ),
     ],
     model: Annotated[

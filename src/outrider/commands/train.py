@@ -54,7 +54,7 @@ def train(
     ] = "",
     init: Annotated[
         str,
-        opt.training("--init", metavar="DIR", help="Begin with this drafter's weights, as in smollm2/hass."),
+        opt.training("--init", metavar="DIR", help="Begin with this drafter's weights, as in smollm2/eagle3."),
     ] = "",
     shard: Annotated[bool, opt.machine("--shard", help="FSDP2 over the processes there are.")] = False,
     target_parallel: Annotated[

