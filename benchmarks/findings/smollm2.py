@@ -1,4 +1,4 @@
-"""The papers' findings on SmolLM2-135M-Instruct, with the drafters that ship for it.
+"""The papers' findings on SmolLM2-135M-Instruct, with the drafters of this repository for it.
 
 tau, acceptance, confidences and texts are those of `smollm2_findings` and `smollm2_confidence`, which ran beside other
 work and hold no times. Speeds are those of `smollm2_ships`. `smollm2_open` says what was not measured; a row that is in
@@ -338,7 +338,7 @@ def inputs(e: Evidence) -> list[Check]:
     return eagle.inputs(e, "smollm2_ablations")
 
 
-@finding("H-res", "smollm2_ablations", "Equal budgets of half a million tokens; the ones that ship had more.")
+@finding("H-res", "smollm2_ablations", "Equal budgets of half a million tokens; the ones in the package had more.")
 def equal_budgets(e: Evidence) -> list[Check]:
     taus = [e.runs(f"tau at T = {t}, HASS over EAGLE", "hass", "eagle", t, "smollm2_ablations") for t in ("0", "1")]
     return [*taus, open_("speed: a matter of tau here, both being the same network")]
@@ -346,7 +346,7 @@ def equal_budgets(e: Evidence) -> list[Check]:
 
 @finding(
     "H-steps", "smollm2_ablations",
-    "Half a million tokens for each number of steps; the loss is the one that ships, without the top-K term. Five "
+    "Half a million tokens for each number of steps; the loss is that of `smollm2/hass`, without the top-K term. Five "
     "steps were not trained.",
 )  # fmt: skip
 def steps(e: Evidence) -> list[Check]:

@@ -210,6 +210,7 @@ def test_weights_are_rounded_to_the_nearest_of_fewer_digits() -> None:
 def test_a_training_that_goes_on_keeps_its_draft_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"draft_vocab": 12}), encoding="utf-8")
     assert train.vocabulary_of(str(tmp_path)) == ["draft_vocab=12"]
+    assert train.vocabulary_of("smollm2/eagle3") == ["draft_vocab=4096"], "what ships goes by its name"
     assert train.vocabulary_of("") == train.vocabulary_of(str(tmp_path / "none")) == []
 
 
