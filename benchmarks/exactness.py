@@ -5,8 +5,8 @@
 Every text is decoded plainly in batches of 8, and once more with a drafter, a temperature and a batch size that go
 round from group to group: prompt lookup and its like, a Mamba whose tokenizer is another, the network that ships for
 the model (EAGLE-3 for smollm2), and mixes. Passes are the default ones; `--stock` takes the model's own forward. One
-line of JSON is written for each group; a run that was stopped goes on where it was. The last lines
-count drafter by drafter.
+line of JSON is written for each group; a run that was stopped goes on where it was. The last lines count drafter by
+drafter.
 """
 
 from __future__ import annotations

@@ -90,25 +90,25 @@ REAL = (
     "suffix and HASS, adaptive=suffix + eagle:smollm2/hass@auto",
 )  # fmt: skip
 REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
-SHIPS, HEADS, NEWEST = "eagle:smollm2/hass", "medusa:smollm2/medusa", "eagle3:smollm2/eagle3"
-SHIPPED = (  # what is here from the start
+SMOL_HASS, HEADS, SHIPS = "eagle:smollm2/hass", "medusa:smollm2/medusa", "eagle3:smollm2/eagle3"
+SHIPPED = (  # no training is needed
     "lookup@auto", "suffix@auto", f"Medusa, 16 nodes={HEADS}@16x4", f"Medusa, adaptive={HEADS}@auto",
-    f"HASS chain of 1={SHIPS}?tree=chain@2x1", f"HASS chain of 2={SHIPS}?tree=chain@3x2",
-    f"HASS, 4 nodes={SHIPS}@4x3", f"HASS, 16 nodes={SHIPS}@16x6", f"HASS, adaptive={SHIPS}@auto",
-    f"EAGLE-3, 4 nodes={NEWEST}@4x3", f"EAGLE-3, 16 nodes={NEWEST}@16x6", f"EAGLE-3, adaptive={NEWEST}@auto",
-    f"suffix and EAGLE-3, adaptive=suffix + {NEWEST}@auto",
+    f"HASS chain of 1={SMOL_HASS}?tree=chain@2x1", f"HASS chain of 2={SMOL_HASS}?tree=chain@3x2",
+    f"HASS, 4 nodes={SMOL_HASS}@4x3", f"HASS, 16 nodes={SMOL_HASS}@16x6", f"HASS, adaptive={SMOL_HASS}@auto",
+    f"EAGLE-3, 4 nodes={SHIPS}@4x3", f"EAGLE-3, 16 nodes={SHIPS}@16x6", f"EAGLE-3, adaptive={SHIPS}@auto",
+    f"suffix and EAGLE-3, adaptive=suffix + {SHIPS}@auto",
 )  # fmt: skip
-MANY = SHIPPED[-1], f"suffix and EAGLE-3, 16 nodes=suffix + {NEWEST}@16x6"  # half of the prompts that the papers took
-WIDER = *MANY, f"suffix and EAGLE-3, 32 nodes=suffix + {NEWEST}@32x6"  # where nodes cost little
+MANY = SHIPPED[-1], f"suffix and EAGLE-3, 16 nodes=suffix + {SHIPS}@16x6"  # half of the prompts that the papers took
+WIDER = *MANY, f"suffix and EAGLE-3, 32 nodes=suffix + {SHIPS}@32x6"  # where nodes cost little
 # Drafters of hidden states, after the 8 million tokens of `recipes.smollm2.train` (HASS after 49).
 TRAINED = {
     "Medusa": HEADS, "Hydra": "hydra:runs/smollm2/hydra/best", "block": f"block:{BLOCK}",
-    "EAGLE-3": f"eagle3:{EAGLE3}", "EAGLE": "eagle:runs/smollm2/eagle/best", "HASS": SHIPS,
+    "EAGLE-3": f"eagle3:{EAGLE3}", "EAGLE": "eagle:runs/smollm2/eagle/best", "HASS": SMOL_HASS,
 }  # fmt: skip
 EQUAL = (
     *(f"{name}, {size}={spec}@{budget}" for name, spec in TRAINED.items()
       for size, budget in (("16 nodes", "16x6"), ("adaptive", "auto"))),
-    f"suffix and HASS, adaptive=suffix + {SHIPS}@auto", f"suffix and block, adaptive=suffix + block:{BLOCK}@auto",
+    f"suffix and HASS, adaptive=suffix + {SMOL_HASS}@auto", f"suffix and block, adaptive=suffix + block:{BLOCK}@auto",
 )  # fmt: skip
 # The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
 # it is said to be fitted.
@@ -122,15 +122,15 @@ FOUND = (
     f"Medusa={HEADS}?scale=1@16x4",
     f"Medusa, low typical={HEADS}?scale=1@16x4@{TYPICAL[0]}",
     f"Medusa, high typical={HEADS}?scale=1@16x4@{TYPICAL[-1]}",
-    *(f"HASS chain, {size}, {rule}={SHIPS}?tree=chain@{size}@{rule}"
+    *(f"HASS chain, {size}, {rule}={SMOL_HASS}?tree=chain@{size}@{rule}"
       for size in ("4x3", "6x5") for rule in ("coupled", "rejection")),
-    f"HASS, static={SHIPS}?tree=static@26x5", f"HASS, dynamic={SHIPS}?scale=1@26x5",
-    *(f"HASS, {nodes}={SHIPS}?scale=1@{nodes}" for nodes in NODES),
-    f"HASS without value={SHIPS}?value=false&scale=1@16x6",
-    f"HASS without re-ranking={SHIPS}?rerank=false&scale=1@16x6",
-    f"HASS without both={SHIPS}?value=false&rerank=false&scale=1@16x6",
+    f"HASS, static={SMOL_HASS}?tree=static@26x5", f"HASS, dynamic={SMOL_HASS}?scale=1@26x5",
+    *(f"HASS, {nodes}={SMOL_HASS}?scale=1@{nodes}" for nodes in NODES),
+    f"HASS without value={SMOL_HASS}?value=false&scale=1@16x6",
+    f"HASS without re-ranking={SMOL_HASS}?rerank=false&scale=1@16x6",
+    f"HASS without both={SMOL_HASS}?value=false&rerank=false&scale=1@16x6",
 )  # fmt: skip
-CONFIDENT = (f"HASS={SHIPS}?scale=1", f"HASS fitted={SHIPS}")
+CONFIDENT = (f"HASS={SMOL_HASS}?scale=1", f"HASS fitted={SMOL_HASS}")
 
 
 def arm_of(shape: str) -> str:
@@ -150,14 +150,14 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2_batches": replace(PAPERS, drafters=tuple(m for m in REAL if "auto" in m and "look" not in m),
                                batch_sizes=(4, 8), limit=8, peers=(),
                                tasks=("mt-bench", "gsm8k"), keep_loops=True),
-    "smollm2_blocks": replace(PAPERS, drafters=(f"block=block:{BLOCK}?scale=1", f"HASS={SHIPS}?scale=1",
+    "smollm2_blocks": replace(PAPERS, drafters=(f"block=block:{BLOCK}?scale=1", f"HASS={SMOL_HASS}?scale=1",
                                                 f"EAGLE-3=eagle3:{EAGLE3}?scale=1"),
                               budgets=SIZES, temperatures=(0.0, 0.6, 1.0), tokens=32, limit=2,
                               tasks=("mt-bench", "humaneval", "gsm8k"), keep_loops=True, peers=()),
     # Spec-Bench's summaries and questions with passages, where text is copied.
     "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
-                                           f"suffix and EAGLE-3=suffix + {NEWEST}", f"EAGLE-3={NEWEST}"),
+                                           f"suffix and EAGLE-3=suffix + {SHIPS}", f"EAGLE-3={SHIPS}"),
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=40, tokens=128, peers=(), explain=False),

@@ -19,6 +19,7 @@ import torch
 
 from outrider.shipped import place_of
 from outrider.targets.load import multiplies_halves
+from outrider.types import InputError
 from recipes.shipping import place
 from recipes.smollm2.questions import places
 
@@ -77,7 +78,10 @@ def main() -> None:
 
 def vocabulary_of(init: str) -> list[str]:
     """The option that keeps a drafter's draft vocabulary; none where there is no drafter to begin with."""
-    file = Path(place_of(init)) / "config.json"
+    try:
+        file = Path(place_of(init)) / "config.json"
+    except InputError as error:
+        raise SystemExit(str(error)) from None
     size = json.loads(file.read_text(encoding="utf-8")).get("draft_vocab", 0) if init and file.is_file() else 0
     return [f"draft_vocab={size}"] if size else []
 
@@ -110,7 +114,7 @@ only where the target agrees.
 that were made of openly licensed texts (sources and licences: `recipes/smollm2`). Nothing of an evaluation set.
 
 **Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: from {begun},
-{steps:,} steps, rows of {length} tokens in each: {rows}, AdamW, rate {lr:g} with {warmup} steps of warm-up and a
+{steps:,} steps of {rows} x {length} tokens, AdamW, rate {lr:g} with {warmup} steps of warm-up and a
 cosine down to a tenth, seed {seed}; {options}.
 
 **Held out** (2 % of the answers; tau at T = 0 with 16 nodes, the target's token counted):
