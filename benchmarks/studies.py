@@ -161,7 +161,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
     "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=40, tokens=128, peers=(), explain=False),
-    "smollm2_tiles": replace(PAPERS, drafters=WIDER, limit=40, tokens=128, peers=(), explain=False),
+    "smollm2_tiles": replace(PAPERS, drafters=WIDER, limit=80, tokens=128, peers=(), explain=False),
     "smollm2_trained": replace(PAPERS, drafters=EQUAL, limit=6, peers=(), explain=False),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
