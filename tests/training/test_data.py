@@ -147,6 +147,19 @@ def test_the_split_depends_on_the_text_alone() -> None:
     assert len(learned) + len(held) == 50
 
 
+def test_a_text_is_held_out_or_not_in_every_form(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A training may go on with the same answers as token ids: what was held out of it stays so."""
+    talk = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "how are you"}]
+    asked, answer = ids("<user> hi there <end> <bot>"), ids("how are you <end>")
+    forms = (
+        data.chat(talk, tokenizer),
+        data.tokens(asked, answer, "line 1"),
+        data.plain("<user> hi there <end> <bot> how are you <end>", tokenizer),
+    )
+    assert len({made.tokens for made in forms}) == len({made.key for made in forms}) == 1
+    assert data.tokens(asked, ids("how are you"), "line 2").key != forms[0].key
+
+
 def test_too_little_text_is_refused() -> None:
     with pytest.raises(InputError, match="training needs two that differ"):
         data.split(documents(1))

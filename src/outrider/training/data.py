@@ -131,12 +131,18 @@ def _document(given: Any, where: str, tokenizer: Any) -> Document:
     raise InputError(f"{where} has neither messages, nor prompt and completion, nor text; give one of them")
 
 
+def _made(tokens: Sequence[int], learn: Sequence[bool]) -> Document:
+    """The key is that of the tokens, so that a text is held out, or not, in whatever form a file has it."""
+    ids = tuple(tokens)
+    return Document(ids, tuple(learn), hashlib.sha256(repr(ids).encode()).hexdigest())
+
+
 def _folder(path: Path) -> Iterator[Document]:
     """Texts of a folder of hidden states whose files say what is to be learned."""
     there = list(hidden_states.paths(path))
     for file in there:
         ids, learn = hidden_states.learned(file)
-        yield Document(tuple(ids), tuple(learn), hashlib.sha256(repr(ids).encode()).hexdigest())
+        yield _made(ids, learn)
     if not there:
         raise InputError(f"{path} is a folder without hidden states; give files of JSONL or plain text to train on")
 
@@ -148,7 +154,7 @@ def tokens(asked: Any, answer: Any, where: str) -> Document:
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise InputError(f"{where}: prompt_token_ids and token_ids must be lists of token ids; correct the line")
     made, learn = (*asked, *answer), (False,) * len(asked) + (True,) * len(answer)
-    return Document(made, learn, hashlib.sha256(repr(made).encode()).hexdigest())
+    return _made(made, learn)
 
 
 def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -> Document:
@@ -215,11 +221,11 @@ def spans(parts: Sequence[tuple[str, bool]], tokenizer: Any, ends: bool, special
         ids, marks = [*ids, end], [*marks, parts[-1][1]]
     elif ends and ids and ids[-1] == end:
         marks[-1] = parts[-1][1]
-    return Document(tuple(ids), tuple(marks), hashlib.sha256(text.encode()).hexdigest())
+    return _made(ids, marks)
 
 
 def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) -> tuple[list[Document], list[Document]]:
-    """Training and held-out documents. A document's own text decides where it goes; equal texts appear once."""
+    """Training and held-out documents. A document's own tokens decide where it goes; equal ones appear once."""
     unique = list({d.key: d for d in documents}.values())
     if len(unique) < 2:
         found = f"{len(unique)} document{'' if len(unique) == 1 else 's'} found"
