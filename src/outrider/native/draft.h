@@ -139,7 +139,7 @@ static void rank_all(
     const Model *head, const Pass *pass, Draft *draft, integer above, integer wide, integer layer, integer first
 ) {
     const integer columns = head->vocabulary;
-#pragma omp parallel for num_threads(pass->threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(hands(pass->threads)) schedule(dynamic, 1)
     for (integer item = 0; item < pass->rows * wide; item++) {
         const integer r = item / wide, i = item % wide;
         const integer at = r * draft->candidates, to = at + first + i * draft->most;

@@ -9,26 +9,25 @@ typedef struct {
 
 void draft_heads(const Model *model, const Heads *heads, const Block *block, Pass *pass, Draft *draft) {
     const integer rows = pass->rows, depth = draft->depth, hidden = model->hidden, wide = depth * hidden;
-#pragma omp parallel num_threads(pass->threads)
+    Gate gate = {0};
+#pragma omp parallel num_threads(hands(pass->threads))
     {
-        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
-#pragma omp single
-        collected(pass, draft->features, hidden, 0, rows);
-        product(
-            pass->normed, rows, hidden, heads->blocks, heads->bias, wide, heads->made, NULL, wide, 0, thread, threads
-        );
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (integer i = 0; i < rows * depth; i++) {
+        const Team team = team_at(&gate);
+        collected(pass, draft->features, hidden, own_first(&team, rows), own_last(&team, rows));
+        meet(&team);
+        product(pass->normed, rows, hidden, heads->blocks, heads->bias, wide, heads->made, NULL, wide, 0, &team);
+        meet(&team);
+        for (integer i = own_first(&team, rows * depth); i < own_last(&team, rows * depth); i++) {
             const float *own = heads->made + i * hidden;
             float found[hidden];
             for (integer k = 0; k < hidden; k += LANES)
                 STORE(found + k, ADD(HELD(draft->features[i / depth] + k), silu(LOAD(own + k))));
             to_inputs(found, hidden, pass->normed + i * hidden);
         }
+        meet(&team);
         product(
             pass->normed, rows * depth, hidden, model->head, NULL, model->vocabulary, pass->logits, NULL,
-            model->vocabulary, 0, thread, threads
+            model->vocabulary, 0, &team
         );
     }
     best_trees(model, block, pass, draft);

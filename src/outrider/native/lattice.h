@@ -22,23 +22,24 @@ typedef struct {
 static void read_context(const Model *model, const Block *block, Pass *pass, Draft *draft) {
     const integer hidden = model->hidden, joined = block->taps * hidden;
     const integer count = counted(pass, draft->waiting);
-#pragma omp parallel num_threads(pass->threads)
+    Gate gate = {0};
+#pragma omp parallel num_threads(hands(pass->threads))
     {
-        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const integer first = count * thread / threads, last = count * (thread + 1) / threads;
+        const Team team = team_at(&gate);
+        const integer first = own_first(&team, count), last = own_last(&team, count);
         collected(pass, draft->features, hidden, first * block->taps, last * block->taps);
-#pragma omp barrier
-        product(pass->normed, count, joined, block->join, NULL, hidden, pass->states, NULL, hidden, 0, thread, threads);
-#pragma omp barrier
+        meet(&team);
+        product(pass->normed, count, joined, block->join, NULL, hidden, pass->states, NULL, hidden, 0, &team);
+        meet(&team);
         normed(model, pass, block->norm, first, last);
         for (integer m = first; m < last; m++) {
             const integer row = pass->live[m];
             if (m == pass->starts[row] + draft->waiting[row] - 1)
                 scaled(pass->states + m * hidden, block->norm, hidden, model->epsilon, draft->last + row * hidden);
         }
-#pragma omp barrier
+        meet(&team);
         for (integer l = 0; l < model->layers; l++)
-            remembered(model, pass, l, hidden, count, draft->lengths, thread, threads);
+            remembered(model, pass, l, hidden, count, draft->lengths, &team);
     }
     for (integer r = 0; r < pass->rows; r++) draft->lengths[r] += draft->waiting[r];
 }
@@ -59,11 +60,14 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
             STORE_INPUT(pass->normed + at, LOAD(draft->last + i));
             STORE_INPUT(pass->normed + at + hidden, READ(draft->embeddings + draft->root[row] * hidden + i % hidden));
         }
-#pragma omp parallel num_threads(pass->threads)
-        product(
-            pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->states, NULL, slots * hidden, 1,
-            omp_get_thread_num(), omp_get_num_threads()
-        );
+        Gate gate = {0};
+#pragma omp parallel num_threads(hands(pass->threads))
+        {
+            const Team team = team_at(&gate);
+            product(
+                pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->states, NULL, slots * hidden, 1, &team
+            );
+        }
     }
     pass->nodes = pass->all = slots;
     pass->asked = draft->depth;
@@ -145,7 +149,7 @@ static void best_nodes(const Block *block, const Draft *draft, integer row) {
 /* The best tree of every row, from the logits of its slots. */
 static void best_trees(const Model *model, const Block *block, const Pass *pass, Draft *draft) {
     const integer rows = pass->rows, depth = draft->depth, most = draft->most, columns = model->vocabulary;
-#pragma omp parallel num_threads(pass->threads)
+#pragma omp parallel num_threads(hands(pass->threads))
     {
 #pragma omp for schedule(dynamic, 1)
         for (integer i = 0; i < rows * depth; i++)

@@ -1,9 +1,10 @@
 /* One pass of a Llama-shaped model over tree nodes, or over a chunk of prompts: `parts.py` has the same structures for Python. */
 
-#include <omp.h>
 #include <stdlib.h>
 
 #include "vectors.h"
+
+#include "team.h"
 
 #include "blocks.h"
 
@@ -161,17 +162,17 @@ static void walk(const Pass *pass, integer m) {
 }
 
 /* Attention of all nodes; threads take what is left, in any order. */
-static void mix(const Model *model, const Pass *pass, integer layer, Work *work) {
+static void mix(const Model *model, const Pass *pass, integer layer, Work *work, const Team *team) {
     const integer width = model->width, groups = model->groups, group = model->heads / groups;
     integer heads = group < QUERIES ? group : QUERIES;
-    if (pass->rows * groups * pass->nodes < pass->threads) heads = 1; /* or threads would have nothing to do */
+    if (pass->rows * groups * pass->nodes < team->threads) heads = 1; /* or threads would have nothing to do */
     const integer cuts = (group + heads - 1) / heads, fit = QUERIES / heads, least = (pass->nodes + fit - 1) / fit;
     const integer items = pass->rows * groups * cuts * least; /* few that threads do not share evenly are split */
-    const integer uneven = items % pass->threads && items < 4 * pass->threads && 4 * least * pass->threads <= pass->nodes;
-    const integer goes = uneven ? least * pass->threads : least, together = goes ? (pass->nodes + goes - 1) / goes : 1;
+    const integer uneven = items % team->threads && items < 4 * team->threads && 4 * least * team->threads <= pass->nodes;
+    const integer goes = uneven ? least * team->threads : least, together = goes ? (pass->nodes + goes - 1) / goes : 1;
     const integer stride = slot_width(model, pass);
     begin(2);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
         const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
         const integer row = item / goes / cuts / groups, first = go * together;
@@ -190,6 +191,7 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work)
         );
     }
     end();
+    meet(team);
 }
 
 /* Copies of states `first` .. `last` - 1 before this layer, where they are asked for. */
@@ -207,7 +209,7 @@ static void tap(const Model *model, const Pass *pass, integer layer, integer fir
 }
 
 /* The logits of the asked places that are no padding: their norms first, in the room of `normed`. */
-static void spoken(const Model *model, const Pass *pass, integer thread, integer threads) {
+static void spoken(const Model *model, const Pass *pass, const Team *team) {
     const integer width = model->hidden;
     integer to[pass->rows * pass->asked + 1], from[pass->rows * pass->asked + 1], count = 0;
     for (integer i = 0; i < pass->rows * pass->asked; i++) {
@@ -216,16 +218,13 @@ static void spoken(const Model *model, const Pass *pass, integer thread, integer
         from[count] = pass->starts[row] + node;
         to[count++] = i;
     }
-#pragma omp for schedule(static)
-    for (integer i = 0; i < count; i++) {
+    for (integer i = own_first(team, count); i < own_last(team, count); i++) {
         float found[width];
         scaled(pass->states + from[i] * width, model->norm, width, model->epsilon, found);
         to_inputs(found, width, pass->normed + i * width);
     }
-    product(
-        pass->normed, count, width, model->head, NULL, model->vocabulary, pass->logits, to, model->vocabulary, 0,
-        thread, threads
-    );
+    meet(team);
+    product(pass->normed, count, width, model->head, NULL, model->vocabulary, pass->logits, to, model->vocabulary, 0, team);
 }
 
 /* Find the nodes that are no padding, and bring their states together. Returns how many there are. */
@@ -257,22 +256,24 @@ static integer together(const Model *model, const Pass *pass) {
 void forward(const Model *model, const Pass *pass) {
     const integer rows = together(model, pass), hidden = model->hidden, width = model->width;
     const integer wide = model->heads * width, narrow = model->groups * width, stride = wide + 2 * narrow;
-#pragma omp parallel num_threads(pass->threads)
+    const integer threads = hands(pass->threads), since = now();
+    Gate gate = {0};
+#pragma omp parallel num_threads(threads)
     {
-        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const integer first = rows * thread / threads, last = rows * (thread + 1) / threads;
+        const Team team = team_at(&gate);
+        const integer first = own_first(&team, rows), last = own_last(&team, rows);
         Work work;
         for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
         if (model->join.data) {
             to_inputs(
                 pass->given + first * model->joined, (last - first) * model->joined, pass->normed + first * model->joined
             );
-#pragma omp barrier
+            meet(&team);
             product(
                 pass->normed, rows, model->joined, model->join, model->bias_join, hidden, pass->states, NULL, hidden, 0,
-                thread, threads
+                &team
             );
-#pragma omp barrier
+            meet(&team);
         }
         for (integer l = 0; l < model->layers; l++) {
             const Layer *own = model->layer + l;
@@ -282,40 +283,31 @@ void forward(const Model *model, const Pass *pass) {
                 paired(model, pass, first, last);
             else
                 normed(model, pass, own->norm, first, last);
-#pragma omp barrier
+            meet(&team);
+            product(pass->normed, rows, reads, own->q, own->bias_q, wide, pass->made, NULL, stride, 0, &team);
+            product(pass->normed, rows, reads, own->k, own->bias_k, narrow, pass->made + wide, NULL, stride, 0, &team);
             product(
-                pass->normed, rows, reads, own->q, own->bias_q, wide, pass->made, NULL, stride, 0, thread, threads
+                pass->normed, rows, reads, own->v, own->bias_v, narrow, pass->made + wide + narrow, NULL, stride, 0, &team
             );
-            product(
-                pass->normed, rows, reads, own->k, own->bias_k, narrow, pass->made + wide, NULL, stride, 0, thread,
-                threads
-            );
-            product(
-                pass->normed, rows, reads, own->v, own->bias_v, narrow, pass->made + wide + narrow, NULL, stride, 0, thread,
-                threads
-            );
-#pragma omp barrier
+            meet(&team);
             for (integer m = first; m < last; m++) placed(model, pass, l, m);
-#pragma omp barrier
-            mix(model, pass, l, &work);
-            product(
-                pass->seen, rows, wide, own->o, own->bias_o, hidden, pass->states, NULL, hidden, 1, thread, threads
-            );
-#pragma omp barrier
+            meet(&team);
+            mix(model, pass, l, &work, &team);
+            product(pass->seen, rows, wide, own->o, own->bias_o, hidden, pass->states, NULL, hidden, 1, &team);
+            meet(&team);
             normed(model, pass, own->norm_inner, first, last);
-#pragma omp barrier
-            gated(pass->normed, rows, hidden, own->gate, own->up, model->inner, pass->inside, thread, threads);
-#pragma omp barrier
-            product(
-                pass->inside, rows, model->inner, own->down, NULL, hidden, pass->states, NULL, hidden, 1, thread,
-                threads
-            );
-#pragma omp barrier
+            meet(&team);
+            gated(pass->normed, rows, hidden, own->gate, own->up, model->inner, pass->inside, &team);
+            meet(&team);
+            product(pass->inside, rows, model->inner, own->down, NULL, hidden, pass->states, NULL, hidden, 1, &team);
+            meet(&team);
         }
         tap(model, pass, model->layers, first, last);
-#pragma omp barrier
-        if (model->head.data) spoken(model, pass, thread, threads);
+        meet(&team);
+        if (model->head.data) spoken(model, pass, &team);
+        meet(&team);
     }
+    judge(threads, now() - since, gate.late);
 }
 
 #include "noise.h"

@@ -11,21 +11,21 @@
 #endif
 
 /* This thread's share of so many outputs, in whole columns. */
-INLINE void share(integer outputs, integer thread, integer threads, integer *first, integer *last) {
+INLINE void share(integer outputs, const Team *team, integer *first, integer *last) {
     const integer columns = (outputs + LANES - 1) / LANES;
-    *first = columns * thread / threads * LANES;
-    *last = columns * (thread + 1) / threads * LANES;
+    *first = own_first(team, columns) * LANES;
+    *last = own_last(team, columns) * LANES;
     if (*last > outputs) *last = outputs;
 }
 
 /* y[:, own outputs] = x W^T + bias, or added to what is there. `to`: the row of y for each of x; NULL: the same. */
 static void product(
     const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, float *y,
-    const integer *to, integer stride, int add, integer thread, integer threads
+    const integer *to, integer stride, int add, const Team *team
 ) {
     integer first, last;
     float found[ROWS * LANES];
-    share(outputs, thread, threads, &first, &last);
+    share(outputs, team, &first, &last);
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
         input room[ROOM(rows, width)] __attribute__((aligned(64)));
@@ -59,12 +59,11 @@ INLINE vector silu(vector x) {
 
 /* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. */
 static void gated(
-    const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, input *y,
-    integer thread, integer threads
+    const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, input *y, const Team *team
 ) {
     integer first, last;
     float opened[ROWS * LANES], found[ROWS * LANES];
-    share(outputs, thread, threads, &first, &last);
+    share(outputs, team, &first, &last);
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
         input room[ROOM(rows, width)] __attribute__((aligned(64)));

@@ -48,22 +48,18 @@ typedef struct {
    `live`: the row of each; `starts`: the first of each row. */
 static void remembered(
     const Model *model, const Pass *pass, integer layer, integer reads, integer count, const integer *lengths,
-    integer thread, integer threads
+    const Team *team
 ) {
     const Layer *own = model->layer + layer;
     const integer narrow = model->groups * model->width;
-    product(
-        pass->normed, count, reads, own->k, own->bias_k, narrow, pass->made, NULL, 2 * narrow, 0, thread, threads
-    );
-    product(
-        pass->normed, count, reads, own->v, own->bias_v, narrow, pass->made + narrow, NULL, 2 * narrow, 0, thread, threads
-    );
-#pragma omp barrier
-    for (integer m = count * thread / threads; m < count * (thread + 1) / threads; m++) {
+    product(pass->normed, count, reads, own->k, own->bias_k, narrow, pass->made, NULL, 2 * narrow, 0, team);
+    product(pass->normed, count, reads, own->v, own->bias_v, narrow, pass->made + narrow, NULL, 2 * narrow, 0, team);
+    meet(team);
+    for (integer m = own_first(team, count); m < own_last(team, count); m++) {
         const integer row = pass->live[m], place = lengths[row] + m - pass->starts[row];
         written(model, pass, layer, place, row * pass->capacity + place, pass->made + m * 2 * narrow);
     }
-#pragma omp barrier
+    meet(team);
 }
 
 /* Which row each thing that waits is of. Returns how many there are. */
@@ -81,10 +77,11 @@ static integer counted(const Pass *pass, const integer *waiting) {
 static integer given_pairs(const Model *step, const Pass *pass, const Draft *draft) {
     const integer hidden = step->hidden, taps = draft->taps, count = counted(pass, draft->waiting);
     float *given = (float *)pass->given;
-#pragma omp parallel num_threads(pass->threads)
+    Gate gate = {0};
+#pragma omp parallel num_threads(hands(pass->threads))
     {
-        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const integer first = count * thread / threads, last = count * (thread + 1) / threads;
+        const Team team = team_at(&gate);
+        const integer first = own_first(&team, count), last = own_last(&team, count);
         for (integer i = first; i < last; i++) {
             const number *embedding = draft->embeddings + draft->behind[i] * hidden;
             float *to = given + i * 2 * hidden;
@@ -94,10 +91,10 @@ static integer given_pairs(const Model *step, const Pass *pass, const Draft *dra
         }
         if (draft->fuse.data) {
             collected(pass, draft->features, draft->wide, first * taps, last * taps);
-#pragma omp barrier
+            meet(&team);
             product(
                 pass->normed, count, taps * draft->wide, draft->fuse, NULL, hidden, given + hidden, NULL, 2 * hidden, 0,
-                thread, threads
+                &team
             );
         }
     }
@@ -108,25 +105,23 @@ static integer given_pairs(const Model *step, const Pass *pass, const Draft *dra
 static void read_keys(const Model *step, const Pass *pass, const Draft *draft) {
     const integer hidden = step->hidden, joined = step->joined;
     const integer count = given_pairs(step, pass, draft);
-#pragma omp parallel num_threads(pass->threads)
+    Gate gate = {0};
+#pragma omp parallel num_threads(hands(pass->threads))
     {
-        const integer thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const integer first = count * thread / threads, last = count * (thread + 1) / threads;
+        const Team team = team_at(&gate);
+        const integer first = own_first(&team, count), last = own_last(&team, count);
         if (step->join.data) {
             to_inputs(pass->given + first * joined, (last - first) * joined, pass->normed + first * joined);
-#pragma omp barrier
-            product(
-                pass->normed, count, joined, step->join, step->bias_join, hidden, pass->states, NULL, hidden, 0, thread,
-                threads
-            );
-#pragma omp barrier
+            meet(&team);
+            product(pass->normed, count, joined, step->join, step->bias_join, hidden, pass->states, NULL, hidden, 0, &team);
+            meet(&team);
         }
         if (step->norm_given)
             paired(step, pass, first, last);
         else
             normed(step, pass, step->layer->norm, first, last);
-#pragma omp barrier
-        remembered(step, pass, 0, step->norm_given ? 2 * hidden : hidden, count, draft->lengths, thread, threads);
+        meet(&team);
+        remembered(step, pass, 0, step->norm_given ? 2 * hidden : hidden, count, draft->lengths, &team);
     }
 }
 

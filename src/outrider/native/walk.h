@@ -236,7 +236,7 @@ static void say(const Walk *walk, integer row, integer token, Changes *changes) 
 
 void follow(const Walk *walk) {
     const integer n = walk->nodes;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(walk->threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(hands(walk->threads))
     for (integer row = 0; row < walk->rows; row++) {
         const integer *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
         integer *found = walk->found + row * (walk->depth + 4), at = 0, count = 1;

@@ -1,0 +1,76 @@
+"""How many threads a compiled pass takes beside other programs: judged by times that are given here, not by a clock."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from outrider.native import build as native
+
+MILLISECONDS = 1_000_000
+library = native.library("float32", "float32")
+
+pytestmark = pytest.mark.skipif(library is None, reason="the compiled pass wants gcc and an x86 processor with AVX2")
+
+
+def afresh(check: Callable[[ctypes.CDLL], None]) -> None:
+    """What is learnt belongs to the thread that calls, so each test gets a thread of its own."""
+    assert library is not None
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            check(library)
+        except BaseException as error:  # shown below, in the thread of the tests
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def passes(code: ctypes.CDLL, allowed: int, threads: int, took: float, late: float, count: int = 1) -> int:
+    """Count passes, in milliseconds, each by so many threads; returns how many of those allowed the next one takes."""
+    for _ in range(count):
+        code.judge(
+            ctypes.c_int64(threads), ctypes.c_int64(int(took * MILLISECONDS)), ctypes.c_int64(int(late * MILLISECONDS))
+        )
+    return int(code.hands(ctypes.c_int64(allowed)))
+
+
+def test_a_thread_that_costs_more_than_it_brings_is_left_out_for_a_while() -> None:
+    def check(code: ctypes.CDLL) -> None:
+        assert passes(code, 2, 2, 5, 0, 100) == 2
+        assert passes(code, 2, 2, 60, 29) == 2  # half of the work in 31: alone it would take 62
+        assert passes(code, 2, 2, 60, 31) == 1  # half of the work in 29: alone 58
+        assert passes(code, 2, 1, 55, 0, 3) == 1
+        assert passes(code, 2, 1, 55, 0) == 2  # 220 milliseconds later the other one is tried again
+        assert passes(code, 2, 2, 60, 50) == 1
+        assert passes(code, 2, 1, 55, 0, 7) == 1  # in vain, so the next trial comes after twice the time
+        assert passes(code, 2, 1, 55, 0) == 2
+        assert passes(code, 2, 2, 60, 0) == 2
+
+    afresh(check)
+
+
+def test_one_late_thread_keeps_all_others_waiting() -> None:
+    def check(code: ctypes.CDLL) -> None:
+        assert passes(code, 8, 8, 60, 7 * 7) == 8  # 7 of 60 lost, as seven threads say; an eighth of the work takes 53
+        assert passes(code, 8, 8, 60, 7 * 8) == 7  # 8 lost, more than 52 / 7
+        assert passes(code, 8, 7, 60, 6 * 10) == 6
+        assert int(code.hands(ctypes.c_int64(1))) == 1
+
+    afresh(check)
+
+
+def test_short_passes_are_judged_together() -> None:
+    def check(code: ctypes.CDLL) -> None:
+        assert passes(code, 2, 2, 5, 4.5, 9) == 2  # not yet 50 milliseconds
+        assert passes(code, 2, 2, 5, 4.5) == 1
+
+    afresh(check)
