@@ -211,11 +211,26 @@ MUTANTS = {
         "for (integer e = 0; e < width; e += STEP) { const integer k = last - first > 4 ? width - STEP - e : e;",
     ),
     "keys of drafted nodes are summed in another order": (
-        "attention.h",
+        "values.h",
         WHOLE,
-        "gathered(w, i * group, (i + 1) * group, values, at, high > from[i] ? high : from[i], count[i], width, 0);",
-        "for (integer j = count[i] - 1; j >= high && j >= from[i]; j--)"
+        "gathered(w, i * group, (i + 1) * group, values, at, from, view->count[i], width, 0);",
+        "for (integer j = view->count[i] - 1; j >= from; j--)"
         " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width, 0);",
+    ),
+    "sums of values that several nodes see are rounded on the way": (
+        "values.h",
+        HALF,
+        "added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);",
+        "{ added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);"
+        " for (integer i = 0; i < LANES * width && view->nodes > 1; i++) {"
+        " const uint32_t bits = (uint32_t)rounded(w->out[m + i / width][i % width]) << 16;"
+        " memcpy(w->out[m + i / width] + i % width, &bits, 4); } }",
+    ),
+    "products of many rows are summed from their end": (
+        "many.h",
+        HALF,
+        "for (integer s = 0; s < width / STEP; s++) {\n        _tile_loadd(4,",
+        "for (integer e = 0; e < width / STEP; e++) { const integer s = width / STEP - 1 - e; _tile_loadd(4,",
     ),
 }
 
@@ -225,7 +240,7 @@ MUTANTS = {
 def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They are right up to rounding."""
     file, dtype, line, wrong = MUTANTS[mutant]
-    if file in ("tiles.h", "scores.h") and not native.tiles():
+    if dtype == HALF and not native.tiles():
         pytest.skip("this processor has no tiles")
     sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}
     for source in native.SOURCES:

@@ -12,6 +12,8 @@
 
 #include "scores.h"
 
+#include "values.h"
+
 #include "attention.h"
 
 typedef struct {

@@ -18,6 +18,14 @@ INLINE void share(integer outputs, const Team *team, integer *first, integer *la
     if (*last > outputs) *last = outputs;
 }
 
+INLINE vector silu(vector x) {
+    return DIV(x, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), x)))));
+}
+
+#ifdef TILES
+#include "many.h"
+#endif
+
 /* y[:, own outputs] = x W^T + bias, or added to what is there. `to`: the row of y for each of x; NULL: the same. */
 static void product(
     const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, float *y,
@@ -26,6 +34,9 @@ static void product(
     integer first, last;
     float found[ROWS * LANES];
     share(outputs, team, &first, &last);
+#ifdef TILES
+    if (n > ROWS) return product_of_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add);
+#endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
         input room[ROOM(rows, width)] __attribute__((aligned(64)));
@@ -53,10 +64,6 @@ static void product(
     }
 }
 
-INLINE vector silu(vector x) {
-    return DIV(x, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), x)))));
-}
-
 /* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. */
 static void gated(
     const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, input *y, const Team *team
@@ -64,6 +71,9 @@ static void gated(
     integer first, last;
     float opened[ROWS * LANES], found[ROWS * LANES];
     share(outputs, team, &first, &last);
+#ifdef TILES
+    if (n > ROWS) return gated_of_many(x, n, width, gate, up, outputs, first, last, y);
+#endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
         input room[ROOM(rows, width)] __attribute__((aligned(64)));

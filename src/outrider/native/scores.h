@@ -3,13 +3,20 @@
    numbers apart. `ahead`: so many numbers further, memory is asked for what is read next. */
 
 #define BLOCK 64
-#define QUERIES 32 /* rows of one go, over which keys and values are read once */
+#ifdef TILES
+#define QUERIES 64 /* rows of one go, over which keys and values are read once */
+#else
+#define QUERIES 32
+#endif
 #define WIDEST 256 /* numbers of a head */
 
 typedef struct {
 #ifdef TILES
     float made[LANES * LANES] __attribute__((aligned(64)));
     held last[LANES * WIDEST] __attribute__((aligned(64))); /* the last keys of a block, and copies of the last one */
+    held pairs[BLOCK * WIDEST] __attribute__((aligned(64)));  /* a block's values: [step, tile, pair, number, of the pair] */
+    input share[QUERIES][BLOCK] __attribute__((aligned(64))); /* what each key's value counts */
+    input alone[LANES][STEP] __attribute__((aligned(64)));    /* of one node's queries */
 #else
     float turned[WIDEST / UNIT * BLOCK] __attribute__((aligned(64))); /* a block's keys: [unit, key] */
 #endif
@@ -17,8 +24,26 @@ typedef struct {
     float branch[QUERIES][BLOCK];  /* of drafted nodes, by slot */
     float most[QUERIES];           /* of all scores so far */
     float sum[QUERIES][LANES];     /* of their exponentials, in lanes */
-    float out[QUERIES][WIDEST];    /* of the values, weighed by these */
+    float out[QUERIES + LANES][WIDEST]; /* of the values, weighed by these; and room behind them */
 } Work;
+
+/* What the nodes of one go see of a block of positions. */
+typedef struct {
+    integer nodes, group;                  /* of the go; queries of a node */
+    integer left, right;                   /* the nodes that see something of it lie between these */
+    integer begin, plain;                  /* its first position; so many of its positions are slots */
+    integer from[QUERIES], count[QUERIES]; /* each node sees these, counted from `begin`; nothing: 0 and 0 */
+    integer low, high;                     /* all of them see these */
+    integer known, depth;                  /* `path`: [node, depth], the slots from `known` on, counted from there */
+    const int32_t *path;
+    integer ahead; /* so many numbers further, memory is asked for what is read next; 0: not */
+} View;
+
+/* Where position j of the block lies, for a node. */
+INLINE integer slot_of(const View *view, integer node, integer j) {
+    return j < view->plain ? view->begin + j
+                           : view->known + view->path[node * view->depth + view->begin + j - view->known];
+}
 
 #ifdef TILES
 

@@ -24,14 +24,14 @@ static const input *laid(const input *x, integer n, integer width, input *room) 
     return room;
 }
 
-/* This thread's tiles: four of sums, one of weights, one of x, for so many rows of x. */
+/* This thread's tiles for so many rows of x: four of sums, and of weights and x. */
 INLINE void begin(integer n) {
     struct {
         uint8_t palette, start, none[14];
         uint16_t bytes[16];
         uint8_t rows[16];
     } shape = {.palette = 1};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         shape.rows[i] = 16;
         shape.bytes[i] = n == 1 && i != 4 ? 4 : 64;
     }

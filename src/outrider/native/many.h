@@ -1,0 +1,131 @@
+/* Products of many rows of x with tiles, as prompts have them. The weights of a column are opened and turned once for all
+   rows, and not the rows. 32 rows with two columns take four tiles of sums: each tile that is read is multiplied twice.
+   A result is summed as elsewhere (`tiles.h`), pair by pair, so its bits are the same. */
+
+#define SOME 256         /* rows that stay in the second cache while the columns pass by */
+#define PAIR (2 * LANES) /* rows at a time, and outputs */
+
+/* The weights of LANES outputs from `first` on, as tiles read them beside rows: for each step, pairs of all outputs.
+   Outputs beyond `last` are those of the last ones, and nobody's. */
+INLINE void turned_kind(const int kind, Matrix w, integer width, integer first, integer last, number *to) {
+    const integer size = bytes(kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(kind);
+    const char *data = w.data, *rows[LANES];
+    float known[kind != PLAIN ? LANES / 4 * apart + 16 : 1];
+    number room[LANES][STEP] __attribute__((aligned(64)));
+    for (integer j = 0; j < LANES && kind == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
+    for (integer j = 0; j < LANES / 4 && kind != PLAIN; j++) {
+        rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
+        know(rows[j], kind, width, ahead, known + j * apart);
+    }
+    for (integer s = 0; s < width / STEP; s++) {
+        vector pairs[LANES];
+        open_step(kind, rows, known, apart, s, ahead, room);
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++) pairs[j] = LOAD((const float *)room[j]);
+        transpose(pairs);
+#pragma GCC unroll 16
+        for (int p = 0; p < LANES; p++) STORE((float *)(to + (s * LANES + p) * STEP), pairs[p]);
+    }
+}
+
+static void turned(Matrix w, integer width, integer first, integer last, number *to) {
+    if (w.kind == FOUR) return turned_kind(FOUR, w, width, first, last, to);
+    if (w.kind == EIGHT) return turned_kind(EIGHT, w, width, first, last, to);
+    turned_kind(PLAIN, w, width, first, last, to);
+}
+
+/* PAIR rows of x, sixteen and sixteen, with two columns of turned weights. */
+static void both(const input *x, const input *others, integer width, const number *left, const number *right, float *y) {
+    settle();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (integer s = 0; s < width / STEP; s++) {
+        _tile_loadd(4, x + s * STEP, width * sizeof(input));
+        _tile_loadd(6, left + s * LANES * STEP, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, right + s * LANES * STEP, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, others + s * STEP, width * sizeof(input));
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, y, PAIR * sizeof(float));
+    _tile_stored(1, y + LANES, PAIR * sizeof(float));
+    _tile_stored(2, y + LANES * PAIR, PAIR * sizeof(float));
+    _tile_stored(3, y + LANES * PAIR + LANES, PAIR * sizeof(float));
+}
+
+/* The same for `n` of them: rows behind the last one are zeros. `room`: of LANES rows. */
+static void both_of(
+    const input *x, integer n, integer width, const number *left, const number *right, input *room, float *y
+) {
+    const integer whole = n / LANES * LANES;
+    if (n < PAIR) {
+        memset(room, 0, LANES * width * sizeof(input));
+        memcpy(room, x + whole * width, (n - whole) * width * sizeof(input));
+    }
+    both(whole ? x : room, whole == PAIR ? x + LANES * width : room, width, left, right, y);
+}
+
+static void product_of_many(
+    const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, integer first, integer last,
+    float *y, const integer *to, integer stride, int add
+) {
+    number kept[2][PAIR / 2 * width] __attribute__((aligned(64)));
+    input room[LANES * width] __attribute__((aligned(64)));
+    float found[PAIR * PAIR] __attribute__((aligned(64)));
+    begin(2);
+    for (integer m = 0; m < n; m += SOME)
+        for (integer j = first; j < last; j += PAIR) {
+            const integer end = m + SOME < n ? m + SOME : n, count = last - j < PAIR ? last - j : PAIR;
+            turned(w, width, j, outputs, kept[0]);
+            if (count > LANES) turned(w, width, j + LANES, outputs, kept[1]);
+            for (integer b = m; b < end; b += PAIR) {
+                const integer rows = end - b < PAIR ? end - b : PAIR;
+                both_of(x + b * width, rows, width, kept[0], kept[count > LANES], room, found);
+                for (integer i = 0; i < rows; i++) {
+                    float *own = y + (to ? to[b + i] : b + i) * stride + j, *from = found + i * PAIR;
+                    integer k = 0;
+                    for (; k + LANES <= count; k += LANES) {
+                        const vector value = bias ? ADD(LOAD(from + k), LOAD(bias + j + k)) : LOAD(from + k);
+                        STORE(own + k, add ? ADD(LOAD(own + k), value) : value);
+                    }
+                    for (; k < count; k++) {
+                        const float value = bias ? from[k] + bias[j + k] : from[k];
+                        own[k] = add ? own[k] + value : value;
+                    }
+                }
+            }
+        }
+    end();
+}
+
+static void gated_of_many(
+    const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, integer first, integer last,
+    input *y
+) {
+    number kept[2][PAIR / 2 * width] __attribute__((aligned(64)));
+    input room[LANES * width] __attribute__((aligned(64)));
+    float found[PAIR * PAIR] __attribute__((aligned(64)));
+    begin(2);
+    for (integer m = 0; m < n; m += SOME)
+        for (integer j = first; j < last; j += LANES) {
+            const integer end = m + SOME < n ? m + SOME : n, count = last - j < LANES ? last - j : LANES;
+            turned(gate, width, j, outputs, kept[0]);
+            turned(up, width, j, outputs, kept[1]);
+            for (integer b = m; b < end; b += PAIR) {
+                const integer rows = end - b < PAIR ? end - b : PAIR;
+                both_of(x + b * width, rows, width, kept[0], kept[1], room, found);
+                for (integer i = 0; i < rows; i++) {
+                    const float *from = found + i * PAIR;
+                    const vector made = MUL(silu(LOAD(from)), LOAD(from + LANES));
+                    input part[LANES], *own = y + (b + i) * outputs + j;
+                    STORE_INPUT(count < LANES ? part : own, made);
+                    if (count < LANES) memcpy(own, part, count * sizeof(input));
+                }
+            }
+        }
+    end();
+}

@@ -1,0 +1,180 @@
+/* What queries make of a block's values: shares of the scores, and the values weighed by these and added in the order of
+   their positions. Nothing here depends on the slots they lie in, nor on other nodes. With tiles, shares are rounded to
+   bfloat16 and 32 positions are added at a time. */
+
+/* Scores of a block's keys `from` .. `count` to shares of what was seen so far, which shrinks with them. */
+static void shared(Work *w, integer first, integer last, integer from, integer count, integer width) {
+    for (integer q = first; q < last; q++) {
+        float *score = w->score[q];
+        for (integer j = 0; j < from; j++) score[j] = -INFINITY;
+        for (integer j = count; j < BLOCK; j++) score[j] = -INFINITY;
+        vector most = LOAD(score);
+        for (integer j = LANES; j < BLOCK; j += LANES) most = MAX(LOAD(score + j), most);
+        const float before = w->most[q], found = most_of(most), now = found > before ? found : before;
+        float less[LANES];
+        STORE(less, exponential(ALL(before - now)));
+        vector sum = MUL(LOAD(w->sum[q]), ALL(less[0]));
+        for (integer j = 0; j < BLOCK; j += LANES) {
+            const vector share = exponential(SUB(LOAD(score + j), ALL(now)));
+#ifdef TILES
+            STORE_INPUT(w->share[q] + j, share);
+#else
+            STORE(score + j, share);
+#endif
+            sum = ADD(sum, share);
+        }
+        STORE(w->sum[q], sum);
+        w->most[q] = now;
+        if (less[0] != 1.0f)
+            for (integer d = 0; d < width; d += LANES) STORE(w->out[q] + d, MUL(LOAD(w->out[q] + d), ALL(less[0])));
+    }
+}
+
+#ifdef TILES
+
+/* The values of 32 positions, a pair of them side by side, as tiles read them. */
+static void opened(const held *const *rows, integer width, integer ahead, held *to) {
+    static const held order[2 * STEP] = { /* numbers of the first from 0 on, of the second from 32 on */
+        0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45,
+        14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59,
+        28, 60, 29, 61, 30, 62, 31, 63,
+    };
+    const __m512i first = _mm512_loadu_si512(order), second = _mm512_loadu_si512(order + STEP);
+    for (integer p = 0; p < LANES; p++)
+        for (integer d = 0; d < width; d += STEP) {
+            const __m512i a = _mm512_loadu_si512(rows[2 * p] + d), b = _mm512_loadu_si512(rows[2 * p + 1] + d);
+            if (ahead) {
+                _mm_prefetch((const char *)(rows[2 * p] + d + ahead), _MM_HINT_T1);
+                _mm_prefetch((const char *)(rows[2 * p + 1] + d + ahead), _MM_HINT_T1);
+            }
+            _mm512_store_si512(to + (d + p) * STEP, _mm512_permutex2var_epi16(a, first, b));
+            _mm512_store_si512(to + (d + LANES + p) * STEP, _mm512_permutex2var_epi16(a, second, b));
+        }
+}
+
+/* Sixteen queries: their shares of so many steps, which lie `apart`, times opened values, added to what is at `out`. */
+static void added(const input *share, integer apart, const held *pairs, integer steps, integer width, float *out) {
+    settle();
+    for (integer d = 0; d < width; d += 4 * LANES) {
+        const integer parts = (width - d) / LANES;
+        const held *from = pairs + d * STEP;
+#define TILE(p)                                                                       \
+    if (p < parts) {                                                                  \
+        _tile_loadd(5, from + (s * width + p * LANES) * STEP, 64); /* of this step */ \
+        _tile_dpbf16ps(p, 4, 5);                                                      \
+    }
+        _tile_loadd(0, out + d, WIDEST * sizeof(float));
+        if (1 < parts) _tile_loadd(1, out + d + LANES, WIDEST * sizeof(float));
+        if (2 < parts) _tile_loadd(2, out + d + 2 * LANES, WIDEST * sizeof(float));
+        if (3 < parts) _tile_loadd(3, out + d + 3 * LANES, WIDEST * sizeof(float));
+        for (integer s = 0; s < steps; s++) {
+            _tile_loadd(4, share + s * STEP, apart * sizeof(input));
+            TILE(0)
+            TILE(1)
+            TILE(2)
+            TILE(3)
+        }
+        _tile_stored(0, out + d, WIDEST * sizeof(float));
+        if (1 < parts) _tile_stored(1, out + d + LANES, WIDEST * sizeof(float));
+        if (2 < parts) _tile_stored(2, out + d + 2 * LANES, WIDEST * sizeof(float));
+        if (3 < parts) _tile_stored(3, out + d + 3 * LANES, WIDEST * sizeof(float));
+#undef TILE
+    }
+}
+
+/* Of a block, steps of 32 positions: those whose slots are the same for all nodes go together, others node by node. What a
+   node does not see counts nothing. */
+static void valued(Work *w, const View *view, const held *values, integer stride, integer width) {
+    static const held none[WIDEST];
+    const held *rows[STEP];
+    const integer group = view->group, all = view->path ? view->plain / STEP : BLOCK / STEP;
+    integer common = 0, most = 0;
+    for (integer i = 0; i < view->nodes; i++) {
+        if (view->count[i] > most) most = view->count[i];
+        if (!view->count[i]) memset(w->share[i * group], 0, group * sizeof w->share[0]);
+    }
+    for (; common < all && common * STEP < most; common++) {
+        for (integer j = 0; j < STEP; j++) {
+            const integer at = common * STEP + j;
+            rows[j] = at < view->plain ? values + (view->begin + at) * stride : none;
+        }
+        opened(rows, width, view->plain == BLOCK ? view->ahead : 0, w->pairs + common * STEP * width);
+    }
+    for (integer m = view->left * group / LANES * LANES; m < view->right * group && common; m += LANES)
+        added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);
+    for (integer begin = common * STEP; begin < most; begin += STEP)
+        for (integer i = view->left; i < view->right; i++) {
+            if (view->count[i] <= begin) continue;
+            for (integer j = 0; j < STEP; j++)
+                rows[j] = begin + j < view->count[i] ? values + slot_of(view, i, begin + j) * stride : none;
+            opened(rows, width, 0, w->pairs);
+            for (integer q = i * group; q < (i + 1) * group; q += LANES) {
+                for (integer r = 0; r < LANES; r++) {
+                    const __m512i own = _mm512_load_si512(w->share[q + r < QUERIES ? q + r : 0] + begin);
+                    _mm512_store_si512(w->alone[r], q + r < (i + 1) * group ? own : _mm512_setzero_si512());
+                }
+                added(w->alone[0], STEP, w->pairs, 1, width, w->out[q]);
+            }
+        }
+}
+
+#else
+
+/* The values of a block's keys `from` .. `count`, weighed and added in this order. */
+static void gathered(
+    Work *w, integer first, integer last, const held *values, const integer *at, integer from, integer count,
+    integer width, integer ahead
+) {
+#define GATHER(rows, parts)                                                                                   \
+    for (; d + parts * LANES <= width; d += parts * LANES) {                                                  \
+        vector sum[rows * parts];                                                                             \
+        for (int i = 0; i < rows; i++)                                                                        \
+            for (int p = 0; p < parts; p++) sum[i * parts + p] = LOAD(w->out[q + i] + d + p * LANES);         \
+        for (integer j = from; j < count; j++) {                                                              \
+            const held *value = values + at[j] + d;                                                           \
+            vector part[parts];                                                                               \
+            for (int p = 0; p < parts; p++) part[p] = HELD(value + p * LANES);                                \
+            for (int p = 0; p < parts && ahead; p += LINE / (int)sizeof(held) / LANES)                        \
+                _mm_prefetch((const char *)(value + ahead + p * LANES), _MM_HINT_T1);                         \
+            for (int i = 0; i < rows; i++) {                                                                  \
+                const vector weight = ALL(w->score[q + i][j]);                                                \
+                for (int p = 0; p < parts; p++) sum[i * parts + p] = FMA(weight, part[p], sum[i * parts + p]); \
+            }                                                                                                 \
+        }                                                                                                     \
+        for (int i = 0; i < rows; i++)                                                                        \
+            for (int p = 0; p < parts; p++) STORE(w->out[q + i] + d + p * LANES, sum[i * parts + p]);         \
+    }
+#define GATHERS(rows)                       \
+    for (; q + rows <= last; q += rows) {   \
+        integer d = 0;                      \
+        GATHER(rows, 4)                     \
+        GATHER(rows, 1)                     \
+        ahead = 0;                          \
+    }
+    integer q = first;
+    if (from >= count) return;
+#if LANES == 16
+    GATHERS(4)
+    GATHERS(3)
+#endif
+    GATHERS(1)
+#undef GATHERS
+#undef GATHER
+}
+
+/* Keys that all nodes see are read once for all of them. */
+static void valued(Work *w, const View *view, const held *values, integer stride, integer width) {
+    const integer group = view->group, low = view->low, high = view->high;
+    integer at[BLOCK];
+    for (integer j = 0; j < view->plain; j++) at[j] = (view->begin + j) * stride;
+    for (integer i = view->left; i < view->right; i++)
+        if (view->count[i]) gathered(w, i * group, (i + 1) * group, values, at, view->from[i], low, width, 0);
+    gathered(w, view->left * group, view->right * group, values, at, low, high, width, view->ahead);
+    for (integer i = view->left; i < view->right; i++) {
+        for (integer j = view->plain; j < view->count[i]; j++) at[j] = slot_of(view, i, j) * stride;
+        const integer from = high > view->from[i] ? high : view->from[i];
+        gathered(w, i * group, (i + 1) * group, values, at, from, view->count[i], width, 0);
+    }
+}
+
+#endif
