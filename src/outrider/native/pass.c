@@ -173,7 +173,7 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work,
     const integer uneven = items % team->threads && items < 4 * team->threads && 4 * least * team->threads <= pass->nodes;
     const integer goes = uneven ? least * team->threads : least, together = goes ? (pass->nodes + goes - 1) / goes : 1;
     const integer stride = slot_width(model, pass);
-    begin(2);
+    begin_few(2, heads < LANES ? heads : LANES);
 #pragma omp for schedule(dynamic, 1) nowait
     for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
         const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;

@@ -24,21 +24,22 @@ static const input *laid(const input *x, integer n, integer width, input *room) 
     return room;
 }
 
-/* This thread's tiles for so many rows of x: four of sums, and of weights and x. */
-INLINE void begin(integer n) {
+/* This thread's tiles for so many rows of x: four of sums, and of weights and x; the last two of only `few` rows. */
+INLINE void begin_few(integer n, integer few) {
     struct {
         uint8_t palette, start, none[14];
         uint16_t bytes[16];
         uint8_t rows[16];
     } shape = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        shape.rows[i] = 16;
+        shape.rows[i] = i < 6 ? 16 : few;
         shape.bytes[i] = n == 1 && i != 4 ? 4 : 64;
     }
     __asm__ volatile("" : : "m"(shape)); /* all of it is written */
     _tile_loadconfig(&shape);
 }
 
+INLINE void begin(integer n) { begin_few(n, 16); }
 INLINE void end(void) { _tile_release(); }
 
 /* Tiles read what was stored before: gcc does not know that they read memory. */

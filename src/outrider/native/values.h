@@ -32,23 +32,23 @@ static void shared(Work *w, integer first, integer last, integer from, integer c
 
 #ifdef TILES
 
-/* The values of 32 positions, a pair of them side by side, as tiles read them. */
-static void opened(const held *const *rows, integer width, integer ahead, held *to) {
+/* The values of 32 positions, a pair of them side by side, as tiles read them: the pairs `first` .. `last` - 1 of them. */
+static void opened(const held *const *rows, integer first, integer last, integer width, integer ahead, held *to) {
     static const held order[2 * STEP] = { /* numbers of the first from 0 on, of the second from 32 on */
         0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45,
         14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59,
         28, 60, 29, 61, 30, 62, 31, 63,
     };
-    const __m512i first = _mm512_loadu_si512(order), second = _mm512_loadu_si512(order + STEP);
-    for (integer p = 0; p < LANES; p++)
+    const __m512i low = _mm512_loadu_si512(order), high = _mm512_loadu_si512(order + STEP);
+    for (integer p = first; p < last; p++)
         for (integer d = 0; d < width; d += STEP) {
             const __m512i a = _mm512_loadu_si512(rows[2 * p] + d), b = _mm512_loadu_si512(rows[2 * p + 1] + d);
             if (ahead) {
                 _mm_prefetch((const char *)(rows[2 * p] + d + ahead), _MM_HINT_T1);
                 _mm_prefetch((const char *)(rows[2 * p + 1] + d + ahead), _MM_HINT_T1);
             }
-            _mm512_store_si512(to + (d + p) * STEP, _mm512_permutex2var_epi16(a, first, b));
-            _mm512_store_si512(to + (d + LANES + p) * STEP, _mm512_permutex2var_epi16(a, second, b));
+            _mm512_store_si512(to + (d + p) * STEP, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_store_si512(to + (d + LANES + p) * STEP, _mm512_permutex2var_epi16(a, high, b));
         }
 }
 
@@ -82,6 +82,18 @@ static void added(const input *share, integer apart, const held *pairs, integer 
     }
 }
 
+/* A few queries, no more than `begin_few` was told: their shares of one step, of LANES rows, times opened values. */
+static void added_few(const input *share, const held *pairs, integer width, float *out) {
+    settle();
+    _tile_loadd(7, share, STEP * sizeof(input));
+    for (integer d = 0; d < width; d += LANES) {
+        _tile_loadd(6, out + d, WIDEST * sizeof(float));
+        _tile_loadd(5, pairs + d * STEP, 64);
+        _tile_dpbf16ps(6, 7, 5);
+        _tile_stored(6, out + d, WIDEST * sizeof(float));
+    }
+}
+
 /* Of a block, steps of 32 positions: those whose slots are the same for all nodes go together, others node by node. What a
    node does not see counts nothing. */
 static void valued(Work *w, const View *view, const held *values, integer stride, integer width) {
@@ -98,24 +110,29 @@ static void valued(Work *w, const View *view, const held *values, integer stride
             const integer at = common * STEP + j;
             rows[j] = at < view->plain ? values + (view->begin + at) * stride : none;
         }
-        opened(rows, width, view->plain == BLOCK ? view->ahead : 0, w->pairs + common * STEP * width);
+        opened(rows, 0, LANES, width, view->plain == BLOCK ? view->ahead : 0, w->pairs + common * STEP * width);
     }
     for (integer m = view->left * group / LANES * LANES; m < view->right * group && common; m += LANES)
         added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);
-    for (integer begin = common * STEP; begin < most; begin += STEP)
+    if (common * STEP < most) memset(w->alone, 0, sizeof w->alone); /* rows behind a node's own */
+    for (integer begin = common * STEP; begin < most; begin += STEP) {
+        const integer plain = view->plain > begin ? view->plain - begin : 0, end = most - begin < STEP ? most - begin : STEP;
+        integer own = 0; /* pairs before it are the same for all nodes, and opened once */
         for (integer i = view->left; i < view->right; i++) {
             if (view->count[i] <= begin) continue;
             for (integer j = 0; j < STEP; j++)
                 rows[j] = begin + j < view->count[i] ? values + slot_of(view, i, begin + j) * stride : none;
-            opened(rows, width, 0, w->pairs);
+            opened(rows, own, own ? (end + 1) / 2 : LANES, width, 0, w->pairs);
+            own = plain / 2;
             for (integer q = i * group; q < (i + 1) * group; q += LANES) {
-                for (integer r = 0; r < LANES; r++) {
-                    const __m512i own = _mm512_load_si512(w->share[q + r < QUERIES ? q + r : 0] + begin);
-                    _mm512_store_si512(w->alone[r], q + r < (i + 1) * group ? own : _mm512_setzero_si512());
+                for (integer r = 0; r < group && r < LANES; r++) {
+                    const __m512i found = _mm512_load_si512(w->share[q + r < QUERIES ? q + r : 0] + begin);
+                    _mm512_store_si512(w->alone[r], q + r < (i + 1) * group ? found : _mm512_setzero_si512());
                 }
-                added(w->alone[0], STEP, w->pairs, 1, width, w->out[q]);
+                added_few(w->alone[0], w->pairs, width, w->out[q]);
             }
         }
+    }
 }
 
 #else
