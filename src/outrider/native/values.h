@@ -82,10 +82,10 @@ static void added(const input *share, integer apart, const held *pairs, integer 
     }
 }
 
-/* A few queries, no more than `begin_few` was told: their shares of one step, of LANES rows, times opened values. */
-static void added_few(const input *share, const held *pairs, integer width, float *out) {
+/* A few queries, as many as `begin_few` was told: their shares of one step, times opened values. */
+static void added_few(const input *share, integer apart, const held *pairs, integer width, float *out) {
     settle();
-    _tile_loadd(7, share, STEP * sizeof(input));
+    _tile_loadd(7, share, apart * sizeof(input));
     for (integer d = 0; d < width; d += LANES) {
         _tile_loadd(6, out + d, WIDEST * sizeof(float));
         _tile_loadd(5, pairs + d * STEP, 64);
@@ -112,7 +112,10 @@ static void valued(Work *w, const View *view, const held *values, integer stride
         }
         opened(rows, 0, LANES, width, view->plain == BLOCK ? view->ahead : 0, w->pairs + common * STEP * width);
     }
-    for (integer m = view->left * group / LANES * LANES; m < view->right * group && common; m += LANES)
+    const integer few = view->nodes == 1 && group <= LANES;
+    for (integer s = 0; s < common && few; s++)
+        added_few(w->share[0] + s * STEP, BLOCK, w->pairs + s * STEP * width, width, w->out[0]);
+    for (integer m = view->left * group / LANES * LANES; m < view->right * group && common && !few; m += LANES)
         added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);
     if (common * STEP < most) memset(w->alone, 0, sizeof w->alone); /* rows behind a node's own */
     for (integer begin = common * STEP; begin < most; begin += STEP) {
@@ -129,7 +132,7 @@ static void valued(Work *w, const View *view, const held *values, integer stride
                     const __m512i found = _mm512_load_si512(w->share[q + r < QUERIES ? q + r : 0] + begin);
                     _mm512_store_si512(w->alone[r], q + r < (i + 1) * group ? found : _mm512_setzero_si512());
                 }
-                added_few(w->alone[0], w->pairs, width, w->out[q]);
+                added_few(w->alone[0], STEP, w->pairs, width, w->out[q]);
             }
         }
     }
