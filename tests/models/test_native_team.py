@@ -37,9 +37,7 @@ def afresh(check: Callable[[ctypes.CDLL], None]) -> None:
 def passes(code: ctypes.CDLL, allowed: int, threads: int, took: float, late: float, count: int = 1) -> int:
     """Count passes, in milliseconds, each by so many threads; returns how many of those allowed the next one takes."""
     for _ in range(count):
-        code.judge(
-            ctypes.c_int64(threads), ctypes.c_int64(int(took * MILLISECONDS)), ctypes.c_int64(int(late * MILLISECONDS))
-        )
+        code.judge(*map(ctypes.c_int64, (allowed, threads, int(took * MILLISECONDS), int(late * MILLISECONDS))))
     return int(code.hands(ctypes.c_int64(allowed)))
 
 
@@ -64,6 +62,18 @@ def test_one_late_thread_keeps_all_others_waiting() -> None:
         assert passes(code, 8, 8, 60, 7 * 8) == 7  # 8 lost, more than 52 / 7
         assert passes(code, 8, 7, 60, 6 * 10) == 6
         assert int(code.hands(ctypes.c_int64(1))) == 1
+
+    afresh(check)
+
+
+def test_threads_that_are_left_out_are_fewer_than_those_allowed() -> None:
+    def check(code: ctypes.CDLL) -> None:
+        for threads in (8, 7, 6):
+            assert passes(code, 8, threads, 60, (threads - 1) * 50) == threads - 1
+        assert int(code.hands(ctypes.c_int64(1))) == 1  # a call for one row
+        assert passes(code, 8, 5, 1, 0) == 5  # changes nothing
+        assert passes(code, 2, 1, 1, 0) == 1
+        assert int(code.hands(ctypes.c_int64(8))) == 7  # of two, one is left out
 
     afresh(check)
 

@@ -29,6 +29,7 @@ void draft_heads(const Model *model, const Heads *heads, const Block *block, Pas
             pass->normed, rows * depth, hidden, model->head, NULL, model->vocabulary, pass->logits, NULL,
             model->vocabulary, 0, &team
         );
+        meet(&team);
     }
     best_trees(model, block, pass, draft);
 }

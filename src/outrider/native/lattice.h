@@ -67,6 +67,7 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
             product(
                 pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->states, NULL, slots * hidden, 1, &team
             );
+            meet(&team);
         }
     }
     pass->nodes = pass->all = slots;

@@ -1,7 +1,8 @@
 /* Products of many rows of x with tiles, as prompts have them. The weights of a column are opened and turned once for all
    rows, and not the rows. 32 rows with two columns take four tiles of sums: each tile that is read is multiplied twice.
-   A result is summed as elsewhere (`tiles.h`), pair by pair, so its bits are the same. */
+   A result is summed by the same steps as elsewhere (`tiles.h`), so its bits are the same. */
 
+#define FEWER 48         /* rows up to which this is not used */
 #define SOME 256         /* rows that stay in the second cache while the columns pass by */
 #define PAIR (2 * LANES) /* rows at a time, and outputs */
 
@@ -84,6 +85,7 @@ static void product_of_many(
             if (count > LANES) turned(w, width, j + LANES, outputs, kept[1]);
             for (integer b = m; b < end; b += PAIR) {
                 const integer rows = end - b < PAIR ? end - b : PAIR;
+                /* where there is one column alone it stands for both, and what the second makes is nobody's */
                 both_of(x + b * width, rows, width, kept[0], kept[count > LANES], room, found);
                 for (integer i = 0; i < rows; i++) {
                     float *own = y + (to ? to[b + i] : b + i) * stride + j, *from = found + i * PAIR;

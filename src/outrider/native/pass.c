@@ -258,11 +258,13 @@ static integer together(const Model *model, const Pass *pass) {
 void forward(const Model *model, const Pass *pass) {
     const integer rows = together(model, pass), hidden = model->hidden, width = model->width;
     const integer wide = model->heads * width, narrow = model->groups * width, stride = wide + 2 * narrow;
-    const integer threads = hands(pass->threads), since = now();
+    const integer since = now();
+    integer hired = 1; /* may be fewer than were asked for */
     Gate gate = {0};
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
+        if (!team.thread) hired = team.threads;
         const integer first = own_first(&team, rows), last = own_last(&team, rows);
         Work work;
         for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
@@ -309,7 +311,7 @@ void forward(const Model *model, const Pass *pass) {
         if (model->head.data) spoken(model, pass, &team);
         meet(&team);
     }
-    judge(threads, now() - since, gate.late);
+    if (rows <= ROWS) judge(pass->threads, hired, now() - since, gate.late); /* with many, uneven shares take longer than the spins */
 }
 
 #include "noise.h"

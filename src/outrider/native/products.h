@@ -35,7 +35,7 @@ static void product(
     float found[ROWS * LANES];
     share(outputs, team, &first, &last);
 #ifdef TILES
-    if (n > ROWS) return product_of_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add);
+    if (n > FEWER) return product_of_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add);
 #endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
@@ -72,7 +72,7 @@ static void gated(
     float opened[ROWS * LANES], found[ROWS * LANES];
     share(outputs, team, &first, &last);
 #ifdef TILES
-    if (n > ROWS) return gated_of_many(x, n, width, gate, up, outputs, first, last, y);
+    if (n > FEWER) return gated_of_many(x, n, width, gate, up, outputs, first, last, y);
 #endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;

@@ -97,6 +97,7 @@ static integer given_pairs(const Model *step, const Pass *pass, const Draft *dra
                 &team
             );
         }
+        meet(&team);
     }
     return count;
 }

@@ -1,4 +1,4 @@
-/* The threads of a call, and where they wait for each other: about 240 times in a pass.
+/* The threads of a call, and where they wait for each other: eight times in a layer.
 
    OpenMP's own barriers spin for milliseconds before they sleep. On a quiet machine that is right. But where another
    program needs a processor too, a thread that waits then holds one that the thread it waits for could have, and a pass
@@ -10,7 +10,7 @@
 #include <time.h>
 
 #define MILLISECONDS 1000000 /* in nanoseconds */
-#define SPINS 2000           /* looks, about 0.1 ms, before the processor is given away */
+#define SPINS 2000           /* looks, at most some 0.1 ms, before the processor is given away */
 #define JUDGED (50 * MILLISECONDS) /* of passes, after which their threads are judged */
 #define FIRST_REST (200 * MILLISECONDS) /* of passes, before one thread more is tried; twice as long when it fails */
 #define LONGEST_REST (3200 * (integer)MILLISECONDS)
@@ -37,14 +37,15 @@ INLINE integer now(void) {
     return 1000 * MILLISECONDS * (integer)time.tv_sec + time.tv_nsec;
 }
 
-/* Threads for the next region, of so many that are allowed. */
+/* Threads for the next region, of so many that are allowed. (This and `judge` can be called from outside for tests.) */
 integer hands(integer threads) {
     return threads > crew.out ? threads - crew.out : 1;
 }
 
-/* Count a pass of so many threads, its nanoseconds, and those for which its threads have waited behind their spins, all
+/* Count a pass of so many threads of those allowed, its nanoseconds, and those for which its threads have waited behind their spins, all
    together; and judge, when there is enough. */
-void judge(integer threads, integer took, integer late) {
+void judge(integer allowed, integer threads, integer took, integer late) {
+    if (crew.out >= allowed) crew.out = allowed - 1;
     crew.passes += took;
     if (threads > 1) crew.lost += late / (threads - 1);
     if (crew.passes < JUDGED) return;

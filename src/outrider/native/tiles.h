@@ -1,7 +1,7 @@
 /* Products with tiles of bfloat16, for processors that have them (AMX, where `build.py` sets TILES): sixteen outputs by
    sixteen rows of x by 32 numbers in one instruction, so that sixteen rows cost little more than one. A result is summed
-   along its row, pair by pair; so here, too, it depends on its row of x and its row of W alone. Attention's scores
-   (`scores.h`) are such products as well: keys are its weights, and queries its x. */
+   along its row, step by step; so here, too, it depends on its row of x and its row of W alone. Attention's scores
+   (`scores.h`: keys are its weights, and queries its x) and values (`values.h`) are such products as well. */
 
 #define RING 8  /* opened steps for which there is room: more than DELAY */
 #define DELAY 4 /* steps that are opened before the first is multiplied: opening one and multiplying another overlap */
@@ -24,7 +24,7 @@ static const input *laid(const input *x, integer n, integer width, input *room) 
     return room;
 }
 
-/* This thread's tiles for so many rows of x: four of sums, and of weights and x; the last two of only `few` rows. */
+/* This thread's tiles for so many rows of x: 0 to 3 are of sums; 4 and 5 of weights or x; 6 and 7 have only `few` rows. */
 INLINE void begin_few(integer n, integer few) {
     struct {
         uint8_t palette, start, none[14];

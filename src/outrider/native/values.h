@@ -1,6 +1,7 @@
 /* What queries make of a block's values: shares of the scores, and the values weighed by these and added in the order of
    their positions. Nothing here depends on the slots they lie in, nor on other nodes. With tiles, shares are rounded to
-   bfloat16 and 32 positions are added at a time. */
+   bfloat16 and 32 positions are added at a time. What a query does not see counts zero there, so values must be finite
+   (nothing can be said of a text where one is not). */
 
 /* Scores of a block's keys `from` .. `count` to shares of what was seen so far, which shrinks with them. */
 static void shared(Work *w, integer first, integer last, integer from, integer count, integer width) {
@@ -32,7 +33,8 @@ static void shared(Work *w, integer first, integer last, integer from, integer c
 
 #ifdef TILES
 
-/* The values of 32 positions, a pair of them side by side, as tiles read them: the pairs `first` .. `last` - 1 of them. */
+/* The values of 32 positions, a pair of them side by side, as tiles read them: the pairs `first` .. `last` - 1 of them.
+   `ahead`: so many numbers further, memory is asked for what is read next; 0: not. */
 static void opened(const held *const *rows, integer first, integer last, integer width, integer ahead, held *to) {
     static const held order[2 * STEP] = { /* numbers of the first from 0 on, of the second from 32 on */
         0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45,
@@ -94,8 +96,8 @@ static void added_few(const input *share, integer apart, const held *pairs, inte
     }
 }
 
-/* Of a block, steps of 32 positions: those whose slots are the same for all nodes go together, others node by node. What a
-   node does not see counts nothing. */
+/* Of a block, steps of 32 positions: those which lie in the same slots for all nodes go together. Others go node by node,
+   where what all of them share is opened once. What a node does not see counts nothing. */
 static void valued(Work *w, const View *view, const held *values, integer stride, integer width) {
     static const held none[WIDEST];
     const held *rows[STEP];

@@ -1,0 +1,94 @@
+"""Compiled passes that are wrong in their order of summing alone: right up to rounding, and caught all the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from bits import text_of, trees_differ
+from small import build
+
+from outrider.native import build as native
+from outrider.targets import HFTarget
+from outrider.targets.compiled import forward_of, weights_of
+from outrider.targets.validate import validate
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
+HALF, WHOLE = torch.bfloat16, torch.float32
+
+pytestmark = pytest.mark.skipif(
+    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+)
+
+MUTANTS = {
+    "rows that are computed together are summed from their end": (
+        "lanes.h",
+        WHOLE,
+        "for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {",
+        "for (integer s = 0, at = 0; s < width; s += STEP) { const integer k = n > 1 ? width - STEP - s : s;",
+    ),
+    "tiles of rows that are computed together are summed from their end": (
+        "tiles.h",
+        HALF,
+        "for (integer s = 0; s < steps; s++) {\n        if (direct) {",
+        "for (integer e = 0; e < steps; e++) { const integer s = n > 1 && direct ? steps - 1 - e : e; if (direct) {",
+    ),
+    "tiles of many queries are summed from their end": (
+        "scores.h",
+        HALF,
+        "for (integer k = 0; k < width; k += STEP) {",
+        "for (integer e = 0; e < width; e += STEP) { const integer k = last - first > 4 ? width - STEP - e : e;",
+    ),
+    "keys of drafted nodes are summed in another order": (
+        "values.h",
+        WHOLE,
+        "gathered(w, i * group, (i + 1) * group, values, at, from, view->count[i], width, 0);",
+        "for (integer j = view->count[i] - 1; j >= from; j--)"
+        " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width, 0);",
+    ),
+    "sums of values that several nodes see are rounded on the way": (
+        "values.h",
+        HALF,
+        "added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);",
+        "{ added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);"
+        " for (integer i = 0; i < LANES * width && view->nodes > 1; i++) {"
+        " const uint32_t bits = (uint32_t)rounded(w->out[m + i / width][i % width]) << 16;"
+        " memcpy(w->out[m + i / width] + i % width, &bits, 4); } }",
+    ),
+    "products of many rows are summed from their end": (
+        "many.h",
+        HALF,
+        "for (integer s = 0; s < width / STEP; s++) {\n        _tile_loadd(4,",
+        "for (integer e = 0; e < width / STEP; e++) { const integer s = width / STEP - 1 - e; _tile_loadd(4,",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@torch.no_grad()
+def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are right up to rounding."""
+    file, dtype, line, wrong = MUTANTS[mutant]
+    if dtype == HALF and not native.tiles():
+        pytest.skip("this processor has no tiles")
+    sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}
+    for source in native.SOURCES:
+        shutil.copy(native.HERE / source, tmp_path)
+    text = (tmp_path / file).read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    (tmp_path / file).write_text(text.replace(line, wrong), encoding="utf-8")
+    monkeypatch.setattr(native, "HERE", tmp_path)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    try:
+        target = HFTarget(build("llama", dtype, **sizes))
+        own = weights_of(target.model)
+        assert own is not None, "the mutant compiles"
+        target.native = forward_of(target, own)
+        report = validate(target)
+        assert report.worst < report.allowed
+        assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) > 0
+    finally:
+        native.library.cache_clear()
