@@ -59,11 +59,10 @@ static void attend(
     }
     for (block /= BLOCK; block * BLOCK <= end; block++) {
         const integer begin = block * BLOCK, rest = common - begin;
-        integer seeing = 0;
         view.begin = begin;
-        view.plain = view.high = rest < 0 ? 0 : rest < BLOCK ? rest : BLOCK;
+        view.plain = rest < 0 ? 0 : rest < BLOCK ? rest : BLOCK;
         view.left = nodes;
-        view.right = view.low = 0;
+        view.right = 0;
         for (integer i = 0; i < nodes; i++) {
             const integer least = window && places[i] >= window ? places[i] - window + 1 - begin : 0;
             view.from[i] = least > 0 ? least : 0;
@@ -72,12 +71,9 @@ static void attend(
                 view.from[i] = view.count[i] = 0;
                 continue;
             }
-            if (!seeing++) view.left = i;
+            if (!view.right) view.left = i;
             view.right = i + 1;
-            view.low = view.from[i] > view.low ? view.from[i] : view.low;
-            view.high = view.count[i] < view.high ? view.count[i] : view.high;
         }
-        if (seeing < view.right - view.left || view.high < view.low) view.low = view.high = 0;
         view.ahead = begin + BLOCK < common ? BLOCK * stride : 0;
         scored(
             w, given, view.left * group, view.right * group, keys + begin * stride, stride, view.plain, width, scale,

@@ -33,7 +33,6 @@ typedef struct {
     integer left, right;                   /* the nodes that see something of it lie between these */
     integer begin, plain;                  /* its first position; so many of its positions are slots */
     integer from[QUERIES], count[QUERIES]; /* each node sees these, counted from `begin`; nothing: 0 and 0 */
-    integer low, high;                     /* all of them see these (for those without tiles) */
     integer known, depth;                  /* `path`: [node, depth], the slots from `known` on, counted from there */
     const int32_t *path;
     integer ahead; /* so many numbers further, memory is asked for what is read next; 0: not */

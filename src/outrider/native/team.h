@@ -42,8 +42,8 @@ integer hands(integer threads) {
     return threads > crew.out ? threads - crew.out : 1;
 }
 
-/* Count a pass of so many threads of those allowed, its nanoseconds, and those for which its threads have waited behind their spins, all
-   together; and judge, when there is enough. */
+/* Count a pass of so many threads of those allowed: its nanoseconds, and those for which its threads have waited behind
+   their spins, all together. Judge, when there is enough. */
 void judge(integer allowed, integer threads, integer took, integer late) {
     if (crew.out >= allowed) crew.out = allowed - 1;
     crew.passes += took;

@@ -186,8 +186,15 @@ static void gathered(
 
 /* Keys that all nodes see are read once for all of them. */
 static void valued(Work *w, const View *view, const held *values, integer stride, integer width) {
-    const integer group = view->group, low = view->low, high = view->high;
-    integer at[BLOCK];
+    const integer group = view->group;
+    integer at[BLOCK], low = 0, high = view->plain, seeing = 0; /* all who look here see `low` .. `high` */
+    for (integer i = view->left; i < view->right; i++) {
+        if (!view->count[i]) continue;
+        seeing++;
+        low = view->from[i] > low ? view->from[i] : low;
+        high = view->count[i] < high ? view->count[i] : high;
+    }
+    if (seeing < view->right - view->left || high < low) low = high = 0;
     for (integer j = 0; j < view->plain; j++) at[j] = (view->begin + j) * stride;
     for (integer i = view->left; i < view->right; i++)
         if (view->count[i]) gathered(w, i * group, (i + 1) * group, values, at, view->from[i], low, width, 0);
