@@ -23,7 +23,7 @@ from torch import Tensor
 from ..core import sampling
 from ..core.growth import grow
 from ..core.tree import append, from_template, root_only, template
-from ..nets.grown import Shape
+from ..nets.wanted import Shape
 from ..types import Budget, DraftTree, InputError, Rows
 from . import _ranks
 

@@ -25,10 +25,13 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
+from ..nets.compiled import runs
+from ..nets.compiled_hydra import CompiledHydra, HeadParts, compiled_hydra
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from ..nets.products import freeze, product
+from ..targets.compiled import embeddings
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _growth, _heads, _ranks, _weights
 from ._common import whole
@@ -86,14 +89,17 @@ class HydraHead(nn.Module):
             x = block(x)
         return self.lm_head(x)
 
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """The first block's two maps as one: weights and biases."""
+        block: Any = self.blocks[0]
+        maps = block.res_connection, block.linear
+        with torch.inference_mode(False), torch.no_grad():
+            return torch.cat([m.weight for m in maps]), torch.cat([m.bias for m in maps])
+
     def fuse(self) -> None:
         """For inference: the first block's two maps as one, and a faster head."""
-        block = self.blocks[0]
-        assert isinstance(block, _heads.ResBlock)
-        assert block.res_connection is not None
-        with torch.inference_mode(False), torch.no_grad():
-            both = (block.res_connection, block.linear)
-            self.fused = product(torch.cat([m.weight for m in both]), torch.cat([m.bias for m in both]))
+        self.fused = product(*self.both)
         freeze(self, "lm_head")
 
 
@@ -141,9 +147,12 @@ class HydraNet(nn.Module):
         that `prefix` has made."""
         return self.heads[head](torch.cat([features, embeds.flatten(-2)], -1))
 
+    @property
+    def parts(self) -> list[HydraHead]:
+        return [part for part in self.heads if isinstance(part, HydraHead)]
+
     def fuse(self) -> None:
-        for part in self.heads:
-            assert isinstance(part, HydraHead)
+        for part in self.parts:
             part.fuse()
         if self.prefix is not None:
             self.prefix.layer.fuse()
@@ -169,8 +178,7 @@ def fresh(
     if tokens is not None:
         vocabulary.keep(net.d2t, tokens)
     with torch.no_grad():
-        for part in net.heads:
-            assert isinstance(part, HydraHead)
+        for part in net.parts:
             part.lm_head.weight.copy_(weight)
             part.lm_head.bias.copy_(bias)
     return net
@@ -185,6 +193,7 @@ class HydraDrafter:
     config: HydraConfig
     growth: _growth.Growth
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
+    compiled: CompiledHydra | None = None  # its heads, and whole trees of them, where the target's passes are compiled
     taps: tuple[int, ...] = (-1,)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraDrafting:
@@ -238,9 +247,12 @@ class HydraDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         self._read()
-        path = Walk(self.drafter, rows, self.feature)
-        names, vocab = self.drafter.names, self.drafter.target.vocab
-        return self.drafter.growth.propose(rows, path.first, path.step, budget, names, vocab)[0]
+        drafter = self.drafter
+        if drafter.compiled is not None and (asked := drafter.growth.quick(rows, budget)) is not None:
+            assert self.feature is not None, "a prompt comes before a draft"
+            return drafter.compiled.grow(self.feature, rows, *asked)
+        path = Walk(drafter, rows, self.feature)
+        return drafter.growth.propose(rows, path.first, path.step, budget, drafter.names, drafter.target.vocab)[0]
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
@@ -317,8 +329,22 @@ def load(
         tree="static" if ranks else kind, shape=few, depth=config.heads, width=width, top_k=top_k, nodes=1 << 16,
         scale=scale or config.scale, ranks=ranks,
     )  # fmt: skip
+    return drafter(net, target, growth)
+
+
+def drafter(net: HydraNet, target: Target, growth: _growth.Growth) -> HydraDrafter:
+    """A drafter of heads in memory, which are in the target's precision and are changed: made ready for inference."""
+    ids, code = net.ids(), _compiled(net, target)
     net.fuse()
-    return HydraDrafter(net, target, config, growth, ids)
+    return HydraDrafter(net, target, net.config, growth, ids, code)
+
+
+def _compiled(net: HydraNet, target: Target) -> CompiledHydra | None:
+    """Heads of one block, in the code that the target's passes run in."""
+    if not runs(target) or net.config.layers != 1:
+        return None
+    parts = [HeadParts(*part.both, part.lm_head.weight, part.lm_head.bias) for part in net.parts]
+    return compiled_hydra(parts, embeddings(target, parts[0].head.dtype), net.ids())
 
 
 NETWORK = Network(HydraNet, HydraConfig)

@@ -34,8 +34,8 @@ from ..core.tree import root_only
 from ..nets import vocabulary
 from ..nets.compiled import runs
 from ..nets.compiled_heads import CompiledHeads, compiled_heads
-from ..nets.grown import Shape
 from ..nets.network import Network
+from ..nets.wanted import Shape
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _heads, _ranks, _weights
 from ._common import whole

@@ -134,6 +134,16 @@ static void keep(Draft *draft, integer rows, integer candidates) {
     }
 }
 
+/* The first candidate of every row is its root. */
+static void rooted(Draft *draft, integer rows) {
+    for (integer r = 0; r < rows; r++) {
+        const integer at = r * draft->candidates;
+        draft->token[at] = draft->root[r];
+        draft->value[at] = 0;
+        draft->below[at] = draft->level[at] = 0;
+    }
+}
+
 /* The candidates `first` .. of every row, below the `wide` nodes that were fed last: those from `above` on. */
 static void rank_all(
     const Model *head, const Pass *pass, Draft *draft, integer above, integer wide, integer layer, integer first
@@ -238,12 +248,7 @@ void draft(const Model *step, const Model *head, Pass *pass, Draft *draft) {
     pass->lengths = draft->lengths;
     if (draft->waits) read_pairs(step, pass, draft);
     if (!draft->depth) return;
-    for (integer r = 0; r < rows; r++) {
-        const integer at = r * draft->candidates;
-        draft->token[at] = draft->root[r];
-        draft->value[at] = 0;
-        draft->below[at] = draft->level[at] = 0;
-    }
+    rooted(draft, rows);
     memcpy(pass->states, draft->last, rows * step->hidden * sizeof(float));
     pass->nodes = pass->all = pass->asked = 1;
     pass->since = pass->taps = 0;

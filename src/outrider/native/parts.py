@@ -114,6 +114,12 @@ class HeadsPart(ctypes.Structure):
     _fields_ = [("blocks", MatrixPart), ("bias", address), ("made", address)]
 
 
+class HydraPart(ctypes.Structure):
+    """`HydraHead`."""
+
+    _fields_ = [("block", MatrixPart), ("bias", address), ("head", MatrixPart), ("shift", address)]
+
+
 class WalkPart(ctypes.Structure):
     """`Walk`."""
 

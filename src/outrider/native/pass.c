@@ -320,6 +320,8 @@ void forward(const Model *model, const Pass *pass) {
 
 #include "draft.h"
 
+#include "hydra.h"
+
 #include "lattice.h"
 
 #include "heads.h"

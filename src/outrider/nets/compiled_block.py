@@ -25,9 +25,10 @@ from ..native.weights import STEP, WIDEST
 from ..types import Budget, DraftTree, Rows
 from .block import BlockNet
 from .compiled import Turns
-from .grown import Pairs, Shape, listed
+from .grown import Pairs, listed
 from .kv_cache import KVCache
-from .lattice import Places, Seconds, Wanted, fit
+from .lattice import Places, deepest, fit
+from .wanted import Seconds, Shape, Wanted
 
 WHOLE = 16  # the pair head's width is filled up by zeros to a multiple of this
 
@@ -118,9 +119,10 @@ class CompiledBlock:
         depth, b = shape.depth, len(rows)
         with self.lock:
             wanted = Wanted(rows, budget, shape, int(self.model.vocabulary), self.seconds)
-            self.block.deepest = wanted.deepest
+            depths, told = deepest(rows, depth), {**wanted.told, "candidates": shape.nodes}
+            self.block.deepest = ctypes.addressof(depths)
             places = Places(b, int(self.block.first) + depth, 1, shape.nodes, wanted.most)
-            return wanted.tree(self._call(cache, last, pairs, depth, places, wanted.told))
+            return wanted.tree(self._call(cache, last, pairs, depth, places, told))
 
     def _call(
         self,

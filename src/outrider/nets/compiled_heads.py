@@ -16,8 +16,8 @@ from ..native.build import library
 from ..native.parts import BlockPart, DraftPart, HeadsPart, MatrixPart, ModelPart, PassPart, Room
 from ..native.weights import STEP
 from ..types import Budget, DraftTree, Rows
-from .grown import Shape
-from .lattice import Places, Seconds, Wanted, fit
+from .lattice import Places, deepest, fit
+from .wanted import Seconds, Shape, Wanted
 
 
 class CompiledHeads:
@@ -62,9 +62,9 @@ class CompiledHeads:
                 self._fit(places.both(self.places))
             step = self.hidden * features.element_size()
             vectors = (ctypes.c_void_p * b)(*(features.data_ptr() + i * step for i in range(b)))
-            asks, wants = self.asks, self.wants
-            asks.rows, asks.threads, self.block.deepest = b, torch.get_num_threads(), wanted.deepest
-            wants.depth, wants.features = shape.depth, ctypes.addressof(vectors)
+            asks, wants, depths = self.asks, self.wants, deepest(rows, shape.depth)
+            asks.rows, asks.threads, self.block.deepest = b, torch.get_num_threads(), ctypes.addressof(depths)
+            wants.candidates, wants.features = shape.nodes, ctypes.addressof(vectors)
             for name, value in wanted.told.items():
                 setattr(wants, name, value)
             self.call(*map(ctypes.byref, (self.model, self.heads, self.block, asks, wants)))

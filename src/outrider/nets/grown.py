@@ -8,38 +8,22 @@ of tensors by rounding, which may change a draft and never a text.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.noise import MASK64, tables
-from ..core.sampling import POOL, POOLED
 from ..native.parts import DraftPart, PassPart, Room
-from ..types import Budget, DraftTree, Price, Round, Rows
+from ..types import Budget, DraftTree, Round, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
+from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
 
-KNOTS, SLOPES = tables()
 LISTS = "token", "below", "level", "fed", "chosen"  # of all candidates
 FEW = 16  # of native/reading.h: the layer as a whole reads at most so many pairs of a row at once
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of a tree: `depth` layers, the `width` best nodes of each are fed, at most `nodes` are kept, the root included;
-    `top_k` candidates below a node, confidences softmax(r / scale)."""
-
-    depth: int
-    width: int
-    nodes: int
-    top_k: int
-    scale: float
 
 
 class Pairs(NamedTuple):
@@ -104,15 +88,14 @@ class Grower:
     places: Places = field(default=Places(), init=False)  # that the structures of a call have room for
     asks: PassPart = field(init=False)
     wants: DraftPart = field(init=False)
-    price: tuple[Price | None, Any] = field(default=(None, (ctypes.c_double * 1)()), init=False)  # as the code has it
 
     def __post_init__(self) -> None:
-        self.room = Room(self.net.step)
+        self.room, self.seconds = Room(self.net.step), Seconds()
 
     def read(self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs]) -> None:
         """Feed pairs alone, as `grow` does first."""
         with self.net.lock:
-            self._call(cache, last, pairs, Places(len(cache.host), 0), Shape(0, 1, 1, 1, 1.0))
+            self._call(cache, last, pairs, Places(len(cache.host), 0), {"depth": 0})
 
     def grow(
         self,
@@ -133,32 +116,11 @@ class Grower:
             rows: as a drafter's `propose` has them.
             budget: its floor, reach and price.
         """
-        depth, width, nodes, b, price = shape.depth, shape.width, shape.nodes, len(rows), budget.price
-        fed = (depth - 1) * width
-        places = Places(b, fed, 1 + min(shape.top_k, int(self.net.step.vocabulary)) * (1 + fed), width)
-        with torch.inference_mode(False):
-            found, worth = torch.empty(b * (3 * nodes + 1), dtype=torch.long), torch.empty(b * nodes)
-            sees = torch.empty(b * nodes * nodes, dtype=torch.bool)
-        root, size = rows.root.contiguous(), found.data_ptr()
-        heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
-        seeds = (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds))
-        starts = (ctypes.c_int64 * b)(*rows.start)
-        told: dict[str, Any] = {
-            "floor": _log(budget.floor), "reach": _log(budget.reach), "trust": price.trust if price else 1.0,
-            "sizes": len(price.seconds) if price else 0, "summed": int(price.summed) if price else 0,
-            "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts), "root": root.data_ptr(),
-            "seeds": ctypes.addressof(seeds) if rows.rule == "coupled" and rows.hot else None,
-            "size": size, "values": worth.data_ptr(), "sees": sees.data_ptr(),
-            **{name: size + 8 * b * (1 + i * nodes) for i, name in enumerate(("tokens", "parents", "depths"))},
-        }  # fmt: skip
         with self.net.lock:
-            if price is not None and self.price[0] is not price:
-                self.price = price, (ctypes.c_double * len(price.seconds))(*price.seconds)
-            told["seconds"] = ctypes.addressof(self.price[1])
-            n = self._call(cache, last, pairs, places, shape, told)
-        tokens, parents, depths = (found[b * (1 + i * nodes) :][: b * n].view(b, n) for i in range(3))
-        seen = sees[: b * n * n].view(b, n, n)
-        return DraftTree(tokens, parents, depths, found[:b], seen, depth, worth[: b * n].view(b, n))
+            wanted = Wanted(rows, budget, shape, int(self.net.step.vocabulary), self.seconds)
+            fed = (shape.depth - 1) * shape.width
+            places = Places(len(rows), fed, 1 + wanted.most * (1 + fed), shape.width)
+            return wanted.tree(self._call(cache, last, pairs, places, wanted.told))
 
     def _call(
         self,
@@ -166,11 +128,10 @@ class Grower:
         last: Tensor,
         pairs: Sequence[Pairs],
         places: Places,
-        shape: Shape,
-        told: Mapping[str, Any] = MappingProxyType({}),
+        told: Mapping[str, Any],
     ) -> int:
         """The call itself; `told`: what else the structure of the draft holds. Returns the nodes of the widest row."""
-        net, b, columns = self.net, places.rows, int(self.net.step.vocabulary)
+        net, b = self.net, places.rows
         counts, features, behind = listed(pairs, b)
         slots = cache.longest + (waits := max(counts)) + places.fed
         self._fit(replace(places, waits=waits) if waits > 1 else places)
@@ -183,9 +144,6 @@ class Grower:
         asks.turns, asks.positions, asks.threads = turns.data_ptr(), len(turns), torch.get_num_threads()
         wants.waits, wants.waiting, wants.lengths = waits, ctypes.addressof(waiting), ctypes.addressof(lengths)
         wants.features, wants.behind, wants.last = ctypes.addressof(vectors), ctypes.addressof(tokens), last.data_ptr()
-        wants.depth, wants.width, wants.nodes, wants.scale = shape.depth, shape.width, shape.nodes, shape.scale
-        wants.most = most = min(shape.top_k, columns)
-        wants.pool = max(POOL, most) if columns > POOLED else columns
         for name, value in told.items():
             setattr(wants, name, value)
         net.drafts(*map(ctypes.byref, (net.step, net.end, asks, wants)))
@@ -233,7 +191,3 @@ def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], lis
             behind += tokens
             counts[r] += len(nodes)
     return counts, features, behind
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
