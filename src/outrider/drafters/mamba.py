@@ -24,17 +24,21 @@ from ..checkpoints.mamba import original, read
 from ..core.padding import padded
 from ..nets import mamba as ssm
 from ..nets import products, vocabulary
+from ..nets.compiled import runs
+from ..nets.compiled_mamba import CompiledMamba, compiled_mamba
+from ..nets.wanted import Shape
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
 from . import _ranks, _weights
 from ._common import accepted, whole
 from ._growth import Growth
 from ._text import TextDrafter
-from ._words import Words
+from ._words import Same, Words
 from .model import across, check_tokenizer, check_way, check_whole, same
 
 if TYPE_CHECKING:
     from ._hybrid import HybridDrafter
 
+FEW = 4  # tokens that wait: these are read one by one
 FIRST = 16  # states that a slab has room for at first, at most; it grows
 PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
 
@@ -50,6 +54,7 @@ class MambaDrafter:
     batch: int = 1024
     taps: tuple[int, ...] = ()
     steps: ssm.Steps | None = None  # recorded, where the target's passes are
+    compiled: CompiledMamba | None = None  # reading and whole trees, where the target's passes are compiled
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MambaDrafting:
         return MambaDrafting(self, ssm.read(self.net, [self.words.read(p) for p in prompts]), [[] for _ in prompts])
@@ -129,9 +134,27 @@ class MambaDrafting:
         self.fed = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        words, growth = self.drafter.words, self.drafter.growth
+        words, growth, code = self.drafter.words, self.drafter.growth, self.drafter.compiled
+        if code is not None and (asked := growth.quick(rows, budget)) is not None:
+            tree, self.fed = self._grow(code, rows, *asked)
+            return tree
         tree, self.fed = growth.propose(rows, self._read(budget.nodes), self._step, budget, words.names, words.vocab)
         return tree
+
+    def _grow(self, code: CompiledMamba, rows: Rows, budget: Budget, shape: Shape) -> tuple[DraftTree, Tensor]:
+        """A tree in one call, which also reads the few tokens that wait."""
+        slab = self._ready(1 + (shape.depth - 1) * shape.width)
+        return code.grow(slab, self.pending, rows, budget, shape, self.drafter.words.names)
+
+    def _ready(self, slots: int) -> Slab:
+        """The slab with room for so many states, the text's in the first; few tokens wait behind it."""
+        if max(map(len, self.pending)) > FEW:
+            self._shorten()
+        self.slab = self.slab or Slab.like(self.state, slots)
+        if slots > self.slab.nodes:
+            self.slab = self.slab.grown(slots)
+        self.slab.put(self.state, 0)
+        return self.slab
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
@@ -159,12 +182,18 @@ class MambaDrafting:
     def _catch_up(self) -> None:
         """Rounds without a draft leave tokens unread: read them, all but the root, before they are too many."""
         if max(map(len, self.pending)) > ssm.PIECE:
-            self.state = ssm.read(self.drafter.net, [row[:-1] for row in self.pending], self.state)
-            self.pending = [row[-1:] for row in self.pending]
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Read all that waits but the root."""
+        self.state = ssm.read(self.drafter.net, [row[:-1] for row in self.pending], self.state)
+        self.pending = [row[-1:] for row in self.pending]
 
     @torch.no_grad()
     def _read(self, nodes: int) -> Float[Tensor, "b 1 v"]:
         """Read the pending tokens, the root last; its state is the slab's first, which has room for a draft's."""
+        if (code := self.drafter.compiled) is not None:
+            return code.read(self._ready(min(nodes, FIRST)), self.pending)[:, None]
         longest, device = max(map(len, self.pending)), self.state.conv.device
         tokens = padded(self.pending, device)
         even = all(len(row) == longest for row in self.pending)
@@ -186,6 +215,8 @@ class MambaDrafting:
             )
         if n > self.slab.nodes:
             self.slab = self.slab.grown(n)
+        if (code := self.drafter.compiled) is not None:
+            return code.step(self.slab, fed.tokens[:, since:], fed.parents[:, since:], since)
         state = self.slab.take(fed.parents[:, since:])
         tokens = self.drafter.words.feed(fed.tokens[:, since:])
         logits, state = self.drafter.advance(tokens.reshape(b * w, 1), state)
@@ -230,10 +261,10 @@ def load(
     path = _weights.placed(path or "demo", "mamba")
     folder = str(folder_of(path))
     net = _net(folder, target, dtype, vocab == "same")
-    recorded, rows = target.recorded, int(net.config.vocab_size)
+    rows = int(net.config.vocab_size)
 
     def build(words: Words) -> MambaDrafter | HybridDrafter:
-        return _built(net, words, growth, batch, recorded)
+        return _built(net, words, growth, batch, target)
 
     if vocab != "same":
         check_whole(net, folder)
@@ -248,15 +279,23 @@ def load(
     return build(same(net, path, target))
 
 
-def _built(net: Any, words: Words, growth: Growth, batch: int, recorded: bool) -> MambaDrafter | HybridDrafter:
+def _built(net: Any, words: Words, growth: Growth, batch: int, target: Target) -> MambaDrafter | HybridDrafter:
     """Mamba and Mamba-2 have a forward of their own here; whatever else is recurrent, the stock one."""
     if net.config.model_type in ssm.KINDS:
         ssm.check(net)
-        return MambaDrafter(net, words, growth, batch, steps=ssm.Steps(net) if recorded else None)
+        code = compiled_mamba(net) if runs(target) and _plain(net, words) else None
+        products.hasten(net, leave=("dt_proj",))  # whose parameters are read
+        return MambaDrafter(net, words, growth, batch, (), ssm.Steps(net) if target.recorded else None, code)
     from . import _hybrid
 
     _hybrid.check(net)
     return _hybrid.HybridDrafter(net, words, growth, batch)
+
+
+def _plain(net: Any, words: Words) -> bool:
+    """Are tokens read and drafted under the target's own ids?"""
+    columns = len(net.lm_head.weight)
+    return isinstance(words, Same) and words.rows >= words.vocab and (words.names is not None or columns == words.vocab)
 
 
 def _net(path: str, target: Target, dtype: str, drafting: bool) -> Any:
@@ -267,10 +306,7 @@ def _net(path: str, target: Target, dtype: str, drafting: bool) -> Any:
     net = net.to(device=target.device, dtype=kind)
     if drafting:
         vocabulary.cut(net)
-    net.requires_grad_(False)
-    if net.config.model_type in ssm.KINDS:
-        products.hasten(net, leave=("dt_proj",))  # whose parameters are read
-    return net.eval()
+    return net.requires_grad_(False).eval()
 
 
 def _original(path: str) -> Any:

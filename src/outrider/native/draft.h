@@ -122,6 +122,7 @@ static void keep(Draft *draft, integer rows, integer candidates) {
             draft->parents[to + count] = up;
             draft->depths[to + count] = draft->level[at + i];
             draft->values[to + count] = draft->value[at + i];
+            if (draft->where) draft->where[to + count] = !i ? 0 : draft->fed[at + i] < 0 ? -1 : 1 + draft->fed[at + i];
             memcpy(sees + count * n, sees + up * n, n);
             sees[count * n + count] = sees[count * n] = 1;
             new[i] = count++;
@@ -129,6 +130,7 @@ static void keep(Draft *draft, integer rows, integer candidates) {
         for (integer i = draft->size[r]; i < n; i++) {
             draft->tokens[to + i] = draft->parents[to + i] = draft->depths[to + i] = 0;
             draft->values[to + i] = -INFINITY;
+            if (draft->where) draft->where[to + i] = -1;
             sees[i * n + i] = sees[i * n] = 1;
         }
     }

@@ -92,7 +92,7 @@ class DraftPart(ctypes.Structure):
         ("candidates", whole),
         *((name, address) for name in ("place", "token", "below", "level", "fed", "chosen", "value")),
         ("kept", whole),
-        *((name, address) for name in ("size", "tokens", "parents", "depths", "values", "sees")),
+        *((name, address) for name in ("size", "tokens", "parents", "depths", "where", "values", "sees")),
     ]
 
 
@@ -118,6 +118,35 @@ class HydraPart(ctypes.Structure):
     """`HydraHead`."""
 
     _fields_ = [("block", MatrixPart), ("bias", address), ("head", MatrixPart), ("shift", address)]
+
+
+class MambaLayerPart(ctypes.Structure):
+    """`MambaLayer`."""
+
+    _fields_ = [
+        *((name, MatrixPart) for name in ("into", "out")),
+        *((name, address) for name in ("norm", "taps", "bias", "bias_time", "rate", "skip", "norm_out")),
+    ]
+
+
+class MambaPart(ctypes.Structure):
+    """`Mamba`."""
+
+    _fields_ = [
+        *((name, whole) for name in ("hidden", "inner", "heads", "width", "states", "groups", "kernel", "layers")),
+        *((name, whole) for name in ("vocabulary", "outputs", "normed")),
+        *((name, real) for name in ("epsilon", "epsilon_out", "shortest", "longest")),
+        ("layer", ctypes.POINTER(MambaLayerPart)),
+        ("norm", address),
+        ("head", MatrixPart),
+        ("embeddings", address),
+    ]
+
+
+class SlabPart(ctypes.Structure):
+    """`Slab`."""
+
+    _fields_ = [("slots", whole), *((name, address) for name in ("inputs", "memory", "from_", "to", "token"))]
 
 
 class WalkPart(ctypes.Structure):

@@ -322,6 +322,8 @@ void forward(const Model *model, const Pass *pass) {
 
 #include "hydra.h"
 
+#include "mamba.h"
+
 #include "lattice.h"
 
 #include "heads.h"

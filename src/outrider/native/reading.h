@@ -40,6 +40,7 @@ typedef struct {
     float *value;                                  /* room: the same */
     integer kept;                                  /* found: nodes of the widest row */
     integer *size, *tokens, *parents, *depths;     /* found: [rows], then [rows, kept] */
+    integer *where; /* found: the same, 1 + a node's place among the fed, 0: the root, -1: it was not fed; or NULL */
     float *values;
     uint8_t *sees; /* found: [rows, kept, kept] */
 } Draft;

@@ -125,8 +125,15 @@ INLINE uint16_t rounded(float x) {
 
 #if defined(HALVES) && !defined(WIDE)
 INLINE held to_held(float x) { return rounded(x); }
+INLINE float from_held(held x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float found;
+    memcpy(&found, &bits, 4);
+    return found;
+}
 #else
 INLINE held to_held(float x) { return x; }
+INLINE float from_held(held x) { return x; }
 #endif
 
 /* LANES numbers as the input of a product. */

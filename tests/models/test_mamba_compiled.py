@@ -1,0 +1,224 @@
+"""A Mamba-2 in compiled code: its trees, states and logits are those of tensors."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from bits import compiled, text_of
+from test_grown import BUDGETS, PROMPTS, Given
+from test_medusa_compiled import valued
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+import outrider
+from outrider.core.tree import check
+from outrider.drafters._growth import Growth
+from outrider.drafters._words import Same
+from outrider.drafters.mamba import FEW, MambaDrafter, MambaDrafting, Slab
+from outrider.native import build as native
+from outrider.nets import mamba as ssm
+from outrider.nets.compiled_mamba import compiled_mamba
+from outrider.types import Budget, DraftTree, Rows
+
+pytestmark = pytest.mark.skipif(
+    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+)
+HALF, WHOLE = torch.bfloat16, torch.float32
+SIZES = {
+    "one group": {},
+    "two groups": {"n_groups": 2},
+    "a group for each head": {"n_groups": 8},
+    "no bias": {"use_conv_bias": False},
+    "limits": {"time_step_limit": (0.05, 0.4)},
+    "wide kernel": {"conv_kernel": 6},
+}
+
+
+def network(vocab: int, dtype: torch.dtype = WHOLE, **more: Any) -> Any:
+    """Random weights, with decays and time steps that differ from head to head."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "num_hidden_layers": 2, "state_size": 16, "head_dim": 16, "num_heads": 8, "n_groups": 1,
+        "conv_kernel": 4, "expand": 2, "vocab_size": vocab, "chunk_size": 8,
+    }  # fmt: skip
+    net = Mamba2ForCausalLM(Mamba2Config(**{**sizes, **more}))
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            scale = 0.5 if name.endswith(("dt_bias", "D", "A_log")) else 0.25
+            parameter.add_(torch.randn(parameter.shape) * scale)
+    return net.to(dtype).requires_grad_(False).eval()
+
+
+def made(
+    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, **more: Any
+) -> outrider.LLM:  # fmt: skip
+    """A tiny random model with a random Mamba-2; `drafted`: of so many tokens."""
+    target, net, names = compiled(vocab, dtype), network(vocab, dtype, **more), None
+    if drafted:
+        names = torch.randperm(vocab)[:drafted].sort().values
+        few = torch.nn.Linear(64, drafted, bias=False).to(dtype)
+        few.weight = torch.nn.Parameter(net.lm_head.weight[names].clone(), requires_grad=False)
+        net.set_output_embeddings(few)
+    drafter = MambaDrafter(
+        net, Same(vocab, vocab, names), growth or Growth(depth=6, top_k=4), compiled=compiled_mamba(net)
+    )
+    return outrider.LLM(target, None, drafter, "tiny", "mamba", frozenset({3}))
+
+
+def in_tensors(drafting: MambaDrafting) -> MambaDrafting:
+    """The same drafting, which goes its own way."""
+    state = ssm.State(drafting.state.conv.clone(), drafting.state.ssm.clone())
+    return MambaDrafting(replace(drafting.drafter, compiled=None), state, copy.deepcopy(drafting.pending))
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
+    """Every proposal is made both ways, with the states of all nodes; those of the compiled code are kept."""
+    trees: list[DraftTree] = []
+    whole = MambaDrafting.propose
+
+    def both(self: MambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
+        assert self.drafter.compiled is not None
+        other = in_tensors(self)
+        tree, right = whole(self, rows, budget), whole(other, rows, budget)
+        check(tree)
+        assert tree.tokens.shape == right.tokens.shape
+        for name in ("tokens", "parents", "depths", "size"):
+            assert torch.equal(getattr(tree, name), getattr(right, name)), name
+        real = torch.arange(tree.nodes) < tree.size[:, None]
+        assert tree.values is not None
+        assert right.values is not None
+        assert torch.allclose(tree.values[real], right.values[real], atol=1e-4)
+        states = [_states(drafting, real) for drafting in (self, other)]
+        assert len(states[0]) == len(states[1])
+        for one, two in zip(*states, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+        trees.append(tree)
+        return tree
+
+    monkeypatch.setattr(MambaDrafting, "propose", both)
+    return trees
+
+
+def _states(drafting: MambaDrafting, real: torch.Tensor) -> list[torch.Tensor]:
+    """What is remembered of every node that was fed, and of none else."""
+    assert drafting.fed is not None
+    assert drafting.slab is not None
+    found = []
+    for row, node in (real & (drafting.fed >= 0)).nonzero().tolist():
+        slot = int(drafting.fed[row, node])
+        found += [drafting.slab.conv[:, row, slot], drafting.slab.ssm[:, row, slot]]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("budget", list(BUDGETS))
+def test_trees_and_states_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
+    """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones."""
+    for vocab, drafted in ((97, 0), (97, 50), (6000, 5000)):
+        llm = made(vocab, drafted, WHOLE)
+        llm.generate(
+            PROMPTS, max_new_tokens=14, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
+        )
+    assert len(compared) >= 10
+    assert max(tree.nodes for tree in compared) > 1
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 2, 1), (2, 1, 1)])
+def test_static_trees_are_those_of_tensors(shape: tuple[int, ...], compared: list[DraftTree]) -> None:
+    """As bandits have them: grown elsewhere, by single steps of the code."""
+    llm = made(97, 50, WHOLE)
+    llm.generate(
+        PROMPTS, max_new_tokens=14, batch_size=3, seed=2, temperature=1.0, budget=Given(Budget(64, 8, shape=shape))
+    )
+    assert len(compared) > 2
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_every_kind_of_network_is_read(size: str, compared: list[DraftTree]) -> None:
+    llm = made(97, 0, WHOLE, **SIZES[size])
+    llm.generate(PROMPTS, max_new_tokens=14, batch_size=3, budget=Given(Budget(16, 4)))
+    assert len(compared) > 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("waits", [[[5]], [[5, 9, 11]], [[5], [9, 11, 7], [3, 4]]])
+def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]]) -> None:
+    """Rows end together, however many tokens they have."""
+    net = network(97)
+    code, start = compiled_mamba(net), ssm.read(net, [text_of(i, 9) for i in range(len(waits))])
+    assert code is not None
+    slab = Slab.like(start, 3)
+    slab.put(start, 0)
+    logits = code.read(slab, waits)
+    for row, tokens in enumerate(waits):
+        own = start.select(torch.tensor([row]))
+        features, state = ssm.run(net, torch.tensor([tokens]), own)
+        torch.testing.assert_close(logits[row], net.lm_head(features[0, -1]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(slab.ssm[:, row, 0], state.ssm[:, 0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(slab.conv[:, row, 0], state.conv[:, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [HALF, WHOLE])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dtype) -> None:
+    """Rows that end at their own time and are followed by others; trees, chains, rounds that leave tokens unread."""
+    llm = made(97, 50, dtype)
+    prompts = [text_of(i, 3 + 19 * i) for i in range(7)]
+    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
+    right = [o.tokens for o in llm.generate(prompts, budget=Given(Budget(1, 0)), **law)]
+
+    class Seldom(Given):
+        turn = 0
+
+        def choose(self, rows: Rows) -> Budget:
+            self.turn += 1
+            return self.budget if self.turn % (FEW + 3) == 0 else Budget(1, 0)
+
+    for batch, budget in (
+        (1, Given(Budget(16, 6))), (3, Given(Budget(8, 4, floor=0.01))), (3, Given(Budget(4, 8, shape=(1, 1, 1)))),
+        (2, Seldom(Budget(16, 6))),
+    ):  # fmt: skip
+        found = llm.generate(prompts, batch_size=batch, budget=budget, **law)
+        assert [o.tokens for o in found] == right, (batch, budget)
+        assert sum(o.usage.drafted for o in found) > 20
+
+
+@torch.no_grad()
+def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> None:
+    llm = made(97, 50, HALF)
+    hits = total = 0
+    whole = MambaDrafting.propose
+
+    def both(self: MambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
+        nonlocal hits, total
+        other = in_tensors(self)
+        tree, right = whole(self, rows, budget), whole(other, rows, budget)
+        for row in range(len(rows)):
+            found, wanted = valued(tree, row).keys(), valued(right, row).keys()
+            hits, total = hits + len(found & wanted), total + len(wanted)
+        return tree
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MambaDrafting, "propose", both)
+        llm.generate(PROMPTS, max_new_tokens=16, temperature=0.0, batch_size=3, budget=Given(Budget(16, 4)))
+    assert total > 100
+    assert hits >= 0.8 * total
+
+
+def test_what_the_code_does_not_know_stays_in_tensors() -> None:
+    for more in ({"use_bias": True}, {"state_size": 12}):
+        assert compiled_mamba(network(97, **more)) is None, more
+
+
+def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
+    llm = made(97, 0, WHOLE)
+    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
+    drafter: Any = llm.drafter
+    drafter.compiled.kept[0].fill_(float("nan"))
+    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 4)))
+    assert [o.tokens for o in found] == right
+    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
