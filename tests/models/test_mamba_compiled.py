@@ -162,6 +162,35 @@ def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]]) -> None:
         torch.testing.assert_close(slab.conv[:, row, 0], state.conv[:, 0], rtol=1e-4, atol=1e-4)
 
 
+def test_a_tree_for_a_while_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where text is drafted: tokens that are not settled, few and many."""
+    whole, told = MambaDrafting.propose, list[DraftTree]()
+
+    def both(self: MambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
+        kept, pending = ssm.State(self.state.conv.clone(), self.state.ssm.clone()), self.pending
+        for tail in ([7], [7, 8, 9, 10, 11, 12, 13]):
+            other, nothing, tails = in_tensors(self), [[] for _ in pending], [[*tail] for _ in pending]
+            found, wanted = (drafting.tell(nothing, tails, rows, budget) for drafting in (self, other))
+            assert torch.equal(found.tokens, wanted.tokens)
+            assert torch.equal(self.state.conv, kept.conv)
+            assert torch.equal(self.state.ssm, kept.ssm)
+            told.append(found)
+        self.pending = pending
+        return whole(self, rows, budget)
+
+    monkeypatch.setattr(MambaDrafting, "propose", both)
+    made(97, 0, WHOLE).generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=Given(Budget(16, 4)))
+    assert max(tree.nodes for tree in told) > 1
+
+
+def test_what_is_too_wide_is_left_to_tensors() -> None:
+    """They refuse it in a sentence."""
+    llm = made(97, 0, WHOLE, Growth(depth=4, top_k=8, width=8))
+    llm.drafter = replace(llm.drafter, batch=16)  # type: ignore[type-var]
+    with pytest.raises(outrider.InputError, match="at most 16 are allowed"):
+        llm.generate(PROMPTS, max_new_tokens=8, batch_size=3, budget=Given(Budget(60, 4)))
+
+
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dtype) -> None:
@@ -210,7 +239,7 @@ def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> Non
 
 
 def test_what_the_code_does_not_know_stays_in_tensors() -> None:
-    for more in ({"use_bias": True}, {"state_size": 12}):
+    for more in ({"use_bias": True}, {"state_size": 12}, {"conv_kernel": 1}):
         assert compiled_mamba(network(97, **more)) is None, more
 
 

@@ -1,8 +1,8 @@
 """Mamba drafters (Choi et al. 2025): a state-space model as draft model, whose memory is constant in the context.
 
 A row's state after its committed text is all there is to remember. Each round the tokens that the drafter has not read,
-the root last, advance it; then the tree grows by batch generation (section 3.2 of the paper): the nodes to expand copy
-their parents' states along the batch and take one step together, one forward pass per depth. Every node that was fed
+the root last, advance it; then the tree grows by batch generation (section 3.2 of the paper): the nodes to expand begin
+with their parents' states and take one step together, one forward pass per depth. Every node that was fed
 keeps its state until the round ends, so after verification the accepted node's state is selected, and nothing is
 computed again. Trees, noise and laws are those of all stepping drafters (`_growth.py`).
 """
@@ -135,7 +135,8 @@ class MambaDrafting:
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         words, growth, code = self.drafter.words, self.drafter.growth, self.drafter.compiled
-        if code is not None and (asked := growth.quick(rows, budget)) is not None:
+        asked = None if code is None else growth.quick(rows, budget)
+        if code is not None and asked is not None and len(rows) * asked[1].width <= self.drafter.batch:
             tree, self.fed = self._grow(code, rows, *asked)
             return tree
         tree, self.fed = growth.propose(rows, self._read(budget.nodes), self._step, budget, words.names, words.vocab)
@@ -143,16 +144,15 @@ class MambaDrafting:
 
     def _grow(self, code: CompiledMamba, rows: Rows, budget: Budget, shape: Shape) -> tuple[DraftTree, Tensor]:
         """A tree in one call, which also reads the few tokens that wait."""
-        slab = self._ready(1 + (shape.depth - 1) * shape.width)
+        slab = self._ready(1 + sum(min(shape.width, shape.top_k**depth) for depth in range(1, shape.depth)))
         return code.grow(slab, self.pending, rows, budget, shape, self.drafter.words.names)
 
     def _ready(self, slots: int) -> Slab:
         """The slab with room for so many states, the text's in the first; few tokens wait behind it."""
         if max(map(len, self.pending)) > FEW:
             self._shorten()
-        self.slab = self.slab or Slab.like(self.state, slots)
-        if slots > self.slab.nodes:
-            self.slab = self.slab.grown(slots)
+        if self.slab is None or slots > self.slab.nodes:
+            self.slab = Slab.like(self.state, slots)
         self.slab.put(self.state, 0)
         return self.slab
 
@@ -160,8 +160,10 @@ class MambaDrafting:
         """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
         if any(settled):
             self.state = ssm.read(self.drafter.net, settled, self.state)
-        self.pending = tails
-        return self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
+        self.pending, state = tails, self.state
+        tree = self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
+        self.state = state  # long tails are read into it
+        return tree
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
@@ -293,7 +295,7 @@ def _built(net: Any, words: Words, growth: Growth, batch: int, target: Target) -
 
 
 def _plain(net: Any, words: Words) -> bool:
-    """Are tokens read and drafted under the target's own ids?"""
+    """Are the tokens that are read and drafted those that it is told of? (Where text is drafted they are its own.)"""
     columns = len(net.lm_head.weight)
     return isinstance(words, Same) and words.rows >= words.vocab and (words.names is not None or columns == words.vocab)
 

@@ -116,6 +116,7 @@ class CompiledMamba:
 
     def _read(self, states: States, waits: Sequence[Sequence[int]]) -> None:
         counts, wants, slab = [len(row) for row in waits], self.wants, self._slab(states)
+        assert min(counts) > 0, "every row's root waits"
         waiting = (ctypes.c_int64 * len(waits))(*counts)
         behind = (ctypes.c_int64 * sum(counts))(*chain(*waits))
         wants.waits, wants.waiting, wants.behind = max(counts), ctypes.addressof(waiting), ctypes.addressof(behind)
@@ -181,7 +182,7 @@ def compiled_mamba(net: Any) -> CompiledMamba | None:
     config, mixer, weight = net.config, net.backbone.layers[0].mixer, net.lm_head.weight
     if config.model_type != "mamba2" or weight.device.type != "cpu" or net.lm_head.bias is not None:
         return None
-    if mixer.in_proj.bias is not None or mixer.out_proj.bias is not None:
+    if mixer.in_proj.bias is not None or mixer.out_proj.bias is not None or mixer.conv_kernel_size < 2:
         return None
     if any(size % STEP for size in (config.hidden_size, mixer.intermediate_size)):
         return None
