@@ -1,4 +1,4 @@
-"""The README's picture and its sentence: `python benchmarks/picture.py` (from benchmarks/results/smollm2_ships.json).
+"""The README's picture and its sentence: `python benchmarks/picture.py` (from benchmarks/results/smollm2.json).
 
 Writes docs/results.svg, and what stands between the `<!-- results -->` marks of README.md.
 """
@@ -63,7 +63,7 @@ def draw(found: list[Row]) -> None:
 
 
 def main() -> None:
-    report: Document = read("smollm2_ships")
+    report: Document = read("smollm2")
     machine, versions = report.run.machine, report.run.versions
     found = rows(report)
     draw(found)

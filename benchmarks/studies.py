@@ -74,45 +74,41 @@ MAMBAS = (
     *(f"{name}={CHAINS['Mamba 1.5M']}@{' '.join(arms)}" for name, arms in BANDITS.items()),
 )
 
-# SmolLM2 where the papers measured. Its drafters are those of `recipes.smollm2.train`; two of them ship.
-LLAMA, MAMBA, EAGLE3, BLOCK = (f"runs/smollm2/{kind}/best" for kind in ("draft-lm", "mamba", "eagle3", "block"))
+# SmolLM2 where the papers measured. Three of its drafters are in the repository, the others are those that
+# `recipes.smollm2.train` makes of 8 million tokens.
+SMOL_HASS, HEADS, SHIPS = "eagle:smollm2/hass", "medusa:smollm2/medusa", "eagle3:smollm2/eagle3"
+LLAMA, MAMBA, HYDRA, BLOCK, EAGLE, EAGLE3 = (
+    f"{kind}:runs/smollm2/{folder}/best" for kind, folder in (
+        ("model", "draft-lm"), ("mamba", "mamba"), ("hydra", "hydra"), ("block", "block"), ("eagle", "eagle"),
+        ("eagle3", "eagle3"),
+    )
+)  # fmt: skip
+DEFAULT = f"suffix + {SHIPS}"
+NETWORKS = {  # what is measured with 16 nodes and with the automatic budget, by growing tokens a round
+    "Llama": LLAMA, "Mamba": MAMBA, "Medusa": HEADS, "Hydra": HYDRA, "block": BLOCK, "EAGLE": EAGLE, "HASS": SMOL_HASS,
+    "EAGLE-3": SHIPS, "suffix and EAGLE-3": DEFAULT,
+}  # fmt: skip
+BESIDE = {  # and other sizes of some
+    "Llama": (f"Llama chain of 2={LLAMA}?tree=chain@3x2",),
+    "Mamba": (f"Mamba, chain={MAMBA}@{LINE}", *(f"Mamba, {shape}={MAMBA}@{shape}" for shape in PAPER),
+              f"Mamba, bandit of the paper's={MAMBA}@{' '.join(PAPER)}"),
+    "HASS": (f"HASS chain of 1={SMOL_HASS}?tree=chain@2x1", f"HASS chain of 2={SMOL_HASS}?tree=chain@3x2",
+             f"HASS, 4 nodes={SMOL_HASS}@4x3"),
+    "EAGLE-3": (f"EAGLE-3 of 8 million tokens, 16 nodes={EAGLE3}@16x6", f"EAGLE-3, 4 nodes={SHIPS}@4x3"),
+}  # fmt: skip
+ADAPTIVE = {name: f"{name}, adaptive={spec}@auto" for name, spec in NETWORKS.items()}
 REAL = (
     "lookup@auto", "suffix@auto", "lookahead@auto",
-    f"Llama chain of 2=model:{LLAMA}?tree=chain@3x2", f"Llama, 16 nodes=model:{LLAMA}@16x6",
-    f"Llama, adaptive=model:{LLAMA}@auto",
-    f"Mamba, 16 nodes=mamba:{MAMBA}@16x6", f"Mamba, adaptive=mamba:{MAMBA}@auto",
-    f"Mamba, bandit=mamba:{MAMBA}@1,1 2,1 3,2,1 {PAPER[0]} none",
-    "Medusa, 16 nodes=medusa:smollm2/medusa@16x4",
-    f"EAGLE-3, 16 nodes=eagle3:{EAGLE3}@16x6", f"EAGLE-3, adaptive=eagle3:{EAGLE3}@auto",
-    f"block, 16 nodes=block:{BLOCK}@16x6", f"block, adaptive=block:{BLOCK}@auto",
-    "HASS, 16 nodes=eagle:smollm2/hass@16x6", "HASS, adaptive=eagle:smollm2/hass@auto",
-    "suffix and HASS, 16 nodes=suffix + eagle:smollm2/hass@16x6",
-    "suffix and HASS, adaptive=suffix + eagle:smollm2/hass@auto",
+    *(m for name, spec in NETWORKS.items()
+      for m in (*BESIDE.get(name, ()), f"{name}, 16 nodes={spec}@16x6", ADAPTIVE[name])),
 )  # fmt: skip
 REAL_TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
-SMOL_HASS, HEADS, SHIPS = "eagle:smollm2/hass", "medusa:smollm2/medusa", "eagle3:smollm2/eagle3"
-SHIPPED = (  # no training is needed
-    "lookup@auto", "suffix@auto", f"Medusa, 16 nodes={HEADS}@16x4", f"Medusa, adaptive={HEADS}@auto",
-    f"HASS chain of 1={SMOL_HASS}?tree=chain@2x1", f"HASS chain of 2={SMOL_HASS}?tree=chain@3x2",
-    f"HASS, 4 nodes={SMOL_HASS}@4x3", f"HASS, 16 nodes={SMOL_HASS}@16x6", f"HASS, adaptive={SMOL_HASS}@auto",
-    f"EAGLE-3, 4 nodes={SHIPS}@4x3", f"EAGLE-3, 16 nodes={SHIPS}@16x6", f"EAGLE-3, adaptive={SHIPS}@auto",
-    f"suffix and EAGLE-3, adaptive=suffix + {SHIPS}@auto",
-)  # fmt: skip
-MANY = SHIPPED[-1], f"suffix and EAGLE-3, 16 nodes=suffix + {SHIPS}@16x6"  # half of the prompts that the papers took
-WIDER = *MANY, f"suffix and EAGLE-3, 32 nodes=suffix + {SHIPS}@32x6"  # where nodes cost little
-# Drafters of hidden states, after the 8 million tokens of `recipes.smollm2.train` (HASS after 49).
-TRAINED = {
-    "Medusa": HEADS, "Hydra": "hydra:runs/smollm2/hydra/best", "block": f"block:{BLOCK}",
-    "EAGLE-3": f"eagle3:{EAGLE3}", "EAGLE": "eagle:runs/smollm2/eagle/best", "HASS": SMOL_HASS,
-}  # fmt: skip
-EQUAL = (
-    *(f"{name}, {size}={spec}@{budget}" for name, spec in TRAINED.items()
-      for size, budget in (("16 nodes", "16x6"), ("adaptive", "auto"))),
-    f"suffix and HASS, adaptive=suffix + {SMOL_HASS}@auto", f"suffix and block, adaptive=suffix + block:{BLOCK}@auto",
-)  # fmt: skip
+MANY = (
+    ADAPTIVE["suffix and EAGLE-3"],
+    *(f"suffix and EAGLE-3, {size[:2]} nodes={DEFAULT}@{size}" for size in ("16x6", "32x6")),
+)
 # The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
 # it is said to be fitted.
-SIZES = ("8x4", "16x6", "32x7", "64x8")
 SMOL_TREE, NODES = "runs/bench/smollm2-tree.json", ("4x3", "8x4", "16x6", "32x6")
 TUNED = {"chain": "tree=chain", "3 x 2 x 1": "tree=static&shape=3,2,1", "tuned": f"tree={SMOL_TREE}"}
 FOUND = (
@@ -122,6 +118,7 @@ FOUND = (
     f"Medusa={HEADS}?scale=1@16x4",
     f"Medusa, low typical={HEADS}?scale=1@16x4@{TYPICAL[0]}",
     f"Medusa, high typical={HEADS}?scale=1@16x4@{TYPICAL[-1]}",
+    f"Hydra={HYDRA}?scale=1@16x4", f"draft model={LLAMA}?scale=1@16x6",
     *(f"HASS chain, {size}, {rule}={SMOL_HASS}?tree=chain@{size}@{rule}"
       for size in ("4x3", "6x5") for rule in ("coupled", "rejection")),
     f"HASS, static={SMOL_HASS}?tree=static@26x5", f"HASS, dynamic={SMOL_HASS}?scale=1@26x5",
@@ -130,7 +127,10 @@ FOUND = (
     f"HASS without re-ranking={SMOL_HASS}?rerank=false&scale=1@16x6",
     f"HASS without both={SMOL_HASS}?value=false&rerank=false&scale=1@16x6",
 )  # fmt: skip
-CONFIDENT = (f"HASS={SMOL_HASS}?scale=1", f"HASS fitted={SMOL_HASS}")
+CONFIDENT = tuple(
+    f"{name}{words}={spec}{options}" for name, spec in (("HASS", SMOL_HASS), ("Llama", LLAMA), ("Mamba", MAMBA))
+    for words, options in (("", "?scale=1"), (" fitted", ""))
+)  # fmt: skip
 
 
 def arm_of(shape: str) -> str:
@@ -143,26 +143,20 @@ PAPERS = Config("smollm2", temperatures=(0.0, 1.0), tokens=64, limit=3, data=EVA
 SHORT = tuple(task for task in REAL_TASKS if not task.startswith("cnn-dm"))  # whose prompts take most of the time
 COUNTED = replace(PAPERS, tokens=32, tasks=SHORT, peers=(), explain=False)  # tokens and rounds, no clock
 BASE = Config("demo", tokens=32)
+SIZES = ("8x4", "16x6", "32x7", "64x8")
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Config | Callable[[], Config]] = {
-    "smollm2": replace(PAPERS, drafters=REAL,
-                       peers=("transformers", "transformers?lookup=10", f"transformers:{LLAMA}")),
-    "smollm2_batches": replace(PAPERS, drafters=tuple(m for m in REAL if "auto" in m and "look" not in m),
-                               batch_sizes=(4, 8), limit=8, peers=(),
+    "smollm2": replace(PAPERS, drafters=REAL, temperatures=(0.0, 0.6, 1.0), limit=5, peers=(
+        "transformers", "transformers?lookup=10", f"transformers:{LLAMA.removeprefix('model:')}")),
+    "smollm2_many": replace(PAPERS, drafters=MANY, limit=80, tokens=128, peers=(), explain=False),
+    "smollm2_batches": replace(PAPERS, drafters=("suffix@auto", *ADAPTIVE.values(), *BESIDE["HASS"][1:]),
+                               batch_sizes=(1, 4, 8), temperatures=(0.0, 0.6, 1.0), limit=8, peers=(), explain=False,
                                tasks=("mt-bench", "gsm8k"), keep_loops=True),
-    "smollm2_blocks": replace(PAPERS, drafters=(f"block=block:{BLOCK}?scale=1", f"HASS={SMOL_HASS}?scale=1",
-                                                f"EAGLE-3=eagle3:{EAGLE3}?scale=1"),
-                              budgets=SIZES, temperatures=(0.0, 0.6, 1.0), tokens=32, limit=2,
-                              tasks=("mt-bench", "humaneval", "gsm8k"), keep_loops=True, peers=()),
     # Spec-Bench's summaries and questions with passages, where text is copied.
     "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
-                                           f"suffix and EAGLE-3=suffix + {SHIPS}", f"EAGLE-3={SHIPS}"),
+                                           f"suffix and EAGLE-3={DEFAULT}", f"EAGLE-3={SHIPS}"),
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
-    "smollm2_ships": replace(PAPERS, drafters=SHIPPED, temperatures=(0.0, 0.6, 1.0), limit=5, peers=("transformers",)),
-    "smollm2_many": replace(PAPERS, drafters=MANY, limit=40, tokens=128, peers=(), explain=False),
-    "smollm2_tiles": replace(PAPERS, drafters=WIDER, limit=80, tokens=128, peers=(), explain=False),
-    "smollm2_trained": replace(PAPERS, drafters=EQUAL, limit=6, peers=(), explain=False),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
                                   tasks=SHORT[1:], observe=True),
@@ -222,7 +216,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
 }  # fmt: skip
 UNTIMED = ("smollm2_findings", "smollm2_confidence")  # run beside other work: their times say nothing, and are not kept
 # Of these, pages show means over tasks alone.
-MEANS = ("blocks", "smollm2_blocks", "smollm2_batches", "smollm2_summaries", "grafts")
+MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 

@@ -122,12 +122,16 @@ def own_data(e: Evidence) -> list[Check]:
     "HASS's weights; 8 rows are the most that were run, not the most that fit.",
 )
 def batches(e: Evidence) -> list[Check]:
-    tree, chain, most = "HASS", "HASS chain", 8
+    return in_batches(e, "batches", tree="HASS", chain="HASS chain")
+
+
+def in_batches(e: Evidence, file: str, tree: str, chain: str, most: int = 8) -> list[Check]:
+    """What a batch does to a tree and to a chain."""
     published = e.published("Table 7; speedup, throughput at the largest batch", PAPER)
     twice = sum(float(row["value"]) for row in published) / len(published)
 
     def at(batch: int, method: str, of: str = "speedup") -> Figure:
-        return e.method("batches", 0, method, of, batch)
+        return e.method(file, 0, method, of, batch)
 
     speed = "tokens_per_second"
     return [

@@ -16,8 +16,8 @@ MAMBA, LLAMA, EAGLE = "Mamba 1.5M", "Transformer 1.5M", "EAGLE"  # of the studie
 CONTEXTS = "context_1024"  # the first of them
 
 
-def speed(e: Evidence, t: int, name: str) -> Figure:
-    return e.method("mamba", t, name, "tokens_per_second")
+def speed(e: Evidence, t: int, name: str, file: str = "mamba") -> Figure:
+    return e.method(file, t, name, "tokens_per_second")
 
 
 def over_contexts(e: Evidence, name: str, of: Callable[[Cell], float]) -> dict[int, float]:
@@ -132,19 +132,27 @@ def tokenizer(e: Evidence) -> list[Check]:
 
 @finding("Ma-T4", "mamba", "A pass over the whole tree costs several plain passes on two cores.")
 def tree(e: Evidence) -> list[Check]:
+    return over_chain(e, "mamba", LARGE)
+
+
+def over_chain(e: Evidence, file: str, name: str) -> list[Check]:
     checks = []
     for t in (0, 1):
         for words, of in (("tau", "tau"), ("tokens/s", "tokens_per_second")):
-            tree, chain = (e.method("mamba", t, f"{LARGE}, {kind}", of) for kind in ("3,2,2,1,1", "chain"))
+            tree, chain = (e.method(file, t, f"{name}, {kind}", of) for kind in ("3,2,2,1,1", "chain"))
             checks.append(higher(f"{words} at T = {t}, tree over chain", tree, chain))
     return checks
 
 
 @finding("Ma-T5", "mamba")
 def shapes(e: Evidence) -> list[Check]:
+    return of_shapes(e, "mamba", LARGE)
+
+
+def of_shapes(e: Evidence, file: str, name: str) -> list[Check]:
     checks = []
     for t in (0, 1):
-        found = {shape: speed(e, t, f"{LARGE}, {shape}") for shape in PAPER}
+        found = {shape: speed(e, t, f"{name}, {shape}", file) for shape in PAPER}
         slow, fast = (pick(found, key=lambda shape: found[shape].value) for pick in (min, max))
         words = f"tokens/s at T = {t}, the slowest of three shapes ({slow}) within {CLOSE:.0%} of the fastest ({fast})"
         checks.append(close(words, found[slow], found[fast].value))
@@ -156,11 +164,16 @@ def shapes(e: Evidence) -> list[Check]:
     "The paper's three shapes. Over arms that differ more it loses to the best of them ([results](results.md)).",
 )  # fmt: skip
 def bandit(e: Evidence) -> list[Check]:
-    checks, mine = [], f"{LARGE}, bandit of the paper's"
+    return over_shapes(e, "mamba", LARGE)
+
+
+def over_shapes(e: Evidence, file: str, name: str) -> list[Check]:
+    """A bandit over the paper's three shapes beside the best of them."""
+    checks, mine = [], f"{name}, bandit of the paper's"
     for t in (0, 1):
-        best = max((f"{LARGE}, {shape}" for shape in PAPER), key=lambda arm: speed(e, t, arm).value)
-        words = f"tokens/s at T = {t}, the bandit over the best shape ({best.removeprefix(f'{LARGE}, ')})"
-        checks.append(higher(words, speed(e, t, mine), speed(e, t, best)))
+        best = max((f"{name}, {shape}" for shape in PAPER), key=lambda arm: speed(e, t, arm, file).value)
+        words = f"tokens/s at T = {t}, the bandit over the best shape ({best.removeprefix(f'{name}, ')})"
+        checks.append(higher(words, speed(e, t, mine, file), speed(e, t, best, file)))
     return checks
 
 

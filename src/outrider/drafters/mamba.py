@@ -57,7 +57,7 @@ class MambaDrafter:
     compiled: CompiledMamba | None = None  # reading and whole trees, where the target's passes are compiled
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MambaDrafting:
-        return MambaDrafting(self, ssm.read(self.net, [self.words.read(p) for p in prompts]), [[] for _ in prompts])
+        return MambaDrafting(self, ssm.empty(self.net, len(prompts)), [self.words.read(p) for p in prompts])
 
     def advance(
         self, tokens: Int[Tensor, "b m"], state: ssm.State, count: Int[Tensor, " b"] | None = None
@@ -112,7 +112,8 @@ class Slab:
 
 @dataclass
 class MambaDrafting:
-    """Each row's state after its text, and the states of the nodes that were drafted last."""
+    """Each row's state after its text, and the states of the nodes that were drafted last. What is committed waits
+    until a draft is asked for, the prompt too, so that a text without one costs nothing."""
 
     drafter: MambaDrafter
     state: ssm.State  # after the text, without the pending tokens
@@ -125,7 +126,6 @@ class MambaDrafting:
         if self.fed is None or self.slab is None:
             for row, tokens in zip(self.pending, round.tokens, strict=True):
                 row.extend(read(tokens))
-            self._catch_up()
             return
         # Of the accepted path, the part that was fed has its states in the slab: the last of them is selected.
         fed, kept = accepted(self.fed, round)
@@ -158,11 +158,12 @@ class MambaDrafting:
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
+        settled = [[*own, *more] for own, more in zip(self.pending, settled, strict=True)]  # the prompt first
         if any(settled):
             self.state = ssm.read(self.drafter.net, settled, self.state)
         self.pending, state = tails, self.state
         tree = self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
-        self.state = state  # long tails are read into it
+        self.state, self.pending = state, [[] for _ in tails]  # long tails were read into it
         return tree
 
     def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
@@ -181,11 +182,6 @@ class MambaDrafting:
         self.state = ssm.State.join((self.state, other.state))
         self.pending, self.slab = self.pending + other.pending, None
 
-    def _catch_up(self) -> None:
-        """Rounds without a draft leave tokens unread: read them, all but the root, before they are too many."""
-        if max(map(len, self.pending)) > ssm.PIECE:
-            self._shorten()
-
     def _shorten(self) -> None:
         """Read all that waits but the root."""
         self.state = ssm.read(self.drafter.net, [row[:-1] for row in self.pending], self.state)
@@ -196,6 +192,8 @@ class MambaDrafting:
         """Read the pending tokens, the root last; its state is the slab's first, which has room for a draft's."""
         if (code := self.drafter.compiled) is not None:
             return code.read(self._ready(min(nodes, FIRST)), self.pending)[:, None]
+        if max(map(len, self.pending)) > ssm.PIECE:
+            self._shorten()
         longest, device = max(map(len, self.pending)), self.state.conv.device
         tokens = padded(self.pending, device)
         even = all(len(row) == longest for row in self.pending)
