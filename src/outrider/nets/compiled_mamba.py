@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from itertools import chain
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +24,7 @@ from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
 WHOLE = 16  # what lies side by side is filled up to a multiple of this
 
 
+@runtime_checkable
 class States(Protocol):
     """States of n nodes of every layer and row."""
 
