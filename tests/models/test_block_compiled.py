@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from bits import compiled, text_of
-from test_grown import BUDGETS, PROMPTS, Given, late_and_at_once
+from bits import compiled
+from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, texts_are_plain
 
 import outrider
 from outrider.core.tree import check
@@ -146,14 +146,7 @@ def test_the_pass_is_that_of_the_network(kind: str, dtype: torch.dtype, monkeypa
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_with_drafts_are_those_without(kind: str, temperature: float, dtype: torch.dtype) -> None:
     """Rows that end at their own time and are followed by others; trees, chains, and the rule that samples them."""
-    llm = made(97, 50, dtype, Growth(scale=2.0), **KINDS[kind])
-    prompts = [text_of(i, 3 + 19 * i) for i in range(7)]
-    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
-    right = [o.tokens for o in llm.generate(prompts, budget=Given(Budget(1, 0)), **law)]
-    for batch, budget in ((1, Budget(16, 6)), (3, Budget(8, 4, floor=0.01)), (3, Budget(4, 8, shape=(1, 1, 1)))):
-        found = llm.generate(prompts, batch_size=batch, budget=Given(budget), **law)
-        assert [o.tokens for o in found] == right, (batch, budget)
-        assert sum(o.usage.drafted for o in found) > 20
+    texts_are_plain(made(97, 50, dtype, Growth(scale=2.0), **KINDS[kind]), temperature)
 
 
 def test_what_the_code_does_not_know_stays_in_tensors() -> None:
@@ -164,12 +157,8 @@ def test_what_the_code_does_not_know_stays_in_tensors() -> None:
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
     llm = made(97, 0, WHOLE, Growth(), **KINDS["seeded"])
-    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
     drafter: Any = llm.drafter
-    drafter.net.fc.weight.data.fill_(float("nan"))
-    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 6)))
-    assert [o.tokens for o in found] == right
-    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
+    harmless_without_numbers(llm, drafter.net.fc.weight)
 
 
 def test_what_waits_is_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from bits import compiled, text_of
-from torch import Tensor
+from bits import compiled
+from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, same
 
 import outrider
-from outrider.core.tree import check
-from outrider.drafters import _waiting, eagle, eagle3
+from outrider.drafters import eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
 from outrider.native import build as native
 from outrider.nets.grown import Pairs
 from outrider.nets.layer import LayerShape
-from outrider.types import Budget, DraftTree, Price, Rows
+from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
 )
 SHAPE = LayerShape(64, 4, 2, 32, 96, 64)
-PROMPTS = [text_of(1, 150), text_of(2, 7), text_of(3, 31)]  # the first one is fed before anything is drafted
-
-
-@dataclass
-class Given:
-    """The same budget in every round."""
-
-    budget: Budget
-
-    def choose(self, rows: Rows) -> Budget:
-        return self.budget
-
-    def learn(self, report: Any) -> None: ...
 
 
 def network(kind: str, vocab: int, drafted: int) -> eagle.EagleNet | eagle3.Eagle3Net:
@@ -82,33 +68,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
         self.drafter = replace(drafter, grower=None)
         right = whole(self, rows, budget)
         self.drafter = drafter
-        check(tree)
-        assert tree.tokens.shape == right.tokens.shape
-        for name in ("tokens", "parents", "depths", "size"):
-            assert torch.equal(getattr(tree, name), getattr(right, name)), name
-        real: Tensor = torch.arange(tree.nodes) < tree.size[:, None]
-        assert tree.values is not None
-        assert right.values is None or torch.allclose(tree.values[real], right.values[real], atol=1e-4, rtol=1e-4)
-        assert tree.deepest >= int(tree.depths.max())
+        same(tree, right)
         trees.append(tree)
         return tree
 
     monkeypatch.setattr(FeatureDrafting, "propose", both)
     return trees
-
-
-PRICE = Price(tuple(1 + 0.02 * n for n in range(24)), 0.9)
-BUDGETS = {
-    "fixed": Budget(16, 6),
-    "wide": Budget(60, 3),
-    "one": Budget(2, 1),
-    "floor": Budget(40, 6, floor=0.003),
-    "reach": Budget(40, 6, reach=0.05),
-    "price": Budget(24, 5, floor=1e-4, reach=1e-3, price=PRICE),
-    "summed": Budget(24, 5, floor=1e-4, reach=1e-3, price=replace(PRICE, summed=True)),
-    "scale": Budget(16, 4, scale=2.5),
-    "chain": Budget(4, 8, shape=(1, 1, 1)),
-}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -123,33 +88,6 @@ def test_trees_are_those_of_tensors(kind: str, budget: str, temperature: float, 
         )
     assert len(compared) >= 8
     assert max(tree.nodes for tree in compared) > 1
-
-
-@dataclass
-class Seldom(Given):
-    """The same budget in every fifth round, and nothing in the others."""
-
-    rounds: int = 0
-
-    def choose(self, rows: Rows) -> Budget:
-        self.rounds += 1
-        return Budget(1, 0) if self.rounds % 5 else self.budget
-
-
-def late_and_at_once(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are the same whether a text is read as it comes or only when something is drafted for it, while rows come
-    and go."""
-    prompts = [text_of(i, n) for i, n in enumerate((40, 7, 31, 150, 3, 12, 60, 5))]
-    found = []
-    for flush in (1, 512):
-        monkeypatch.setattr(_waiting, "MOST", flush)
-        outputs = llm.generate(
-            prompts, max_new_tokens=40, temperature=1.0, seed=4, batch_size=3, budget=Seldom(Budget(8, 3))
-        )
-        found.append([(o.tokens, o.usage.drafted, o.usage.accepted) for o in outputs])
-    assert found[0] == found[1]
-    assert len({len(tokens) for tokens, _, _ in found[0]}) > 2, "rows end at different times"
-    assert sum(accepted for _, _, accepted in found[0]) > 0
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
@@ -188,9 +126,5 @@ def test_rejection_ranks_without_noise(compared: list[DraftTree]) -> None:
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
     llm = made(97, 0, torch.float32, Growth())
-    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
     drafter: Any = llm.drafter
-    drafter.net.fc.weight.data.fill_(float("nan"))
-    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 6)))
-    assert [o.tokens for o in found] == right
-    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
+    harmless_without_numbers(llm, drafter.net.fc.weight)

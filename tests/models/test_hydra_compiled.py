@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from bits import compiled, text_of
-from test_grown import BUDGETS, PROMPTS, Given
-from test_medusa_compiled import valued
+from bits import compiled
+from grown_world import (
+    BUDGETS,
+    PROMPTS,
+    Given,
+    candidates_are_alike,
+    harmless_without_numbers,
+    same,
+    texts_are_plain,
+    valued,
+)
 
 import outrider
-from outrider.core.tree import check
 from outrider.drafters import hydra
 from outrider.drafters._growth import Growth
 from outrider.drafters.hydra import HydraDrafting
@@ -54,14 +61,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
         self.drafter = replace(drafter, compiled=None)
         right = whole(self, rows, budget)
         self.drafter = drafter
-        check(tree)
-        assert tree.tokens.shape == right.tokens.shape
-        for name in ("tokens", "parents", "depths", "size"):
-            assert torch.equal(getattr(tree, name), getattr(right, name)), name
-        real = torch.arange(tree.nodes) < tree.size[:, None]
-        assert tree.values is not None
-        assert right.values is not None
-        assert torch.allclose(tree.values[real], right.values[real], atol=1e-4)
+        same(tree, right)
         trees.append(tree)
         return tree
 
@@ -97,38 +97,14 @@ def test_a_path_is_read_in_its_order(compared: list[DraftTree]) -> None:
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dtype) -> None:
-    """Rows that end at their own time and are followed by others; trees and chains."""
-    llm = made(97, 50, dtype)
-    prompts = [text_of(i, 3 + 19 * i) for i in range(7)]
-    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
-    right = [o.tokens for o in llm.generate(prompts, budget=Given(Budget(1, 0)), **law)]
-    for batch, budget in ((1, Budget(16, 6)), (3, Budget(8, 4, floor=0.01)), (3, Budget(4, 8, shape=(1, 1, 1)))):
-        found = llm.generate(prompts, batch_size=batch, budget=Given(budget), **law)
-        assert [o.tokens for o in found] == right, (batch, budget)
-        assert sum(o.usage.drafted for o in found) > 20
+    texts_are_plain(made(97, 50, dtype), temperature)
 
 
-@torch.no_grad()
 def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> None:
-    llm = made(97, 50, HALF)
-    hits = total = 0
-    whole = HydraDrafting.propose
+    def in_tensors(drafting: HydraDrafting) -> HydraDrafting:
+        return HydraDrafting(replace(drafting.drafter, compiled=None), drafting.feature)
 
-    def both(self: HydraDrafting, rows: Rows, budget: Budget) -> DraftTree:
-        nonlocal hits, total
-        assert self.drafter.compiled is not None
-        tree = whole(self, rows, budget)
-        right = whole(HydraDrafting(replace(self.drafter, compiled=None), self.feature), rows, budget)
-        for row in range(len(rows)):
-            found, wanted = valued(tree, row).keys(), valued(right, row).keys()
-            hits, total = hits + len(found & wanted), total + len(wanted)
-        return tree
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HydraDrafting, "propose", both)
-        llm.generate(PROMPTS, max_new_tokens=16, temperature=0.0, batch_size=3, budget=Given(Budget(16, 4)))
-    assert total > 100
-    assert hits >= 0.8 * total
+    candidates_are_alike(made(97, 50, HALF), HydraDrafting, in_tensors)
 
 
 def test_heads_of_two_blocks_stay_in_tensors() -> None:
@@ -138,11 +114,5 @@ def test_heads_of_two_blocks_stay_in_tensors() -> None:
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
     llm = made(97, 0, WHOLE)
-    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
     drafter: Any = llm.drafter
-    for part in drafter.compiled.kept:
-        if isinstance(part, torch.Tensor):
-            part.fill_(float("nan"))
-    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 4)))
-    assert [o.tokens for o in found] == right
-    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
+    harmless_without_numbers(llm, *(part for part in drafter.compiled.kept if isinstance(part, torch.Tensor)))

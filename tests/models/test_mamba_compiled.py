@@ -9,15 +9,22 @@ from typing import Any
 import pytest
 import torch
 from bits import compiled, text_of
-from test_grown import BUDGETS, PROMPTS, Given
-from test_medusa_compiled import valued
+from grown_world import (
+    BUDGETS,
+    PROMPTS,
+    Given,
+    Seldom,
+    candidates_are_alike,
+    harmless_without_numbers,
+    same,
+    texts_are_plain,
+)
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
-from outrider.core.tree import check
 from outrider.drafters._growth import Growth
 from outrider.drafters._words import Same
-from outrider.drafters.mamba import FEW, MambaDrafter, MambaDrafting, Slab
+from outrider.drafters.mamba import MambaDrafter, MambaDrafting, Slab
 from outrider.native import build as native
 from outrider.nets import mamba as ssm
 from outrider.nets.compiled_mamba import compiled_mamba
@@ -52,9 +59,7 @@ def network(vocab: int, dtype: torch.dtype = WHOLE, **more: Any) -> Any:
     return net.to(dtype).requires_grad_(False).eval()
 
 
-def made(
-    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, **more: Any
-) -> outrider.LLM:  # fmt: skip
+def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, **more: Any) -> outrider.LLM:
     """A tiny random model with a random Mamba-2; `drafted`: of so many tokens."""
     target, net, names = compiled(vocab, dtype), network(vocab, dtype, **more), None
     if drafted:
@@ -84,14 +89,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
         assert self.drafter.compiled is not None
         other = in_tensors(self)
         tree, right = whole(self, rows, budget), whole(other, rows, budget)
-        check(tree)
-        assert tree.tokens.shape == right.tokens.shape
-        for name in ("tokens", "parents", "depths", "size"):
-            assert torch.equal(getattr(tree, name), getattr(right, name)), name
+        same(tree, right)
         real = torch.arange(tree.nodes) < tree.size[:, None]
-        assert tree.values is not None
-        assert right.values is not None
-        assert torch.allclose(tree.values[real], right.values[real], atol=1e-4)
         states = [_states(drafting, real) for drafting in (self, other)]
         assert len(states[0]) == len(states[1])
         for one, two in zip(*states, strict=True):
@@ -184,10 +183,23 @@ def test_a_tree_for_a_while_leaves_the_state_as_it_was(monkeypatch: pytest.Monke
     assert max(tree.nodes for tree in told) > 1
 
 
+def test_a_text_for_which_nothing_is_drafted_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("nobody asked for a draft")
+
+    for name in ("read", "run"):
+        monkeypatch.setattr(ssm, name, refused)
+    llm, nothing, some = made(97, 0, WHOLE), Given(Budget(1, 0)), Given(Budget(8, 3))
+    assert all(o.tokens for o in llm.generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=nothing))
+    with pytest.raises(AssertionError, match="nobody asked"):
+        llm.generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=some)
+
+
 def test_what_is_too_wide_is_left_to_tensors() -> None:
     """They refuse it in a sentence."""
     llm = made(97, 0, WHOLE, Growth(depth=4, top_k=8, width=8))
-    llm.drafter = replace(llm.drafter, batch=16)  # type: ignore[type-var]
+    drafter: Any = llm.drafter
+    llm.drafter = replace(drafter, batch=16)
     with pytest.raises(outrider.InputError, match="at most 16 are allowed"):
         llm.generate(PROMPTS, max_new_tokens=8, batch_size=3, budget=Given(Budget(60, 4)))
 
@@ -195,48 +207,12 @@ def test_what_is_too_wide_is_left_to_tensors() -> None:
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dtype) -> None:
-    """Rows that end at their own time and are followed by others; trees, chains, rounds that leave tokens unread."""
-    llm = made(97, 50, dtype)
-    prompts = [text_of(i, 3 + 19 * i) for i in range(7)]
-    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
-    right = [o.tokens for o in llm.generate(prompts, budget=Given(Budget(1, 0)), **law)]
-
-    class Seldom(Given):
-        turn = 0
-
-        def choose(self, rows: Rows) -> Budget:
-            self.turn += 1
-            return self.budget if self.turn % (FEW + 3) == 0 else Budget(1, 0)
-
-    for batch, budget in (
-        (1, Given(Budget(16, 6))), (3, Given(Budget(8, 4, floor=0.01))), (3, Given(Budget(4, 8, shape=(1, 1, 1)))),
-        (2, Seldom(Budget(16, 6))),
-    ):  # fmt: skip
-        found = llm.generate(prompts, batch_size=batch, budget=budget, **law)
-        assert [o.tokens for o in found] == right, (batch, budget)
-        assert sum(o.usage.drafted for o in found) > 20
+    """Also where rounds without drafts leave more tokens unread than are read one by one."""
+    texts_are_plain(made(97, 50, dtype), temperature, (2, Seldom(Budget(16, 6))))
 
 
-@torch.no_grad()
 def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> None:
-    llm = made(97, 50, HALF)
-    hits = total = 0
-    whole = MambaDrafting.propose
-
-    def both(self: MambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
-        nonlocal hits, total
-        other = in_tensors(self)
-        tree, right = whole(self, rows, budget), whole(other, rows, budget)
-        for row in range(len(rows)):
-            found, wanted = valued(tree, row).keys(), valued(right, row).keys()
-            hits, total = hits + len(found & wanted), total + len(wanted)
-        return tree
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MambaDrafting, "propose", both)
-        llm.generate(PROMPTS, max_new_tokens=16, temperature=0.0, batch_size=3, budget=Given(Budget(16, 4)))
-    assert total > 100
-    assert hits >= 0.8 * total
+    candidates_are_alike(made(97, 50, HALF), MambaDrafting, in_tensors)
 
 
 def test_what_the_code_does_not_know_stays_in_tensors() -> None:
@@ -246,9 +222,5 @@ def test_what_the_code_does_not_know_stays_in_tensors() -> None:
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
     llm = made(97, 0, WHOLE)
-    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
     drafter: Any = llm.drafter
-    drafter.compiled.kept[0].fill_(float("nan"))
-    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 4)))
-    assert [o.tokens for o in found] == right
-    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
+    harmless_without_numbers(llm, drafter.compiled.table)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from bits import compiled, text_of
-from test_grown import BUDGETS, PROMPTS, Given
+from bits import compiled
+from grown_world import (
+    BUDGETS,
+    PROMPTS,
+    Given,
+    candidates_are_alike,
+    harmless_without_numbers,
+    nearly,
+    texts_are_plain,
+)
 
 import outrider
 from outrider.core.tree import check
@@ -38,15 +45,6 @@ def made(vocab: int, drafted: int, dtype: torch.dtype, **more: Any) -> outrider.
     return outrider.LLM(target, None, drafter, "tiny", "medusa", frozenset({3}))
 
 
-def valued(tree: DraftTree, row: int) -> dict[tuple[int, ...], float]:
-    """The value of every path of a row."""
-    tokens, parents, values = tree.host[row]
-    paths: list[tuple[int, ...]] = []
-    for i, token in enumerate(tokens):
-        paths.append((*(paths[parents[i]] if i else ()), token))
-    return dict(zip(paths, values, strict=True))
-
-
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     """Every proposal is made both ways; those of the compiled code are kept."""
@@ -64,12 +62,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
         if min(rows.remaining) <= min(budget.depth, drafter.config.heads):
             return tree  # in tensors a row near its end drafts as deep as the others
         for row in range(len(rows)):
-            found, wanted = valued(tree, row), valued(right, row)
-            assert len(found) == len(wanted)
-            assert all(math.isclose(found[path], wanted[path], abs_tol=1e-4) for path in found.keys() & wanted.keys())
-            least = min(wanted.values())
-            for path in found.keys() ^ wanted.keys():  # of nodes that are worth the same either may be the last
-                assert math.isclose({**found, **wanted}[path], least, abs_tol=1e-4), path
+            nearly(tree, right, row)
         trees.append(tree)
         return tree
 
@@ -93,39 +86,14 @@ def test_trees_are_those_of_tensors(budget: str, temperature: float, compared: l
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dtype) -> None:
-    """Rows that end at their own time and are followed by others; trees and chains."""
-    llm = made(97, 50, dtype)
-    prompts = [text_of(i, 3 + 19 * i) for i in range(7)]
-    law: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12}
-    right = [o.tokens for o in llm.generate(prompts, budget=Given(Budget(1, 0)), **law)]
-    for batch, budget in ((1, Budget(16, 6)), (3, Budget(8, 4, floor=0.01)), (3, Budget(4, 8, shape=(1, 1, 1)))):
-        found = llm.generate(prompts, batch_size=batch, budget=Given(budget), **law)
-        assert [o.tokens for o in found] == right, (batch, budget)
-        assert sum(o.usage.drafted for o in found) > 20
+    texts_are_plain(made(97, 50, dtype), temperature)
 
 
-@torch.no_grad()
 def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> None:
-    llm = made(97, 50, HALF)
-    drafter: Any = llm.drafter
-    assert drafter.compiled is not None
-    hits = total = 0
-    whole = MedusaDrafting.propose
+    def in_tensors(drafting: MedusaDrafting) -> MedusaDrafting:
+        return MedusaDrafting(replace(drafting.drafter, compiled=None), drafting.feature)
 
-    def both(self: MedusaDrafting, rows: Rows, budget: Budget) -> DraftTree:
-        nonlocal hits, total
-        tree = whole(self, rows, budget)
-        right = whole(MedusaDrafting(replace(self.drafter, compiled=None), self.feature), rows, budget)
-        for row in range(len(rows)):
-            found, wanted = valued(tree, row).keys(), valued(right, row).keys()
-            hits, total = hits + len(found & wanted), total + len(wanted)
-        return tree
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MedusaDrafting, "propose", both)
-        llm.generate(PROMPTS, max_new_tokens=16, temperature=0.0, batch_size=3, budget=Given(Budget(16, 4)))
-    assert total > 100
-    assert hits >= 0.8 * total
+    candidates_are_alike(made(97, 50, HALF), MedusaDrafting, in_tensors)
 
 
 @pytest.mark.parametrize("more", [{"share_head": False}, {"layers": 2}])
@@ -136,9 +104,5 @@ def test_what_the_code_does_not_know_stays_in_tensors(more: dict[str, Any]) -> N
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
     llm = made(97, 0, WHOLE)
-    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
     drafter: Any = llm.drafter
-    drafter.compiled.kept[0].fill_(float("nan"))
-    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 4)))
-    assert [o.tokens for o in found] == right
-    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
+    harmless_without_numbers(llm, drafter.compiled.kept[0])

@@ -126,9 +126,8 @@ class CompiledMamba:
 
     def _slab(self, states: States) -> SlabPart:
         nodes = self.room.cut("nodes", torch.long, **dict.fromkeys(("from_", "to", "token"), self.together))
-        return SlabPart(
-            slots=states.ssm.shape[2], inputs=states.conv.data_ptr(), memory=states.ssm.data_ptr(), **nodes
-        )  # fmt: skip
+        inputs, memory = states.conv.data_ptr(), states.ssm.data_ptr()
+        return SlabPart(slots=states.ssm.shape[2], inputs=inputs, memory=memory, **nodes)
 
     def _logits(self, count: int) -> Float[Tensor, "n v"]:
         return self.room.held["logits"][: count * self.columns].view(count, self.columns).clone()
