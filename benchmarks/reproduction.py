@@ -56,7 +56,7 @@ Brackets hold intervals of 95 %: over prompts, and of acceptance by depth those 
 lowest and the highest of repeats. A figure without an interval is taken to be known to {ROUGH:.1%} either way. A figure
 is like another if it differs by at most {CLOSE:.0%}. Texts that loop are left out where a file tells them apart.
 What SmolLM2 drafts and accepts was counted beside other work on the machine, so those files hold no times: its speeds
-are those of an earlier run on a quiet machine (`smollm2`), where there is one.
+are those of runs on a quiet machine (`smollm2`, `smollm2_batches`), where there are any.
 """
 MODELS = {  # the judges by what they judge on; a row that SmolLM2's do not know needs no model
     "SmolLM2": SECOND,
@@ -66,6 +66,10 @@ MODELS = {  # the judges by what they judge on; a row that SmolLM2's do not know
 Found = Mapping[str, Mapping[str, Sequence[Check]]]  # by row and model
 BIG = "outrider bench lmsys/vicuna-7b-v1.3 --drafter eagle:yuhuili/EAGLE-Vicuna-7B-v1.3 --task mt-bench"
 
+SMOLLM2 = (
+    "python -m recipes.smollm2.answers --unpack\n"
+    "for method in draft-lm mamba hydra block eagle eagle3; do python -m recipes.smollm2.train $method; done"
+)
 BEFORE = {  # what a study wants to find
     "ladder": "python -m recipes.demo.ablations\n"
     "outrider tune-tree demo --drafter medusa:runs/demo/ablations/medusa/best "
@@ -75,7 +79,8 @@ BEFORE = {  # what a study wants to find
     "mamba_calibration": "python -m recipes.mamba.drafters",
     "context_1024": "python -m recipes.mamba.drafters",
     "t5": "python -m recipes.t5.build",
-    "smollm2_findings": "python -m recipes.smollm2.data --parts 9\n"
+    **dict.fromkeys(("smollm2", "smollm2_batches", "smollm2_confidence"), SMOLLM2),
+    "smollm2_findings": f"{SMOLLM2}\npython -m recipes.smollm2.data --parts 9\n"
     "outrider tune-tree smollm2 --drafter medusa:smollm2/medusa --prompts runs/smollm2/questions-8.jsonl --limit 48 "
     f"--budget 16x4 --ranks 8 --out {SMOL_TREE}",
 }

@@ -19,7 +19,7 @@ CONFIDENT, BATCHES = "smollm2_confidence", "smollm2_batches"
 MATHS, NEWS = "gsm8k", "cnn-dm@600"
 CHAIN, TREE = "HASS chain, 6x5, coupled", "HASS, static"  # five drafted tokens in a row; EAGLE's tree of 26 nodes
 WEIGHTS = "HASS's weights stand for EAGLE's."
-OF_SHIPS = "Speeds are those of the smaller trees that were measured on a quiet machine."
+SMALLER = "Speeds are those of the smaller trees that were measured on a quiet machine."
 
 
 def gaps(e: Evidence, table: str) -> float:
@@ -78,7 +78,7 @@ def maths(e: Evidence) -> list[Check]:
     ]
 
 
-@finding("E-T5, E-F9", f"{COUNTED}, {SPEEDS}", f"{WEIGHTS} {OF_SHIPS}")
+@finding("E-T5, E-F9", f"{COUNTED}, {SPEEDS}", f"{WEIGHTS} {SMALLER}")
 def tree(e: Evidence) -> list[Check]:
     more, faster = map(float, re.findall(r"\+(\d\.\d)", e.inventory["E-T5, E-F9"]["finding"]))
     checks = []
