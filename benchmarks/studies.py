@@ -21,6 +21,7 @@ import contexts
 import oracles
 from outrider.bench import Config, Document, run
 from outrider.bench.results import to_json
+from outrider.types import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, RESULTS = ROOT / "runs" / "bench", ROOT / "benchmarks" / "results"
@@ -278,7 +279,10 @@ def main() -> None:
     for name in args.names or STUDIES:
         study = STUDIES[name]
         config = replace(study() if callable(study) else study, threads=args.threads, out=RUNS / name)
-        document = run(config, **oracles.parts(config) if name == "oracle" else {})
+        try:
+            document = run(config, **oracles.parts(config) if name == "oracle" else {})
+        except InputError as error:
+            parser.error(f"{name}: {error}")
         lines = (RUNS / name / "samples.jsonl").read_text(encoding="utf-8").splitlines() if name in UNTIMED else []
         write(name, kept(document, name, by_prompt(lines)))
 
