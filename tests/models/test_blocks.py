@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,35 @@ from gguf_files import write
 from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.core.tree import chain
 from outrider.native import blocks as packs
 from outrider.native import build as native
-from outrider.targets import HFTarget, blocks, gguf, load_target
+from outrider.targets import HFTarget, blocks, compiled, gguf, load, load_target
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
     "max_position_embeddings": 2048,
 }  # fmt: skip
-CODE = native.library("bfloat16", "bfloat16")
-HERE = CODE is not None and packs.reads(CODE)
 
-needs = pytest.mark.skipif(not HERE, reason="blocks are read where AVX-512 has products of bfloat16, with gcc")
+
+def code() -> ctypes.CDLL:
+    found = native.library("bfloat16", "bfloat16")
+    assert found is not None
+    return found
+
+
+@pytest.fixture(params=["own", "avx2"], autouse=True)
+def processor(request: pytest.FixtureRequest) -> int:
+    """This processor, and one without AVX-512: for how many lanes its code reads blocks."""
+    if native.library("bfloat16", "bfloat16") is None:
+        pytest.skip("the compiled pass wants gcc and an x86 processor with AVX2")
+    if request.param == "avx2":
+        if packs.reads(code()) == 8:
+            pytest.skip("this processor's own code is that of one without AVX-512")
+        request.getfixturevalue("avx2")
+    elif not packs.reads(code()):
+        pytest.skip("with AVX-512, blocks are read where it multiplies bfloat16")
+    return packs.reads(code())
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +52,7 @@ def stock() -> LlamaForCausalLM:
 
 
 def loaded(file: Path) -> HFTarget:
-    target = load_target(file, exact="auto")
+    target = load_target(file, exact="auto", dtype="bfloat16")
     assert isinstance(target, HFTarget)
     assert target.native is not None
     return target
@@ -45,7 +63,6 @@ def kinds(target: HFTarget) -> list[int]:
     return [one.kind for one in target.native.weights.kept if isinstance(one, packs.Packed)]
 
 
-@needs
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 @torch.no_grad()
 def test_a_pass_reads_a_files_blocks_and_has_the_same_bits(tmp_path: Path, stock: Any, kind: str) -> None:
@@ -55,20 +72,49 @@ def test_a_pass_reads_a_files_blocks_and_has_the_same_bits(tmp_path: Path, stock
     whole = load_target(gguf.read(file, "bfloat16")[0], native=True)
     assert isinstance(whole, HFTarget)
     assert set(kinds(whole)) == {packs.PLAIN}
+    equal(target, whole)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+@torch.no_grad()
+def test_activations_in_float32_meet_the_same_blocks(
+    tmp_path: Path, stock: Any, kind: str, processor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no product is of 16 bits."""
+    if processor == 16:
+        pytest.skip("this processor has products of 16 bits")
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+    file = write(tmp_path / "m.gguf", stock, kind)
+    target = load_target(file, exact="auto")
+    assert isinstance(target, HFTarget)
+    assert target.dtype == torch.float32
+    assert packs.PLAIN not in kinds(target)
+    own = compiled.weights_of(model := gguf.read(file, "bfloat16")[0])
+    assert own is not None
+    whole = HFTarget(load.widened(model))
+    whole.native = compiled.forward_of(whole, own)
+    equal(target, whole)
+
+
+def equal(target: HFTarget, whole: HFTarget) -> None:
+    """Their bits, of prompts and of trees of many widths."""
     prompts = [text_of(1, 150), text_of(2, 30)]
     for mine, right in zip(opened(target, prompts)[1], opened(whole, prompts)[1], strict=True):
         assert torch.equal(mine, right)
+    for nodes in range(1, 9):
+        (session, _), (other, _) = opened(target, prompts), opened(whole, prompts)
+        tree = chain([text_of(3, nodes), text_of(4, nodes)])
+        assert torch.equal(session.forward(tree).logits, other.forward(tree).logits)
     assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
 
 
-@needs
 def test_blocks_are_kept_beside_the_converted_model(
-    tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch, processor: int
 ) -> None:
     """And made again where what is kept is damaged."""
     file = write(tmp_path / "m.gguf", stock, "Q4_1")
     loaded(file)
-    kept = Path(gguf.folder_of(file)[0]) / blocks.KEPT
+    kept = Path(gguf.folder_of(file)[0]) / blocks.KEPT[processor]
     with monkeypatch.context() as without:
         without.setattr(gguf, "blocks", lambda file: pytest.fail("the file was read again"))
         assert packs.PLAIN not in kinds(loaded(file))
@@ -77,57 +123,68 @@ def test_blocks_are_kept_beside_the_converted_model(
     assert kept.stat().st_size > 1000
 
 
-@needs
 @torch.no_grad()
 def test_what_is_not_the_models_weight_is_not_read(tmp_path: Path, stock: Any) -> None:
     """One number of one layer is another: that layer keeps its own weights."""
     file = write(tmp_path / "m.gguf", stock, "Q4_1")
     folder = tmp_path / "kept"
     model: Any = gguf.read(file, "bfloat16")[0]
-    whole = blocks.read(model, file, folder, CODE)
+    whole = blocks.read(model, file, folder, code())
     changed = model.model.layers[0].mlp.up_proj.weight
     changed[3, 5] += 0.5
-    assert set(blocks.read(model, file, folder, CODE)) == set(whole) - {id(changed)}
+    assert set(blocks.read(model, file, folder, code())) == set(whole) - {id(changed)}
 
 
 MUTANTS = {
-    "a row has another's numbers": ("srli_epi16(words, 4 * r)", "srli_epi16(words, 4 * (3 - r))"),
-    "a minimum is its neighbour's": ("ALL(known[2 * r + 1])", "ALL(known[(2 * r + 3) % 8])"),
+    "a row has another's numbers": {
+        16: ("srli_epi16(words, 4 * r)", "srli_epi16(words, 4 * (3 - r))"),
+        8: ("row % 2 ? _mm256", "row % 2 == 0 ? _mm256"),
+    },
+    "a minimum is its neighbour's": {
+        16: ("ALL(known[2 * r + 1])", "ALL(known[(2 * r + 3) % 8])"),
+        8: ("ALL(known[2 * row + 1])", "ALL(known[(2 * row + 3) % 8])"),
+    },
+    "halfway numbers are rounded up": {
+        8: (
+            "return SUB(large, SUB(large, x));",
+            "return _mm256_castsi256_ps(_mm256_and_si256(_mm256_add_epi32(_mm256_castps_si256(x),"
+            " _mm256_set1_epi32(0x8000)), _mm256_set1_epi32(0xffff0000)));",
+        ),
+    },
 }
 
 
-@needs
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_code_that_reads_other_numbers_is_not_used(
-    mutant: str, tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+    mutant: str, tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch, processor: int
 ) -> None:
-    line, wrong = MUTANTS[mutant]
+    if processor not in MUTANTS[mutant]:
+        pytest.skip("this processor rounds by itself")
+    line, wrong = MUTANTS[mutant][processor]
+    file = write(tmp_path / "m.gguf", stock, "Q4_1")
+    model = gguf.read(file, "bfloat16")[0]
+    right = blocks.read(model, file, None, code())
     for source in native.SOURCES:
         shutil.copy(native.HERE / source, tmp_path)
-    text = (tmp_path / "blocks.h").read_text(encoding="utf-8")
+    source = tmp_path / f"opened{processor}.h"
+    text = source.read_text(encoding="utf-8")
     assert text.count(line) == 1
-    (tmp_path / "blocks.h").write_text(text.replace(line, wrong), encoding="utf-8")
+    source.write_text(text.replace(line, wrong), encoding="utf-8")
     monkeypatch.setattr(native, "HERE", tmp_path)
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     native.library.cache_clear()
     try:
-        code = native.library("bfloat16", "bfloat16")
-        assert code is not None, "the mutant compiles"
-        file = write(tmp_path / "m.gguf", stock, "Q4_1")
-        model = gguf.read(file, "bfloat16")[0]
-        found = blocks.read(model, file, None, code)
-        assert len(found) < len(blocks.read(model, file, None, CODE))
+        assert len(blocks.read(model, file, None, code())) < len(right)
     finally:
         native.library.cache_clear()
 
 
-@needs
-def test_a_drafters_weights_are_rounded_to_the_nearest() -> None:
+def test_a_drafters_weights_are_rounded_to_the_nearest(processor: int) -> None:
     torch.manual_seed(0)
     weight = (torch.randn(42, 96) * torch.logspace(-3, 2, 42)[:, None]).bfloat16()
     weight[3] = 0
-    made = packs.rounded(weight)
-    found = packs.numbers(CODE, made, 96).float()
+    made = packs.rounded(weight, processor)
+    found = packs.numbers(code(), made, 96).float()
     assert not found[42:].any(), "rows lie in fours"
     found = found[:42]
     step = weight.float().unflatten(1, (-1, packs.BLOCK)).abs().amax(-1) / 127

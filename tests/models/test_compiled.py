@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +51,6 @@ def made(name: str = "llama", dtype: torch.dtype = HALF, **more: Any) -> HFTarge
     assert target.native is not None
     assert target.exact == "bits"
     return target
-
-
-@pytest.fixture
-def avx2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """The same code as processors without AVX-512 get it."""
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    native.library.cache_clear()
-    flags = ["-march=x86-64-v3" if flag == "-march=native" else flag for flag in native.FLAGS]
-    monkeypatch.setattr(native, "FLAGS", tuple(flags))
-    yield
-    native.library.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
@@ -277,7 +265,7 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
 
 
 def near(found: Tensor, right: Tensor, dtype: torch.dtype) -> None:
-    allowed = 1e-4 if dtype == WHOLE else 0.05
+    allowed = 1e-4 if dtype == WHOLE else 0.06  # weights of eight bits; in place of bfloat16's own it is 0.03
     assert float((found.float() - right.float()).abs().max()) <= allowed * float(right.float().abs().max())
 
 

@@ -29,6 +29,12 @@ MUTANTS = {
         "for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {",
         "for (integer s = 0, at = 0; s < width; s += STEP) { const integer k = n > 1 ? width - STEP - s : s;",
     ),
+    "rows that meet opened weights are summed from their end": (
+        "eights.h",
+        WHOLE,
+        "for (integer k = 0; k < width; k += LANES) {\n#pragma GCC unroll 3",
+        "for (integer k = width - LANES; k >= 0; k -= LANES) {\n#pragma GCC unroll 3",
+    ),
     "tiles of rows that are computed together are summed from their end": (
         "tiles.h",
         HALF,
@@ -68,9 +74,15 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @torch.no_grad()
-def test_mutants_are_caught(mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mutants_are_caught(
+    mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """They are right up to rounding."""
     file, dtype, line, wrong = MUTANTS[mutant]
+    if file == "eights.h":
+        request.getfixturevalue("avx2")
+    elif file == "lanes.h" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        pytest.skip("this processor has eight lanes")
     if dtype == HALF and not native.tiles():
         pytest.skip("this processor has no tiles")
     sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}

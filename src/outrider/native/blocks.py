@@ -33,28 +33,40 @@ def plain(weight: Float[Tensor, "o i"]) -> Packed:
     return Packed(PLAIN, weight.detach().contiguous())
 
 
-def packed(numbers: Int[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None) -> Packed:
+def packed(
+    numbers: Int[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None, lanes: int
+) -> Packed:
     """Rows of number * scale + minimum: of four bits, or signed ones of eight without minima. Scales become float16.
 
-    Rows lie in fours, and rows of zeros make the last four whole.
+    Rows lie in fours, and rows of zeros make the last four whole. `lanes`: of the code that reads them.
     """
     wide = torch.int32 if minima is not None else torch.int8
     fours = _fours(numbers.to(wide)).unflatten(2, (-1, BLOCK))  # [o / 4, 4, g, 32]
     if minima is None:
         rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
         return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
-    words = sum((fours[:, r] << 4 * r for r in range(1, 4)), fours[:, 0]).to(torch.uint16)
+    if lanes == 8:
+        mixed = fours.unflatten(3, (4, 2, 4)).transpose(3, 4).flatten(3)
+        words = (mixed[:, ::2] + (mixed[:, 1::2] << 4)).to(torch.uint8).transpose(1, 2)
+    else:
+        words = sum((fours[:, r] << 4 * r for r in range(1, 4)), fours[:, 0]).to(torch.uint16)
     known = torch.stack([_fours(scales), _fours(minima)], -1).transpose(1, 2).half()
     rows = torch.cat([_bytes(words), _bytes(known)], 1)
     return Packed(FOUR, rows.reshape(4 * len(rows), -1))
 
 
-def rounded(weight: Float[Tensor, "o i"]) -> Packed:
+def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
+    """A drafter's matrix: rounded to eight bits where this build reads such, else as it is."""
+    lanes = reads(code)
+    return rounded(weight, lanes) if lanes else plain(weight)
+
+
+def rounded(weight: Float[Tensor, "o i"], lanes: int) -> Packed:
     """The nearest rows of eight bits, symmetric: for drafters, whose guesses need not be exact."""
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1) / 127).clamp(min=1e-7).half().float()
     numbers = (blocks / scales[..., None]).round().clamp(-127, 127)
-    return packed(numbers.flatten(1), scales, None)
+    return packed(numbers.flatten(1), scales, None, lanes)
 
 
 def kind_of(rows: Tensor, width: int) -> int:
@@ -72,9 +84,10 @@ def numbers(code: ctypes.CDLL, matrix: Packed, width: int) -> Float[Tensor, "o i
     return found
 
 
-def reads(code: ctypes.CDLL) -> bool:
-    """Does this build of the pass read blocks? It does on processors with products of bfloat16 in AVX-512."""
-    return hasattr(code, "numbers")
+def reads(code: ctypes.CDLL) -> int:
+    """For how many lanes this build of the pass reads blocks: sixteen where AVX-512 multiplies bfloat16,
+    eight where it has no AVX-512. 0: it reads none."""
+    return ctypes.c_int64.in_dll(code, "block_lanes").value if hasattr(code, "block_lanes") else 0
 
 
 def _fours(rows: Tensor) -> Tensor:

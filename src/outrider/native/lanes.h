@@ -1,15 +1,11 @@
-/* Products in lanes: a result is summed in lanes along its row, step by step, and then over the lanes; so it depends on
+/* Products in sixteen lanes: a result is summed in lanes along its row, step by step, and then over the lanes; so it depends on
    its row of x and its row of W alone. */
 
 #ifndef FIRST
 #define FIRST 32768 /* bytes of the first cache */
 #endif
-#if LANES == 16
 #define MOST 6 /* rows of x that are multiplied at once: sums of so many with four outputs fit into the registers */
-#else
-#define MOST 2
-#endif
-#define TILE (LANES / 4) /* of more rows, so many at once but for the last ones */
+#define TILE 4 /* of more rows, so many at once but for the last ones */
 
 typedef struct { /* memory that will be read soon */
     const char *from, *to;
@@ -91,7 +87,6 @@ INLINE void some(
         few(1, kind, x, width, rows, known, ahead, y);
     else if (n == 2)
         few(2, kind, x, width, rows, known, ahead, y);
-#if LANES == 16
     else if (n == 3)
         few(3, kind, x, width, rows, known, ahead, y);
     else if (n == 4)
@@ -100,7 +95,6 @@ INLINE void some(
         few(5, kind, x, width, rows, known, ahead, y);
     else
         few(6, kind, x, width, rows, known, ahead, y);
-#endif
 }
 
 /* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
@@ -147,11 +141,9 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
 #define REST(rows, left) \
     for (; i < n && (left); i += rows) tile(rows, 4, PLAIN, x + i * width, width, from, NULL, NULL, &ahead, to + i * LANES);
         REST(TILE, n - i > MOST || n - i == TILE)
-#if LANES == 16
         REST(6, n - i == 6)
         REST(5, n - i == 5)
         REST(3, n - i == 3)
-#endif
         REST(2, n - i == 2)
         REST(1, n - i == 1)
 #undef REST

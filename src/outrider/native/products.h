@@ -6,7 +6,11 @@
 #include "tiles.h"
 #define ROOM(n, width) ((n) > 1 ? LAID(n) * (width) : 1)
 #else
+#if LANES == 8
+#include "eights.h"
+#else
 #include "lanes.h"
+#endif
 #define ROOM(n, width) 1
 #endif
 

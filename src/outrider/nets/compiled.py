@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..native.blocks import plain, reads, rounded
+from ..native.blocks import for_drafts
 from ..native.build import library
 from ..native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
@@ -65,7 +65,7 @@ class CompiledLayer:
         kept: list[Any] = []
 
         def hold(weight: Tensor) -> MatrixPart:
-            kept.append(rounded(weight) if reads(code) else plain(weight))
+            kept.append(for_drafts(weight, code))
             return kept[-1].part
 
         part = LayerPart(norm_inner=small(kept, layer.post_attention_layernorm), turned=1)

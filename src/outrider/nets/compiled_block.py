@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ..native.blocks import Packed, plain, reads, rounded
+from ..native.blocks import Packed, for_drafts
 from ..native.build import library
 from ..native.parts import BlockPart, DraftPart, LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
@@ -48,7 +48,7 @@ class CompiledBlock:
         kept: list[Any] = [net.layers]
 
         def hold(weight: Tensor) -> MatrixPart:
-            made: Packed = rounded(weight) if reads(code) else plain(weight)
+            made: Packed = for_drafts(weight, code)
             kept.append(made)
             return made.part
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..native.blocks import plain, reads, rounded
+from ..native.blocks import for_drafts
 from ..native.build import library
 from ..native.parts import BlockPart, DraftPart, HeadsPart, MatrixPart, ModelPart, PassPart, Room
 from ..native.weights import STEP
@@ -37,7 +37,7 @@ class CompiledHeads:
         kept: list[Any] = [bias.detach().float().flatten().clone()]
 
         def hold(weight: Tensor) -> MatrixPart:
-            kept.append(rounded(weight) if reads(code) else plain(weight))
+            kept.append(for_drafts(weight, code))
             part: MatrixPart = kept[-1].part
             return part
 

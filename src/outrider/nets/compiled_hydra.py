@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..native.blocks import plain, reads, rounded
+from ..native.blocks import for_drafts
 from ..native.build import library
 from ..native.parts import DraftPart, HydraPart, MatrixPart, ModelPart, PassPart, Room
 from ..native.weights import STEP
@@ -47,7 +47,7 @@ class CompiledHydra:
         kept: list[Any] = []
 
         def hold(weight: Tensor) -> MatrixPart:
-            kept.append(rounded(weight) if reads(code) else plain(weight))
+            kept.append(for_drafts(weight, code))
             part: MatrixPart = kept[-1].part
             return part
 

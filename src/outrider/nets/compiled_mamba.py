@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..native.blocks import plain, reads, rounded
+from ..native.blocks import for_drafts
 from ..native.build import library
 from ..native.parts import DraftPart, MambaLayerPart, MambaPart, MatrixPart, ModelPart, PassPart, Room, SlabPart
 from ..native.weights import STEP
@@ -44,7 +44,7 @@ class CompiledMamba:
         self.draft.restype, self.draft.argtypes = None, [ctypes.c_void_p] * 4
         self.move.restype, self.move.argtypes = None, [*[ctypes.c_void_p] * 3, ctypes.c_int64]
         self.kept: list[Any] = []
-        self.reads = reads(code)
+        self.code = code
         config, first = net.config, net.backbone.layers[0].mixer
         self.table, self.columns = self._hold(net.backbone.embeddings.weight), len(net.lm_head.weight)
         layers = (MambaLayerPart * len(net.backbone.layers))()
@@ -164,7 +164,7 @@ class CompiledMamba:
         return held
 
     def _matrix(self, weight: Tensor) -> MatrixPart:
-        self.kept.append(rounded(weight) if self.reads else plain(weight))
+        self.kept.append(for_drafts(weight, self.code))
         part: MatrixPart = self.kept[-1].part
         return part
 

@@ -18,13 +18,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .. import kept
-from ..native.blocks import Packed, kind_of, numbers, packed
+from ..native.blocks import Packed, kind_of, numbers, packed, reads
 from ..native.weights import together
 from . import gguf
 from .gguf import Blocks
 
 logger = logging.getLogger(__name__)
-KEPT = "weights.fours"  # safetensors beside the converted model: reading the file itself takes seconds
+# Beside the converted model, by the lanes of the code that reads them: the file itself takes seconds to read.
+KEPT = {16: "weights.fours", 8: "weights.pairs"}
 
 
 def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
@@ -37,14 +38,15 @@ def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.
         code: the compiled pass, which must read blocks.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
-    rows = _kept(folder)
+    lanes = reads(code)
+    rows = _kept(folder, lanes)
     if rows is None:
         if file is None:
             return {}
         names = {layer: name for name, layer in layers.items()}
-        made = {names[layer]: packed(b.numbers, b.scales, b.minima) for layer, b in blocks_of(model, file)}
+        made = {names[layer]: packed(b.numbers, b.scales, b.minima, lanes) for layer, b in blocks_of(model, file)}
         rows = {name: one.rows for name, one in made.items()}
-        _keep(folder, rows)
+        _keep(folder, lanes, rows)
     found = {}
     for name, own in rows.items():
         weight = layers[name].weight if name in layers else torch.empty(0, 1)
@@ -58,19 +60,19 @@ def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.
     return found
 
 
-def _kept(folder: Path | None) -> dict[str, Tensor] | None:
+def _kept(folder: Path | None, lanes: int) -> dict[str, Tensor] | None:
     try:
-        return None if folder is None else load_file(folder / KEPT)
+        return None if folder is None else load_file(folder / KEPT[lanes])
     except (OSError, SafetensorError):
         return None
 
 
-def _keep(folder: Path | None, rows: dict[str, Tensor]) -> None:
+def _keep(folder: Path | None, lanes: int, rows: dict[str, Tensor]) -> None:
     if folder is not None:
         try:
-            kept.replace(folder / KEPT, lambda place: save_file(rows, place))
+            kept.replace(folder / KEPT[lanes], lambda place: save_file(rows, place))
         except (OSError, SafetensorError) as error:  # a full disk comes as the second
-            logger.info("%s cannot be kept, so the blocks are read anew at each start: %s", folder / KEPT, error)
+            logger.info("%s cannot be kept, so the blocks are read anew at each start: %s", folder / KEPT[lanes], error)
 
 
 def blocks_of(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks]]:
