@@ -30,7 +30,6 @@ INLINE integer bytes(integer kind, integer width) {
 #endif
 
 #if defined(NARROW) || defined(HALVES) && LANES == 8
-#define OPENS /* this build reads blocks */
 const integer block_lanes = LANES;
 
 /* Scales, or scales and minima, in float. `ahead`: so many bytes further, memory is asked for what is read next. */

@@ -1,10 +1,9 @@
 /* Blocks opened in eight lanes: to floats, whose upper halves are the bfloat16 numbers that the weights are. */
 
-/* x to eight significant bits, to the nearest, ties to even: it is taken from 2^16 times x, behind whose last bit it has no
-   more bits (Veltkamp's splitting; all 2^23 fractions were tried). */
+/* x to eight significant bits, to the nearest, ties to even: what rounding leaves of 2^16 times x less x is taken from 2^16
+   times x (Veltkamp's splitting; all 2^23 fractions were tried). */
 INLINE vector shortened(vector x) {
-    const vector large = MUL(x, ALL(65536.0f));
-    return SUB(large, SUB(large, x));
+    return _mm256_fmsub_ps(x, ALL(65536.0f), MUL(x, ALL(65535.0f)));
 }
 
 /* The numbers of one of four rows in the block at `four`; `known`: the scales of the four, or scales and minima. */
