@@ -20,7 +20,7 @@ from outrider.native import build as native
 from outrider.targets import HFTarget, blocks, compiled, gguf, load, load_target
 
 SIZES = {
-    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
     "max_position_embeddings": 2048,
 }  # fmt: skip
 
@@ -96,14 +96,22 @@ def test_activations_in_float32_meet_the_same_blocks(
     equal(target, whole)
 
 
+def test_code_that_reads_no_blocks_is_given_none(tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are read by one build, and a pass in another precision may be of another."""
+    target = loaded(write(tmp_path / "m.gguf", stock, "Q4_1"))
+    assert compiled.forward_of(target, target.native.weights) is not None
+    monkeypatch.setattr(compiled, "reads", lambda code: 0)
+    assert compiled.forward_of(target, target.native.weights) is None
+
+
 def equal(target: HFTarget, whole: HFTarget) -> None:
-    """Their bits, of prompts and of trees of many widths."""
+    """Their bits: of prompts, of one text with 1 to 9 nodes, and of trees in a batch."""
     prompts = [text_of(1, 150), text_of(2, 30)]
     for mine, right in zip(opened(target, prompts)[1], opened(whole, prompts)[1], strict=True):
         assert torch.equal(mine, right)
-    for nodes in range(1, 9):
-        (session, _), (other, _) = opened(target, prompts), opened(whole, prompts)
-        tree = chain([text_of(3, nodes), text_of(4, nodes)])
+    for nodes in range(1, 10):
+        (session, _), (other, _) = opened(target, prompts[:1]), opened(whole, prompts[:1])
+        tree = chain([text_of(3, nodes)])
         assert torch.equal(session.forward(tree).logits, other.forward(tree).logits)
     assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
 
@@ -179,11 +187,11 @@ def test_code_that_reads_other_numbers_is_not_used(
         native.library.cache_clear()
 
 
-def test_a_drafters_weights_are_rounded_to_the_nearest(processor: int) -> None:
+def test_a_drafters_weights_are_rounded_to_the_nearest() -> None:
     torch.manual_seed(0)
     weight = (torch.randn(42, 96) * torch.logspace(-3, 2, 42)[:, None]).bfloat16()
     weight[3] = 0
-    made = packs.rounded(weight, processor)
+    made = packs.rounded(weight)
     found = packs.numbers(code(), made, 96).float()
     assert not found[42:].any(), "rows lie in fours"
     found = found[:42]

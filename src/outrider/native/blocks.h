@@ -36,7 +36,7 @@ const integer block_lanes = LANES;
 INLINE void scales(const char *from, integer count, integer ahead, float *to) {
 #if LANES == 8
     for (integer i = 0; i < count; i += 4) {
-        _mm_prefetch(from + 2 * i + ahead, SOON);
+        if (i % 32 == 0) _mm_prefetch(from + 2 * i + ahead, SOON);
         _mm_storeu_ps(to + i, _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(from + 2 * i))));
     }
 #else

@@ -38,13 +38,12 @@ def packed(
 ) -> Packed:
     """Rows of number * scale + minimum: of four bits, or signed ones of eight without minima. Scales become float16.
 
-    Rows lie in fours, and rows of zeros make the last four whole. `lanes`: of the code that reads them.
+    Rows lie in fours, and rows of zeros make the last four whole. `lanes`: of the code that reads them; eight bits lie
+    alike for all.
     """
-    wide = torch.int32 if minima is not None else torch.int8
-    fours = _fours(numbers.to(wide)).unflatten(2, (-1, BLOCK))  # [o / 4, 4, g, 32]
     if minima is None:
-        rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
-        return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
+        return _eight(numbers, scales)
+    fours = _fours(numbers.to(torch.int32)).unflatten(2, (-1, BLOCK))  # [o / 4, 4, g, 32]
     if lanes == 8:
         mixed = fours.unflatten(3, (4, 2, 4)).transpose(3, 4).flatten(3)
         words = (mixed[:, ::2] + (mixed[:, 1::2] << 4)).to(torch.uint8).transpose(1, 2)
@@ -57,16 +56,15 @@ def packed(
 
 def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
     """A drafter's matrix: rounded to eight bits where this build reads such, else as it is."""
-    lanes = reads(code)
-    return rounded(weight, lanes) if lanes else plain(weight)
+    return rounded(weight) if reads(code) else plain(weight)
 
 
-def rounded(weight: Float[Tensor, "o i"], lanes: int) -> Packed:
+def rounded(weight: Float[Tensor, "o i"]) -> Packed:
     """The nearest rows of eight bits, symmetric: for drafters, whose guesses need not be exact."""
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1) / 127).clamp(min=1e-7).half().float()
     numbers = (blocks / scales[..., None]).round().clamp(-127, 127)
-    return packed(numbers.flatten(1), scales, None, lanes)
+    return _eight(numbers.flatten(1), scales)
 
 
 def kind_of(rows: Tensor, width: int) -> int:
@@ -88,6 +86,12 @@ def reads(code: ctypes.CDLL) -> int:
     """For how many lanes this build of the pass reads blocks: sixteen where AVX-512 multiplies bfloat16,
     eight where it has no AVX-512. 0: it reads none."""
     return ctypes.c_int64.in_dll(code, "block_lanes").value if hasattr(code, "block_lanes") else 0
+
+
+def _eight(numbers: Int[Tensor, "o i"], scales: Float[Tensor, "o g"]) -> Packed:
+    fours = _fours(numbers.to(torch.int8)).unflatten(2, (-1, BLOCK))
+    rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
+    return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
 
 
 def _fours(rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..native.blocks import Packed, reads
+from ..native.blocks import PLAIN, Packed, reads
 from ..native.build import library
 from ..native.parts import PassPart, Room
 from ..native.weights import Weights, gather, lacking, read
@@ -132,9 +132,11 @@ def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: P
 
 
 def forward_of(target: Any, weights: Weights) -> Forward | None:
-    """The compiled pass over these weights, in the precision of the target."""
+    """The compiled pass over these weights, in the precision of the target; None where there is none, or where it does
+    not read the blocks among them."""
     found = library(_name(weights.dtype), _name(target.dtype))
-    return None if found is None else Forward(found, target, weights)
+    blocked = any(isinstance(one, Packed) and one.kind != PLAIN for one in weights.kept)
+    return None if found is None or (blocked and not reads(found)) else Forward(found, target, weights)
 
 
 def _name(dtype: torch.dtype) -> str:
