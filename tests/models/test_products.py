@@ -20,7 +20,9 @@ from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
 from outrider.nets import products
+from outrider.nets.recorded import Recorded
 from outrider.targets import kernels, load, probe
+from outrider.targets.hf import HFTarget
 from outrider.targets.load import from_pretrained, load_target
 from outrider.targets.packed import bytes_read
 from outrider.types import Sampling
@@ -156,9 +158,9 @@ def test_in_threes_a_row_has_its_own_bits() -> None:
     assert half(x[:8].view(2, 4, 96)).shape == (2, 4, 300)
 
 
-def small(folder: Path, **more: bool) -> str:
+def small(folder: Path, width: int = WIDE, **more: bool) -> str:
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCAB, hidden_size=width, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.25, eos_token_id=None,
         bos_token_id=None, pad_token_id=0, **more,
     )  # fmt: skip
@@ -186,6 +188,62 @@ def test_a_target_on_a_processor_without_such_products(
         wrote = [t.model.generate(text, max_new_tokens=20, do_sample=False) for t in (held, plain)]
     assert torch.equal(*wrote)
     assert (held.vocab, held.hidden) == (plain.vocab, plain.hidden)
+
+
+@here
+def test_compiled_passes_leave_the_models_own_weights_unordered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+    folder = small(tmp_path, width=128)
+    load_target(folder)  # proves the compiled pass by the model's own
+    target, plain = load_target(folder), load_target(folder, native=False)
+    if target.native is None:
+        pytest.skip("this machine has no compiled passes")
+
+    def held(of: Any) -> list[products.HalfLinear]:
+        return [m for m in of.model.modules() if isinstance(m, products.HalfLinear)]
+
+    assert len(held(target)) == len(held(plain)) == 2 * 7 + 1
+    assert all(one.source is None and one.packed is not None for one in held(plain))
+    assert all(one.source is not None and one.packed is None for one in held(target))
+    assert products.has_halves(target.model)
+    text = torch.randint(1, VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert torch.equal(target.model(text).logits, plain.model(text).logits)
+    assert all(one.source is None and one.packed is not None for one in held(target))
+
+
+@here
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of recording
+def test_weights_are_ordered_before_a_recording(tmp_path: Path) -> None:
+    stock = from_pretrained(small(tmp_path), "bfloat16", "cpu", False, {})
+    assert products.halve(stock, later=True)
+    target = HFTarget(stock.float())
+    target.compile()
+    target.warm()
+    assert target.graphs is not None
+    recordings = [one for one in target.graphs.made.values() if one is not None]
+    assert recordings
+    assert not any("prepack" in str(one.made.inlined_graph) for one in recordings)
+    layer = products.halved(weights(), later=True)
+    assert layer is not None
+    body = Recorded(Pair(layer), patience=0)
+    right = nn.functional.linear(torch.ones(2, 96), weights().float())
+    for _ in range(3):
+        torch.testing.assert_close(body("kind", torch.ones(2, 96))[0], right)
+    assert "prepack" not in str(body.made["kind"].inlined_graph)
+
+
+class Pair(nn.Module):
+    """A network's step, as recordings have it: of tensors, to a tuple of them."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.layer(x),)
 
 
 @groups

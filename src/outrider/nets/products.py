@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -36,20 +36,31 @@ LARGEST = 14  # the power of two that the largest weight is brought to, where sm
 class HalfLinear(nn.Module):
     """y = x W^T + b in float32, with W packed as float16. No gradient passes through it.
 
-    `weight` tells its shape, dtype and device to who asks; its numbers are all NaN.
+    `weight` tells its shape, dtype and device to who asks; its numbers are all NaN. `later`: weights are packed when
+    the first product wants them, which must be none that is recorded. They must not change until then.
     """
 
-    def __init__(self, weight: Float[Tensor, "o i"], bias: Tensor | None, power: int = 0):
+    def __init__(self, weight: Float[Tensor, "o i"], bias: Tensor | None, power: int = 0, later: bool = False):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = torch.full((1, 1), torch.nan).expand(weight.shape)
         self.scale = 2.0**-power
         self.threes = False  # fill rows up to threes
-        with torch.inference_mode(False), torch.no_grad():
-            wide = weight.detach().float() * 2.0**power
-            self.packed = torch.ops.quantized.linear_prepack_fp16(wide, None if bias is None else bias.detach().float())
+        self.source: tuple[Tensor, Tensor | None] | None = weight.detach(), None if bias is None else bias.detach()
+        self.packed: Any = None
+        if not later:
+            self.pack()
+
+    def pack(self) -> None:
+        """Put the weights into FBGEMM's order: a second for each thirty million of them."""
+        if (source := self.source) is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                wide, bias = source[0].float() * (1 / self.scale), None if source[1] is None else source[1].float()
+                self.packed = torch.ops.quantized.linear_prepack_fp16(wide, bias)
+            self.source = None
 
     def forward(self, x: Float[Tensor, "*s i"]) -> Float[Tensor, "*s o"]:
+        self.pack()
         given = x if self.scale == 1.0 else x * self.scale
         rows = given.numel() // self.in_features
         if not self.threes or rows % THREES == 0:
@@ -118,7 +129,7 @@ def can_halve() -> bool:
     return torch.backends.quantized.engine in ("fbgemm", "x86")
 
 
-def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | None:
+def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None, later: bool = False) -> HalfLinear | None:
     """The product with these weights in 16 bits; None where this machine has none, or it would change them."""
     if not can_halve() or weight.device.type != "cpu":
         return None
@@ -129,7 +140,7 @@ def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLine
             return None
         powers = 0, LARGEST - int(most.log2().floor())
         power = next((p for p in powers if _faithful(wide * 2.0**p)), None)
-    return None if power is None else HalfLinear(weight, bias, power)
+    return None if power is None else HalfLinear(weight, bias, power, later)
 
 
 def _faithful(weight: Float[Tensor, "o i"]) -> bool:
@@ -138,13 +149,22 @@ def _faithful(weight: Float[Tensor, "o i"]) -> bool:
     return bool((change <= ROUNDING * weight.norm(dim=1)).all())
 
 
-def halve(model: nn.Module) -> int:
+def halve(model: nn.Module, later: bool = False) -> int:
     """Multiply by 16-bit weights in all of a model's linear layers that can. Its passes must be in float32 then.
+
+    `later`: the weights are packed by `pack`, or by the first product with each.
 
     Returns:
         How many weights that are.
     """
-    return _replaced(model, halved)
+    return _replaced(model, partial(halved, later=later))
+
+
+def pack(model: nn.Module) -> None:
+    """Pack now what `halve` left for later."""
+    for module in model.modules():
+        if isinstance(module, HalfLinear):
+            module.pack()
 
 
 def order(model: nn.Module) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import products
+
 PATIENCE = 32  # calls of a kind before it is recorded: a recording takes as long as some forty steps of EAGLE
 PROOFS = 4  # calls of different shape that a recording must equal the ordinary step in
 ROUNDINGS = 64  # units in the last place that it may be off by,
@@ -77,6 +79,7 @@ class Recorded:
         return found
 
     def _record(self, given: tuple[Tensor, ...]) -> Any:
+        products.pack(self.body)
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # tracing is deprecated in favour of torch.compile (docs/log.md)
