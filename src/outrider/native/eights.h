@@ -123,7 +123,7 @@ INLINE void column_of(
     if (n == 1) return few(1, kind, x, width, rows, known, ahead, y);
     if (n == 2) return few(2, kind, x, width, rows, known, ahead, y);
 #ifdef HALVES
-    float room[4 * width];
+    float room[4 * width] __attribute__((aligned(64)));
 #endif
     for (integer j = 0; j < LANES; j += 4) { /* a few outputs stay in the first cache while rows pass by */
         const float *opened[4];
