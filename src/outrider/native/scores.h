@@ -118,13 +118,17 @@ static void scored(
         for (integer j = 0; j < count; j += parts * LANES) {                                                     \
             vector found[rows * parts];                                                                          \
             _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++) found[i] = ZERO;                     \
-            for (integer u = 0; u < units; u++)                                                                  \
+            for (integer u = 0; u < units; u++) {                                                                \
+                operand given[rows];                                                                             \
+                _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++)                                           \
+                    given[i] = PINNED(REPEATED(query + (q + i) * width + u * UNIT));                             \
                 _Pragma("GCC unroll 4") for (int p = 0; p < parts; p++) {                                        \
-                    const operand key = (operand)LOAD(w->turned + u * BLOCK + j + p * LANES);                    \
-                    _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++) found[i * parts + p] = TIMES(         \
-                        found[i * parts + p], REPEATED(query + (q + i) * width + u * UNIT), key                  \
-                    );                                                                                           \
+                    const operand key = PINNED((operand)LOAD(w->turned + u * BLOCK + j + p * LANES));            \
+                    _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++)                                       \
+                        found[i * parts + p] = TIMES(found[i * parts + p], given[i], key);                       \
                 }                                                                                                \
+            }                                                                                                    \
+            __asm__("" : "+m"(scale)); /* no register holds it in the loop */                                    \
             _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++)                                      \
                 STORE(score[q + i / parts] + j + i % parts * LANES, MUL(found[i], ALL(scale)));                  \
         }
@@ -132,9 +136,13 @@ static void scored(
 #if LANES == 16
     SCORES(4, 4)
     SCORES(3, 4)
-#endif
     SCORES(2, 2)
     SCORES(1, 2)
+#else
+    SCORES(3, 4)
+    SCORES(2, 4)
+    SCORES(1, 4)
+#endif
 #undef SCORES
 }
 

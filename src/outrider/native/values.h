@@ -154,13 +154,13 @@ static void gathered(
             for (int p = 0; p < parts; p++) sum[i * parts + p] = LOAD(w->out[q + i] + d + p * LANES);         \
         for (integer j = from; j < count; j++) {                                                              \
             const held *value = values + at[j] + d;                                                           \
-            vector part[parts];                                                                               \
-            for (int p = 0; p < parts; p++) part[p] = HELD(value + p * LANES);                                \
+            vector weight[rows];                                                                              \
+            for (int i = 0; i < rows; i++) weight[i] = PINNED(ALL(w->score[q + i][j]));                       \
             for (int p = 0; p < parts && ahead; p += LINE / (int)sizeof(held) / LANES)                        \
                 _mm_prefetch((const char *)(value + ahead + p * LANES), _MM_HINT_T1);                         \
-            for (int i = 0; i < rows; i++) {                                                                  \
-                const vector weight = ALL(w->score[q + i][j]);                                                \
-                for (int p = 0; p < parts; p++) sum[i * parts + p] = FMA(weight, part[p], sum[i * parts + p]); \
+            for (int p = 0; p < parts; p++) {                                                                 \
+                const vector part = PINNED(HELD(value + p * LANES));                                          \
+                for (int i = 0; i < rows; i++) sum[i * parts + p] = FMA(weight[i], part, sum[i * parts + p]); \
             }                                                                                                 \
         }                                                                                                     \
         for (int i = 0; i < rows; i++)                                                                        \
@@ -177,6 +177,8 @@ static void gathered(
     if (from >= count) return;
 #if LANES == 16
     GATHERS(4)
+    GATHERS(3)
+#else
     GATHERS(3)
 #endif
     GATHERS(1)

@@ -111,10 +111,12 @@ typedef vector operand;
 #endif
 
 /* In a register from here on: the compiler would read it again for each use. */
-INLINE operand PINNED(operand x) {
-    __asm__("" : "+v"(x));
-    return x;
-}
+#define PINNED(x) \
+    __extension__({ \
+        __typeof__(x) pinned = (x); \
+        __asm__("" : "+v"(pinned)); \
+        pinned; \
+    })
 
 /* To bfloat16, to the nearest, ties to even. */
 INLINE uint16_t rounded(float x) {
