@@ -218,7 +218,7 @@ def test_compiled_passes_leave_the_models_own_weights_unordered(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of recording
 def test_weights_are_ordered_before_a_recording(tmp_path: Path) -> None:
     stock = from_pretrained(small(tmp_path), "bfloat16", "cpu", False, {})
-    assert products.halve(stock, later=True)
+    assert products.halve(stock)
     target = HFTarget(stock.float())
     target.compile()
     target.warm()
@@ -226,16 +226,16 @@ def test_weights_are_ordered_before_a_recording(tmp_path: Path) -> None:
     recordings = [one for one in target.graphs.made.values() if one is not None]
     assert recordings
     assert not any("prepack" in str(one.made.inlined_graph) for one in recordings)
-    layer = products.halved(weights(), later=True)
+    layer = products.halved(weights())
     assert layer is not None
-    body = Recorded(Pair(layer), patience=0)
+    body = Recorded(Step(layer), patience=0)
     right = nn.functional.linear(torch.ones(2, 96), weights().float())
     for _ in range(3):
         torch.testing.assert_close(body("kind", torch.ones(2, 96))[0], right)
     assert "prepack" not in str(body.made["kind"].inlined_graph)
 
 
-class Pair(nn.Module):
+class Step(nn.Module):
     """A network's step, as recordings have it: of tensors, to a tuple of them."""
 
     def __init__(self, layer: nn.Module):

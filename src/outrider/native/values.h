@@ -177,10 +177,8 @@ static void gathered(
     if (from >= count) return;
 #if LANES == 16
     GATHERS(4)
-    GATHERS(3)
-#else
-    GATHERS(3)
 #endif
+    GATHERS(3)
     GATHERS(1)
 #undef GATHERS
 #undef GATHER

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,11 +36,11 @@ LARGEST = 14  # the power of two that the largest weight is brought to, where sm
 class HalfLinear(nn.Module):
     """y = x W^T + b in float32, with W packed as float16. No gradient passes through it.
 
-    `weight` tells its shape, dtype and device to who asks; its numbers are all NaN. `later`: weights are packed when
-    the first product wants them, which must be none that is recorded. They must not change until then.
+    `weight` tells its shape, dtype and device to who asks; its numbers are all NaN. Weights are packed by `pack`, or by
+    the first product, which must be none that is recorded; they must not change until then.
     """
 
-    def __init__(self, weight: Float[Tensor, "o i"], bias: Tensor | None, power: int = 0, later: bool = False):
+    def __init__(self, weight: Float[Tensor, "o i"], bias: Tensor | None, power: int = 0):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = torch.full((1, 1), torch.nan).expand(weight.shape)
@@ -48,8 +48,6 @@ class HalfLinear(nn.Module):
         self.threes = False  # fill rows up to threes
         self.source: tuple[Tensor, Tensor | None] | None = weight.detach(), None if bias is None else bias.detach()
         self.packed: Any = None
-        if not later:
-            self.pack()
 
     def pack(self) -> None:
         """Put the weights into FBGEMM's order: a second for each thirty million of them."""
@@ -129,7 +127,7 @@ def can_halve() -> bool:
     return torch.backends.quantized.engine in ("fbgemm", "x86")
 
 
-def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None, later: bool = False) -> HalfLinear | None:
+def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> HalfLinear | None:
     """The product with these weights in 16 bits; None where this machine has none, or it would change them."""
     if not can_halve() or weight.device.type != "cpu":
         return None
@@ -140,7 +138,7 @@ def halved(weight: Float[Tensor, "o i"], bias: Tensor | None = None, later: bool
             return None
         powers = 0, LARGEST - int(most.log2().floor())
         power = next((p for p in powers if _faithful(wide * 2.0**p)), None)
-    return None if power is None else HalfLinear(weight, bias, power, later)
+    return None if power is None else HalfLinear(weight, bias, power)
 
 
 def _faithful(weight: Float[Tensor, "o i"]) -> bool:
@@ -149,19 +147,17 @@ def _faithful(weight: Float[Tensor, "o i"]) -> bool:
     return bool((change <= ROUNDING * weight.norm(dim=1)).all())
 
 
-def halve(model: nn.Module, later: bool = False) -> int:
+def halve(model: nn.Module) -> int:
     """Multiply by 16-bit weights in all of a model's linear layers that can. Its passes must be in float32 then.
-
-    `later`: the weights are packed by `pack`, or by the first product with each.
 
     Returns:
         How many weights that are.
     """
-    return _replaced(model, partial(halved, later=later))
+    return _replaced(model, halved)
 
 
 def pack(model: nn.Module) -> None:
-    """Pack now what `halve` left for later."""
+    """Pack now what the first products would pack."""
     for module in model.modules():
         if isinstance(module, HalfLinear):
             module.pack()

@@ -81,7 +81,7 @@ def load_target(
                 file, folder = gguf.file_of(place.where, place.gguf), None if place.gguf else Path(place.where)
                 own = compiled.weights_of(stock, move=True, file=file, kept=folder)
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
-                stock = widened(stock, training or processes > 1, later=own is not None)
+                stock = widened(stock, training or processes > 1)
         else:
             stock, mark = packed(model, weights, dtype, device, trust_remote_code, options)
     else:
@@ -103,7 +103,7 @@ def load_target(
         target.native = None
     if target.native is not None:
         return target
-    products.pack(stock)
+    products.pack(stock)  # not before: compiled passes have weights of their own
     if weights == "full" and alone and stock is not model:
         products.order(stock)
     settle(target, exact)
@@ -135,19 +135,18 @@ def packed(
     return stock, mark
 
 
-def widened(stock: Any, whole: bool = False, later: bool = False) -> Any:
+def widened(stock: Any, whole: bool = False) -> Any:
     """The model in float32, if this processor has no products in 16 bits and memory allows it; else as it is.
 
     Without them torch multiplies 16-bit matrices row by row: a pass over 16 nodes of SmolLM2 takes eight times as long
     as one over a single node. The weights stay in 16 bits where that can be had (`nets/products.py`), unless they are
-    wanted `whole`: for gradients, or for several processes. `later`: they are put into the order of these products when
-    the model's own forward runs first, since compiled passes have weights of their own.
+    wanted `whole`: for gradients, or for several processes.
     """
     if stock.device.type != "cpu" or stock.dtype not in HALF or getattr(stock, "is_quantized", False):
         return stock
     if multiplies_halves() or 4 * stock.num_parameters() > MEMORY * physical_memory():
         return stock
-    kept = 0 if whole else products.halve(stock, later)
+    kept = 0 if whole else products.halve(stock)
     also = f", with {kept / 1e6:.0f} million of its weights kept in 16 bits" if kept else ""
     logger.info("this processor has no products in %s, so the model computes in float32%s", stock.dtype, also)
     return stock.float()
