@@ -154,9 +154,9 @@ MUTANTS = {
     },
     "halfway numbers are rounded up": {
         8: (
-            "return _mm256_fmsub_ps(x, ALL(65536.0f), MUL(x, ALL(65535.0f)));",
-            "return _mm256_castsi256_ps(_mm256_and_si256(_mm256_add_epi32(_mm256_castps_si256(x),"
-            " _mm256_set1_epi32(0x8000)), _mm256_set1_epi32(0xffff0000)));",
+            "return SUB(x, MUL(x, ALL(1.0f - 1.0f / TIMES_MORE)));",
+            "return MUL(ALL(1.0f / TIMES_MORE), _mm256_castsi256_ps(_mm256_and_si256(_mm256_add_epi32("
+            "_mm256_castps_si256(x), _mm256_set1_epi32(0x8000)), _mm256_set1_epi32(0xffff0000))));",
         ),
     },
 }

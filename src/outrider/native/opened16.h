@@ -1,5 +1,17 @@
 /* Blocks opened in sixteen lanes: to pairs of bfloat16, as products of these read them. */
 
+/* The scales of four rows in blocks: [block, row, scale and minimum], or [block, row]. `ahead`: so many bytes further,
+   memory is asked for what is read next. */
+INLINE void know(const char *four, integer kind, integer width, integer ahead, float *known) {
+    const char *from = four + width / GROUP * KEPT(kind);
+    const integer count = width / GROUP * SCALES(kind);
+    for (integer i = 0; i < count; i += 16) {
+        _mm_prefetch(from + 2 * i + ahead, SOON);
+        const __mmask16 there = count - i < 16 ? (__mmask16)((1u << (count - i)) - 1) : 0xffff;
+        STORE(known + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from + 2 * i)));
+    }
+}
+
 /* The numbers of one block of four rows, which lie at `four`. */
 INLINE void spread(const char *four, const int kind, const float *known, integer ahead, operand to[4]) {
     if (kind == FOUR) { /* all sixteen numbers are made, and looked up */

@@ -1,32 +1,41 @@
 /* Blocks opened in eight lanes: to floats, whose upper halves are the bfloat16 numbers that the weights are. */
 
-/* x to eight significant bits, to the nearest, ties to even: what rounding leaves of 2^16 times x less x is taken from 2^16
-   times x (Veltkamp's splitting; all 2^23 fractions were tried). */
+#define TIMES_MORE 65536.0f /* 2^16: numbers are made so many times too large, and rounding gives it back */
+
+/* x / 2^16, to eight significant bits, to the nearest, ties to even: of x is taken what rounding leaves of x - x / 2^16
+   (Veltkamp's splitting; all 2^23 fractions were tried). */
 INLINE vector shortened(vector x) {
-    return _mm256_fmsub_ps(x, ALL(65536.0f), MUL(x, ALL(65535.0f)));
+    return SUB(x, MUL(x, ALL(1.0f - 1.0f / TIMES_MORE)));
 }
 
-/* The numbers of one of four rows in the block at `four`; `known`: the scales of the four, or scales and minima. */
+/* The scales of four rows in blocks, times 2^16. Of four bits: [block, i, row, scale and minimum], divided by 16^i.
+   `ahead`: so many bytes further, memory is asked for what is read next. */
+INLINE void know(const char *four, const int kind, integer width, integer ahead, float *known) {
+    const char *from = four + width / GROUP * KEPT(kind);
+    for (integer g = 0; g < width / GROUP; g++, known += KNOWN(kind), from += 2 * SCALES(kind)) {
+        if (g * SCALES(kind) % 32 == 0) _mm_prefetch(from + ahead, SOON);
+        if (kind == FOUR) {
+            vector some = MUL(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)), ALL(TIMES_MORE));
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++, some = MUL(some, ALL(1.0f / 16))) STORE(known + LANES * i, some);
+        } else {
+            const __m128 some = _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)from));
+            _mm_storeu_ps(known, _mm_mul_ps(some, _mm_set1_ps(TIMES_MORE)));
+        }
+    }
+}
+
+/* The numbers of one of four rows in the block at `four`, whose scales are `known`. */
 INLINE void spread(const char *four, const int kind, const int row, const float *known, vector to[4]) {
-    if (kind == FOUR) { /* all sixteen numbers are made, and their bytes looked up */
-        const vector scale = ALL(known[2 * row]), least = ALL(known[2 * row + 1]);
-        const vector even = FMA(_mm256_setr_ps(0, 2, 4, 6, 8, 10, 12, 14), scale, least); /* no product is rounded */
-        const vector odd = FMA(_mm256_setr_ps(1, 3, 5, 7, 9, 11, 13, 15), scale, least);
-        const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(shortened(even)), 16);
-        const __m256i words = _mm256_blend_epi16(low, _mm256_castps_si256(shortened(odd)), 0xaa);
-        const __m256i parts = _mm256_shuffle_epi8( /* the lower bytes of eight numbers, and the upper ones */
-            words, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15))
-        );
-        const __m256i lower = _mm256_permute4x64_epi64(parts, 0x88), upper = _mm256_permute4x64_epi64(parts, 0xdd);
+    if (kind == FOUR) { /* four bits are read where they lie in a word: 16^i times too large */
         const __m256i two = _mm256_loadu_si256((const __m256i *)(four + row / 2 * 32));
-        const __m256i which = _mm256_and_si256(row % 2 ? _mm256_srli_epi16(two, 4) : two, _mm256_set1_epi8(15));
-        const __m256i a = _mm256_shuffle_epi8(lower, which), b = _mm256_shuffle_epi8(upper, which);
-        const __m256i first = _mm256_unpacklo_epi8(a, b), second = _mm256_unpackhi_epi8(a, b);
-        const __m256i none = _mm256_setzero_si256();
-        to[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(none, first));
-        to[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(none, first));
-        to[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(none, second));
-        to[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(none, second));
+        const __m256i own = row % 2 ? _mm256_srli_epi32(two, 16) : two;
+        const vector least = ALL(known[2 * row + 1]);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const vector found = _mm256_cvtepi32_ps(_mm256_and_si256(own, _mm256_set1_epi32(15 << 4 * i)));
+            to[i] = shortened(FMA(found, ALL(known[LANES * i + 2 * row]), least)); /* no product is rounded */
+        }
     } else {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
@@ -58,11 +67,13 @@ INLINE void open_four(const char *four, const int kind, integer width, const flo
 
 /* The same as the model keeps them. */
 static void unpack(const char *four, integer kind, integer width, integer ahead, number *to) {
-    float known[8 * (width / GROUP)], opened[4 * width];
-    know(four, kind, width, ahead, known);
-    if (kind == FOUR)
+    float known[KNOWN(FOUR) * (width / GROUP)], opened[4 * width];
+    if (kind == FOUR) {
+        know(four, FOUR, width, ahead, known);
         open_four(four, FOUR, width, known, ahead, opened);
-    else
+    } else {
+        know(four, EIGHT, width, ahead, known);
         open_four(four, EIGHT, width, known, ahead, opened);
+    }
     for (integer k = 0; k < 4 * width; k++) to[k] = rounded(opened[k]);
 }

@@ -25,7 +25,7 @@ from .gguf import Blocks
 
 logger = logging.getLogger(__name__)
 # Beside the converted model, by the lanes of the code that reads them: the file itself takes seconds to read.
-KEPT = {16: "weights.fours", 8: "weights.pairs"}
+KEPT = {16: "weights.fours", 8: "weights.words"}
 
 
 def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
