@@ -115,7 +115,7 @@ def table(lines: list[dict[str, Any]]) -> None:
             f"{speeds[best]:.0f} ({best}) | {speeds[AUTO]:.0f} | {of_best[-1]:.2f} | {of_plain[-1]:.2f} |"
         )
     for name, found in (("the best fixed", of_best), ("plain", of_plain)):
-        middle = sorted(found)[len(found) // 2]
+        middle = median(found)
         share = sum(x >= 0.97 for x in found)
         print(
             f"\nof {name}: worst {min(found):.2f}, median {middle:.2f}; 0.97 and more in {share} of {len(found)} cells"

@@ -4,8 +4,8 @@
    Rows lie in fours, as a product reads them: for each block, the numbers of four rows, and behind all blocks the scales
    of four rows for each, of float16. Eight bits (signed, with a scale): 32 bytes of each row. Four bits (0 .. 15, with a
    scale and a minimum each), for sixteen lanes: 32 words, word i with number i of each row, the first row's in the lowest
-   bits. For eight lanes: 16 words of two rows in turn, and 16 of the other two; a row's word i has its numbers i, 8 + i,
-   16 + i and 24 + i, the first in the lowest bits. */
+   bits. For eight lanes: 16 words of 16 bits of two rows in turn, and 16 of the other two; a row's word i has its
+   numbers i, 8 + i, 16 + i and 24 + i, the first in the lowest bits. */
 
 enum { PLAIN, FOUR, EIGHT };
 
