@@ -212,7 +212,7 @@ class LLM:
             target = self.target
             about = self.kept_as, self.drafter_name, precision_of(target), target.exact
             native = getattr(target, "native", None)  # other code takes other times
-            way = () if native is None else ("compiled", Path(native.file).stem)
+            way = () if native is None else ("compiled", Path(native.code._name).stem)
             learnt = fits(self.drafter), learners(self.drafter)
             self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, *learnt))
             self.memories[-1].recall()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bits import compiled
+from bits import compiled, text_of
 from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, same
 
 import outrider
@@ -16,6 +16,8 @@ from outrider.drafters import eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
 from outrider.native import build as native
+from outrider.native.blocks import EIGHT, PLAIN, Packed
+from outrider.nets.compiled import code_for
 from outrider.nets.grown import Pairs
 from outrider.nets.layer import LayerShape
 from outrider.types import Budget, DraftTree, Rows
@@ -47,9 +49,11 @@ def network(kind: str, vocab: int, drafted: int) -> eagle.EagleNet | eagle3.Eagl
     return net
 
 
-def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, kind: str = "eagle") -> outrider.LLM:
+def made(
+    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, kind: str = "eagle", halves: bool = False
+) -> outrider.LLM:
     """A tiny random model with an EAGLE or EAGLE-3 of random weights."""
-    target = compiled(vocab, dtype)
+    target = compiled(vocab, dtype, halves)
     method: Any = eagle if kind == "eagle" else eagle3
     drafter = method.drafter(network(kind, vocab, drafted).to(dtype), target, growth)
     return outrider.LLM(target, None, drafter, "tiny", kind, frozenset({3}))
@@ -80,14 +84,35 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
 def test_trees_are_those_of_tensors(kind: str, budget: str, temperature: float, compared: list[DraftTree]) -> None:
-    """In a batch of texts of unequal length; both precisions; small vocabularies, trimmed ones and large ones."""
-    for vocab, drafted, dtype in ((97, 0, torch.float32), (97, 50, torch.bfloat16), (6000, 5000, torch.float32)):
-        llm = made(vocab, drafted, dtype, Growth(scale=1.5), kind)
+    """In a batch of texts of unequal length; both precisions, and floats beside a target's weights of 16 bits; small
+    vocabularies, trimmed ones and large ones."""
+    for vocab, drafted, dtype, halves in (
+        (97, 0, torch.float32, False), (97, 50, torch.bfloat16, False), (97, 50, torch.float32, True),
+        (6000, 5000, torch.float32, False),
+    ):  # fmt: skip
+        llm = made(vocab, drafted, dtype, Growth(scale=1.5), kind, halves)
         llm.generate(
             PROMPTS, max_new_tokens=6, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
         )
     assert len(compared) >= 8
     assert max(tree.nodes for tree in compared) > 1
+
+
+@pytest.mark.usefixtures("avx2")
+def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_ones() -> None:
+    """On processors that only multiply floats; a target of floats has drafters of floats."""
+    llm, exact = made(97, 50, torch.float32, Growth(), halves=True), made(97, 50, torch.float32, Growth())
+    target: Any = llm.target
+    assert code_for(target, torch.float32) is target.native.code
+    assert code_for(target, torch.bfloat16) is native.library("bfloat16", "bfloat16")
+    assert code_for(target, torch.float64) is None
+    for made_, kind in ((llm, EIGHT), (exact, PLAIN)):
+        drafter: Any = made_.drafter
+        assert {one.kind for one in drafter.compiled.kept if isinstance(one, Packed)} == {kind}
+    prompts = [text_of(i, 20 + 9 * i) for i in range(3)]
+    law: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    plain = llm.generate(prompts, budget=Given(Budget(1, 0)), **law)
+    assert [o.tokens for o in llm.generate(prompts, budget=Given(Budget(16, 6)), **law)] == [o.tokens for o in plain]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])

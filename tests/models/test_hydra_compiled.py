@@ -34,9 +34,11 @@ HALF, WHOLE = torch.bfloat16, torch.float32
 LAYER = LayerShape(64, 4, 2, 16, 96, 64)  # of Hydra++
 
 
-def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, **more: Any) -> outrider.LLM:
+def made(
+    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, halves: bool = False, **more: Any
+) -> outrider.LLM:
     """A tiny random model with heads of random weights."""
-    target = compiled(vocab, dtype)
+    target = compiled(vocab, dtype, halves)
     torch.manual_seed(0)
     net = hydra.HydraNet(hydra.HydraConfig(vocab, 64, 4, draft_vocab=drafted, **more))
     with torch.no_grad():
@@ -100,11 +102,12 @@ def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dt
     texts_are_plain(made(97, 50, dtype), temperature)
 
 
-def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> None:
+@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, True)])
+def test_rounded_weights_give_the_candidates_of_tensors_nearly(dtype: torch.dtype, halves: bool) -> None:
     def in_tensors(drafting: HydraDrafting) -> HydraDrafting:
         return HydraDrafting(replace(drafting.drafter, compiled=None), drafting.feature)
 
-    candidates_are_alike(made(97, 50, HALF), HydraDrafting, in_tensors)
+    candidates_are_alike(made(97, 50, dtype, halves=halves), HydraDrafting, in_tensors)
 
 
 def test_heads_of_two_blocks_stay_in_tensors() -> None:

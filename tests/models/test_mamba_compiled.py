@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, MambaDrafting, Slab
 from outrider.native import build as native
 from outrider.nets import mamba as ssm
+from outrider.nets.compiled import code_for
 from outrider.nets.compiled_mamba import compiled_mamba
 from outrider.types import Budget, DraftTree, Rows
 
@@ -59,18 +61,28 @@ def network(vocab: int, dtype: torch.dtype = WHOLE, **more: Any) -> Any:
     return net.to(dtype).requires_grad_(False).eval()
 
 
-def made(vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, **more: Any) -> outrider.LLM:
+def made(
+    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, halves: bool = False, **more: Any
+) -> outrider.LLM:
     """A tiny random model with a random Mamba-2; `drafted`: of so many tokens."""
-    target, net, names = compiled(vocab, dtype), network(vocab, dtype, **more), None
+    target, net, names = compiled(vocab, dtype, halves), network(vocab, dtype, **more), None
     if drafted:
         names = torch.randperm(vocab)[:drafted].sort().values
         few = torch.nn.Linear(64, drafted, bias=False).to(dtype)
         few.weight = torch.nn.Parameter(net.lm_head.weight[names].clone(), requires_grad=False)
         net.set_output_embeddings(few)
+    code = code_for(target, dtype)
+    assert code is not None
     drafter = MambaDrafter(
-        net, Same(vocab, vocab, names), growth or Growth(depth=6, top_k=4), compiled=compiled_mamba(net)
+        net, Same(vocab, vocab, names), growth or Growth(depth=6, top_k=4), compiled=compiled_mamba(code, net)
     )
     return outrider.LLM(target, None, drafter, "tiny", "mamba", frozenset({3}))
+
+
+def floats() -> ctypes.CDLL:
+    found = native.library("float32", "float32")
+    assert found is not None
+    return found
 
 
 def in_tensors(drafting: MambaDrafting) -> MambaDrafting:
@@ -148,7 +160,7 @@ def test_every_kind_of_network_is_read(size: str, compared: list[DraftTree]) -> 
 def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]]) -> None:
     """Rows end together, however many tokens they have."""
     net = network(97)
-    code, start = compiled_mamba(net), ssm.read(net, [text_of(i, 9) for i in range(len(waits))])
+    code, start = compiled_mamba(floats(), net), ssm.read(net, [text_of(i, 9) for i in range(len(waits))])
     assert code is not None
     slab = Slab.like(start, 3)
     slab.put(start, 0)
@@ -211,13 +223,14 @@ def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dt
     texts_are_plain(made(97, 50, dtype), temperature, (2, Seldom(Budget(16, 6))))
 
 
-def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> None:
-    candidates_are_alike(made(97, 50, HALF), MambaDrafting, in_tensors)
+@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, True)])
+def test_rounded_weights_give_the_candidates_of_tensors_nearly(dtype: torch.dtype, halves: bool) -> None:
+    candidates_are_alike(made(97, 50, dtype, halves=halves), MambaDrafting, in_tensors)
 
 
 def test_what_the_code_does_not_know_stays_in_tensors() -> None:
     for more in ({"use_bias": True}, {"state_size": 12}, {"conv_kernel": 1}):
-        assert compiled_mamba(network(97, **more)) is None, more
+        assert compiled_mamba(floats(), network(97, **more)) is None, more
 
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:

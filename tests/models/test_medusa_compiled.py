@@ -31,9 +31,9 @@ pytestmark = pytest.mark.skipif(
 HALF, WHOLE = torch.bfloat16, torch.float32
 
 
-def made(vocab: int, drafted: int, dtype: torch.dtype, **more: Any) -> outrider.LLM:
+def made(vocab: int, drafted: int, dtype: torch.dtype, halves: bool = False, **more: Any) -> outrider.LLM:
     """A tiny random model with heads of random weights."""
-    target = compiled(vocab, dtype)
+    target = compiled(vocab, dtype, halves)
     torch.manual_seed(0)
     net = medusa.MedusaNet(medusa.MedusaConfig(vocab, 64, 4, draft_vocab=drafted, **{"share_head": True, **more}))
     with torch.no_grad():
@@ -89,11 +89,12 @@ def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dt
     texts_are_plain(made(97, 50, dtype), temperature)
 
 
-def test_in_sixteen_bits_candidates_are_those_of_tensors_up_to_rounding() -> None:
+@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, True)])
+def test_rounded_weights_give_the_candidates_of_tensors_nearly(dtype: torch.dtype, halves: bool) -> None:
     def in_tensors(drafting: MedusaDrafting) -> MedusaDrafting:
         return MedusaDrafting(replace(drafting.drafter, compiled=None), drafting.feature)
 
-    candidates_are_alike(made(97, 50, HALF), MedusaDrafting, in_tensors)
+    candidates_are_alike(made(97, 50, dtype, halves=halves), MedusaDrafting, in_tensors)
 
 
 @pytest.mark.parametrize("more", [{"share_head": False}, {"layers": 2}])

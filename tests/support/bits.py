@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.core.tree import chain, from_lists
 from outrider.targets import HFTarget, load_target
+from outrider.targets.compiled import forward_of, weights_of
 
 
 def opened(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> tuple[Any, Tensor]:
@@ -80,9 +81,18 @@ def text_of(seed: int, n: int) -> list[int]:
     return [dice.randrange(97) for _ in range(n)]
 
 
-def compiled(vocab: int, dtype: torch.dtype) -> HFTarget:
-    """A tiny random Llama whose passes run in compiled code; token 3 ends its texts."""
+def compiled(vocab: int, dtype: torch.dtype, halves: bool = False) -> HFTarget:
+    """A tiny random Llama whose passes run in compiled code; token 3 ends its texts. `halves`: its passes read weights
+    of 16 bits, whatever the precision of all else."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 256}
-    target = load_target(build("llama", dtype, vocab_size=vocab, eos_token_id=3, **sizes), native=True)
-    assert isinstance(target, HFTarget)
+    model = build("llama", torch.bfloat16 if halves else dtype, vocab_size=vocab, eos_token_id=3, **sizes)
+    if not halves:
+        target = load_target(model, native=True)
+        assert isinstance(target, HFTarget)
+        return target
+    own = weights_of(model, move=True)
+    assert own is not None
+    target = HFTarget(model.to(dtype))
+    target.native = forward_of(target, own)
+    assert target.native is not None
     return target

@@ -21,7 +21,7 @@ from ..core.padding import additive
 from ..core.sampling import wide
 from ..nets import products, vocabulary
 from ..nets.block import BlockConfig, BlockNet
-from ..nets.compiled import runs
+from ..nets.compiled import code_for
 from ..nets.compiled_block import CompiledBlock, compiled_block
 from ..nets.grown import paired
 from ..nets.kv_cache import KVCache
@@ -215,10 +215,10 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     own = additive(seen.tril() if config.causal else seen, weight.dtype)[None, None]
     token = config.mask_token
     mask: Tensor = net.mask_embedding if token < 0 else target.embed(torch.tensor([token], device=weight.device))[0]
-    code = None
-    if runs(target):
+    code, found = None, code_for(target, weight.dtype)
+    if found is not None:
         head = _heads.plain_rows(target, None) if ids is None else net.lm_head.weight.detach()
-        code = compiled_block(net, head, embeddings(target, weight.dtype), mask, ids)
+        code = compiled_block(found, net, head, embeddings(target, weight.dtype), mask, ids)
     if code is None:
         products.hasten(net, leave=("markov_w2",))  # whose rows are looked up
     return BlockDrafter(net, target, config, growth, ids, places, own, mask, code)

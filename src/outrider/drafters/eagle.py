@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..nets import vocabulary
-from ..nets.compiled import CompiledLayer, compiled, runs
+from ..nets.compiled import CompiledLayer, code_for, compiled
 from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, Store
@@ -152,7 +152,8 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
     _heads.check_embedding(target, net.config.target_hidden)
     ids = net.ids()
-    made = compiled(net.layer, net.fc, _heads.plain_rows(target, ids)) if runs(target) else None
+    code = code_for(target, net.fc.weight.dtype)
+    made = None if code is None else compiled(code, net.layer, net.fc, _heads.plain_rows(target, ids))
     if made is not None:
         table = embeddings(target, net.fc.weight.dtype) if net.config.inputs == INPUTS[0] else None
         grower = None if table is None else Grower(made, table, ids)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..nets import vocabulary
-from ..nets.compiled import CompiledLayer, Fusing, compiled, runs
+from ..nets.compiled import CompiledLayer, Fusing, code_for, compiled
 from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
@@ -283,9 +283,11 @@ def _compiled(net: Eagle3Net, target: Target) -> CompiledLayer | None:
     """Its layer in compiled code, where the target's passes are: one layer, and none of the checkpoints' flags."""
     config, layer = net.config, net.midlayer
     flags = config.norm_before_residual, config.norm_before_fc, config.fc_norm, config.norm_output
-    if not runs(target) or config.parallel or any(flags):
+    code = code_for(target, net.fc.weight.dtype)
+    if code is None or config.parallel or any(flags):
         return None
-    return compiled(layer, Fusing(layer.input_layernorm, layer.hidden_norm, net.fc, net.norm), net.lm_head.weight)
+    fusing = Fusing(layer.input_layernorm, layer.hidden_norm, net.fc, net.norm)
+    return compiled(code, layer, fusing, net.lm_head.weight)
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from ..checkpoints.target import linear_head
 from ..nets import vocabulary
-from ..nets.compiled import runs
+from ..nets.compiled import code_for
 from ..nets.compiled_hydra import CompiledHydra, HeadParts, compiled_hydra
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Layer, LayerShape, RMSNorm, Store
@@ -341,10 +341,12 @@ def drafter(net: HydraNet, target: Target, growth: _growth.Growth) -> HydraDraft
 
 def _compiled(net: HydraNet, target: Target) -> CompiledHydra | None:
     """Heads of one block, in the code that the target's passes run in."""
-    if not runs(target) or net.config.layers != 1:
+    dtype = net.parts[0].lm_head.weight.dtype
+    code = code_for(target, dtype)
+    if code is None or net.config.layers != 1:
         return None
     parts = [HeadParts(*part.both, part.lm_head.weight, part.lm_head.bias) for part in net.parts]
-    return compiled_hydra(parts, embeddings(target, parts[0].head.dtype), net.ids())
+    return compiled_hydra(code, parts, embeddings(target, dtype), net.ids())
 
 
 NETWORK = Network(HydraNet, HydraConfig)

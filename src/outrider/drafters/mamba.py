@@ -24,7 +24,7 @@ from ..checkpoints.mamba import original, read
 from ..core.padding import padded
 from ..nets import mamba as ssm
 from ..nets import products, vocabulary
-from ..nets.compiled import runs
+from ..nets.compiled import code_for
 from ..nets.compiled_mamba import CompiledMamba, compiled_mamba
 from ..nets.wanted import Shape
 from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
@@ -283,7 +283,8 @@ def _built(net: Any, words: Words, growth: Growth, batch: int, target: Target) -
     """Mamba and Mamba-2 have a forward of their own here; whatever else is recurrent, the stock one."""
     if net.config.model_type in ssm.KINDS:
         ssm.check(net)
-        code = compiled_mamba(net) if runs(target) and _plain(net, words) else None
+        found = code_for(target, net.dtype)
+        code = compiled_mamba(found, net) if found is not None and _plain(net, words) else None
         products.hasten(net, leave=("dt_proj",))  # whose parameters are read
         return MambaDrafter(net, words, growth, batch, (), ssm.Steps(net) if target.recorded else None, code)
     from . import _hybrid

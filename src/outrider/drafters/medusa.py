@@ -32,7 +32,7 @@ from ..checkpoints.target import linear_head
 from ..core import sampling
 from ..core.tree import root_only
 from ..nets import vocabulary
-from ..nets.compiled import runs
+from ..nets.compiled import code_for
 from ..nets.compiled_heads import CompiledHeads, compiled_heads
 from ..nets.network import Network
 from ..nets.wanted import Shape
@@ -300,11 +300,12 @@ def drafter(net: MedusaNet, target: Target, options: MedusaOptions) -> MedusaDra
 
 def _compiled(net: MedusaNet, target: Target, ids: Int[Tensor, " vd"] | None) -> CompiledHeads | None:
     """Heads of one block that share the target's head, in the code that its passes run in."""
-    if not runs(target) or not net.config.share_head or net.config.layers != 1:
+    code = code_for(target, target.dtype)
+    if code is None or not net.config.share_head or net.config.layers != 1:
         return None
     linears = [part.blocks[0].linear for part in net.parts]
     weights, biases = (torch.stack([getattr(linear, name) for linear in linears]) for name in ("weight", "bias"))
-    return compiled_heads(weights, biases, _heads.plain_rows(target, ids), ids)
+    return compiled_heads(code, weights, biases, _heads.plain_rows(target, ids), ids)
 
 
 NETWORK = Network(MedusaNet, MedusaConfig)

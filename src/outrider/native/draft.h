@@ -220,9 +220,9 @@ static void feed(const Model *step, Pass *pass, Draft *draft, integer before, in
             sees[i * all + i] = 1;
             draft->spots[r * all + i] = pass->lengths[r] + (place < 0 ? 0 : draft->level[at + node] - 1);
             if (i < before || place < 0) continue;
-            const number *embedding = draft->embeddings + draft->token[at + node] * hidden;
+            const held *embedding = draft->embeddings + draft->token[at + node] * hidden;
             const float *above = up ? draft->vectors + (r * most + draft->fed[at + up]) * hidden : draft->last + r * hidden;
-            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, READ(embedding + k));
+            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
             memcpy(to + hidden, above, hidden * sizeof(float));
             to += 2 * hidden;
         }

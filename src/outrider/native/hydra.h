@@ -13,8 +13,8 @@ static void path_of(const Draft *draft, integer hidden, integer row, integer nod
     const integer at = row * draft->candidates;
     for (integer k = 0; k < hidden; k += LANES) STORE_INPUT(to + k, HELD(draft->features[row] + k));
     for (integer place = layer + 1; place; place--) {
-        const number *embedding = draft->embeddings + draft->token[at + node] * hidden;
-        for (integer k = 0; k < hidden; k += LANES) STORE_INPUT(to + place * hidden + k, READ(embedding + k));
+        const held *embedding = draft->embeddings + draft->token[at + node] * hidden;
+        for (integer k = 0; k < hidden; k += LANES) STORE_INPUT(to + place * hidden + k, HELD(embedding + k));
         node = draft->below[at + node];
     }
 }

@@ -10,12 +10,12 @@ typedef struct {
     integer taps;      /* features of a position, of `hidden` numbers each, in Draft's `features` */
     integer first;     /* the slot that drafts the first token */
     integer rank;      /* of pairs' scores; 0: there are none */
-    const number *above, *beneath; /* [tokens, rank] and [columns, rank] */
-    const integer *deepest;        /* [rows]: how deep each row may go */
-    integer *columns;              /* room: [rows, depth, most], the slots' candidates */
-    float *confidences;            /* room: the same */
-    float *logs;                   /* room: [rows, candidates, most], of the candidates below a node, best first */
-    integer *order;                /* room: the same; which candidates these are */
+    const held *above, *beneath; /* [tokens, rank] and [columns, rank] */
+    const integer *deepest;      /* [rows]: how deep each row may go */
+    integer *columns;            /* room: [rows, depth, most], the slots' candidates */
+    float *confidences;          /* room: the same */
+    float *logs;                 /* room: [rows, candidates, most], of the candidates below a node, best first */
+    integer *order;              /* room: the same; which candidates these are */
 } Block;
 
 /* Context vectors of the positions that wait, and their keys and values. */
@@ -49,16 +49,16 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
     const integer hidden = model->hidden, slots = block->first + draft->depth, rows = pass->rows;
     for (integer i = 0; i < rows * slots; i++) {
         const integer row = i / slots, slot = i % slots;
-        const number *root = draft->embeddings + draft->root[row] * hidden;
+        const held *root = draft->embeddings + draft->root[row] * hidden;
         for (integer k = 0; k < hidden; k += LANES)
-            STORE(pass->states + i * hidden + k, slot ? LOAD(block->mask + k) : READ(root + k));
+            STORE(pass->states + i * hidden + k, slot ? LOAD(block->mask + k) : HELD(root + k));
         draft->spots[i] = draft->lengths[row] + slot;
     }
     if (block->seed.data) {
         for (integer i = 0; i < rows * hidden; i += LANES) { /* of each row, both side by side */
             const integer row = i / hidden, at = i + row * hidden;
             STORE_INPUT(pass->normed + at, LOAD(draft->last + i));
-            STORE_INPUT(pass->normed + at + hidden, READ(draft->embeddings + draft->root[row] * hidden + i % hidden));
+            STORE_INPUT(pass->normed + at + hidden, HELD(draft->embeddings + draft->root[row] * hidden + i % hidden));
         }
         Gate gate = {0};
 #pragma omp parallel num_threads(hands(pass->threads))
@@ -89,9 +89,9 @@ static void open_node(const Block *block, const Draft *draft, integer row, integ
         const float own = block->confidences[slot + c];
         raised[c] = own;
         if (rank) {
-            const number *p = block->above + draft->token[at] * rank, *q = block->beneath + block->columns[slot + c] * rank;
+            const held *p = block->above + draft->token[at] * rank, *q = block->beneath + block->columns[slot + c] * rank;
             vector sum = ZERO;
-            for (integer k = 0; k < rank; k += LANES) sum = FMA(READ(p + k), READ(q + k), sum);
+            for (integer k = 0; k < rank; k += LANES) sum = FMA(HELD(p + k), HELD(q + k), sum);
             raised[c] += sum_of(sum) / draft->scale;
             outside -= expf(own);
             total += expf(raised[c]);

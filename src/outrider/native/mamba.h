@@ -17,7 +17,7 @@ typedef struct {
     const MambaLayer *layer;
     const float *norm;
     Matrix head;
-    const number *embeddings;
+    const held *embeddings;
 } Mamba;
 
 typedef struct {
@@ -95,7 +95,7 @@ static void advance(const Mamba *mamba, const Slab *slab, Pass *pass, integer co
         const integer first = own_first(&team, count), last = own_last(&team, count);
         for (integer i = first; i < last; i++)
             for (integer k = 0; k < hidden; k += LANES)
-                STORE(pass->states + i * hidden + k, READ(mamba->embeddings + slab->token[i] * hidden + k));
+                STORE(pass->states + i * hidden + k, HELD(mamba->embeddings + slab->token[i] * hidden + k));
         for (integer l = 0; l < mamba->layers; l++) {
             const MambaLayer *own = mamba->layer + l;
             read_norms(mamba, pass, own->norm, first, last);

@@ -22,7 +22,7 @@ typedef struct {
     integer summed;             /* are `seconds` by the drafted nodes of all rows, or by those of the widest? */
     const double *seconds;
     double trust;
-    const number *embeddings; /* [tokens, hidden] */
+    const held *embeddings;   /* [tokens, hidden] */
     const integer *names;     /* token ids of the head's columns; NULL: the columns are the ids */
     const float *temperature; /* of each row */
     const uint64_t *seeds;    /* of the noise, [rows]; NULL: none */
@@ -84,9 +84,9 @@ static integer given_pairs(const Model *step, const Pass *pass, const Draft *dra
         const Team team = team_at(&gate);
         const integer first = own_first(&team, count), last = own_last(&team, count);
         for (integer i = first; i < last; i++) {
-            const number *embedding = draft->embeddings + draft->behind[i] * hidden;
+            const held *embedding = draft->embeddings + draft->behind[i] * hidden;
             float *to = given + i * 2 * hidden;
-            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, READ(embedding + k));
+            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
             for (integer k = 0; k < hidden && !draft->fuse.data; k += LANES)
                 STORE(to + hidden + k, HELD(draft->features[i] + k));
         }

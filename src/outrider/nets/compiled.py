@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..native.blocks import for_drafts
+from ..native.blocks import for_drafts, reads
 from ..native.build import library
 from ..native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
@@ -155,9 +155,26 @@ def runs(target: object) -> bool:
     return getattr(target, "native", None) is not None
 
 
-def compiled(layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> CompiledLayer | None:
-    """The layer in compiled code; None where it is not of the kind, or there is none on this machine. `head`: the rows
-    of a head without bias."""
+def code_for(target: object, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The compiled code for a drafter in this precision; None where its target's passes do not run in such code, or
+    there is none on this machine.
+
+    It is the target's own where that reads rounded weights. On a processor that only multiplies floats, that is so for
+    a target whose weights have 16 bits: a float32 drafter's weights would be four times as many bytes.
+    """
+    if not runs(target):
+        return None
+    native: Any = getattr(target, "native")  # noqa: B009
+    if native.kept == dtype and reads(native.code):
+        own: ctypes.CDLL = native.code
+        return own
+    name = str(dtype).removeprefix("torch.")
+    return library(name, name) if name in ("bfloat16", "float32") else None
+
+
+def compiled(code: ctypes.CDLL, layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> CompiledLayer | None:
+    """The layer in compiled code; None where it is not of the kind, or fit for it. `head`: the rows of a head without
+    bias."""
     shape, fuses = layer.shape, isinstance(join, Fusing)
     first = join.fc if isinstance(join, Fusing) else join
     read = first.in_features // (TAPS if fuses else 1)
@@ -167,6 +184,4 @@ def compiled(layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> Com
         return None
     if shape.head_dim > WIDEST or shape.inputs != shape.hidden * (2 if fuses else 1):
         return None
-    name = str(first.weight.dtype).removeprefix("torch.")
-    code = library(name, name) if name in ("bfloat16", "float32") else None
-    return None if code is None else CompiledLayer(code, layer, join, head.contiguous())
+    return CompiledLayer(code, layer, join, head.contiguous())

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..native.blocks import Packed, for_drafts
-from ..native.build import library
 from ..native.parts import BlockPart, DraftPart, LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
 from ..types import Budget, DraftTree, Rows
@@ -186,9 +185,14 @@ def _filled(weight: Float[Tensor, "v r"]) -> Float[Tensor, "v r2"]:
 
 
 def compiled_block(
-    net: BlockNet, head: Tensor | None, embeddings: Tensor | None, mask: Tensor, names: Tensor | None
+    code: ctypes.CDLL,
+    net: BlockNet,
+    head: Tensor | None,
+    embeddings: Tensor | None,
+    mask: Tensor,
+    names: Tensor | None,
 ) -> CompiledBlock | None:
-    """The network in compiled code; None where it is not of the kind, or there is none on this machine.
+    """The network in compiled code; None where it is not of the kind.
 
     Args:
         net: its products as they were made: not replaced by faster ones.
@@ -199,12 +203,12 @@ def compiled_block(
     """
     config, weight = net.config, net.fc.weight
     widths = config.layer.hidden, config.layer.intermediate, config.layer.head_dim
-    if head is None or embeddings is None or head.dtype != weight.dtype or weight.device.type != "cpu":
+    if head is None or embeddings is None:
+        return None
+    if head.dtype != weight.dtype or weight.device.type != "cpu":
         return None
     if any(w % STEP for w in widths) or widths[2] > WIDEST or config.layer.inputs != widths[0]:
         return None
     if not config.causal or config.conv:
         return None
-    name = str(weight.dtype).removeprefix("torch.")
-    code = library(name, name) if name in ("bfloat16", "float32") else None
-    return None if code is None else CompiledBlock(code, net, head.contiguous(), embeddings, mask, names)
+    return CompiledBlock(code, net, head.contiguous(), embeddings, mask, names)

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..native.blocks import for_drafts
-from ..native.build import library
 from ..native.parts import BlockPart, DraftPart, HeadsPart, MatrixPart, ModelPart, PassPart, Room
 from ..native.weights import STEP
 from ..types import Budget, DraftTree, Rows
@@ -80,17 +79,21 @@ class CompiledHeads:
 
 
 def compiled_heads(
-    blocks: Float[Tensor, "k h h"], bias: Float[Tensor, "k h"], head: Tensor | None, names: Int[Tensor, " v"] | None
+    code: ctypes.CDLL,
+    blocks: Float[Tensor, "k h h"],
+    bias: Float[Tensor, "k h"],
+    head: Tensor | None,
+    names: Int[Tensor, " v"] | None,
 ) -> CompiledHeads | None:
-    """The heads in compiled code; None where they are not of the kind, or there is none on this machine.
+    """The heads in compiled code; None where they are not of the kind.
 
     Args:
         blocks, bias: of every head's one residual block, [outputs, inputs] each.
         head: the rows of the LM head that all share, without a bias.
         names: token ids of its rows.
     """
-    if head is None or head.dtype != blocks.dtype or head.device.type != "cpu" or head.shape[1] % STEP:
+    if head is None or head.dtype != blocks.dtype:
         return None
-    name = str(head.dtype).removeprefix("torch.")
-    code = library(name, name) if name in ("bfloat16", "float32") else None
-    return None if code is None else CompiledHeads(code, blocks, bias, head.contiguous(), names)
+    if head.device.type != "cpu" or head.shape[1] % STEP:
+        return None
+    return CompiledHeads(code, blocks, bias, head.contiguous(), names)

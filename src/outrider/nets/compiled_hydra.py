@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..native.blocks import for_drafts
-from ..native.build import library
 from ..native.parts import DraftPart, HydraPart, MatrixPart, ModelPart, PassPart, Room
 from ..native.weights import STEP
 from ..types import Budget, DraftTree, Rows
@@ -104,18 +103,21 @@ class CompiledHydra:
 
 
 def compiled_hydra(
-    heads: Sequence[HeadParts], embeddings: Float[Tensor, "t h"] | None, names: Int[Tensor, " v"] | None
+    code: ctypes.CDLL,
+    heads: Sequence[HeadParts],
+    embeddings: Float[Tensor, "t h"] | None,
+    names: Int[Tensor, " v"] | None,
 ) -> CompiledHydra | None:
-    """The heads in compiled code; None where there is none for them on this machine.
+    """The heads in compiled code; None where they are not of the kind.
 
     Args:
         embeddings: of the target's tokens, in the heads' precision.
         names: token ids of the heads' rows.
     """
     weight = heads[0].head
-    if embeddings is None or embeddings.dtype != weight.dtype or weight.device.type != "cpu" or weight.shape[1] % STEP:
+    if embeddings is None or embeddings.dtype != weight.dtype:
         return None
-    name = str(weight.dtype).removeprefix("torch.")
-    code = library(name, name) if name in ("bfloat16", "float32") else None
+    if weight.device.type != "cpu" or weight.shape[1] % STEP:
+        return None
     parts = [replace(own, block=own.block.contiguous(), head=own.head.contiguous()) for own in heads]
-    return None if code is None else CompiledHydra(code, parts, embeddings, names)
+    return CompiledHydra(code, parts, embeddings, names)

@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..native.blocks import for_drafts
-from ..native.build import library
 from ..native.parts import DraftPart, MambaLayerPart, MambaPart, MatrixPart, ModelPart, PassPart, Room, SlabPart
 from ..native.weights import STEP
 from ..types import Budget, DraftTree, Rows
@@ -177,8 +176,8 @@ def grouped(mixer: Any) -> int:
     return int(getattr(mixer.norm, "group_size", mixer.intermediate_size))
 
 
-def compiled_mamba(net: Any) -> CompiledMamba | None:
-    """The network in compiled code; None where it is not of the kind, or there is none on this machine."""
+def compiled_mamba(code: ctypes.CDLL, net: Any) -> CompiledMamba | None:
+    """The network in compiled code; None where it is not of the kind."""
     config, mixer, weight = net.config, net.backbone.layers[0].mixer, net.lm_head.weight
     if config.model_type != "mamba2" or weight.device.type != "cpu" or net.lm_head.bias is not None:
         return None
@@ -188,6 +187,4 @@ def compiled_mamba(net: Any) -> CompiledMamba | None:
         return None
     if any(size % WHOLE for size in (mixer.conv_dim, mixer.ssm_state_size, grouped(mixer))):
         return None
-    name = str(weight.dtype).removeprefix("torch.")
-    code = library(name, name) if name in ("bfloat16", "float32") else None
-    return None if code is None else CompiledMamba(code, net)
+    return CompiledMamba(code, net)

@@ -31,7 +31,7 @@ class Forward:
     """The compiled pass over one model's weights."""
 
     def __init__(self, library: ctypes.CDLL, target: Any, weights: Weights):
-        self.call, self.target, self.weights, self.file = library.forward, target, weights, library._name
+        self.code, self.call, self.target, self.weights = library, library.forward, target, weights
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
         self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys, values and features
         self.walk = Walk(library)

@@ -202,7 +202,7 @@ def ensure_native(target: HFTarget) -> bool:
     """Does the compiled pass equal the stock model's own forward, and have the same bits with drafts as without? What
     passed is remembered; what fails is said."""
     assert target.native is not None
-    proof = kept.folder("validated") / f"{_key(target, target.dtype)}-{Path(target.native.file).stem}.json"
+    proof = kept.folder("validated") / f"{_key(target, target.dtype)}-{Path(target.native.code._name).stem}.json"
     if proof.name in PROVED or proof.is_file():
         return True
     report = validate(target)
