@@ -159,12 +159,12 @@ def code_for(target: object, dtype: torch.dtype) -> ctypes.CDLL | None:
     """The compiled code for a drafter in this precision; None where its target's passes do not run in such code, or
     there is none on this machine.
 
-    It is the target's own where that reads rounded weights. On a processor that only multiplies floats, that is so for
-    a target whose weights have 16 bits: a float32 drafter's weights would be four times as many bytes.
+    It is the target's own where that reads rounded weights. On processors with AVX2 alone that is so where the target's
+    weights have 16 bits, though all else is float32; a drafter's float32 weights would be four times as many bytes.
     """
-    if not runs(target):
+    native: Any = getattr(target, "native", None)
+    if native is None:
         return None
-    native: Any = getattr(target, "native")  # noqa: B009
     if native.kept == dtype and reads(native.code):
         own: ctypes.CDLL = native.code
         return own
