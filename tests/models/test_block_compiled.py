@@ -80,11 +80,13 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("budget", [budget for budget in BUDGETS if budget != "chain"])
 def test_trees_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
-    """In a batch of texts of unequal length; both precisions; small vocabularies, trimmed ones and large ones."""
-    for vocab, drafted, dtype, kind in (
-        (97, 0, WHOLE, "plain"), (97, 50, HALF, "seeded"), (6000, 5000, WHOLE, "shifted"),
+    """In a batch of texts of unequal length; both precisions, and floats beside a target's weights of 16 bits; small
+    vocabularies, trimmed ones and large ones."""
+    for vocab, drafted, dtype, halves, kind in (
+        (97, 0, WHOLE, False, "plain"), (97, 50, HALF, False, "seeded"), (97, 50, WHOLE, True, "seeded"),
+        (6000, 5000, WHOLE, False, "shifted"),
     ):  # fmt: skip
-        llm = made(vocab, drafted, dtype, Growth(scale=1.5), **KINDS[kind])
+        llm = made(vocab, drafted, dtype, Growth(scale=1.5), halves, **KINDS[kind])
         llm.generate(
             PROMPTS, max_new_tokens=8, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
         )

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import bits
 import pytest
 import torch
 from bits import opened, plain, text_of, trees_differ
@@ -16,11 +17,12 @@ import outrider
 from outrider import drafters
 from outrider.core.tree import chain_of, from_lists
 from outrider.drafters import eagle
+from outrider.drafters import model as draft_model
 from outrider.native import build as native
 from outrider.nets.compiled import compiled
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
-from outrider.targets import HFTarget, load_target
+from outrider.targets import HFTarget, load, load_target
 from outrider.targets.compiled import forward_of, weights_of
 from outrider.targets.validate import validate
 
@@ -98,6 +100,17 @@ def test_weights_of_16_bits_beside_float32() -> None:
     assert target.native.kept == WHOLE
     assert validate(target).verdict == "PASS bits"
     assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
+
+
+@torch.no_grad()
+def test_a_draft_model_reads_its_own_16_bits_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a target that does; beside one of float32 it is of float32 as well."""
+    build("llama", HALF, vocab_size=97, hidden_size=64, intermediate_size=96, head_dim=32).save_pretrained(tmp_path)
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+    for halves, kind in ((True, HALF), (False, WHOLE)):
+        drafter: Any = draft_model.load(bits.compiled(97, WHOLE, halves), path=str(tmp_path))
+        draft = drafter.model
+        assert (draft.dtype, draft.native.kept, draft.native.weights.dtype) == (WHOLE, WHOLE, kind)
 
 
 @torch.no_grad()

@@ -112,7 +112,9 @@ def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_o
     prompts = [text_of(i, 20 + 9 * i) for i in range(3)]
     law: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
     plain = llm.generate(prompts, budget=Given(Budget(1, 0)), **law)
-    assert [o.tokens for o in llm.generate(prompts, budget=Given(Budget(16, 6)), **law)] == [o.tokens for o in plain]
+    drafted = llm.generate(prompts, budget=Given(Budget(16, 6)), **law)
+    assert [o.tokens for o in drafted] == [o.tokens for o in plain]
+    assert sum(o.usage.drafted for o in drafted) > 20
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])

@@ -116,8 +116,8 @@ def late_and_at_once(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None
 
 @torch.no_grad()
 def candidates_are_alike(llm: outrider.LLM, kind: Any, in_tensors: Callable[[Any], Any]) -> None:
-    """In sixteen bits most nodes are those of tensors. `kind`: of drafting; `in_tensors`: one of the same state that
-    goes its own way."""
+    """With rounded weights most nodes are those of tensors. `kind`: of drafting; `in_tensors`: one of the same state
+    that goes its own way."""
     hits, total = 0, 0
     whole = kind.propose
 

@@ -341,12 +341,10 @@ def drafter(net: HydraNet, target: Target, growth: _growth.Growth) -> HydraDraft
 
 def _compiled(net: HydraNet, target: Target) -> CompiledHydra | None:
     """Heads of one block, in the code that the target's passes run in."""
-    dtype = net.parts[0].lm_head.weight.dtype
-    code = code_for(target, dtype)
-    if code is None or net.config.layers != 1:
+    if (code := code_for(target, target.dtype)) is None or net.config.layers != 1:
         return None
     parts = [HeadParts(*part.both, part.lm_head.weight, part.lm_head.bias) for part in net.parts]
-    return compiled_hydra(code, parts, embeddings(target, dtype), net.ids())
+    return compiled_hydra(code, parts, embeddings(target, target.dtype), net.ids())
 
 
 NETWORK = Network(HydraNet, HydraConfig)

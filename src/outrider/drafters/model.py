@@ -134,7 +134,7 @@ def load(
     check_way(vocab)
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, load_tokenizer(where))
-    kind = target.dtype if dtype == "auto" else dtype
+    kind = _precision(target) if dtype == "auto" else dtype
     native = None if runs(target) else False
     draft = load_target(where, dtype=kind, device=str(target.device), native=native, drafting=vocab == "same")
     if draft.dtype == torch.float32 and not runs(draft):
@@ -151,6 +151,13 @@ def load(
         raise InputError("another tokenizer is for decoder-only models; leave vocab out")
     check_whole(draft.model, where)
     return across(vocab, where, draft.vocab, target, tokenizer, lambda words: ModelDrafter(draft, words, growth))
+
+
+def _precision(target: Any) -> Any:
+    """The target's. Where its passes compute in float32 with weights of 16 bits, since this processor has no other
+    products, a draft model's own precision leads to the same."""
+    forward = target.native if runs(target) else None
+    return target.dtype if forward is None or forward.weights.dtype == forward.kept else "auto"
 
 
 def same(net: Any, where: str, target: Target) -> Same:

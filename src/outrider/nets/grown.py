@@ -79,8 +79,8 @@ class Places:
 
 @dataclass
 class Grower:
-    """A compiled layer's trees. `embeddings`: of the target's tokens, in the precision of the code. `names`: token ids
-    of the head's columns."""
+    """A compiled layer's trees. `embeddings`: of the target's tokens, in the drafter's precision. `names`: token ids of
+    the head's columns."""
 
     net: CompiledLayer
     embeddings: Float[Tensor, "v h"]
