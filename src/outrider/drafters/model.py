@@ -154,8 +154,8 @@ def load(
 
 
 def _precision(target: Any) -> Any:
-    """The target's. Where its passes compute in float32 with weights of 16 bits, since this processor has no other
-    products, a draft model's own precision leads to the same."""
+    """What a draft model is loaded in: the target's precision; or its own, where the target's passes compute in float32
+    but read weights of 16 bits. (This processor has no 16-bit products then, so the draft model is loaded alike.)"""
     forward = target.native if runs(target) else None
     return target.dtype if forward is None or forward.weights.dtype == forward.kept else "auto"
 

@@ -173,8 +173,8 @@ def code_for(target: object, dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def compiled(code: ctypes.CDLL, layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> CompiledLayer | None:
-    """The layer in compiled code; None where it is not of the kind, or fit for it. `head`: the rows of a head without
-    bias."""
+    """The layer in compiled code; None where the code does not know such a layer. `code`: of `code_for`. `head`: the
+    rows of a head without bias."""
     shape, fuses = layer.shape, isinstance(join, Fusing)
     first = join.fc if isinstance(join, Fusing) else join
     read = first.in_features // (TAPS if fuses else 1)

@@ -192,9 +192,10 @@ def compiled_block(
     mask: Tensor,
     names: Tensor | None,
 ) -> CompiledBlock | None:
-    """The network in compiled code; None where it is not of the kind.
+    """The network in compiled code; None where the code does not know such a network.
 
     Args:
+        code: of `nets/compiled.py: code_for`.
         net: its products as they were made: not replaced by faster ones.
         head: the rows of a head without bias.
         embeddings: of the target's tokens, in the network's precision.

@@ -85,9 +85,10 @@ def compiled_heads(
     head: Tensor | None,
     names: Int[Tensor, " v"] | None,
 ) -> CompiledHeads | None:
-    """The heads in compiled code; None where they are not of the kind.
+    """The heads in compiled code; None where the code does not know such heads.
 
     Args:
+        code: of `nets/compiled.py: code_for`.
         blocks, bias: of every head's one residual block, [outputs, inputs] each.
         head: the rows of the LM head that all share, without a bias.
         names: token ids of its rows.

@@ -108,9 +108,10 @@ def compiled_hydra(
     embeddings: Float[Tensor, "t h"] | None,
     names: Int[Tensor, " v"] | None,
 ) -> CompiledHydra | None:
-    """The heads in compiled code; None where they are not of the kind.
+    """The heads in compiled code; None where the code does not know such heads.
 
     Args:
+        code: of `nets/compiled.py: code_for`.
         embeddings: of the target's tokens, in the heads' precision.
         names: token ids of the heads' rows.
     """

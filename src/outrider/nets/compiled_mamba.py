@@ -177,7 +177,7 @@ def grouped(mixer: Any) -> int:
 
 
 def compiled_mamba(code: ctypes.CDLL, net: Any) -> CompiledMamba | None:
-    """The network in compiled code; None where it is not of the kind."""
+    """The network in compiled code; None where the code does not know such a network. `code`: of `code_for`."""
     config, mixer, weight = net.config, net.backbone.layers[0].mixer, net.lm_head.weight
     if config.model_type != "mamba2" or weight.device.type != "cpu" or net.lm_head.bias is not None:
         return None
