@@ -1,9 +1,12 @@
-"""Weights in blocks: read in place of the weights that they are, with the same bits; and rounded for drafters."""
+"""Weights in blocks: read in place of the weights that they are, with the same bits; in twelve bits; and rounded for
+drafters."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +66,65 @@ def kinds(target: HFTarget) -> list[int]:
     return [one.kind for one in target.native.weights.kept if isinstance(one, packs.Packed)]
 
 
+@pytest.fixture
+def as_they_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], HFTarget]:
+    """Loads a model whose weights are read as they are."""
+
+    def made(model: Any) -> HFTarget:
+        with monkeypatch.context() as plain:
+            plain.setattr(blocks, "twelve", lambda model, packed, code: {})
+            target = load_target(model, native=True)
+        assert isinstance(target, HFTarget)
+        assert set(kinds(target)) == {packs.PLAIN}
+        return target
+
+    return made
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 @torch.no_grad()
-def test_a_pass_reads_a_files_blocks_and_has_the_same_bits(tmp_path: Path, stock: Any, kind: str) -> None:
+def test_a_pass_reads_a_files_blocks_and_has_the_same_bits(
+    tmp_path: Path, stock: Any, kind: str, as_they_are: Callable[[Any], HFTarget]
+) -> None:
     file = write(tmp_path / "m.gguf", stock, kind)
     target = loaded(file)
     assert set(kinds(target)) == {packs.EIGHT if kind == "Q8_0" else packs.FOUR}
-    whole = load_target(gguf.read(file, "bfloat16")[0], native=True)
-    assert isinstance(whole, HFTarget)
-    assert set(kinds(whole)) == {packs.PLAIN}
-    equal(target, whole)
+    equal(target, as_they_are(gguf.read(file, "bfloat16")[0]))
+
+
+@torch.no_grad()
+def test_a_pass_reads_twelve_bits_and_has_the_same_bits(
+    stock: Any, as_they_are: Callable[[Any], HFTarget], processor: int
+) -> None:
+    """Where the code has eight lanes, of any bfloat16 weights, also where numbers are far from the others."""
+    model = copy.deepcopy(stock).bfloat16()
+    for layer in model.model.layers:  # a number here and there, and one block of a few rows
+        layer.mlp.up_proj.weight[5, ::40] *= 2.0**-60
+        layer.self_attn.o_proj.weight[7:18, 32:64] *= 2.0**40
+    target = load_target(model, native=True)
+    assert isinstance(target, HFTarget)
+    assert set(kinds(target)) == {packs.TWELVE if processor == 8 else packs.PLAIN}
+    equal(target, as_they_are(model))
+
+
+def test_twelve_bits_are_the_same_numbers(processor: int) -> None:
+    if processor != 8:
+        pytest.skip("twelve bits are read in eight lanes")
+    torch.manual_seed(0)
+    normal = torch.randn(42, 576)
+    far = normal.clone()
+    far[9, 100], far[30, 3], far[33, 575], far[41, 0] = 1e-30, 1e30, -0.0, float("inf")
+    for weight in (normal, far, normal * 1e-38, torch.zeros(8, 32), normal.relu()):
+        own = weight.bfloat16()
+        made = packs.twelve_bits(own, code())
+        assert made is not None
+        assert made.kind == packs.TWELVE
+        assert made.rows.nbytes < 0.8 * 2 * len(made.rows) * own.shape[1] or own.shape[1] < 64
+        found = packs.numbers(code(), made, own.shape[1])
+        assert torch.equal(found[: len(own)].view(torch.int16), own.view(torch.int16))
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    assert packs.twelve_bits(every.view(-1, 64), code()) is not None, "neighbours share upper bytes"
+    assert packs.twelve_bits(every[torch.randperm(2**16)].view(-1, 64), code()) is None
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
@@ -89,6 +141,7 @@ def test_activations_in_float32_meet_the_same_blocks(
     assert isinstance(target, HFTarget)
     assert target.dtype == torch.float32
     assert packs.PLAIN not in kinds(target)
+    monkeypatch.setattr(blocks, "twelve", lambda model, packed, code: {})
     own = compiled.weights_of(model := gguf.read(file, "bfloat16")[0])
     assert own is not None
     whole = HFTarget(load.widened(model))
@@ -146,7 +199,7 @@ def test_what_is_not_the_models_weight_is_not_read(tmp_path: Path, stock: Any) -
 MUTANTS = {
     "a row has another's numbers": {
         16: ("srli_epi16(words, 4 * r)", "srli_epi16(words, 4 * (3 - r))"),
-        8: ("row % 2 ? _mm256", "row % 2 == 0 ? _mm256"),
+        8: ("row % 2 ? _mm256_srli_epi32", "row % 2 == 0 ? _mm256_srli_epi32"),
     },
     "a minimum is its neighbour's": {
         16: ("ALL(known[2 * r + 1])", "ALL(known[(2 * r + 3) % 8])"),

@@ -5,25 +5,34 @@
    of four rows for each, of float16. Eight bits (signed, with a scale): 32 bytes of each row. Four bits (0 .. 15, with a
    scale and a minimum each), for sixteen lanes: 32 words, word i with number i of each row, the first row's in the lowest
    bits. For eight lanes: 16 words of 16 bits of two rows in turn, and 16 of the other two; a row's word i has its
-   numbers i, 8 + i, 16 + i and 24 + i, the first in the lowest bits. */
+   numbers i, 8 + i, 16 + i and 24 + i, the first in the lowest bits.
 
-enum { PLAIN, FOUR, EIGHT };
+   Twelve bits, for eight lanes: bfloat16 numbers of which hardly any has another upper byte than the sixteen that are
+   most frequent in its four rows. A block has the lower bytes of each row, and then which upper byte each number has: 32
+   bytes for two rows, the first row's in the lower four bits. Of a row's 32 bytes, byte 16 a + 8 b + 2 i + c is of number
+   16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single blocks, or 0. */
+
+enum { PLAIN, FOUR, EIGHT, TWELVE };
 
 typedef struct {
     const void *data; /* rows, each for one output */
     integer kind;
 } Matrix;
 
+#define LINE 64 /* bytes that memory gives at a time */
 #define GROUP 32
-#define KEPT(kind) ((kind) == FOUR ? 64 : 128) /* bytes of a block of four rows, without their scales */
+#define KEPT(kind) ((kind) == FOUR ? 64 : (kind) == EIGHT ? 128 : 192) /* bytes of a block of four rows, without their scales */
 #define SCALES(kind) ((kind) == FOUR ? 8 : 4)   /* their scales, or scales and minima */
 #if LANES == 16
 #define KNOWN(kind) SCALES(kind) /* floats that are made of these */
 #else
-#define KNOWN(kind) ((kind) == FOUR ? 32 : 4)
+#define KNOWN(kind) ((kind) == FOUR ? 32 : (kind) == EIGHT ? 4 : 0)
 #endif
 INLINE integer bytes(integer kind, integer width) {
-    return kind == FOUR ? width / GROUP * 20 : kind == EIGHT ? width / GROUP * 34 : width * (integer)sizeof(number);
+    return kind == FOUR     ? width / GROUP * 20
+           : kind == EIGHT  ? width / GROUP * 34
+           : kind == TWELVE ? width / GROUP * 48 + 16
+                            : width * (integer)sizeof(number);
 }
 
 /* Where memory is fetched to, and how many columns ahead. AMD's processors, and tiles a little, gain by the second cache. */

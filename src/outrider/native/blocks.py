@@ -1,4 +1,5 @@
-"""Weights in blocks of 32, as `blocks.h` reads them: a .gguf file's to the last bit, or rounded to eight bits."""
+"""Weights in blocks of 32, as `blocks.h` reads them: a .gguf file's or any bfloat16 ones to the last bit, or rounded to
+eight bits."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import ctypes
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from .parts import MatrixPart
 
 BLOCK = 32  # weights that share a scale
-PLAIN, FOUR, EIGHT = 0, 1, 2  # kinds of rows, as in blocks.h
+OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
+PLAIN, FOUR, EIGHT, TWELVE = range(4)  # kinds of rows, as in blocks.h
 
 
 @dataclass
@@ -21,6 +23,7 @@ class Packed:
 
     kind: int
     rows: Tensor  # [o, bytes], of which four lie together; or the weights themselves
+    others: Tensor | None = None  # TWELVE: what single blocks are read with, whose addresses stand in the rows
 
     @property
     def part(self) -> MatrixPart:
@@ -34,7 +37,7 @@ def plain(weight: Float[Tensor, "o i"]) -> Packed:
 
 
 def packed(
-    numbers: Int[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None, lanes: int
+    numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None, lanes: int
 ) -> Packed:
     """Rows of number * scale + minimum: of four bits, or signed ones of eight without minima. Scales become float16.
 
@@ -54,6 +57,24 @@ def packed(
     return Packed(FOUR, rows.reshape(4 * len(rows), -1))
 
 
+def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed | None:
+    """A bfloat16 matrix in twelve bits a number, to the last bit; None where it cannot be written so.
+
+    Nearly all numbers of four rows share sixteen upper bytes, which are a sign and seven bits of the exponent. Blocks
+    where one does not are read with sixteen of their own.
+    """
+    fours = _fours(weight.detach()).contiguous()  # [o / 4, 4, i]
+    outputs, width = 4 * len(fours), weight.shape[1]
+    rows = torch.empty(outputs, width // BLOCK * 48 + 16, dtype=torch.uint8)
+    room = len(fours) + len(fours) * (width // BLOCK) // OTHERS
+    others = torch.empty(room * OTHER, dtype=torch.uint8)  # memory that is not written takes no place
+    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (fours, rows, others)]
+    sizes = [ctypes.c_int64(size) for size in (outputs, width, room, torch.get_num_threads())]
+    code.twelve_bits.restype = ctypes.c_int64
+    done = code.twelve_bits(places[0], *sizes[:2], *places[1:], *sizes[2:])
+    return Packed(TWELVE, rows, others) if done else None
+
+
 def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
     """A drafter's matrix: rounded to eight bits where this build reads such, else as it is."""
     return rounded(weight) if reads(code) else plain(weight)
@@ -64,7 +85,7 @@ def rounded(weight: Float[Tensor, "o i"]) -> Packed:
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1) / 127).clamp(min=1e-7).half().float()
     numbers = (blocks / scales[..., None]).round().clamp(-127, 127)
-    return _eight(numbers.flatten(1), scales)
+    return _eight(numbers.flatten(1).to(torch.int8), scales)
 
 
 def kind_of(rows: Tensor, width: int) -> int:
@@ -88,7 +109,7 @@ def reads(code: ctypes.CDLL) -> int:
     return ctypes.c_int64.in_dll(code, "block_lanes").value if hasattr(code, "block_lanes") else 0
 
 
-def _eight(numbers: Int[Tensor, "o i"], scales: Float[Tensor, "o g"]) -> Packed:
+def _eight(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"]) -> Packed:
     fours = _fours(numbers.to(torch.int8)).unflatten(2, (-1, BLOCK))
     rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
     return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
@@ -99,5 +120,5 @@ def _fours(rows: Tensor) -> Tensor:
     return nn.functional.pad(rows, (0, 0, 0, -len(rows) % 4)).unflatten(0, (-1, 4))
 
 
-def _bytes(numbers: Tensor) -> Int[Tensor, "o bytes"]:
+def _bytes(numbers: Tensor) -> Integer[Tensor, "o bytes"]:
     return numbers.contiguous().view(torch.uint8).flatten(1)

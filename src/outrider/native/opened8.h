@@ -2,6 +2,8 @@
 
 #define TIMES_MORE 65536.0f /* 2^16: numbers are made so many times too large, and rounding gives it back */
 
+#include "twelve.h"
+
 /* x / 2^16, to eight significant bits, to the nearest, ties to even: of x is taken what rounding leaves of x - x / 2^16
    (Veltkamp's splitting; all 2^23 fractions were tried). */
 INLINE vector shortened(vector x) {
@@ -25,8 +27,10 @@ INLINE void know(const char *four, const int kind, integer width, integer ahead,
     }
 }
 
-/* The numbers of one of four rows in the block at `four`, whose scales are `known`. */
-INLINE void spread(const char *four, const int kind, const int row, const float *known, vector to[4]) {
+/* The numbers of one of four rows in the block at `four`, with its scales or its upper bytes. */
+INLINE void spread(
+    const char *four, const int kind, const int row, const float *known, __m256i table, vector to[4]
+) {
     if (kind == FOUR) { /* four bits are read where they lie in a word: 16^i times too large */
         const __m256i two = _mm256_loadu_si256((const __m256i *)(four + row / 2 * 32));
         const __m256i own = row % 2 ? _mm256_srli_epi32(two, 16) : two;
@@ -35,6 +39,17 @@ INLINE void spread(const char *four, const int kind, const int row, const float 
         for (int i = 0; i < 4; i++) {
             const vector found = _mm256_cvtepi32_ps(_mm256_and_si256(own, _mm256_set1_epi32(15 << 4 * i)));
             to[i] = shortened(FMA(found, ALL(known[LANES * i + 2 * row]), least)); /* no product is rounded */
+        }
+    } else if (kind == TWELVE) {
+        const __m256i lower = _mm256_loadu_si256((const __m256i *)(four + 32 * row));
+        const __m256i two = _mm256_loadu_si256((const __m256i *)(four + 4 * 32 + row / 2 * 32));
+        const __m256i which = _mm256_and_si256(row % 2 ? _mm256_srli_epi16(two, 4) : two, _mm256_set1_epi8(15));
+        const __m256i higher = _mm256_shuffle_epi8(table, which), first = _mm256_set1_epi32((int)0xffff0000);
+#pragma GCC unroll 2
+        for (int i = 0; i < 4; i += 2) {
+            const __m256i both = i ? _mm256_unpackhi_epi8(lower, higher) : _mm256_unpacklo_epi8(lower, higher);
+            to[i] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+            to[i + 1] = _mm256_castsi256_ps(_mm256_and_si256(both, first));
         }
     } else {
 #pragma GCC unroll 4
@@ -45,20 +60,23 @@ INLINE void spread(const char *four, const int kind, const int row, const float 
     }
 }
 
-/* Memory is asked for a block, `ahead` bytes further. */
-INLINE void fetch(const char *four, const int kind, integer ahead) {
-    _mm_prefetch(four + ahead, SOON);
-    if (kind == EIGHT) _mm_prefetch(four + ahead + 64, SOON);
+/* Memory is asked for a block, `ahead` bytes further: for the share of it that stands for `own` of the four rows. */
+INLINE void fetch(const char *four, const int kind, const int from, const int own, integer ahead) {
+    const int lines = KEPT(kind) / LINE;
+#pragma GCC unroll 3
+    for (int i = from * lines / 4; i < (from + own) * lines / 4; i++) _mm_prefetch(four + ahead + i * LINE, SOON);
 }
 
 /* Four rows of `width` numbers, as floats. */
 INLINE void open_four(const char *four, const int kind, integer width, const float *known, integer ahead, float *to) {
+    Reader reader = reader_of(four, kind, width);
     for (integer k = 0; k < width; k += GROUP, four += KEPT(kind), known += KNOWN(kind)) {
-        fetch(four, kind, ahead);
+        const __m256i table = table_at(&reader, four, kind);
+        fetch(four, kind, 0, 4, ahead);
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
             vector found[4];
-            spread(four, kind, r, known, found);
+            spread(four, kind, r, known, table, found);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) STORE(to + r * width + k + LANES * i, found[i]);
         }
@@ -71,6 +89,8 @@ static void unpack(const char *four, integer kind, integer width, integer ahead,
     if (kind == FOUR) {
         know(four, FOUR, width, ahead, known);
         open_four(four, FOUR, width, known, ahead, opened);
+    } else if (kind == TWELVE) {
+        open_four(four, TWELVE, width, known, ahead, opened);
     } else {
         know(four, EIGHT, width, ahead, known);
         open_four(four, EIGHT, width, known, ahead, opened);

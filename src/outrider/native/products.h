@@ -1,6 +1,5 @@
 /* y = x W^T, with W as the model keeps it: a row of `width` numbers for each output. */
 
-#define LINE 64 /* bytes that memory gives at a time */
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
 #ifdef TILES
 #include "tiles.h"

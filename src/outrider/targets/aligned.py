@@ -187,7 +187,7 @@ def _far(nodes: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float | N
     return out, total if plan.empty is None else total + plan.empty
 
 
-def _taken(states: Float[Tensor, "b g cap d"], slots: Int[Tensor, "*k w"], width: int) -> Float[Tensor, "k g w d"]:
+def _taken(states: Float[Tensor, "b g cap d"], slots: Int[Tensor, "*slots"], width: int) -> Float[Tensor, "n g w d"]:
     """Keys or values of the slots of a plan's `tail`, of which there are `width` where they lie in the cache."""
     if slots.dim() == 1:
         return states.narrow(2, slots.shape[0], width)

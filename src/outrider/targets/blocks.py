@@ -1,4 +1,5 @@
-"""The blocks of a .gguf file that a model's weights were made from: what a compiled pass reads in their place.
+"""What a compiled pass reads in place of a model's weights: the blocks of the .gguf file that they were made from, or
+the same numbers in twelve bits.
 
 A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes, and nothing
 changes: the compiled code's own weights are held to the model's, bit for bit, and where one differs it stays as it is.
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .. import kept
-from ..native.blocks import Packed, kind_of, numbers, packed, reads
+from ..native.blocks import Packed, kind_of, numbers, packed, reads, twelve_bits
 from ..native.weights import together
 from . import gguf
 from .gguf import Blocks
@@ -55,6 +56,16 @@ def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.
             one = Packed(kind, own)
             if torch.equal(numbers(code, one, weight.shape[1])[: len(weight)], weight.detach()):
                 found[id(weight)] = one
+    for one, moved in zip(found.values(), together([one.rows for one in found.values()]), strict=True):
+        one.rows = moved
+    return found
+
+
+def twelve(model: nn.Module, packed: dict[int, Packed], code: ctypes.CDLL) -> dict[int, Packed]:
+    """By the id of a linear layer's weight, its numbers in twelve bits: of those that are not `packed`, and can be."""
+    weights = [m.weight for m in model.modules() if type(m) is nn.Linear and id(m.weight) not in packed]
+    tried = {id(weight): twelve_bits(weight, code) for weight in weights if weight.dtype == torch.bfloat16}
+    found = {key: one for key, one in tried.items() if one is not None}
     for one, moved in zip(found.values(), together([one.rows for one in found.values()]), strict=True):
         one.rows = moved
     return found

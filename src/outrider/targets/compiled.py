@@ -128,6 +128,8 @@ def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: P
     if move:
         gather(model)
     packed = blocks.read(model, file, kept, code) if reads(code) else {}
+    if reads(code) == 8:
+        packed |= blocks.twelve(model, packed, code)
     return read(model, config, families.windows(config, families.of(model)), packed)
 
 

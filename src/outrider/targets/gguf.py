@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from .. import kept
@@ -100,7 +100,7 @@ class Blocks:
     """A matrix [o, i] in blocks of 32: number * scale + minimum, in float32. Numbers are 0 .. 15, or of eight bits with
     a sign and without minima."""
 
-    numbers: Int[Tensor, "o i"]
+    numbers: Integer[Tensor, "o i"]
     scales: Float[Tensor, "o g"]
     minima: Float[Tensor, "o g"] | None
 
@@ -109,7 +109,7 @@ class Blocks:
         wide = self.numbers.float().unflatten(1, (-1, BLOCK)) * self.scales[..., None]
         return (wide if self.minima is None else wide + self.minima[..., None]).flatten(1)
 
-    def rows(self, order: Int[Tensor, " o"]) -> Blocks:
+    def rows(self, order: Integer[Tensor, " o"]) -> Blocks:
         """The same with its rows in another order."""
         return Blocks(self.numbers[order], self.scales[order], None if self.minima is None else self.minima[order])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from ..native.blocks import BLOCK as GROUP
@@ -17,7 +17,7 @@ from ..nets.products import HalfLinear, OrderedLinear
 from .blocks import blocks_of
 
 TILE = 16  # rows that the product of four bits is packed by
-Grouped = tuple[Int[Tensor, "o i"], Float[Tensor, "o g"], Float[Tensor, "o g"]]  # numbers 0 .. 15, scales, offsets
+Grouped = tuple[Integer[Tensor, "o i"], Float[Tensor, "o g"], Float[Tensor, "o g"]]  # numbers 0 .. 15, scales, offsets
 
 
 class Int8Linear(nn.Module):
