@@ -107,6 +107,10 @@ def test_a_pass_reads_twelve_bits_and_has_the_same_bits(
     equal(target, as_they_are(model))
 
 
+def in_twelve(weight: torch.Tensor) -> packs.Packed | None:
+    return packs.twelve_bits(weight, code(), torch.empty(packs.twelve_size(weight), dtype=torch.uint8))
+
+
 def test_twelve_bits_are_the_same_numbers(processor: int) -> None:
     if processor != 8:
         pytest.skip("twelve bits are read in eight lanes")
@@ -116,15 +120,16 @@ def test_twelve_bits_are_the_same_numbers(processor: int) -> None:
     far[9, 100], far[30, 3], far[33, 575], far[41, 0] = 1e-30, 1e30, -0.0, float("inf")
     for weight in (normal, far, normal * 1e-38, torch.zeros(8, 32), normal.relu()):
         own = weight.bfloat16()
-        made = packs.twelve_bits(own, code())
+        made = in_twelve(own)
         assert made is not None
         assert made.kind == packs.TWELVE
         assert made.rows.nbytes < 0.8 * 2 * len(made.rows) * own.shape[1] or own.shape[1] < 64
         found = packs.numbers(code(), made, own.shape[1])
         assert torch.equal(found[: len(own)].view(torch.int16), own.view(torch.int16))
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    assert packs.twelve_bits(every.view(-1, 64), code()) is not None, "neighbours share upper bytes"
-    assert packs.twelve_bits(every[torch.randperm(2**16)].view(-1, 64), code()) is None
+    assert in_twelve(every.view(-1, 64)) is not None, "neighbours share upper bytes"
+    assert in_twelve(every[torch.randperm(2**16)].view(-1, 64)) is None
+    assert packs.twelve_size(normal[:, :48]) == 0, "blocks are of 32"
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])

@@ -1,5 +1,6 @@
-/* Weights as a .gguf file keeps them, in blocks of 32, and as numbers again when a product reads them. The numbers are
-   those that the file's own reader makes, rounded to bfloat16 as the model's are: a pass has the same bits either way.
+/* Weights in blocks of 32, and as numbers again when a product reads them. Four and eight bits are as a .gguf file keeps
+   them: the numbers are those that the file's own reader makes, rounded to bfloat16 as the model's are. Twelve bits are
+   any bfloat16 numbers. So a pass has the same bits either way.
 
    Rows lie in fours, as a product reads them: for each block, the numbers of four rows, and behind all blocks the scales
    of four rows for each, of float16. Eight bits (signed, with a scale): 32 bytes of each row. Four bits (0 .. 15, with a
@@ -54,6 +55,7 @@ const integer block_lanes = LANES;
 
 /* All rows of a matrix, [outputs, width], of which there are four times some: for those who check them. */
 void numbers(const Matrix *w, integer outputs, integer width, number *to) {
+#pragma omp parallel for
     for (integer i = 0; i < outputs; i += 4)
         unpack((const char *)w->data + i * bytes(w->kind, width), w->kind, width, 0, to + i * width);
 }

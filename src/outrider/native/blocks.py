@@ -57,22 +57,32 @@ def packed(
     return Packed(FOUR, rows.reshape(4 * len(rows), -1))
 
 
-def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed | None:
+def twelve_size(weight: Float[Tensor, "o i"]) -> int:
+    """Bytes of a matrix in twelve bits a number; 0: its width does not allow it."""
+    outputs, width = weight.shape
+    return -(-outputs // 4) * 4 * (width // BLOCK * 48 + 16) if width % BLOCK == 0 else 0
+
+
+def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL, room: Integer[Tensor, " bytes"]) -> Packed | None:
     """A bfloat16 matrix in twelve bits a number, to the last bit; None where it cannot be written so.
 
     Nearly all numbers of four rows share sixteen upper bytes, which are a sign and seven bits of the exponent. Blocks
     where one does not are read with sixteen of their own.
+
+    Args:
+        weight: the matrix.
+        code: the compiled pass, of eight lanes.
+        room: where it is written, of `twelve_size` bytes, which must stay there.
     """
     fours = _fours(weight.detach()).contiguous()  # [o / 4, 4, i]
     outputs, width = 4 * len(fours), weight.shape[1]
-    rows = torch.empty(outputs, width // BLOCK * 48 + 16, dtype=torch.uint8)
-    room = len(fours) + len(fours) * (width // BLOCK) // OTHERS
-    others = torch.empty(room * OTHER, dtype=torch.uint8)  # memory that is not written takes no place
-    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (fours, rows, others)]
-    sizes = [ctypes.c_int64(size) for size in (outputs, width, room, torch.get_num_threads())]
+    blocks = len(fours) + len(fours) * (width // BLOCK) // OTHERS
+    others = torch.empty(blocks * OTHER, dtype=torch.uint8)  # memory that is not written takes no place
+    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (fours, room, others)]
+    sizes = [ctypes.c_int64(size) for size in (outputs, width, blocks, torch.get_num_threads())]
     code.twelve_bits.restype = ctypes.c_int64
     done = code.twelve_bits(places[0], *sizes[:2], *places[1:], *sizes[2:])
-    return Packed(TWELVE, rows, others) if done else None
+    return Packed(TWELVE, room.view(outputs, -1), others) if done else None
 
 
 def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
@@ -117,7 +127,8 @@ def _eight(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"]) -> Pac
 
 def _fours(rows: Tensor) -> Tensor:
     """Four rows side by side: [o, n] -> [o / 4, 4, n]."""
-    return nn.functional.pad(rows, (0, 0, 0, -len(rows) % 4)).unflatten(0, (-1, 4))
+    whole = nn.functional.pad(rows, (0, 0, 0, -len(rows) % 4)) if len(rows) % 4 else rows
+    return whole.unflatten(0, (-1, 4))
 
 
 def _bytes(numbers: Tensor) -> Integer[Tensor, "o bytes"]:

@@ -53,7 +53,7 @@ INLINE void direct(
         for (int r = 0; r < own; r++) found[4 * m + from + r] = sum[own * m + r];
 }
 
-/* The sums over lanes of `n` rows with four outputs, as rows of LANES numbers; sums[4 * n ..] are zeros. */
+/* The sums over lanes of `n` rows with four outputs, as rows of LANES numbers; found[4 * n ..] are zeros. */
 INLINE void write_sums(const int n, const vector *found, float *y) {
     float made[2 * LANES];
     STORE(made, sums(found));
@@ -128,7 +128,8 @@ INLINE void four_of(
 ) {
     float known[width / GROUP * KNOWN(kind) + 1];
 #ifdef HALVES
-    if (kind != PLAIN) know(rows[0], kind, width, ahead, known);
+    if (kind == FOUR || kind == EIGHT) know(rows[0], kind, width, ahead, known);
+    if (kind == TWELVE) _mm_prefetch((const char *)uppers(rows[0], width) + ahead, SOON);
 #endif
     if (n == 1) return few(1, kind, x, width, rows, known, ahead, y);
     if (n == 2) return few(2, kind, x, width, rows, known, ahead, y);

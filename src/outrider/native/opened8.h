@@ -10,7 +10,7 @@ INLINE vector shortened(vector x) {
     return SUB(x, MUL(x, ALL(1.0f - 1.0f / TIMES_MORE)));
 }
 
-/* The scales of four rows in blocks, times 2^16. Of four bits: [block, i, row, scale and minimum], divided by 16^i.
+/* The scales of four rows in blocks of four or eight bits, times 2^16. Of four bits: [block, i, row, scale and minimum], divided by 16^i.
    `ahead`: so many bytes further, memory is asked for what is read next. */
 INLINE void know(const char *four, const int kind, integer width, integer ahead, float *known) {
     const char *from = four + width / GROUP * KEPT(kind);

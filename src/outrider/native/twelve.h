@@ -49,24 +49,20 @@ INLINE __m256i table_at(Reader *reader, const char *four, const int kind) {
     return own;
 }
 
-/* Which of sixteen bytes each possible byte is; -1: none of them. */
-static void places_of(const uint8_t upper[16], int8_t place[256]) {
-    memset(place, -1, 256);
-    for (int i = 15; i >= 0; i--) place[upper[i]] = (int8_t)i; /* some are there twice */
-}
-
-/* The most frequent of a kind, at most sixteen, most frequent first. Returns how many kinds there are. */
+/* The most frequent bytes, at most sixteen, most frequent first. Returns how many there are at all. */
 static int most_frequent(const integer often[256], uint8_t upper[16]) {
-    uint8_t taken[256] = {0};
+    uint8_t kind[256];
     int kinds = 0;
-    for (int i = 0; i < 256; i++) kinds += often[i] > 0;
-    for (int i = 0; i < 16; i++) {
-        int best = 0;
-        for (int j = 1; j < 256; j++)
-            if (taken[best] || (!taken[j] && often[j] > often[best])) best = j;
-        taken[best] = 1;
-        upper[i] = often[best] ? (uint8_t)best : upper[0];
-    }
+    for (int i = 0; i < 256; i++)
+        if (often[i]) kind[kinds++] = (uint8_t)i;
+    for (int i = 0; i < 16 && i < kinds; i++)
+        for (int j = i + 1; j < kinds; j++)
+            if (often[kind[j]] > often[kind[i]]) {
+                const uint8_t one = kind[i];
+                kind[i] = kind[j];
+                kind[j] = one;
+            }
+    for (int i = 0; i < 16; i++) upper[i] = kind[i < kinds ? i : 0];
     return kinds;
 }
 
@@ -76,42 +72,54 @@ static void count_block(const number *four, integer width, integer often[256]) {
         for (int i = 0; i < GROUP; i++) often[four[r * width + i] >> 8]++;
 }
 
-/* Returns 0 where a number has another upper byte. */
-static int write_block(const number *four, integer width, const int8_t place[256], char *to) {
-    int all = 0;
-    memset(to + 4 * 32, 0, 2 * 32);
-    for (int r = 0; r < 4; r++)
-        for (int i = 0; i < GROUP; i++) {
-            const number one = four[r * width + i];
-            const int at = 16 * (i / 4 % 2) + 8 * (i / 16) + 2 * (i % 4) + i / 8 % 2, upper = place[one >> 8];
-            to[32 * r + at] = (char)one;
-            to[4 * 32 + r / 2 * 32 + at] |= (char)(upper << r % 2 * 4);
-            all |= upper;
+/* One block, with these upper bytes. Returns 0 where a number has another one. */
+static int write_block(const number *four, integer width, const uint8_t upper[16], char *to) {
+    const __m128i low = _mm_set1_epi16(255);
+    __m256i all = _mm256_set1_epi8(-1), which[4];
+    for (int r = 0; r < 4; r++, four += width) {
+        __m128i lower[2], higher[2]; /* of sixteen numbers each: bytes 2 i of numbers i, bytes 2 i + 1 of numbers 8 + i */
+        for (int b = 0; b < 2; b++) {
+            const __m128i one = _mm_loadu_si128((const __m128i *)(four + 16 * b));
+            const __m128i two = _mm_loadu_si128((const __m128i *)(four + 16 * b + 8));
+            lower[b] = _mm_or_si128(_mm_and_si128(one, low), _mm_slli_epi16(two, 8));
+            higher[b] = _mm_or_si128(_mm_srli_epi16(one, 8), _mm_andnot_si128(low, two));
         }
-    return all >= 0;
+#define ORDERED(x) _mm256_set_m128i(_mm_unpackhi_epi64(x[0], x[1]), _mm_unpacklo_epi64(x[0], x[1]))
+        const __m256i high = ORDERED(higher);
+        _mm256_storeu_si256((__m256i *)(to + 32 * r), ORDERED(lower));
+#undef ORDERED
+        __m256i any = which[r] = _mm256_setzero_si256();
+        for (int i = 0; i < 16; i++) {
+            const __m256i same = _mm256_cmpeq_epi8(high, _mm256_set1_epi8((char)upper[i]));
+            which[r] = _mm256_max_epu8(which[r], _mm256_and_si256(same, _mm256_set1_epi8((char)i)));
+            any = _mm256_or_si256(any, same);
+        }
+        all = _mm256_and_si256(all, any);
+    }
+    for (int r = 0; r < 4; r += 2) {
+        const __m256i both = _mm256_or_si256(which[r], _mm256_slli_epi16(which[r + 1], 4));
+        _mm256_storeu_si256((__m256i *)(to + 4 * 32 + r / 2 * 32), both);
+    }
+    return _mm256_movemask_epi8(all) == -1;
 }
 
 /* Four rows of bfloat16 numbers in blocks of twelve bits. `others`: room for upper bytes of single blocks, of which `used`
    are taken. Returns 0 where that is too little, or where a block has more than sixteen. */
 static int tighten(const number *four, integer width, char *to, Other *others, integer room, integer *used) {
     integer often[256] = {0}, count = 0;
-    int8_t place[256];
     Uppers *all = uppers(to, width);
     Other own[width / GROUP + 1];
     memset(all, 0, sizeof *all);
     memset(own, 0, sizeof own);
     for (integer k = 0; k < width; k += GROUP) count_block(four + k, width, often);
     most_frequent(often, all->upper);
-    places_of(all->upper, place);
     for (integer k = 0; k < width; k += GROUP) {
         char *block = to + k / GROUP * KEPT(TWELVE);
-        if (write_block(four + k, width, place, block)) continue;
+        if (write_block(four + k, width, all->upper, block)) continue;
         integer here[256] = {0};
-        int8_t own_place[256];
         count_block(four + k, width, here);
         if (most_frequent(here, own[count].upper) > 16) return 0;
-        places_of(own[count].upper, own_place);
-        write_block(four + k, width, own_place, block);
+        write_block(four + k, width, own[count].upper, block);
         own[count++].block = k / GROUP;
     }
     if (!count) return 1;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -99,13 +100,16 @@ def gather(model: Any) -> None:
 
 def together(tensors: list[Tensor]) -> list[Tensor]:
     """Copies in one stretch of large pages of memory, for a pass reads all of them."""
-    sizes = [-(-tensor.nbytes // LINE) * LINE for tensor in tensors]
-    bytes_ = in_large_pages(torch.empty(sum(sizes) + PAGE, dtype=torch.uint8))
-    at, moved = -bytes_.data_ptr() % PAGE, []
-    for tensor, size in zip(tensors, sizes, strict=True):
-        moved.append(bytes_[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor))
-        at += size
-    return moved
+    places = zip(tensors, stretch([tensor.nbytes for tensor in tensors]), strict=True)
+    return [room.view(tensor.dtype).view(tensor.shape).copy_(tensor) for tensor, room in places]
+
+
+def stretch(sizes: list[int]) -> list[Tensor]:
+    """Room for so many bytes each, in one stretch of large pages of memory."""
+    places = [0, *accumulate(-(-size // LINE) * LINE for size in sizes)]
+    bytes_ = in_large_pages(torch.empty(places[-1] + PAGE, dtype=torch.uint8))
+    first = -bytes_.data_ptr() % PAGE
+    return [bytes_[first + at : first + at + size] for at, size in zip(places[:-1], sizes, strict=True)]
 
 
 def _width(config: Any) -> int:

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .. import kept
-from ..native.blocks import Packed, kind_of, numbers, packed, reads, twelve_bits
-from ..native.weights import together
+from ..native.blocks import Packed, kind_of, numbers, packed, reads, twelve_bits, twelve_size
+from ..native.weights import stretch, together
 from . import gguf
 from .gguf import Blocks
 
@@ -63,11 +63,16 @@ def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.
 
 def twelve(model: nn.Module, packed: dict[int, Packed], code: ctypes.CDLL) -> dict[int, Packed]:
     """By the id of a linear layer's weight, its numbers in twelve bits: of those that are not `packed`, and can be."""
-    weights = [m.weight for m in model.modules() if type(m) is nn.Linear and id(m.weight) not in packed]
-    tried = {id(weight): twelve_bits(weight, code) for weight in weights if weight.dtype == torch.bfloat16}
-    found = {key: one for key, one in tried.items() if one is not None}
-    for one, moved in zip(found.values(), together([one.rows for one in found.values()]), strict=True):
-        one.rows = moved
+    layers = [m.weight for m in model.modules() if type(m) is nn.Linear and id(m.weight) not in packed]
+    sizes = {id(weight): twelve_size(weight) if weight.dtype == torch.bfloat16 else 0 for weight in layers}
+    weights = {id(weight): weight.detach() for weight in layers if sizes[id(weight)]}
+    found = {}
+    for (key, weight), room in zip(weights.items(), stretch([sizes[key] for key in weights]), strict=True):
+        one = twelve_bits(weight, code, room)
+        if one is not None:
+            made = numbers(code, one, weight.shape[1])[: len(weight)]
+            if torch.equal(made.view(torch.int16), weight.contiguous().view(torch.int16)):
+                found[key] = one
     return found
 
 

@@ -118,17 +118,19 @@ def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
 
 
 def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None) -> Weights | None:
-    """A stock model's weights for the compiled pass, moved to one stretch of memory first; None where it reads none of
-    them, or is not to be had on this machine. `file`: the .gguf file that it was made from, whose blocks are read in
-    place of the weights that they are; `kept`: the folder of the model, which keeps them."""
+    """A stock model's weights for the compiled pass: moved to one stretch of memory first, or written to one in twelve
+    bits. None where it reads none of them, or is not to be had on this machine. `file`: the .gguf file that it was made
+    from, whose blocks are read in place of the weights that they are; `kept`: the folder of the model, which keeps
+    them."""
     config = families.text_config(model)
     code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
     if code is None:
         return None
-    if move:
+    lanes = reads(code)
+    if move and lanes != 8:
         gather(model)
-    packed = blocks.read(model, file, kept, code) if reads(code) else {}
-    if reads(code) == 8:
+    packed = blocks.read(model, file, kept, code) if lanes else {}
+    if lanes == 8:
         packed |= blocks.twelve(model, packed, code)
     return read(model, config, families.windows(config, families.of(model)), packed)
 
