@@ -53,8 +53,8 @@ def load_target(
     (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
     pass through the model's own forward (give `native=False` too where its weights will change). `native`: passes in
     compiled code of our own (`compiled.py`). None: where this machine can and the model is loaded by name; True: for
-    one in memory too, whose weights must stay where and what they are. `drafting`: it is a draft model, which may have a draft
-    vocabulary (`nets/vocabulary.py`).
+    one in memory too, whose weights must stay where and what they are. `drafting`: it is a draft model, which may have
+    a draft vocabulary (`nets/vocabulary.py`).
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
