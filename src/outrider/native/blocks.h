@@ -54,8 +54,8 @@ const integer block_lanes = LANES;
 #endif
 
 /* All rows of a matrix, [outputs, width], of which there are four times some: for those who check them. */
-void numbers(const Matrix *w, integer outputs, integer width, number *to) {
-#pragma omp parallel for
+void numbers(const Matrix *w, integer outputs, integer width, number *to, integer threads) {
+#pragma omp parallel for num_threads((int)threads)
     for (integer i = 0; i < outputs; i += 4)
         unpack((const char *)w->data + i * bytes(w->kind, width), w->kind, width, 0, to + i * width);
 }

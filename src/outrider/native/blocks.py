@@ -109,7 +109,8 @@ def numbers(code: ctypes.CDLL, matrix: Packed, width: int) -> Float[Tensor, "o i
     found = torch.empty(len(matrix.rows), width, dtype=torch.bfloat16)
     part = matrix.part
     code.numbers.restype = None
-    code.numbers(ctypes.byref(part), *map(ctypes.c_int64, found.shape), ctypes.c_void_p(found.data_ptr()))
+    sizes, threads = map(ctypes.c_int64, found.shape), ctypes.c_int64(torch.get_num_threads())
+    code.numbers(ctypes.byref(part), *sizes, ctypes.c_void_p(found.data_ptr()), threads)
     return found
 
 
