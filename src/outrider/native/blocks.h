@@ -11,9 +11,13 @@
    Twelve bits, for eight lanes: bfloat16 numbers of which hardly any has another upper byte than the sixteen that are
    most frequent in its four rows. A block has the lower bytes of each row, and then which upper byte each number has: 32
    bytes for two rows, the first row's in the lower four bits. Of a row's 32 bytes, byte 16 a + 8 b + 2 i + c is of number
-   16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single blocks, or 0. */
+   16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single blocks, or 0.
 
-enum { PLAIN, FOUR, EIGHT, TWELVE };
+   W4A8 and W8A8, for eight lanes, are four and eight bits for products of whole numbers (`integers.h`). Rows lie in
+   eights: a block has eight vectors, or four if two share their bytes, the first one's numbers in the lower bits. Behind
+   all blocks lie eight scales for each, and of four bits eight minima. */
+
+enum { PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 };
 
 typedef struct {
     const void *data; /* rows, each for one output */
@@ -30,10 +34,10 @@ typedef struct {
 #define KNOWN(kind) ((kind) == FOUR ? 32 : (kind) == EIGHT ? 4 : 0)
 #endif
 INLINE integer bytes(integer kind, integer width) {
-    return kind == FOUR     ? width / GROUP * 20
-           : kind == EIGHT  ? width / GROUP * 34
-           : kind == TWELVE ? width / GROUP * 48 + 16
-                            : width * (integer)sizeof(number);
+    return kind == FOUR || kind == W4A8    ? width / GROUP * 20
+           : kind == EIGHT || kind == W8A8 ? width / GROUP * 34
+           : kind == TWELVE                ? width / GROUP * 48 + 16
+                                           : width * (integer)sizeof(number);
 }
 
 /* Where memory is fetched to, and how many columns ahead. AMD's processors, and tiles a little, gain by the second cache. */

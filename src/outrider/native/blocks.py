@@ -14,7 +14,8 @@ from .parts import MatrixPart
 
 BLOCK = 32  # weights that share a scale
 OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
-PLAIN, FOUR, EIGHT, TWELVE = range(4)  # kinds of rows, as in blocks.h
+PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 = range(6)  # kinds of rows, as in blocks.h
+HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as products of whole numbers have them in a vector
 
 
 @dataclass
@@ -45,7 +46,9 @@ def packed(
     alike for all.
     """
     if minima is None:
-        return _eight(numbers, scales)
+        eights = _fours(numbers.to(torch.int8)).unflatten(2, (-1, BLOCK))
+        rows = torch.cat([_bytes(eights.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
+        return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
     fours = _fours(numbers.to(torch.int32)).unflatten(2, (-1, BLOCK))  # [o / 4, 4, g, 32]
     if lanes == 8:
         own = sum((fours[..., 8 * i : 8 * i + 8] << 4 * i for i in range(1, 4)), fours[..., :8])  # [o / 4, 4, g, 8]
@@ -55,6 +58,52 @@ def packed(
     known = torch.stack([_fours(scales), _fours(minima)], -1).transpose(1, 2).half()
     rows = torch.cat([_bytes(words), _bytes(known)], 1)
     return Packed(FOUR, rows.reshape(4 * len(rows), -1))
+
+
+def whole(
+    numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None
+) -> Packed:
+    """The same for products of whole numbers, which round activations to eight bits too (`integers.h`). Rows lie in
+    eights, and rows of zeros make the last eight whole."""
+    eights = _side_by_side(numbers.to(torch.uint8 if minima is not None else torch.int8), 8)
+    parts = eights.unflatten(2, (-1, 4, 8)).permute(0, 2, 3, 1, 4)  # [o / 8, g, vector, row, 8]
+    first, second = (parts[..., half, :].flatten(3) for half in HALVES)
+    known = [_side_by_side(part.half(), 8).transpose(1, 2) for part in (scales, minima) if part is not None]
+    own = torch.cat([first, second], 2) if minima is None else first | second << 4
+    rows = torch.cat([_bytes(own), _bytes(torch.cat(known, 2))], 1)
+    return Packed(W8A8 if minima is None else W4A8, rows.reshape(8 * len(rows), -1))
+
+
+def opened(matrix: Packed, width: int) -> Float[Tensor, "o i"]:
+    """The weights of `whole` rows, those of zeros included."""
+    four, groups = matrix.kind == W4A8, width // BLOCK
+    eights = matrix.rows.reshape(len(matrix.rows) // 8, -1)
+    size = groups * BLOCK * 8 // (2 if four else 1)
+    own = eights[:, :size].reshape(len(eights), groups, -1, 4, 8)
+    parts = (own & 15, own >> 4) if four else own.view(torch.int8).chunk(2, 2)
+    numbers = torch.empty(len(eights), groups, 4, 8, 8)
+    for half, part in zip(HALVES, parts, strict=True):
+        numbers[..., half, :] = part.float()
+    known = eights[:, size:].contiguous().view(torch.half).float().view(len(eights), groups, -1, 1, 8, 1)
+    wide = numbers * known[:, :, 0] + (known[:, :, 1] if four else 0)
+    return wide.permute(0, 3, 1, 2, 4).reshape(-1, width)
+
+
+def multiply(code: ctypes.CDLL, matrix: Packed, outputs: int, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
+    """A pass's product of these rows, in float32; of code for eight lanes."""
+    given, found, part = x.float().contiguous(), torch.empty(len(x), outputs), matrix.part
+    code.multiply.restype = None
+    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, found)]
+    sizes = [ctypes.c_int64(size) for size in (*x.shape, outputs)]
+    code.multiply(ctypes.byref(part), places[0], *sizes, places[1], ctypes.c_int64(torch.get_num_threads()))
+    return found
+
+
+def nearest(x: Float[Tensor, "n i"]) -> Float[Tensor, "n i"]:
+    """Activations as products of whole numbers round them: multiples of a 127th of the largest one among 32."""
+    blocks = x.unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    return ((blocks * (127 / largest)).round() * (largest / 127)).flatten(-2)
 
 
 def twelve_size(weight: Float[Tensor, "o i"]) -> int:
@@ -86,21 +135,28 @@ def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL, room: Integer[T
 
 
 def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
-    """A drafter's matrix: rounded to eight bits where this build reads such, else as it is."""
-    return rounded(weight) if reads(code) else plain(weight)
+    """A drafter's matrix: rounded to eight bits where this build reads such, else as it is. Drafts need not be exact,
+    so activations are rounded too where products of whole numbers are the faster ones."""
+    lanes = reads(code)
+    if not lanes:
+        return plain(weight)
+    numbers, scales = rounded(weight)
+    return whole(numbers, scales, None) if lanes == 8 else packed(numbers, scales, None, lanes)
 
 
-def rounded(weight: Float[Tensor, "o i"]) -> Packed:
-    """The nearest rows of eight bits, symmetric: for drafters, whose guesses need not be exact."""
+def rounded(weight: Float[Tensor, "o i"]) -> tuple[Integer[Tensor, "o i"], Float[Tensor, "o g"]]:
+    """The nearest numbers of eight bits, symmetric, and a scale for 32 each, which float16 holds."""
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1) / 127).clamp(min=1e-7).half().float()
     numbers = (blocks / scales[..., None]).round().clamp(-127, 127)
-    return _eight(numbers.flatten(1).to(torch.int8), scales)
+    return numbers.flatten(1).to(torch.int8), scales
 
 
-def kind_of(rows: Tensor, width: int) -> int:
-    """Which kind of rows these are, for matrices of this width; 0 where it is neither."""
-    sizes = {width // BLOCK * 20: FOUR, width // BLOCK * 34: EIGHT}
+def kind_of(rows: Tensor, width: int, integers: bool = False) -> int:
+    """Which kind of rows these are, for matrices of this width; 0 where it is neither. `integers`: for products of
+    whole numbers."""
+    four, eight = (W4A8, W8A8) if integers else (FOUR, EIGHT)
+    sizes = {width // BLOCK * 20: four, width // BLOCK * 34: eight}
     return sizes.get(rows.shape[1], PLAIN) if rows.dtype == torch.uint8 and rows.dim() == 2 else PLAIN
 
 
@@ -120,16 +176,15 @@ def reads(code: ctypes.CDLL) -> int:
     return ctypes.c_int64.in_dll(code, "block_lanes").value if hasattr(code, "block_lanes") else 0
 
 
-def _eight(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"]) -> Packed:
-    fours = _fours(numbers.to(torch.int8)).unflatten(2, (-1, BLOCK))
-    rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
-    return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
-
-
 def _fours(rows: Tensor) -> Tensor:
     """Four rows side by side: [o, n] -> [o / 4, 4, n]."""
-    whole = nn.functional.pad(rows, (0, 0, 0, -len(rows) % 4)) if len(rows) % 4 else rows
-    return whole.unflatten(0, (-1, 4))
+    return _side_by_side(rows, 4)
+
+
+def _side_by_side(rows: Tensor, count: int) -> Tensor:
+    """So many rows side by side, with rows of zeros at the end: [o, n] -> [o / count, count, n]."""
+    lacking = -len(rows) % count
+    return (nn.functional.pad(rows, (0, 0, 0, lacking)) if lacking else rows).unflatten(0, (-1, count))
 
 
 def _bytes(numbers: Tensor) -> Integer[Tensor, "o bytes"]:

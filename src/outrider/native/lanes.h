@@ -151,7 +151,7 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
 }
 
 /* Rows of x as `column` reads them, and what a thread needs for it. */
-INLINE const input *laid(const input *x, integer n, integer width, input *room) { return x; }
+INLINE const input *laid(integer kind, const input *x, integer n, integer width, input *room) { return x; }
 INLINE void begin(integer n) {}
 INLINE void begin_few(integer n, integer few) {}
 INLINE void end(void) {}

@@ -314,6 +314,20 @@ void forward(const Model *model, const Pass *pass) {
     if (rows <= ROWS) judge(pass->threads, hired, now() - since, gate.late); /* with many, uneven shares take longer than the spins */
 }
 
+#if LANES == 8 && defined(HALVES)
+/* y = x W^T of one matrix, for those who check it. */
+void multiply(
+    const Matrix *w, const float *x, integer n, integer width, integer outputs, float *y, integer threads
+) {
+    Gate gate = {0};
+#pragma omp parallel num_threads((int)threads)
+    {
+        const Team team = team_at(&gate);
+        product(x, n, width, *w, NULL, outputs, y, NULL, outputs, 0, &team);
+    }
+}
+#endif
+
 #include "noise.h"
 
 #include "reading.h"

@@ -10,7 +10,11 @@
 #else
 #include "lanes.h"
 #endif
+#if LANES == 8 && defined(HALVES) /* for rows that are rounded */
+#define ROOM(n, width) ((n) * (width) / GROUP * (integer)(sizeof(Activations) / sizeof(input)))
+#else
 #define ROOM(n, width) 1
+#endif
 #endif
 
 /* This thread's share of so many outputs, in whole columns. */
@@ -43,7 +47,7 @@ static void product(
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
         input room[ROOM(rows, width)] __attribute__((aligned(64)));
-        const input *given = laid(x + m * width, rows, width, room);
+        const input *given = laid(w.kind, x + m * width, rows, width, room);
         begin(rows);
         for (integer j = first; j < last; j += LANES) {
             const integer count = last - j < LANES ? last - j : LANES;
@@ -67,7 +71,7 @@ static void product(
     }
 }
 
-/* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. */
+/* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. Both round x, or neither does. */
 static void gated(
     const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, input *y, const Team *team
 ) {
@@ -80,7 +84,7 @@ static void gated(
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
         input room[ROOM(rows, width)] __attribute__((aligned(64)));
-        const input *given = laid(x + m * width, rows, width, room);
+        const input *given = laid(gate.kind, x + m * width, rows, width, room);
         begin(rows);
         for (integer j = first; j < last; j += LANES) {
             const integer count = last - j < LANES ? last - j : LANES;

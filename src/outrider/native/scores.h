@@ -49,7 +49,7 @@ INLINE integer slot_of(const View *view, integer node, integer j) {
 /* Queries as tiles read them. Behind a single one zeros are written, so that all have one shape (`begin(2)`). */
 static const input *asking(input *query, integer rows, integer width, input *room) {
     if (rows == 1) memset(query + width, 0, width * sizeof(input));
-    return laid(query, rows > 1 ? rows : 2, width, room);
+    return laid(PLAIN, query, rows > 1 ? rows : 2, width, room);
 }
 
 /* Sixteen keys at a time with sixteen queries. */

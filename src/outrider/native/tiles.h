@@ -8,7 +8,7 @@
 #define LAID(n) (((n) + LANES - 1) / LANES * LANES) /* rows for which there is room */
 
 /* Rows of x as tiles read them: for each sixteen rows and each step, sixteen pairs of all rows. One row stays as it is. */
-static const input *laid(const input *x, integer n, integer width, input *room) {
+static const input *laid(integer kind, const input *x, integer n, integer width, input *room) {
     if (n == 1) return x;
     for (integer m = 0; m < n; m += LANES)
         for (integer k = 0; k < width; k += STEP) {

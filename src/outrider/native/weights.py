@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import Packed, plain
+from .blocks import W4A8, W8A8, Packed, plain
 from .pages import PAGE, in_large_pages
 from .parts import LayerPart, MatrixPart, ModelPart, project, small
 
@@ -26,6 +26,7 @@ class Weights:
     part: ModelPart
     dtype: torch.dtype
     kept: list[Any]
+    whole: list[tuple[Packed, int, int]]  # what is multiplied as whole numbers, and its outputs and width
 
 
 def lacking(model: Any, config: Any) -> str:
@@ -77,14 +78,16 @@ def read(model: Any, config: Any, windows: dict[str, int | None], packed: dict[i
         part.norm_k = small(kept, getattr(attention, "k_norm", None))
         part.window = windows.get(kinds[i] if kinds[i] in windows else "") or 0
         part.turned = int(bool(getattr(attention, "use_rope", True)))
-    whole_ = ModelPart(
+    model_ = ModelPart(
         hidden=config.hidden_size, inner=config.intermediate_size, heads=config.num_attention_heads,
         groups=config.num_key_value_heads, width=_width(config), layers=len(core.layers),
         vocabulary=model.lm_head.weight.shape[0],
         epsilon=config.rms_norm_eps, scale=core.layers[0].self_attn.scaling, layer=parts,
         norm=small(kept, core.norm), head=hold(model.lm_head.weight),
     )  # fmt: skip
-    return Weights(whole_, model.lm_head.weight.dtype, [parts, *kept])
+    shapes = {id(weight): weight.shape for weight in model.parameters()}
+    whole = [(one, *shapes[key]) for key, one in packed.items() if one.kind in (W4A8, W8A8)]
+    return Weights(model_, model.lm_head.weight.dtype, [parts, *kept], whole)
 
 
 def gather(model: Any) -> None:

@@ -1,5 +1,5 @@
-"""What a compiled pass reads in place of a model's weights: the blocks of the .gguf file that they were made from, or
-the same numbers in twelve bits.
+"""What a compiled pass reads in place of a model's weights: the blocks of the .gguf file that they were made from, the
+same numbers in twelve bits, or whole numbers that are multiplied as such.
 
 A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes, and nothing
 changes: the compiled code's own weights are held to the model's, bit for bit, and where one differs it stays as it is.
@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .. import kept
-from ..native.blocks import Packed, kind_of, numbers, packed, reads, twelve_bits, twelve_size
+from ..native import blocks as native
+from ..native.blocks import BLOCK, Packed, kind_of, numbers, packed, reads, twelve_bits, twelve_size
 from ..native.weights import stretch, together
 from . import gguf
 from .gguf import Blocks
@@ -27,9 +28,13 @@ from .gguf import Blocks
 logger = logging.getLogger(__name__)
 # Beside the converted model, by the lanes of the code that reads them: the file itself takes seconds to read.
 KEPT = {16: "weights.fours", 8: "weights.words"}
+KEPT_INTEGERS = "weights.integers"
+GATED = "gate_proj", "up_proj"
 
 
-def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
+def read(
+    model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.CDLL, integers: bool = False
+) -> dict[int, Packed]:
     """By the id of a linear layer's weight, the blocks that are this weight.
 
     Args:
@@ -37,25 +42,55 @@ def read(model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.
         file: what it was made from; None: that is not there (any more).
         folder: of the model, where its blocks are kept for the next time; None: nowhere.
         code: the compiled pass, which must read blocks.
+        integers: for products of whole numbers, which the code must have.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
     lanes = reads(code)
-    rows = _kept(folder, lanes)
+    place = None if folder is None else folder / (KEPT_INTEGERS if integers else KEPT[lanes])
+    rows = _kept(place)
     if rows is None:
         if file is None:
             return {}
         names = {layer: name for name, layer in layers.items()}
-        made = {names[layer]: packed(b.numbers, b.scales, b.minima, lanes) for layer, b in blocks_of(model, file)}
+        known = ((names[layer], b) for layer, b in blocks_of(model, file))
+        made = {
+            name: native.whole(b.numbers, b.scales, b.minima) if integers else packed(b.numbers, b.scales, b.minima, lanes)
+            for name, b in known
+        }
         rows = {name: one.rows for name, one in made.items()}
-        _keep(folder, lanes, rows)
+        _keep(place, rows)
     found = {}
     for name, own in rows.items():
         weight = layers[name].weight if name in layers else torch.empty(0, 1)
-        kind = kind_of(own, weight.shape[1])
-        if kind and 0 <= len(own) - len(weight) < 4:
+        kind = kind_of(own, weight.shape[1], integers)
+        if kind and 0 <= len(own) - len(weight) < (8 if integers else 4):
             one = Packed(kind, own)
-            if torch.equal(numbers(code, one, weight.shape[1])[: len(weight)], weight.detach()):
+            made_ = native.opened(one, weight.shape[1]).to(weight.dtype) if integers else numbers(code, one, weight.shape[1])
+            if torch.equal(made_[: len(weight)], weight.detach()):
                 found[id(weight)] = one
+    return _moved(found)
+
+
+def integers(
+    model: nn.Module, weights: str, file: Path | None, folder: Path | None, code: ctypes.CDLL
+) -> dict[int, Packed]:
+    """By the id of a linear layer's weight, its whole numbers for products of such: the nearest ones of eight bits
+    ("int8"), or a .gguf file's own ("native"; the other layers stay full). None at all where that is less than half."""
+    if weights == "native":
+        found = read(model, file, folder, code, integers=True)
+    else:
+        layers = [m.weight for m in model.modules() if type(m) is nn.Linear and m.in_features % BLOCK == 0]
+        found = _moved({id(weight): native.whole(*native.rounded(weight), None) for weight in layers})
+    for module in model.modules():  # both halves of a gated layer round what they are given, or neither does
+        pair = [id(part.weight) for part in (getattr(module, name, None) for name in GATED) if part is not None]
+        if 0 < sum(key in found for key in pair) < len(pair):
+            for key in pair:
+                found.pop(key, None)
+    sizes = {id(m.weight): m.weight.numel() for m in model.modules() if type(m) is nn.Linear}
+    return found if sum(sizes[key] for key in found) >= sum(sizes.values()) / 2 else {}
+
+
+def _moved(found: dict[int, Packed]) -> dict[int, Packed]:
     for one, moved in zip(found.values(), together([one.rows for one in found.values()]), strict=True):
         one.rows = moved
     return found
@@ -76,19 +111,19 @@ def twelve(model: nn.Module, packed: dict[int, Packed], code: ctypes.CDLL) -> di
     return found
 
 
-def _kept(folder: Path | None, lanes: int) -> dict[str, Tensor] | None:
+def _kept(place: Path | None) -> dict[str, Tensor] | None:
     try:
-        return None if folder is None else load_file(folder / KEPT[lanes])
+        return None if place is None else load_file(place)
     except (OSError, SafetensorError):
         return None
 
 
-def _keep(folder: Path | None, lanes: int, rows: dict[str, Tensor]) -> None:
-    if folder is not None:
+def _keep(place: Path | None, rows: dict[str, Tensor]) -> None:
+    if place is not None:
         try:
-            kept.replace(folder / KEPT[lanes], lambda place: save_file(rows, place))
+            kept.replace(place, lambda partial: save_file(rows, partial))
         except (OSError, SafetensorError) as error:  # a full disk comes as the second
-            logger.info("%s cannot be kept, so the blocks are read anew at each start: %s", folder / KEPT[lanes], error)
+            logger.info("%s cannot be kept, so the blocks are read anew at each start: %s", place, error)
 
 
 def blocks_of(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks]]:

@@ -117,11 +117,13 @@ def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
     return weight if weight.dtype == dtype and weight.is_contiguous() else None
 
 
-def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None) -> Weights | None:
+def weights_of(
+    model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None, weights: str = "full"
+) -> Weights | None:
     """A stock model's weights for the compiled pass: moved to one stretch of memory first, or written to one in twelve
     bits. None where it reads none of them, or is not to be had on this machine. `file`: the .gguf file that it was made
     from, whose blocks are read in place of the weights that they are; `kept`: the folder of the model, which keeps
-    them."""
+    them. `weights`: "int8" or "native" are for products of whole numbers; None too where most would not take part."""
     config = families.text_config(model)
     code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
     if code is None:
@@ -129,7 +131,12 @@ def weights_of(model: Any, move: bool = False, file: Path | None = None, kept: P
     lanes = reads(code)
     if move and lanes != 8:
         gather(model)
-    packed = blocks.read(model, file, kept, code) if lanes else {}
+    if weights != "full":
+        packed = blocks.integers(model, weights, file, kept, code) if lanes == 8 else {}
+        if not packed:
+            return None
+    else:
+        packed = blocks.read(model, file, kept, code) if lanes else {}
     if lanes == 8:
         packed |= blocks.twelve(model, packed, code)
     return read(model, config, families.windows(config, families.of(model)), packed)

@@ -24,7 +24,7 @@ from .names import Place
 from .packed import pack
 from .probe import HALF, settle
 from .seq2seq import SeqTarget
-from .validate import ensure, ensure_native
+from .validate import ensure, ensure_integers, ensure_native
 
 logger = logging.getLogger(__name__)
 MEMORY = 0.25  # of this machine's, that a model may take to compute in float32 where 16 bits would be slow
@@ -83,7 +83,7 @@ def load_target(
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
         else:
-            stock, mark = packed(model, weights, dtype, device, trust_remote_code, options)
+            stock, mark, own = packed(names.find(model), weights, dtype, device, trust_remote_code, options, native)
     else:
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
@@ -99,7 +99,11 @@ def load_target(
     if not target.family.proved:
         ensure(target)
     target.native = None if own is None else compiled.forward_of(target, own)
-    if target.native is not None and not ensure_native(target):
+    if target.native is not None and weights != "full":
+        given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code, "exact": exact, **options}
+        if not ensure_integers(target, lambda: load_target(model, **given)):
+            return load_target(model, **given, weights=weights, native=False)
+    elif target.native is not None and not ensure_native(target):
         target.native = None
     if target.native is not None:
         return target
@@ -111,20 +115,24 @@ def load_target(
 
 
 def packed(
-    model: str | Path | Place, weights: str, dtype: Any, device: str, trust: bool, options: dict[str, Any]
-) -> tuple[PreTrainedModel, str]:
-    """The stock model with its linear layers packed, in bfloat16, for which torch has the products ("auto" is that).
-    And the mark of its full weights."""
+    place: Place, weights: str, dtype: Any, device: str, trust: bool, options: dict[str, Any], native: bool | None
+) -> tuple[PreTrainedModel, str, Any]:
+    """A stock model whose linear layers have fewer bits, the mark of its full weights, and what a compiled pass reads
+    of it; None: its layers are packed for torch's products, which are of bfloat16 ("auto" is that)."""
     if device not in ("auto", "cpu"):
         raise InputError(f"weights={weights} is for CPUs; leave it out, or device={device}")
     if dtype not in ("auto", "bfloat16", torch.bfloat16):
         raise InputError(f"weights={weights} computes in bfloat16; leave dtype={dtype} out")
-    place = names.find(model)
     file = gguf.file_of(place.where, place.gguf)
     if weights == "native" and file is None:
         raise InputError(f"native weights are those of a .gguf file, and {place.name} has none; take weights=int8")
     stock = from_pretrained(place, "bfloat16", "cpu", trust, options)
     mark = mark_of(stock)
+    if native is not False:
+        folder = None if place.gguf else Path(place.where)
+        own = compiled.weights_of(stock, file=file, kept=folder, weights=weights)
+        if own is not None:
+            return widened(stock) if dtype == "auto" else stock, mark, own
     share = pack(stock, weights, file)
     if share < 0.5:
         known = "blocks (Q4_0, Q4_1 or Q8_0, as the file was converted)" if weights == "native" else "linear layers"
@@ -132,7 +140,7 @@ def packed(
         raise InputError(f"of {place.name}'s weights {share:.0%} are in {known} that can be packed; {other}")
     if share < 0.99:
         logger.warning("%.0f %% of the weights of %s are packed, the others stay full", 100 * share, place.name)
-    return stock, mark
+    return stock, mark, None
 
 
 def widened(stock: Any, whole: bool = False) -> Any:

@@ -3,6 +3,10 @@
 Three ragged prompts, two rounds of tree -> commit -> tree with a different acceptance in every row. The reference is
 the stock model with a stock cache, one token at a time along every path. The control lets every node see its siblings,
 and must be further off than what is allowed: else agreement would prove nothing.
+
+Where activations are rounded to eight bits (`native/integers.h`), the least difference grows with every layer, until it
+says nothing. There the reference is the target's own pass over one token, and what the stock model is needed for is
+proved with full weights, by the same code but for its products.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import kept
-from ..core.tree import from_paths
+from ..core.tree import chain_of, from_paths
+from ..native.blocks import multiply, nearest, opened
 from ..types import DraftTree, InputError
 from . import attention, spread
 from .carrier import carried, carrying
@@ -63,11 +68,12 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
     scale = max(1, (target.vocab - 1) // 12)
     paths = [[[x * scale % target.vocab for x in path] for path in row] for row in PATHS]
     worst, control = _compare(target, prompts, paths)
-    noise = _noise(target, prompts[0], prompts[2][:8])
+    noise = 0.0 if _integers(target) else _noise(target, prompts[0], prompts[2][:8])
     allowed = max(LEAST.get(target.dtype, 1e-3), MARGIN * noise)
     exact = worst <= allowed < control / 2
     bits = same_bits(target, seed) if exact and isinstance(target, HFTarget) and target.exact == "bits" else None
     name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
+    name += ", products of whole numbers" if _integers(target) else ""
     if exact:
         found = (
             f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
@@ -112,6 +118,33 @@ class Stock:
         return twin
 
 
+class Own:
+    """A text as the target reads it, one token at a time."""
+
+    def __init__(self, target: HFTarget, prompt: Sequence[int]):
+        self.target, self.tokens = target, list(prompt)
+
+    def read(self, tokens: Sequence[int]) -> Float[Tensor, "n v"]:
+        """Read tokens; the logits after each."""
+        session = self.target.open(64)
+        for _ in session.prefill([self.tokens]):
+            pass
+        made = []
+        for token in tokens:
+            made.append(session.forward(chain_of(torch.tensor([[token]]), torch.tensor([1]))).logits[0, 0])
+            session.keep(torch.tensor([[0]]), torch.tensor([1]))
+        self.tokens += tokens
+        return torch.stack(made)
+
+    def fork(self) -> Own:
+        return Own(self.target, self.tokens)
+
+
+def _integers(target: HFTarget | SeqTarget) -> bool:
+    """Are its products of whole numbers?"""
+    return isinstance(target, HFTarget) and target.native is not None and bool(target.native.weights.whole)
+
+
 def _compare(
     target: HFTarget | SeqTarget, prompts: list[list[int]], paths: list[list[list[int]]]
 ) -> tuple[float, float]:
@@ -119,7 +152,8 @@ def _compare(
     session = target.open(64)
     for _ in session.prefill(prompts):
         pass
-    texts, worst, control = [Stock(target, p) for p in prompts], 0.0, 0.0
+    reader: Any = Own if _integers(target) else Stock
+    texts, worst, control = [reader(target, p) for p in prompts], 0.0, 0.0
     for turn in range(2):
         roots = [(3 + turn + b) % target.vocab for b in range(len(prompts))]
         tree, _ = from_paths(roots, paths, device=target.device)
@@ -137,10 +171,10 @@ def _compare(
     return worst, control
 
 
-def _read_tree(text: Stock, tree: DraftTree, b: int) -> dict[int, tuple[Stock, Tensor]]:
+def _read_tree(text: Stock | Own, tree: DraftTree, b: int) -> dict[int, tuple[Any, Tensor]]:
     """The stock reading of every node of row b: its reader and its logits [v]."""
     tokens, parents = tree.tokens[b].tolist(), tree.parents[b].tolist()
-    after: dict[int, tuple[Stock, Tensor]] = {}
+    after: dict[int, tuple[Any, Tensor]] = {}
     for node in range(int(tree.size[b])):
         reader = (text if node == 0 else after[parents[node]][0]).fork()
         after[node] = reader, reader.read([tokens[node]])[0]
@@ -201,11 +235,40 @@ def ensure(target: HFTarget | SeqTarget) -> None:
 def ensure_native(target: HFTarget) -> bool:
     """Does the compiled pass equal the stock model's own forward, and have the same bits with drafts as without? What
     passed is remembered; what fails is said."""
-    assert target.native is not None
-    proof = kept.folder("validated") / f"{_key(target, target.dtype)}-{Path(target.native.code._name).stem}.json"
+    proof = _proof(target)
     if proof.name in PROVED or proof.is_file():
         return True
-    report = validate(target)
+    return _passed(validate(target), proof)
+
+
+def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
+    """The same for products of whole numbers: that of `full`, which loads the model with all its bits, holds; every
+    matrix is multiplied as it should be; and trees have the bits of single tokens."""
+    proof = _proof(target)
+    if proof.name in PROVED or proof.is_file():
+        return True
+    if getattr(full(), "native", None) is None:
+        return False
+    assert target.native is not None
+    dice = torch.Generator().manual_seed(0)
+    for one, outputs, width in target.native.weights.whole:
+        x = torch.randn(5, width, generator=dice)
+        right = nearest(x.double()) @ opened(one, width)[:outputs].double().T
+        if not torch.allclose(multiply(target.native.code, one, outputs, x).double(), right, rtol=1e-4, atol=1e-4 * float(right.abs().max())):
+            logger.warning("products of whole numbers are not used for this model: one of them is wrong here")
+            return False
+    return _passed(validate(target), proof)
+
+
+def _proof(target: HFTarget) -> Path:
+    """Where it is remembered that the compiled pass is proved for this configuration."""
+    assert target.native is not None
+    code, kinds = Path(target.native.code._name).stem, sorted({one.kind for one, *_ in target.native.weights.whole})
+    ways = "-".join([_key(target, target.dtype), code, *map(str, kinds)])
+    return kept.folder("validated") / f"{ways}.json"
+
+
+def _passed(report: Report, proof: Path) -> bool:
     if not report.exact:
         logger.warning("the compiled pass is not used for this model: %s", report.sentence)
         return False

@@ -1,0 +1,128 @@
+/* Products of whole numbers (W4A8, W8A8): weights of four or eight bits with activations that are rounded to eight bits,
+   32 at a time with a scale of their own. 32 products are one sum of whole numbers, which rounds nothing, so a result
+   depends on its row of x and its row of W alone. It is another target than the one whose activations are floats. */
+
+#define WHOLE(kind) ((kind) == W4A8 || (kind) == W8A8)
+
+/* 32 activations of one row: number * scale; and what they add up to. */
+typedef struct {
+    int8_t number[GROUP];
+    float scale, sum;
+} Activations;
+
+INLINE void round_block(const float *x, Activations *to) {
+    vector most = ZERO, none = ZERO;
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP; i += LANES) {
+        most = MAX(most, _mm256_andnot_ps(ALL(-0.0f), LOAD(x + i)));
+        none = FMA(LOAD(x + i), ZERO, none); /* no number where x has one that is none */
+    }
+    const float largest = most_of(most), least = 1e-30f;
+    const vector factor = ALL(largest > least ? 127.0f / largest : 0.0f);
+    __m256i found[4], sum = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        found[i] = _mm256_cvtps_epi32(MUL(LOAD(x + LANES * i), factor));
+        sum = _mm256_add_epi32(sum, found[i]);
+    }
+    const __m256i all = _mm256_packs_epi16(_mm256_packs_epi32(found[0], found[1]), _mm256_packs_epi32(found[2], found[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i *)to->number, _mm256_permutevar8x32_epi32(all, order));
+    const int wrong = _mm256_movemask_ps(_mm256_cmp_ps(none, none, _CMP_UNORD_Q));
+    to->scale = wrong ? NAN : largest > least ? largest / 127.0f : 0.0f;
+    to->sum = to->scale * sum_of(_mm256_cvtepi32_ps(sum));
+}
+
+/* `n` rows of x, block by block: all rows' first blocks, then all second ones. */
+static const input *round_rows(const input *x, integer n, integer width, input *room) {
+    Activations *to = (Activations *)room;
+    for (integer k = 0; k < width; k += GROUP)
+        for (integer i = 0; i < n; i++) round_block(x + i * width + k, to++);
+    return room;
+}
+
+/* The eight vectors of a block: four with numbers 8 v .. 8 v + 7 of rows 0, 1, 4 and 5, four with those of 2, 3, 6 and 7. */
+INLINE void open_block(const int kind, const char *from, __m256i w[8]) {
+#pragma GCC unroll 8
+    for (int v = 0; v < (kind == W4A8 ? 4 : 8); v++) {
+        const __m256i one = _mm256_loadu_si256((const __m256i *)(from + 32 * v)), low = _mm256_set1_epi8(15);
+        w[v] = kind == W4A8 ? _mm256_and_si256(one, low) : one;
+        if (kind == W4A8) w[v + 4] = _mm256_and_si256(_mm256_srli_epi16(one, 4), low);
+    }
+}
+
+/* The sums of 32 products for eight outputs, in order. */
+INLINE __m256i meet_block(const int kind, const __m256i w[8], const int8_t *number) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i given[4], half[2];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) {
+        int64_t eight;
+        memcpy(&eight, number + 8 * v, 8);
+        given[v] = _mm256_set1_epi64x(eight);
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        __m256i part[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+            const __m256i own = w[4 * h + v];
+            part[v] = kind == W4A8 ? _mm256_maddubs_epi16(own, given[v])
+                                   : _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(given[v], own));
+            if (kind == W8A8) part[v] = _mm256_madd_epi16(part[v], ones); /* two products fill sixteen bits */
+        }
+#define PLUS(a, b) (kind == W4A8 ? _mm256_add_epi16(a, b) : _mm256_add_epi32(a, b))
+        half[h] = PLUS(PLUS(part[0], part[1]), PLUS(part[2], part[3]));
+    }
+    const vector a = _mm256_castsi256_ps(half[0]), b = _mm256_castsi256_ps(half[1]);
+    const __m256i even = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    const __m256i odd = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+    const __m256i both = PLUS(even, odd); /* of four bits: at most 16 * 15 * 127, which sixteen bits hold */
+#undef PLUS
+    return kind == W4A8 ? _mm256_madd_epi16(both, ones) : both;
+}
+
+/* `n` rows of x with the eight outputs at `w`, as rows of LANES numbers. */
+INLINE void eight_outputs(
+    const int kind, const integer n, const Activations *x, integer width, const char *w, integer ahead, float *y
+) {
+    const char *known = w + width / GROUP * 8 * (kind == W4A8 ? 16 : 32);
+    vector sum[ROWS];
+    for (integer i = 0; i < n; i++) sum[i] = ZERO;
+    for (integer g = 0; g < width / GROUP; g++, x += n) {
+        __m256i own[8];
+        const vector scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)known));
+        const vector least = kind == W4A8 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)known + 1)) : ZERO;
+        if (g % (kind == W4A8 ? 2 : 4) == 0) _mm_prefetch(known + ahead, SOON);
+        for (int i = 0; i < 8 * (kind == W4A8 ? 16 : 32); i += LINE) _mm_prefetch(w + ahead + i, SOON);
+        open_block(kind, w, own);
+        for (integer i = 0; i < n; i++) {
+            const vector found = _mm256_cvtepi32_ps(meet_block(kind, own, x[i].number));
+            sum[i] = FMA(MUL(found, ALL(x[i].scale)), scale, sum[i]);
+            if (kind == W4A8) sum[i] = FMA(ALL(x[i].sum), least, sum[i]);
+        }
+        w += 8 * (kind == W4A8 ? 16 : 32);
+        known += kind == W4A8 ? 32 : 16;
+    }
+    for (integer i = 0; i < n; i++) STORE(y + i * LANES, sum[i]);
+}
+
+/* The same for each kind; one to four rows have code of their own, in which their sums stay in registers. */
+INLINE void integers_of(
+    const int kind, const Activations *x, integer n, integer width, const char *w, integer ahead, float *y
+) {
+    if (n == 1) return eight_outputs(kind, 1, x, width, w, ahead, y);
+    if (n == 2) return eight_outputs(kind, 2, x, width, w, ahead, y);
+    if (n == 3) return eight_outputs(kind, 3, x, width, w, ahead, y);
+    if (n == 4) return eight_outputs(kind, 4, x, width, w, ahead, y);
+    eight_outputs(kind, n, x, width, w, ahead, y);
+}
+
+/* The results of `n` rounded rows of x for the eight outputs from `first` on, of which there are eight times some. */
+static void integers(const input *x, integer n, integer width, Matrix w, integer first, float *y) {
+    const integer size = bytes(w.kind, width), ahead = AHEAD * LANES * size;
+    const char *from = (const char *)w.data + first * size;
+    const Activations *given = (const Activations *)x;
+    if (w.kind == W4A8) return integers_of(W4A8, given, n, width, from, ahead, y);
+    integers_of(W8A8, given, n, width, from, ahead, y);
+}
