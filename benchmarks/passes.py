@@ -1,7 +1,9 @@
 """How long a pass takes, by nodes, rows and context: compiled, recorded (with bits and without), and the stock forward.
 
     python benchmarks/passes.py smollm2 --rows 1 8 --contexts 150 700 --nodes 1 4 16 32
+    python benchmarks/passes.py smollm2 --weights native int8
 
+The second compares weights of fewer bits, by products of whole numbers and by torch's products, with full ones.
 All ways stand side by side in one process and are measured in turn; medians and the middle half of the repeats, in
 milliseconds. A prompt's time is that of reading `context` tokens for all rows.
 """
@@ -30,20 +32,27 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def targets(model: str) -> dict[str, HFTarget]:
+def ways_of(weights: list[str]) -> dict[str, dict[str, Any]]:
+    """Compiled passes over full weights and over these, and recorded ones by torch's products for these."""
+    whole = {f"compiled, {one}": {"exact": "bits", "weights": one} for one in weights}
+    torchs = {f"torch's, {one}": {"exact": "bits", "weights": one, "native": False} for one in weights}
+    return {"compiled": WAYS["compiled"], **whole, **torchs}
+
+
+def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, HFTarget]:
     """Each way's own target; those that cannot be had are left out, with a word."""
     found: dict[str, HFTarget] = {}
-    for way, how in WAYS.items():
+    for way, how in ways.items():
         try:
             target = load_target(model, **how)
         except InputError as error:
             print(f"{way}: {error}")
             continue
         assert isinstance(target, HFTarget)
-        if way == "compiled" and target.native is None:
-            print("compiled: this model or machine has no compiled pass")
+        if way.startswith("compiled") and target.native is None:
+            print(f"{way}: this model or machine has no such pass")
             continue
-        if way.startswith("recorded"):
+        if way.startswith(("recorded", "torch's")):
             target.compile()
         found[way] = target
     return found
@@ -75,11 +84,12 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[150, 700])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--weights", nargs="+", choices=["int8", "native"], default=[])
     given = parser.parse_args()
     if min(*given.rows, *given.contexts, *given.nodes, given.repeats) < 1:
         parser.error("rows, contexts, nodes and repeats are at least 1")
     try:
-        ways = targets(given.model)
+        ways = targets(given.model, ways_of(given.weights) if given.weights else WAYS)
     except InputError as error:
         parser.error(str(error))
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)

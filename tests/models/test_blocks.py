@@ -269,7 +269,7 @@ def test_a_drafters_weights_are_rounded_to_the_nearest() -> None:
     torch.manual_seed(0)
     weight = (torch.randn(42, 96) * torch.logspace(-3, 2, 42)[:, None]).bfloat16()
     weight[3] = 0
-    made = packs.rounded(weight)
+    made = packs.packed(*packs.rounded(weight), None, packs.reads(code()))
     found = packs.numbers(code(), made, 96).float()
     assert not found[42:].any(), "rows lie in fours"
     found = found[:42]

@@ -281,7 +281,7 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
 
 
 def near(found: Tensor, right: Tensor, dtype: torch.dtype) -> None:
-    allowed = 1e-4 if dtype == WHOLE else 0.06  # by eight-bit weights; with all sixteen bits the worst is 0.03
+    allowed = 1e-4 if dtype == WHOLE else 0.15  # by eight bits, of activations too; with all sixteen the worst is 0.03
     assert float((found.float() - right.float()).abs().max()) <= allowed * float(right.float().abs().max())
 
 

@@ -16,7 +16,7 @@ from outrider.drafters import eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
 from outrider.native import build as native
-from outrider.native.blocks import EIGHT, PLAIN, Packed
+from outrider.native.blocks import PLAIN, W8A8, Packed
 from outrider.nets.compiled import code_for
 from outrider.nets.grown import Pairs
 from outrider.nets.layer import LayerShape
@@ -106,7 +106,7 @@ def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_o
     assert code_for(target, torch.float32) is target.native.code
     assert code_for(target, torch.bfloat16) is native.library("bfloat16", "bfloat16")
     assert code_for(target, torch.float64) is None
-    for made_, kind in ((llm, EIGHT), (exact, PLAIN)):
+    for made_, kind in ((llm, W8A8), (exact, PLAIN)):
         drafter: Any = made_.drafter
         assert {one.kind for one in drafter.compiled.kept if isinstance(one, Packed)} == {kind}
     prompts = [text_of(i, 20 + 9 * i) for i in range(3)]

@@ -83,7 +83,8 @@ Exact = Annotated[
 Weights = Annotated[
     str,
     machine("--weights",
-        help="full; int8: linear layers in eight bits; native: a .gguf file's own four bits. The last two on CPUs.",
+        help="full; int8: linear layers in eight bits; native: a .gguf file's own four bits. The last two on CPUs; "
+        "faster, and another target than the full one.",
     ),
 ]  # fmt: skip
 NoCompile = Annotated[

@@ -60,9 +60,7 @@ def packed(
     return Packed(FOUR, rows.reshape(4 * len(rows), -1))
 
 
-def whole(
-    numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None
-) -> Packed:
+def whole(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None) -> Packed:
     """The same for products of whole numbers, which round activations to eight bits too (`integers.h`). Rows lie in
     eights, and rows of zeros make the last eight whole."""
     eights = _side_by_side(numbers.to(torch.uint8 if minima is not None else torch.int8), 8)

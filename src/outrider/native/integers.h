@@ -2,6 +2,7 @@
    32 at a time with a scale of their own. 32 products are one sum of whole numbers, which rounds nothing, so a result
    depends on its row of x and its row of W alone. It is another target than the one whose activations are floats. */
 
+#define TINY 1e-30f /* what is smaller is 0 */
 #define WHOLE(kind) ((kind) == W4A8 || (kind) == W8A8)
 
 /* 32 activations of one row: number * scale; and what they add up to. */
@@ -11,26 +12,26 @@ typedef struct {
 } Activations;
 
 INLINE void round_block(const float *x, Activations *to) {
-    vector most = ZERO, none = ZERO;
+    const __m256i sign = _mm256_set1_epi32((int)0x80000000);
+    __m256i found[4], most = _mm256_setzero_si256(); /* as whole numbers, among which those of no number are the largest */
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP; i += LANES) {
-        most = MAX(most, _mm256_andnot_ps(ALL(-0.0f), LOAD(x + i)));
-        none = FMA(LOAD(x + i), ZERO, none); /* no number where x has one that is none */
-    }
-    const float largest = most_of(most), least = 1e-30f;
-    const vector factor = ALL(largest > least ? 127.0f / largest : 0.0f);
-    __m256i found[4], sum = _mm256_setzero_si256();
+    for (int i = 0; i < 4; i++)
+        most = _mm256_max_epi32(most, _mm256_andnot_si256(sign, _mm256_castps_si256(LOAD(x + LANES * i))));
+    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    const float largest = _mm_cvtss_f32(_mm_castsi128_ps(half));
+    const vector factor = ALL(largest > TINY ? 127.0f / largest : 0.0f);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        found[i] = _mm256_cvtps_epi32(MUL(LOAD(x + LANES * i), factor));
-        sum = _mm256_add_epi32(sum, found[i]);
-    }
+    for (int i = 0; i < 4; i++) found[i] = _mm256_cvtps_epi32(MUL(LOAD(x + LANES * i), factor));
     const __m256i all = _mm256_packs_epi16(_mm256_packs_epi32(found[0], found[1]), _mm256_packs_epi32(found[2], found[3]));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), bias = _mm256_set1_epi8(-128);
     _mm256_storeu_si256((__m256i *)to->number, _mm256_permutevar8x32_epi32(all, order));
-    const int wrong = _mm256_movemask_ps(_mm256_cmp_ps(none, none, _CMP_UNORD_Q));
-    to->scale = wrong ? NAN : largest > least ? largest / 127.0f : 0.0f;
-    to->sum = to->scale * sum_of(_mm256_cvtepi32_ps(sum));
+    const __m256i quarters = _mm256_sad_epu8(_mm256_xor_si256(all, bias), _mm256_setzero_si256()); /* of number + 128 */
+    const __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
+    const int sum = _mm_cvtsi128_si32(halves) + _mm_extract_epi32(halves, 2) - 128 * GROUP;
+    to->scale = largest <= TINY ? 0.0f : largest * (1.0f / 127.0f);
+    to->sum = to->scale * (float)sum;
 }
 
 /* `n` rows of x, block by block: all rows' first blocks, then all second ones. */
@@ -43,11 +44,12 @@ static const input *round_rows(const input *x, integer n, integer width, input *
 
 /* The eight vectors of a block: four with numbers 8 v .. 8 v + 7 of rows 0, 1, 4 and 5, four with those of 2, 3, 6 and 7. */
 INLINE void open_block(const int kind, const char *from, __m256i w[8]) {
-#pragma GCC unroll 8
-    for (int v = 0; v < (kind == W4A8 ? 4 : 8); v++) {
-        const __m256i one = _mm256_loadu_si256((const __m256i *)(from + 32 * v)), low = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) {
+        const __m256i *place = (const __m256i *)(from + 32 * v), one = _mm256_loadu_si256(place);
+        const __m256i low = _mm256_set1_epi8(15);
         w[v] = kind == W4A8 ? _mm256_and_si256(one, low) : one;
-        if (kind == W4A8) w[v + 4] = _mm256_and_si256(_mm256_srli_epi16(one, 4), low);
+        w[v + 4] = kind == W4A8 ? _mm256_and_si256(_mm256_srli_epi16(one, 4), low) : _mm256_loadu_si256(place + 4);
     }
 }
 

@@ -1,5 +1,4 @@
-"""What a compiled pass reads in place of a model's weights: the blocks of the .gguf file that they were made from, the
-same numbers in twelve bits, or whole numbers that are multiplied as such.
+"""What a compiled pass reads in place of a model's weights: a .gguf file's blocks, twelve bits, or whole numbers.
 
 A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes, and nothing
 changes: the compiled code's own weights are held to the model's, bit for bit, and where one differs it stays as it is.
@@ -54,7 +53,9 @@ def read(
         names = {layer: name for name, layer in layers.items()}
         known = ((names[layer], b) for layer, b in blocks_of(model, file))
         made = {
-            name: native.whole(b.numbers, b.scales, b.minima) if integers else packed(b.numbers, b.scales, b.minima, lanes)
+            name: native.whole(b.numbers, b.scales, b.minima)
+            if integers
+            else packed(b.numbers, b.scales, b.minima, lanes)
             for name, b in known
         }
         rows = {name: one.rows for name, one in made.items()}
@@ -65,7 +66,11 @@ def read(
         kind = kind_of(own, weight.shape[1], integers)
         if kind and 0 <= len(own) - len(weight) < (8 if integers else 4):
             one = Packed(kind, own)
-            made_ = native.opened(one, weight.shape[1]).to(weight.dtype) if integers else numbers(code, one, weight.shape[1])
+            made_ = (
+                native.opened(one, weight.shape[1]).to(weight.dtype)
+                if integers
+                else numbers(code, one, weight.shape[1])
+            )
             if torch.equal(made_[: len(weight)], weight.detach()):
                 found[id(weight)] = one
     return _moved(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,9 @@ def load_target(
         ensure(target)
     target.native = None if own is None else compiled.forward_of(target, own)
     if target.native is not None and weights != "full":
-        given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code, "exact": exact, **options}
-        if not ensure_integers(target, lambda: load_target(model, **given)):
-            return load_target(model, **given, weights=weights, native=False)
+        again = partial(load_target, model, dtype, device, trust_remote_code, exact, **options)
+        if not ensure_integers(target, again):
+            return again(weights=weights, native=False)
     elif target.native is not None and not ensure_native(target):
         target.native = None
     if target.native is not None:

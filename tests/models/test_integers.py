@@ -1,0 +1,269 @@
+"""Products of whole numbers: what they compute, that drafts change no bit of a text, and that wrong ones are found."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bits import opened, trees_differ
+from gguf_files import write
+from small import BASE, build
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import outrider
+from outrider.budgets.budgeter import FixedBudget
+from outrider.native import blocks as packs
+from outrider.native import build as native
+from outrider.nets.products import HalfLinear
+from outrider.targets import HFTarget, blocks, gguf, load, load_target
+from outrider.targets.packed import PACKED
+from outrider.targets.validate import multiplied, validate
+
+SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
+SHAPES = [(8, 32), (13, 64), (192, 576), (41, 1536)]  # outputs and width
+KINDS = {"native": packs.W4A8, "int8": packs.W8A8}
+
+
+def code() -> ctypes.CDLL:
+    found = native.library("bfloat16", "float32")
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def eight_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of a processor with AVX2 alone, which computes in float32."""
+    if native.library("bfloat16", "bfloat16") is None:
+        pytest.skip("the compiled pass wants gcc and an x86 processor with AVX2")
+    if packs.reads(code()) != 8:
+        request.getfixturevalue("avx2")
+    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def stock() -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    more = {"num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 1, "max_position_embeddings": 2048}
+    return LlamaForCausalLM(LlamaConfig(**{**BASE, **SIZES, **more})).eval()
+
+
+def loaded(model: Path, weights: str) -> HFTarget:
+    target = load_target(model, exact="auto", weights=weights)
+    assert isinstance(target, HFTarget)
+    assert target.native is not None
+    assert {one.kind for one, *_ in target.native.weights.whole} == {KINDS[weights]}
+    return target
+
+
+# -- a product ---------------------------------------------------------------------------------------------------------
+
+
+def matrix(outputs: int, width: int, weights: str) -> tuple[packs.Packed, Tensor]:
+    """Random rows, and the same weights as numbers."""
+    dice = torch.Generator().manual_seed(outputs + width)
+    scales = (torch.rand(outputs, width // 32, generator=dice) + 0.1).half().float()
+    if weights == "int8":
+        numbers, minima = torch.randint(-128, 128, (outputs, width), generator=dice), torch.zeros_like(scales)
+    else:
+        numbers = torch.randint(0, 16, (outputs, width), generator=dice)
+        minima = torch.randn(scales.shape, generator=dice).half().float()
+    full = (numbers.unflatten(1, (-1, 32)) * scales[..., None] + minima[..., None]).flatten(1)
+    return packs.whole(numbers, scales, None if weights == "int8" else minima), full
+
+
+@pytest.mark.parametrize("weights", KINDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_that_of_its_numbers(shape: tuple[int, int], weights: str) -> None:
+    """All places, scales and minima; weights and activations that are as large as they can be fill no sum."""
+    made, full = matrix(*shape, weights)
+    assert torch.equal(packs.opened(made, shape[1])[: shape[0]], full)
+    assert not packs.opened(made, shape[1])[shape[0] :].any(), "rows of zeros make the last eight whole"
+    x = torch.randn(5, shape[1], generator=torch.Generator().manual_seed(3)) * torch.logspace(-3, 3, 5)[:, None]
+    x[1] = torch.where(torch.arange(shape[1]) % 3 == 0, -1.0, 1.0)  # every one is 127 or -127
+    largest = packs.whole(torch.full(shape, 15), *torch.ones(2, shape[0], shape[1] // 32))
+    for one, weight in ((made, full), (largest, torch.full(shape, 16.0))):
+        right = packs.nearest(x.double()) @ weight.double().T
+        found = packs.multiply(code(), one, shape[0], x)
+        size = x.double().abs() @ weight.double().abs().T
+        assert ((found - right).abs() <= 1e-5 * size).all()
+
+
+@pytest.mark.parametrize("weights", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(weights: str) -> None:
+    """Nor on their number, nor on the number of threads; and what is no number stays none, in its own row."""
+    one, _ = matrix(41, 576, weights)
+    x = torch.randn(70, 576, generator=torch.Generator().manual_seed(4))
+    x[3], x[4] = 0, 1e-38
+    whole, threads = packs.multiply(code(), one, 41, x), torch.get_num_threads()
+    assert not whole[3:5].any()
+    for n in (1, 2, 3, 4, 5, 8, 64, 65):
+        assert torch.equal(packs.multiply(code(), one, 41, x[:n]), whole[:n])
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(packs.multiply(code(), one, 41, x), whole)
+    finally:
+        torch.set_num_threads(threads)
+    x[2, 100], x[5, 7] = torch.nan, torch.inf
+    found = packs.multiply(code(), one, 41, x)
+    assert not found[[2, 5]].isfinite().any()
+    others = [i for i in range(70) if i not in (2, 5)]
+    assert torch.equal(found[others], whole[others])
+
+
+def test_the_nearest_activations() -> None:
+    x = torch.randn(3, 64, dtype=torch.double)
+    step = x.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
+    made = packs.nearest(x).unflatten(1, (-1, 32))
+    assert ((made - x.unflatten(1, (-1, 32))).abs() <= 0.5001 * step).all()
+    assert torch.allclose((made / step).round(), made / step)
+    assert not packs.nearest(torch.zeros(1, 32)).any()
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", KINDS)
+@torch.no_grad()
+def test_trees_have_the_bits_of_single_tokens(tmp_path: Path, stock: Any, weights: str) -> None:
+    target = loaded(write(tmp_path / "m.gguf", stock, "Q4_1"), weights)
+    assert target.exact == "bits"
+    assert target.dtype == torch.float32
+    texts = [[(7 * i + 3 * b) % 97 for i in range(40 + 9 * b)] for b in range(3)]
+    assert trees_differ(target, texts, [20, 29, 3], 12) == 0
+    report = validate(target)
+    assert report.verdict == "PASS bits"
+    assert "products of whole numbers" in report.sentence
+    assert report.worst == 0
+    assert report.control > 100 * report.allowed
+
+
+@pytest.mark.parametrize("weights", KINDS)
+def test_drafts_do_not_change_a_bit_of_the_text(tmp_path: Path, stock: Any, weights: str) -> None:
+    """Plainly, with drafts, in batches; the full model's text, and that of torch's products, is another one."""
+    file, texts = write(tmp_path / "m.gguf", stock, "Q4_1"), []
+    prompts = [[7, 8, 9, 7, 8, 9, 7], [3, 4], [20, 30, 40, 20, 30]]
+    given: dict[str, Any] = {"max_new_tokens": 48, "seed": 5, "ignore_eos": True}
+    for drafter in ("none", "lookup", "suffix + lookup"):
+        llm = outrider.load(file, drafter, weights=weights)
+        assert llm.target.exact == "bits"
+        for batch in (1, 3):
+            for budget in (FixedBudget(16, 4), "auto"):
+                made = [
+                    llm.generate(prompts, temperature=t, batch_size=batch, budget=budget, **given) for t in (0.0, 1.0)
+                ]
+                texts.append([[output.tokens for output in outputs] for outputs in made])
+    assert all(made == texts[0] for made in texts)
+    for other in (outrider.load(file, "none"), outrider.load(file, "none", weights=weights, compile=False)):
+        assert [o.tokens for o in other.generate(prompts, temperature=1.0, batch_size=1, **given)] != texts[0][1]
+
+
+@pytest.mark.parametrize("weights", KINDS)
+@torch.no_grad()
+def test_the_law_is_near_the_full_models(tmp_path: Path, stock: Any, weights: str) -> None:
+    file = write(tmp_path / "m.gguf", stock, "Q4_1")
+    prompts = [[(11 * i + b) % 97 for i in range(60)] for b in range(8)]
+    full, whole = (opened(load_target(file, weights=w), prompts)[1] for w in ("full", weights))
+    assert 0 < float((full - whole).norm()) < 0.1 * float(full.norm())
+
+
+@torch.no_grad()
+def test_what_a_file_has_in_other_blocks_stays_full(tmp_path: Path, stock: Any) -> None:
+    """And where one half of a gated layer does, the other half too, for both round what they are given."""
+    file = write(tmp_path / "m.gguf", stock, "Q4_1")
+    model = gguf.read(file, "bfloat16")[0]
+    layer = model.model.layers[0]
+    layer.self_attn.o_proj.weight[3, 5] += 1
+    layer.mlp.gate_proj.weight[0, 0] += 1
+    found = blocks.integers(model, "native", file, None, code())
+    names = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and id(m.weight) not in found}
+    assert names == {"model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"}
+    for p in model.parameters():
+        p += 1
+    assert not blocks.integers(model, "native", file, None, code()), "less than half"
+
+
+@torch.no_grad()
+def test_whole_numbers_are_kept_beside_the_converted_model(
+    tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    file = write(tmp_path / "m.gguf", stock, "Q4_1")
+    first = opened(loaded(file, "native"), [[1, 2, 3]])[1]
+    kept = list((tmp_path / "cache").rglob(blocks.KEPT_INTEGERS))
+    assert len(kept) == 1
+    with monkeypatch.context() as gone:
+        gone.setattr(gguf, "blocks", lambda file: pytest.fail("it is read again"))
+        assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
+    kept[0].write_bytes(kept[0].read_bytes()[:100])
+    assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
+    native.library.cache_clear()
+
+
+def test_models_of_other_layers_take_torchs_products(tmp_path: Path) -> None:
+    build("gpt_neox", torch.float32).save_pretrained(tmp_path)
+    target: Any = load_target(tmp_path, weights="int8")
+    assert target.native is None
+    assert any(isinstance(m, PACKED) for m in target.model.modules())
+
+
+def test_the_stock_model_stays_whole(tmp_path: Path, stock: Any) -> None:
+    """No layer of it is replaced by one of fewer bits."""
+    target = loaded(write(tmp_path / "m.gguf", stock, "Q4_1"), "native")
+    form = type(target.model.model.layers[0].mlp.up_proj)
+    assert form in (torch.nn.Linear, HalfLinear)
+
+
+MUTANTS = {
+    "a row has another's sums": ("_mm256_shuffle_ps(a, b, 0xdd)", "_mm256_shuffle_ps(a, b, 0x88)"),
+    "minima are left out": ("sum[i] = FMA(ALL(x[i].sum), least, sum[i]);", ";"),
+    "a row has another's scale": ("FMA(MUL(found, ALL(x[i].scale)), scale", "FMA(MUL(found, ALL(x[0].scale)), scale"),
+    "activations are cut off": ("found[i] = _mm256_cvtps_epi32(", "found[i] = _mm256_cvttps_epi32("),
+    "numbers are in another order": (
+        "_mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), bias",
+        "_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), bias",
+    ),
+    "the smallest number is cut": ("_mm256_sign_epi8(given[v], own)", "given[v]"),
+}
+
+
+@pytest.fixture
+def mutant(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Code with a wrong line."""
+    right, wrong = MUTANTS[request.param]
+    for source in native.SOURCES:
+        shutil.copy(native.HERE / source, tmp_path)
+    source = tmp_path / "integers.h"
+    text = source.read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    source.write_text(text.replace(right, wrong), encoding="utf-8")
+    monkeypatch.setattr(native, "HERE", tmp_path)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    yield request.param
+    native.library.cache_clear()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, indirect=True)
+def test_wrong_products_are_found(mutant: str) -> None:
+    found = [multiplied(code(), matrix(13, 64, weights)[0], 13, 64) for weights in KINDS]
+    assert not all(found)
+
+
+def test_right_products_are_found() -> None:
+    assert all(multiplied(code(), matrix(*shape, weights)[0], *shape) for shape in SHAPES for weights in KINDS)
+
+
+@pytest.mark.parametrize("mutant", ["minima are left out"], indirect=True)
+@torch.no_grad()
+def test_wrong_products_are_not_used(tmp_path: Path, stock: Any, mutant: str, caplog: pytest.LogCaptureFixture) -> None:
+    target: Any = load_target(write(tmp_path / "m.gguf", stock, "Q4_1"), weights="native")
+    assert target.native is None
+    assert "one of them is wrong here" in caplog.text
+    assert any(isinstance(m, PACKED) for m in target.model.modules())
