@@ -294,6 +294,7 @@ def load(
             processors run in compiled code of our own (`targets/compiled.py`), others are recorded once each kind of
             pass has been proved (`targets/graphs.py`). True: record at load, in some seconds. False: neither. Default:
             both, recordings after the first rounds, for models loaded by name; their weights must not change then.
+            With int8 or native weights compiled passes may round otherwise: texts with and without are not the same.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
             shapes). Set by a budget that names them, as in "1:3,2,1 2:1,1".
         options: for transformers' `from_pretrained` (revision, quantization_config, ...).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import shutil
 from collections.abc import Iterator
@@ -12,18 +13,26 @@ import pytest
 import torch
 from bits import opened, trees_differ
 from gguf_files import write
+from safetensors.torch import load_file, save_file
 from small import BASE, build
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
+from outrider import InputError
+from outrider.bench import checks
+from outrider.bench.types import law_of
 from outrider.budgets.budgeter import FixedBudget
 from outrider.native import blocks as packs
 from outrider.native import build as native
 from outrider.nets.products import HalfLinear
+from outrider.proofs.audit import audit
 from outrider.targets import HFTarget, blocks, gguf, load, load_target
 from outrider.targets.packed import PACKED
 from outrider.targets.validate import multiplied, validate
+from outrider.training.data import Document
+from outrider.training.loop import train
+from outrider.training.recipe import Recipe
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
 SHAPES = [(8, 32), (13, 64), (192, 576), (41, 1536)]  # outputs and width
@@ -204,6 +213,51 @@ def test_whole_numbers_are_kept_beside_the_converted_model(
     kept[0].write_bytes(kept[0].read_bytes()[:100])
     assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
     native.library.cache_clear()
+
+
+@torch.no_grad()
+def test_what_another_version_kept_is_made_anew(tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    file = write(tmp_path / "m.gguf", stock, "Q4_1")
+    first = opened(loaded(file, "native"), [[1, 2, 3]])[1]
+    (kept,) = (tmp_path / "cache").rglob(blocks.KEPT_INTEGERS)
+    right = load_file(kept)
+    for wrong in ({n: rows.flip(1) for n, rows in right.items()}, {n: rows[:-1] for n, rows in right.items()}):
+        save_file({n: rows.contiguous() for n, rows in wrong.items()}, kept)
+        assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
+        assert all(torch.equal(rows, right[name]) for name, rows in load_file(kept).items())
+    native.library.cache_clear()
+
+
+def test_what_knows_the_stock_model_alone_refuses(tmp_path: Path, stock: Any) -> None:
+    """It has full weights."""
+    folder = tmp_path / "m"
+    stock.save_pretrained(folder)
+    target = load_target(folder, weights="int8")
+    assert target.whole
+    documents = [Document((1, 2, 3, 4), (True,) * 4, str(i)) for i in range(40)]
+    with pytest.raises(InputError, match="trained for the full weights"):
+        train(target, documents, tmp_path / "out", Recipe("eagle", steps=1, length=16))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="leave weights out"):
+        audit(outrider.load(write(tmp_path / "m.gguf", stock, "Q4_1"), "none", weights="native"))
+
+
+@torch.no_grad()
+def test_a_benchmark_holds_texts_to_the_same_products(tmp_path: Path, stock: Any) -> None:
+    llm = outrider.load(write(tmp_path / "m.gguf", stock, "Q4_1"), "none", weights="native")
+    for temperature in (0.0, 1.0):
+        text = llm.generate([[1, 2, 3]], max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True)[0].tokens
+        assert checks.own(llm, [1, 2, 3], text, temperature, 3) == 0
+    assert "W4A8" in repr(llm)
+    assert law_of("native") != law_of("eager+native")
+    assert law_of("plain") == law_of("eager")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32])
+def test_checkpoints_of_other_precisions_are_rounded_too(tmp_path: Path, stock: Any, kind: torch.dtype) -> None:
+    copy.deepcopy(stock).to(kind).save_pretrained(tmp_path)
+    loaded(tmp_path, "int8")
 
 
 def test_models_of_other_layers_take_torchs_products(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from . import checks, methods, metrics
 from .document import Cell, Document, LawTest, Mean, Memory, RunInfo, TaskInfo, unique
 from .metrics import Figure, Table
 from .runner import STOCK, Advance, Group, Runner
-from .types import OURS, Method, Sample, Task, weights_of
+from .types import OURS, Method, Sample, Task, law_of
 
 FIGURES = ("speedup", "whole", "over_stock", "tau", "tokens_per_second")  # that have means
 
@@ -133,7 +133,7 @@ class Analysis:
         """u of all tokens of a cell: see `checks.uniforms`."""
         llm, us = self.runner.models.llm(method.variant), list[float]()
         for text in self.runner.texts(group, first):
-            key = (weights_of(method.variant), group.temperature, tuple(text.ids), tuple(text.new))
+            key = (law_of(method.variant), group.temperature, tuple(text.ids), tuple(text.new))
             if text.new and key not in self.drawn:
                 dice = random.Random(repr(key))
                 self.drawn[key] = checks.uniforms(llm, text.ids, text.new, group.temperature, dice)
@@ -217,7 +217,7 @@ def identity(group: Group, method: Method) -> Cell:
 
 def plain_beside(method: Method, rows: Sequence[Method]) -> Method | None:
     """Plain decoding of the same weights, of the same variant if it is there."""
-    plain = [m for m in rows if m.plain and weights_of(m.variant) == weights_of(method.variant)]
+    plain = [m for m in rows if m.plain and law_of(m.variant) == law_of(method.variant)]
     return next((m for m in plain if m.variant == method.variant), plain[0] if plain else None)
 
 

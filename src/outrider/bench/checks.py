@@ -121,10 +121,11 @@ def seq2seq(llm: LLM) -> bool:
 
 
 def logits(llm: LLM, ids: Sequence[int], new: Sequence[int]) -> torch.Tensor:
-    """[new, v]: what each new token was drawn from, by the stock model's own pass over prompt and text."""
+    """[new, v]: what each new token was drawn from, by the stock model's own pass over prompt and text, if it has the
+    same law."""
     target: Any = llm.target
     written = list(new[:-1])
-    if not hasattr(target, "model"):  # a target of another kind: by its own passes
+    if not hasattr(target, "model") or getattr(target, "whole", False):  # by its own passes
         session = target.open(len(ids) + len(new) + 1)
         for chunk in session.prefill([list(ids)]):
             first = chunk.output.logits[0, -1:]

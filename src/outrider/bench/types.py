@@ -26,6 +26,12 @@ def weights_of(variant: str) -> str:
     return kind if kind in PACKED else "full"
 
 
+def law_of(variant: str) -> str:
+    """What a variant's texts are of: full weights by whichever passes; packed ones by their own, which round otherwise
+    where they are compiled."""
+    return "full" if weights_of(variant) == "full" else variant
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One conversation: the user's turns in order. Where a task is raw, the single turn is text to go on from."""

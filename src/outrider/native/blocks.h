@@ -14,7 +14,8 @@
    16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single blocks, or 0.
 
    W4A8 and W8A8, for eight lanes, are four and eight bits for products of whole numbers (`integers.h`). Rows lie in
-   eights: a block has eight vectors, or four if two share their bytes, the first one's numbers in the lower bits. Behind
+   eights: a block has eight vectors, four with eight numbers each of rows 0, 1, 4 and 5, and four of rows 2, 3, 6 and 7.
+   Of four bits two share their bytes, the first one's numbers in the lower bits. Behind
    all blocks lie eight scales for each, and of four bits eight minima. */
 
 enum { PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 };

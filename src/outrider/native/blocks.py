@@ -23,7 +23,7 @@ class Packed:
     """A matrix as a pass reads it."""
 
     kind: int
-    rows: Tensor  # [o, bytes], of which four lie together; or the weights themselves
+    rows: Tensor  # [o, bytes], of which four or eight lie together; or the weights themselves
     others: Tensor | None = None  # TWELVE: what single blocks are read with, whose addresses stand in the rows
 
     @property

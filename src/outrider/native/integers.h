@@ -1,6 +1,7 @@
 /* Products of whole numbers (W4A8, W8A8): weights of four or eight bits with activations that are rounded to eight bits,
-   32 at a time with a scale of their own. 32 products are one sum of whole numbers, which rounds nothing, so a result
-   depends on its row of x and its row of W alone. It is another target than the one whose activations are floats. */
+   32 at a time with a scale of their own. 32 products are one sum of whole numbers, which rounds nothing; such sums are
+   added up in float, block by block, however many rows there are. So a result depends on its row of x and its row of W
+   alone. It is another target than the one whose activations are floats. */
 
 #define TINY 1e-30f /* what is smaller is 0 */
 #define WHOLE(kind) ((kind) == W4A8 || (kind) == W8A8)

@@ -3,7 +3,7 @@
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
 #ifdef TILES
 #include "tiles.h"
-#define ROOM(n, width) ((n) > 1 ? LAID(n) * (width) : 1)
+#define ROOM(kind, n, width) ((n) > 1 ? LAID(n) * (width) : 1)
 #else
 #if LANES == 8
 #include "eights.h"
@@ -11,9 +11,9 @@
 #include "lanes.h"
 #endif
 #if LANES == 8 && defined(HALVES) /* for rows that are rounded */
-#define ROOM(n, width) ((n) * (width) / GROUP * (integer)(sizeof(Activations) / sizeof(input)))
+#define ROOM(kind, n, width) (WHOLE(kind) ? (n) * (width) / GROUP * (integer)(sizeof(Activations) / sizeof(input)) : 1)
 #else
-#define ROOM(n, width) 1
+#define ROOM(kind, n, width) 1
 #endif
 #endif
 
@@ -46,7 +46,7 @@ static void product(
 #endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
-        input room[ROOM(rows, width)] __attribute__((aligned(64)));
+        input room[ROOM(w.kind, rows, width)] __attribute__((aligned(64)));
         const input *given = laid(w.kind, x + m * width, rows, width, room);
         begin(rows);
         for (integer j = first; j < last; j += LANES) {
@@ -83,7 +83,7 @@ static void gated(
 #endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
-        input room[ROOM(rows, width)] __attribute__((aligned(64)));
+        input room[ROOM(gate.kind, rows, width)] __attribute__((aligned(64)));
         const input *given = laid(gate.kind, x + m * width, rows, width, room);
         begin(rows);
         for (integer j = first; j < last; j += LANES) {

@@ -28,6 +28,11 @@ class Weights:
     kept: list[Any]
     whole: list[tuple[Packed, int, int]]  # what is multiplied as whole numbers, and its outputs and width
 
+    @property
+    def kinds(self) -> set[str]:
+        """Of what is multiplied as whole numbers, by bits of weights and activations."""
+        return {{W4A8: "W4A8", W8A8: "W8A8"}[one.kind] for one, *_ in self.whole}
+
 
 def lacking(model: Any, config: Any) -> str:
     """Why the compiled pass does not read this model; empty where it does."""

@@ -2,6 +2,7 @@
 
 A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes, and nothing
 changes: the compiled code's own weights are held to the model's, bit for bit, and where one differs it stays as it is.
+(Products of whole numbers, which are asked for, are another target.)
 """
 
 from __future__ import annotations
@@ -47,33 +48,38 @@ def read(
     lanes = reads(code)
     place = None if folder is None else folder / (KEPT_INTEGERS if integers else KEPT[lanes])
     rows = _kept(place)
-    if rows is None:
-        if file is None:
-            return {}
-        names = {layer: name for name, layer in layers.items()}
-        known = ((names[layer], b) for layer, b in blocks_of(model, file))
-        made = {
-            name: native.whole(b.numbers, b.scales, b.minima)
-            if integers
-            else packed(b.numbers, b.scales, b.minima, lanes)
-            for name, b in known
-        }
-        rows = {name: one.rows for name, one in made.items()}
+    found = {} if rows is None else _right(rows, layers, code, integers)
+    if file is not None and (rows is None or (rows and not found)):  # the second: kept by another version
+        rows = _made(model, file, lanes, integers)
         _keep(place, rows)
-    found = {}
+        found = _right(rows, layers, code, integers)
+    return _moved(found)
+
+
+def _made(model: nn.Module, file: Path, lanes: int, integers: bool) -> dict[str, Tensor]:
+    """By the name of a linear layer, the rows of its blocks."""
+    names, made = {layer: name for name, layer in model.named_modules()}, {}
+    for layer, b in blocks_of(model, file):
+        whole = native.whole(b.numbers, b.scales, b.minima) if integers else None
+        made[names[layer]] = (whole or packed(b.numbers, b.scales, b.minima, lanes)).rows
+    return made
+
+
+def _right(
+    rows: dict[str, Tensor], layers: dict[str, nn.Linear], code: ctypes.CDLL, integers: bool
+) -> dict[int, Packed]:
+    """Those of the rows that are their layer's weight."""
+    found, together_ = {}, 8 if integers else 4
     for name, own in rows.items():
         weight = layers[name].weight if name in layers else torch.empty(0, 1)
-        kind = kind_of(own, weight.shape[1], integers)
-        if kind and 0 <= len(own) - len(weight) < (8 if integers else 4):
+        outputs, width = weight.shape
+        kind = kind_of(own, width, integers)
+        if kind and len(own) == outputs + -outputs % together_:
             one = Packed(kind, own)
-            made_ = (
-                native.opened(one, weight.shape[1]).to(weight.dtype)
-                if integers
-                else numbers(code, one, weight.shape[1])
-            )
-            if torch.equal(made_[: len(weight)], weight.detach()):
+            read_ = native.opened(one, width).to(weight.dtype) if integers else numbers(code, one, width)
+            if torch.equal(read_[:outputs], weight.detach()):
                 found[id(weight)] = one
-    return _moved(found)
+    return found
 
 
 def integers(

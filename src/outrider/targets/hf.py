@@ -75,6 +75,11 @@ class HFTarget:
         """What texts with drafts are equal to: "bits", those without, or "rounding", those up to rounding."""
         return "rounding" if self.exactness is None and self.native is None else "bits"
 
+    @property
+    def whole(self) -> bool:
+        """Does it multiply whole numbers (`native/integers.h`)? Its law is then not quite the stock model's."""
+        return self.native is not None and bool(self.native.weights.whole)
+
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""
         embeds = self.model.get_input_embeddings()(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,11 @@ def load_target(
     if not target.family.proved:
         ensure(target)
     target.native = None if own is None else compiled.forward_of(target, own)
-    if target.native is not None and weights != "full":
-        again = partial(load_target, model, dtype, device, trust_remote_code, exact, **options)
-        if not ensure_integers(target, again):
+    if own is not None and weights != "full":
+        place = replace(names.find(model), dtype="bfloat16")  # as `packed` reads it
+        again = partial(load_target, place, dtype, device, trust_remote_code, exact, **options)
+        if target.native is None or not ensure_integers(target, again):
+            del stock, target, own
             return again(weights=weights, native=False)
     elif target.native is not None and not ensure_native(target):
         target.native = None
@@ -123,7 +126,7 @@ def packed(
     if device not in ("auto", "cpu"):
         raise InputError(f"weights={weights} is for CPUs; leave it out, or device={device}")
     if dtype not in ("auto", "bfloat16", torch.bfloat16):
-        raise InputError(f"weights={weights} computes in bfloat16; leave dtype={dtype} out")
+        raise InputError(f"weights={weights} are for models in bfloat16; leave dtype={dtype} out")
     file = gguf.file_of(place.where, place.gguf)
     if weights == "native" and file is None:
         raise InputError(f"native weights are those of a .gguf file, and {place.name} has none; take weights=int8")
@@ -170,8 +173,10 @@ def multiplies_halves() -> bool:
 
 
 def precision_of(target: Target) -> str:
-    """What a target computes in, and that its weights are kept in 16 bits where they are."""
+    """What a target computes in, and how its weights are kept where that is another precision."""
     kind = str(target.dtype).removeprefix("torch.")
+    if getattr(target, "whole", False):
+        return f"{kind} with products of whole numbers ({' and '.join(sorted(target.native.weights.kinds))})"  # type: ignore[attr-defined]
     return f"{kind} with 16-bit weights" if products.has_halves(getattr(target, "model", None)) else kind
 
 

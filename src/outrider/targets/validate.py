@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import gc
 import hashlib
 import json
 import logging
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from .. import kept
 from ..core.tree import chain_of, from_paths
-from ..native.blocks import Packed, multiply, nearest, opened
+from ..native.blocks import BLOCK, Packed, multiply, nearest, opened
 from ..types import DraftTree, InputError
 from . import attention, spread
 from .carrier import carried, carrying
@@ -43,6 +44,7 @@ PROMPTS = (9, 4, 14)  # lengths
 PATHS = (((1, 2, 3), (1, 4), (5, 6)), ((7,), (8, 9, 10)), ((2, 3), (2, 5, 7), (6,)))
 ACCEPTED = (2, 0, 1)  # nodes of the first path that each row accepts
 LEAST = {torch.float64: 1e-5, torch.float32: 1e-4}  # allowed at least: some families take softmax in float32
+SOME = 4096  # outputs, whose weights are opened at a time
 MARGIN = 8  # times the measured rounding of this precision
 
 
@@ -69,12 +71,12 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
     scale = max(1, (target.vocab - 1) // 12)
     paths = [[[x * scale % target.vocab for x in path] for path in row] for row in PATHS]
     worst, control = _compare(target, prompts, paths)
-    noise = 0.0 if _integers(target) else _noise(target, prompts[0], prompts[2][:8])
+    noise = 0.0 if target.whole else _noise(target, prompts[0], prompts[2][:8])
     allowed = max(LEAST.get(target.dtype, 1e-3), MARGIN * noise)
     exact = worst <= allowed < control / 2
     bits = same_bits(target, seed) if exact and isinstance(target, HFTarget) and target.exact == "bits" else None
     name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
-    name += ", products of whole numbers" if _integers(target) else ""
+    name += ", products of whole numbers" if target.whole else ""
     if exact:
         found = (
             f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
@@ -141,11 +143,6 @@ class Own:
         return Own(self.target, self.tokens)
 
 
-def _integers(target: HFTarget | SeqTarget) -> bool:
-    """Are its products of whole numbers?"""
-    return isinstance(target, HFTarget) and target.native is not None and bool(target.native.weights.whole)
-
-
 def _compare(
     target: HFTarget | SeqTarget, prompts: list[list[int]], paths: list[list[list[int]]]
 ) -> tuple[float, float]:
@@ -153,7 +150,7 @@ def _compare(
     session = target.open(64)
     for _ in session.prefill(prompts):
         pass
-    reader: Any = Own if _integers(target) else Stock
+    reader: Any = Own if target.whole else Stock
     texts, worst, control = [reader(target, p) for p in prompts], 0.0, 0.0
     for turn in range(2):
         roots = [(3 + turn + b) % target.vocab for b in range(len(prompts))]
@@ -243,13 +240,14 @@ def ensure_native(target: HFTarget) -> bool:
 
 
 def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
-    """The same for products of whole numbers: that of `full`, which loads the model with all its bits, holds; every
-    matrix is multiplied as it should be; and trees have the bits of single tokens."""
+    """The same for products of whole numbers, once for each configuration: that of `full`, which loads the model with
+    all its bits, holds; every matrix is multiplied as it should be; and trees have the bits of single tokens."""
     proof = _proof(target)
     if proof.name in PROVED or proof.is_file():
         return True
     if getattr(full(), "native", None) is None:
         return False
+    gc.collect()  # that model
     assert target.native is not None
     if not all(multiplied(target.native.code, *one) for one in target.native.weights.whole):
         logger.warning("products of whole numbers are not used for this model: one of them is wrong here")
@@ -258,18 +256,27 @@ def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
 
 
 def multiplied(code: ctypes.CDLL, matrix: Packed, outputs: int, width: int) -> bool:
-    """Is a matrix multiplied as whole numbers should be, up to float32's rounding?"""
-    x = torch.randn(5, width, generator=torch.Generator().manual_seed(0))
-    right = nearest(x.double()) @ opened(matrix, width)[:outputs].double().T
-    error = (multiply(code, matrix, outputs, x) - right).abs()
-    return bool((error <= 1e-5 * right.abs().amax()).all())
+    """Is a matrix multiplied as whole numbers should be, up to float32's rounding? With activations that no rounding
+    takes to either of two numbers: a quarter above whole ones."""
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randint(-126, 126, (5, width), generator=dice) + 0.25
+    x[:, ::BLOCK] = 127
+    x *= 2.0 ** -torch.randint(0, 8, (5, width // BLOCK), generator=dice).repeat_interleave(BLOCK, 1)
+    found, given = multiply(code, matrix, outputs, x), nearest(x.double())
+    for first in range(0, outputs, SOME):
+        some = Packed(matrix.kind, matrix.rows[first : first + SOME])
+        weight = opened(some, width)[: outputs - first].double()
+        error = (found[:, first : first + SOME] - given @ weight.T).abs()
+        if not bool((error <= 1e-5 * (given.abs() @ weight.abs().T)).all()):
+            return False
+    return True
 
 
 def _proof(target: HFTarget) -> Path:
     """Where it is remembered that the compiled pass is proved for this configuration."""
     assert target.native is not None
-    code, kinds = Path(target.native.code._name).stem, sorted({one.kind for one, *_ in target.native.weights.whole})
-    ways = "-".join([_key(target, target.dtype), code, *map(str, kinds)])
+    code, kinds = Path(target.native.code._name).stem, sorted(target.native.weights.kinds)
+    ways = "-".join([_key(target, target.dtype), code, *kinds])
     return kept.folder("validated") / f"{ways}.json"
 
 
