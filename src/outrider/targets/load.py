@@ -126,7 +126,7 @@ def packed(
     if device not in ("auto", "cpu"):
         raise InputError(f"weights={weights} is for CPUs; leave it out, or device={device}")
     if dtype not in ("auto", "bfloat16", torch.bfloat16):
-        raise InputError(f"weights={weights} are for models in bfloat16; leave dtype={dtype} out")
+        raise InputError(f"weights={weights} want dtype=bfloat16 or auto; leave dtype={dtype} out")
     file = gguf.file_of(place.where, place.gguf)
     if weights == "native" and file is None:
         raise InputError(f"native weights are those of a .gguf file, and {place.name} has none; take weights=int8")
