@@ -24,6 +24,7 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "smollm2 many": (tables.tasks, "smollm2_many"),
     "smollm2 batches": (tables.blocks, "smollm2_batches"),
     "smollm2 summaries": (tables.blocks, "smollm2_summaries"),
+    "smollm2 variants": (tables.variants, "smollm2_variants"),
     "smollm2 ablations": (tables.ablations, "smollm2_ablations"),
     "smollm2 findings": (tables.counted, "smollm2_findings"),
     "smollm2 confidence": (tables.calibration, "smollm2_confidence"),

@@ -56,7 +56,7 @@ Brackets hold intervals of 95 %: over prompts, and of acceptance by depth those 
 lowest and the highest of repeats. A figure without an interval is taken to be known to {ROUGH:.1%} either way. A figure
 is like another if it differs by at most {CLOSE:.0%}. Texts that loop are left out where a file tells them apart.
 What SmolLM2 drafts and accepts was counted beside other work on the machine, so those files hold no times: its speeds
-are those of runs on a quiet machine (`smollm2`, `smollm2_batches`), where there are any.
+are those of runs without other work (`smollm2`, `smollm2_batches`, `smollm2_variants`), where there are any.
 """
 MODELS = {  # the judges by what they judge on; a row that SmolLM2's do not know needs no model
     "SmolLM2": SECOND,

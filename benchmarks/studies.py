@@ -158,6 +158,8 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
                                            f"suffix and EAGLE-3={DEFAULT}", f"EAGLE-3={SHIPS}"),
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
+    "smollm2_variants": replace(PAPERS, drafters=(f"HASS={SMOL_HASS}",), temperatures=(0.0,), explain=False,
+                                variants=("eager", "plain", "int8", "native")),
     "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
                                   tasks=SHORT[1:], observe=True),

@@ -74,12 +74,18 @@ def mixture(e: Evidence) -> list[Check]:
 
 @finding("E-T4", "variants", "Recorded passes stand for gpt-fast, int8 for int4, HASS for EAGLE.")
 def together(e: Evidence) -> list[Check]:
-    def speed(method: str) -> Figure:
-        return e.method("variants", 0, method, "speedup")
+    return multiplied(e, "variants", "HASS, 16x6", {"recorded passes": "", "int8": ", eager+int8"})
 
-    drafted, checks = speed("HASS, 16x6, eager"), []
-    for variant, words in (("", "recorded passes"), (", eager+int8", "int8")):
-        alone, both = speed(f"none{variant}"), speed(f"HASS, 16x6{variant}")
+
+def multiplied(e: Evidence, file: str, drafter: str, variants: dict[str, str]) -> list[Check]:
+    """Do the gains of drafting and of each of these variants of the target multiply?"""
+
+    def speed(method: str) -> Figure:
+        return e.method(file, 0, method, "speedup")
+
+    drafted, checks = speed(f"{drafter}, eager"), []
+    for words, variant in variants.items():
+        alone, both = speed(f"none{variant}"), speed(f"{drafter}{variant}")
         checks += [
             higher(f"over plain decoding, drafting and {words} over {words} alone", both, alone),
             higher(f"over plain decoding, drafting and {words} over drafting alone", both, drafted),

@@ -15,7 +15,7 @@ from .smollm2 import COUNTED, FOUR, SIXTEEN, SPEEDS, by_kind, speed, tau
 
 finding = partial(evidence.finding, of=SECOND)
 
-CONFIDENT, BATCHES = "smollm2_confidence", "smollm2_batches"
+CONFIDENT, BATCHES, VARIANTS = "smollm2_confidence", "smollm2_batches", "smollm2_variants"
 MATHS, NEWS = "gsm8k", "cnn-dm@600"
 CHAIN, TREE = "HASS chain, 6x5, coupled", "HASS, static"  # five drafted tokens in a row; EAGLE's tree of 26 nodes
 WEIGHTS = "HASS's weights stand for EAGLE's."
@@ -55,6 +55,13 @@ def gains(e: Evidence) -> list[Check]:
         checks += [least(f"speed-up of {name} at T = {t}, above 1", f, 1.0) for t, f in ((0, cold), (1, warm))]
         checks.append(higher(f"speed-up of {name}, T = 0 over T = 1", cold, warm))
     return checks
+
+
+@finding(
+    "E-T4", VARIANTS, f"{WEIGHTS} Compiled passes stand for gpt-fast, and a .gguf file's four bits in these for int4."
+)
+def together(e: Evidence) -> list[Check]:
+    return eagle.multiplied(e, VARIANTS, "HASS", {"compiled passes": "", "four bits, compiled": ", native"})
 
 
 @finding("E-F8", SPEEDS, WEIGHTS)

@@ -7,10 +7,8 @@ from evidence import SECOND, unmeasured
 MAMBA = "it takes Mambas and Transformers of several sizes, tokenizers and lengths of context"
 LOSSES = "it takes a training of HASS for each setting"
 BASE = "it takes a training of EAGLE as long as HASS's; the one that was trained is shorter and does not ship"
-QUIET = "a matter of speed, to be measured on a quiet machine"
 UNMEASURED = {
     "E-T3": ("it takes a mixture of experts of this size, and a training", ""),
-    "E-T4": (QUIET, "outrider bench smollm2 --variant plain --variant eager --variant int8 --variant eager+int8"),
     "E-T6": ("it takes a training on answers that are not the target's own", ""),
     "E-cost": ("a statement on targets of billions of parameters", ""),
     "E2-T2": ("a statement on targets of 8B and 70B, which need GPUs", ""),
