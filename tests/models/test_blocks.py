@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from bits import opened, text_of, trees_differ
 from gguf_files import write
 from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
+from wrong_code import mutated
 
 from outrider.core.tree import chain
 from outrider.native import blocks as packs
@@ -250,19 +250,8 @@ def test_code_that_reads_other_numbers_is_not_used(
     file = write(tmp_path / "m.gguf", stock, "Q4_1")
     model = gguf.read(file, "bfloat16")[0]
     right = blocks.read(model, file, None, code())
-    for source in native.SOURCES:
-        shutil.copy(native.HERE / source, tmp_path)
-    source = tmp_path / f"opened{processor}.h"
-    text = source.read_text(encoding="utf-8")
-    assert text.count(line) == 1
-    source.write_text(text.replace(line, wrong), encoding="utf-8")
-    monkeypatch.setattr(native, "HERE", tmp_path)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    native.library.cache_clear()
-    try:
+    with mutated(monkeypatch, tmp_path, f"opened{processor}.h", line, wrong):
         assert len(blocks.read(model, file, None, code())) < len(right)
-    finally:
-        native.library.cache_clear()
 
 
 def test_a_drafters_weights_are_rounded_to_the_nearest() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from small import BASE, build
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from wrong_code import mutated
 
 import outrider
 from outrider import InputError
@@ -234,11 +234,11 @@ def test_what_knows_the_stock_model_alone_refuses(tmp_path: Path, stock: Any) ->
     """It has full weights."""
     folder = tmp_path / "m"
     stock.save_pretrained(folder)
-    target = load_target(folder, weights="int8")
+    target: Any = load_target(folder, weights="int8")
     assert target.whole
     documents = [Document((1, 2, 3, 4), (True,) * 4, str(i)) for i in range(40)]
     with pytest.raises(InputError, match="trained for the full weights"):
-        train(target, documents, tmp_path / "out", Recipe("eagle", steps=1, length=16))  # type: ignore[arg-type]
+        train(target, documents, tmp_path / "out", Recipe("eagle", steps=1, length=16))
     with pytest.raises(InputError, match="leave weights out"):
         audit(outrider.load(write(tmp_path / "m.gguf", stock, "Q4_1"), "none", weights="native"))
 
@@ -290,18 +290,8 @@ MUTANTS = {
 @pytest.fixture
 def mutant(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Code with a wrong line."""
-    right, wrong = MUTANTS[request.param]
-    for source in native.SOURCES:
-        shutil.copy(native.HERE / source, tmp_path)
-    source = tmp_path / "integers.h"
-    text = source.read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    source.write_text(text.replace(right, wrong), encoding="utf-8")
-    monkeypatch.setattr(native, "HERE", tmp_path)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    native.library.cache_clear()
-    yield request.param
-    native.library.cache_clear()
+    with mutated(monkeypatch, tmp_path, "integers.h", *MUTANTS[request.param]):
+        yield request.param
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, indirect=True)

@@ -175,8 +175,9 @@ def multiplies_halves() -> bool:
 def precision_of(target: Target) -> str:
     """What a target computes in, and how its weights are kept where that is another precision."""
     kind = str(target.dtype).removeprefix("torch.")
-    if getattr(target, "whole", False):
-        return f"{kind} with products of whole numbers ({' and '.join(sorted(target.native.weights.kinds))})"  # type: ignore[attr-defined]
+    native: Any = getattr(target, "native", None)
+    if native is not None and native.weights.whole:
+        return f"{kind} with products of whole numbers ({' and '.join(sorted(native.weights.kinds))})"
     return f"{kind} with 16-bit weights" if products.has_halves(getattr(target, "model", None)) else kind
 
 

@@ -170,7 +170,7 @@ def _compare(
 
 
 def _read_tree(text: Stock | Own, tree: DraftTree, b: int) -> dict[int, tuple[Any, Tensor]]:
-    """The stock reading of every node of row b: its reader and its logits [v]."""
+    """The reference's reading of every node of row b: its reader and its logits [v]."""
     tokens, parents = tree.tokens[b].tolist(), tree.parents[b].tolist()
     after: dict[int, tuple[Any, Tensor]] = {}
     for node in range(int(tree.size[b])):

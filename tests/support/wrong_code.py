@@ -1,0 +1,29 @@
+"""The compiled pass with a wrong line, which tests of its proof must find."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from outrider.native import build as native
+
+
+@contextmanager
+def mutated(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, line: str, wrong: str) -> Iterator[None]:
+    """Sources copied to a folder, where in the one of this `name` the only `line` of this text is replaced by `wrong`."""
+    for source in native.SOURCES:
+        shutil.copy(native.HERE / source, folder)
+    text = (folder / name).read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    (folder / name).write_text(text.replace(line, wrong), encoding="utf-8")
+    monkeypatch.setattr(native, "HERE", folder)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
+    native.library.cache_clear()
+    try:
+        yield
+    finally:
+        native.library.cache_clear()
