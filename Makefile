@@ -52,7 +52,7 @@ test: $(READY)
 
 # One part at a time, without a trained model, another process or shape checks. What to run after every change.
 quick: $(READY)
-	@$(PYTEST) -m "not slow and not trained and not process" tests/unit
+	@$(PYTEST) -m "not slow and not trained and not process" tests/unit tests/budgets
 
 # The rest: whole trainings, the tutorial's commands, the wheel.
 slow: $(READY)

@@ -33,8 +33,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is written into the user's cache folder. The compiled pass is built once for all tests."""
-    cache, built = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp() / "native"
+    """Nothing is written into the user's cache folder. The compiled pass is built once for all tests and workers."""
+    cache, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
+    built = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "native"
     monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
     built.mkdir(exist_ok=True)
     (cache / "native").symlink_to(built)

@@ -16,6 +16,7 @@ import ast
 import importlib
 import importlib.util
 import re
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +37,7 @@ NEEDS: dict[Kind, tuple[str, ...]] = {"drafters": ("load",), "objectives": ("OPT
 
 def names(kind: Kind) -> list[str]:
     """The parts there are, ours and those of installed packages, in order of the alphabet. Nothing is imported."""
-    return sorted({*_files(kind), *(entry.name for entry in entry_points(group=GROUPS[kind]))})
+    return sorted({*_files(kind), *_entries(kind)})
 
 
 def parts(spec: str) -> list[str]:
@@ -92,9 +93,13 @@ def _files(kind: Kind) -> dict[str, Path]:
     return {file.stem.replace("_", "-"): file for file in room.glob("[!_]*.py")}
 
 
+@cache  # to look for them reads a file of every package that is installed
+def _entries(kind: Kind) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
+
+
 def _entry(kind: Kind, name: str) -> EntryPoint:
-    for entry in entry_points(group=GROUPS[kind]):
-        if entry.name == name:
-            return entry
+    if name in _entries(kind):
+        return _entries(kind)[name]
     one = {"drafters": "drafter", "objectives": "method", "peers": "peer"}[kind]
     raise InputError(f"there is no {one} {name!r}; choose one of {', '.join(names(kind))}")

@@ -81,6 +81,8 @@ def test_many_queries_of_one_key_head(heads: int, groups: int, width: int) -> No
 @pytest.mark.usefixtures("avx2")
 @torch.no_grad()
 def test_the_same_on_processors_without_avx512() -> None:
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        pytest.skip("this processor's own code is that of one without AVX-512")
     for dtype in (HALF, WHOLE):
         target = made("qwen3", dtype)
         assert validate(target).verdict == "PASS bits", dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from outrider.targets.session import Pass
 from outrider.targets.validate import validate
 from outrider.types import DraftTree, InputError
 
+STEADY = cache(probe.kernels._steady)
 CAN = [name for name in ZOO if TABLE[build(name).config.model_type].bits]
 CONTEXT = {"max_position_embeddings": 2048}
 DRAFTED: dict[float, list[tuple[Any, int]]] = {
@@ -29,6 +31,12 @@ DRAFTED: dict[float, list[tuple[Any, int]]] = {
     0.7: [("lookahead", 4)],
     1.0: [("none", 8), ("suffix", 1)],
 }
+
+
+@pytest.fixture(autouse=True)
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many families have the same attention, which is asked once for each shape."""
+    monkeypatch.setattr(probe.kernels, "_steady", STEADY)
 
 
 def exactly(name: str = "llama", **more: Any) -> HFTarget:
@@ -266,6 +274,7 @@ def test_attention_that_is_not_row_invariant_is_found_out(monkeypatch: pytest.Mo
         return (out * (1 + 2**-7), total) if rows.shape[2] % 3 == 0 else (out, total)
 
     monkeypatch.setattr(probe.kernels.aligned, "kernel", uneven)
+    monkeypatch.setattr(probe.kernels, "_steady", STEADY.__wrapped__)
     found = probe.find(HFTarget(build("llama", torch.bfloat16, **CONTEXT)))
     assert found.exactness is None
     assert "fused attention" in found.reason

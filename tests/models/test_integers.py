@@ -23,6 +23,7 @@ from outrider import InputError
 from outrider.bench import checks
 from outrider.bench.types import law_of
 from outrider.budgets.budgeter import FixedBudget
+from outrider.kept import folder
 from outrider.native import blocks as packs
 from outrider.native import build as native
 from outrider.nets.products import HalfLinear
@@ -201,40 +202,33 @@ def test_what_a_file_has_in_other_blocks_stays_full(tmp_path: Path, stock: Any) 
 def test_whole_numbers_are_kept_beside_the_converted_model(
     tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    native.library.cache_clear()
     file = write(tmp_path / "m.gguf", stock, "Q4_1")
     first = opened(loaded(file, "native"), [[1, 2, 3]])[1]
-    kept = list((tmp_path / "cache").rglob(blocks.KEPT_INTEGERS))
+    kept = list(folder("gguf").rglob(blocks.KEPT_INTEGERS))
     assert len(kept) == 1
     with monkeypatch.context() as gone:
         gone.setattr(gguf, "blocks", lambda file: pytest.fail("it is read again"))
         assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
     kept[0].write_bytes(kept[0].read_bytes()[:100])
     assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
-    native.library.cache_clear()
 
 
 @torch.no_grad()
-def test_what_another_version_kept_is_made_anew(tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    native.library.cache_clear()
+def test_what_another_version_kept_is_made_anew(tmp_path: Path, stock: Any) -> None:
     file = write(tmp_path / "m.gguf", stock, "Q4_1")
     first = opened(loaded(file, "native"), [[1, 2, 3]])[1]
-    (kept,) = (tmp_path / "cache").rglob(blocks.KEPT_INTEGERS)
+    (kept,) = folder("gguf").rglob(blocks.KEPT_INTEGERS)
     right = load_file(kept)
     for wrong in ({n: rows.flip(1) for n, rows in right.items()}, {n: rows[:-1] for n, rows in right.items()}):
         save_file({n: rows.contiguous() for n, rows in wrong.items()}, kept)
         assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
         assert all(torch.equal(rows, right[name]) for name, rows in load_file(kept).items())
-    native.library.cache_clear()
 
 
 def test_what_knows_the_stock_model_alone_refuses(tmp_path: Path, stock: Any) -> None:
     """It has full weights."""
-    folder = tmp_path / "m"
-    stock.save_pretrained(folder)
-    target: Any = load_target(folder, weights="int8")
+    stock.save_pretrained(tmp_path / "m")
+    target: Any = load_target(tmp_path / "m", weights="int8")
     assert target.whole
     documents = [Document((1, 2, 3, 4), (True,) * 4, str(i)) for i in range(40)]
     with pytest.raises(InputError, match="trained for the full weights"):

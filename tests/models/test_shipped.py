@@ -24,7 +24,7 @@ LAWS = {t: {"temperature": t, "max_new_tokens": 24, "seed": 3} for t in (0.0, 1.
 
 @pytest.fixture(scope="module")
 def models() -> Models:
-    return Models(compile=False)
+    return Models()
 
 
 @pytest.fixture(scope="module")

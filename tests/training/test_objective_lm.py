@@ -112,7 +112,8 @@ def test_stages_follow_each_other(name: str, few: int, tmp_path: Path) -> None:
     of, last = target(torch.float32), ""
     for stage in ("pretrain", "sft", "distil"):
         options = {**SIZES[name], "stage": stage, "init": last, "loss": "tv", "draft_vocab": 0 if last else few}
-        recipe = replace(RECIPE, method=method(name), steps=30 if stage == "pretrain" else 4, options=options)
+        steps = 30 if stage == "pretrain" else 4
+        recipe = replace(RECIPE, method=method(name), steps=steps, evaluate=steps, options=options)
         result = loop.train(of, documents(), tmp_path / stage, recipe, quiet=True)
         last = str(result.folder)
     config = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))

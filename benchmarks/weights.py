@@ -1,0 +1,99 @@
+"""What fewer bits cost a model: the loss of texts with full weights, with `native` and with `int8`.
+
+    python benchmarks/weights.py smollm2 --task eagle --data DIR --limit 12
+
+Read are the tasks' prompts with their reference answers, as plain text, each to `--length` tokens. For every way of
+keeping the weights: the mean -log p of the texts' tokens in nats; how far its law is from that of full weights
+(Kullback-Leibler divergence, in nats a token); and at how many places both have the same most likely token. Each way
+computes as it decodes, by its own passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import outrider
+from outrider.bench import tasks
+from outrider.bench.types import Prompt
+from outrider.core.tree import chain
+from outrider.types import InputError, Target
+
+FULL = "full"
+
+
+@dataclass
+class Cost:
+    """Sums over all tokens so far."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    divergence: float = 0.0
+    same: int = 0
+
+
+def whole_text(prompt: Prompt) -> str:
+    """Prompt and reference, without a chat template."""
+    return "\n".join([*prompt.turns, *([prompt.reference] if prompt.reference else [])])
+
+
+def laws(target: Target, ids: list[int]) -> Tensor:
+    """[len(ids) - 1, v]: log-probabilities of every token but the first, by the target's own passes."""
+    session = target.open(len(ids))
+    first = [chunk.output.logits[0, -1:] for chunk in session.prefill([ids[:1]])][-1]
+    rest = session.forward(chain([ids[1:-1]])).logits[0]
+    return torch.cat([first, rest]).float().log_softmax(-1)
+
+
+def costs(targets: dict[str, Target], texts: list[list[int]]) -> dict[str, Cost]:
+    """Of every way of keeping the weights, full ones among them."""
+    found = {way: Cost() for way in targets}
+    for i, ids in enumerate(texts, 1):
+        each = {way: laws(target, ids) for way, target in targets.items()}
+        right = each[FULL]
+        for way, law in each.items():
+            one = found[way]
+            one.tokens += len(law)
+            one.loss -= float(law.gather(1, torch.tensor(ids[1:])[:, None]).double().sum())
+            one.divergence += float((right.exp() * (right - law)).double().sum())
+            one.same += int((right.argmax(-1) == law.argmax(-1)).sum())
+        print(f"{i} of {len(texts)} texts", end="\r", file=sys.stderr, flush=True)
+    return found
+
+
+def line(way: str, cost: Cost) -> str:
+    n = cost.tokens
+    return f"| {way} | {n:,} | {cost.loss / n:.4f} | {cost.divergence / n:.4f} | {cost.same / n:.1%} |"
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--weights", nargs="+", choices=["native", "int8"], default=["native", "int8"])
+    parser.add_argument("--task", nargs="+", default=["sample"], help="names or groups, as in `outrider bench`")
+    parser.add_argument("--data", type=Path, help="the tasks' files; else they come from the hub")
+    parser.add_argument("--limit", type=int, default=12, help="texts of each task")
+    parser.add_argument("--length", type=int, default=400, help="tokens of each text, at most")
+    given = parser.parse_args()
+    if given.length < 3:
+        parser.error("--length is at least 3")
+    try:
+        models = {way: outrider.load(given.model, "none", weights=way) for way in (FULL, *given.weights)}
+        found = [tasks.load(name, given.data, given.limit) for name in tasks.expand(given.task)]
+    except InputError as error:
+        parser.error(str(error))
+    encode = models[FULL].tokenizer.encode
+    texts = [encode(whole_text(prompt))[: given.length] for task in found for prompt in task.prompts]
+    results = costs({way: model.target for way, model in models.items()}, [ids for ids in texts if len(ids) > 2])
+    print("| weights | tokens | loss | divergence | same most likely token |", "|---|--:|--:|--:|--:|", sep="\n")
+    print(*(line(way, cost) for way, cost in results.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
