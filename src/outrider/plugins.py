@@ -16,6 +16,7 @@ import ast
 import importlib
 import importlib.util
 import re
+import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -93,8 +94,12 @@ def _files(kind: Kind) -> dict[str, Path]:
     return {file.stem.replace("_", "-"): file for file in room.glob("[!_]*.py")}
 
 
-@cache  # to look for them reads a file of every package that is installed
 def _entries(kind: Kind) -> dict[str, EntryPoint]:
+    return _read(kind, tuple(sys.path))
+
+
+@cache  # it reads a file of every package that is installed
+def _read(kind: Kind, path: tuple[str, ...]) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
 
 

@@ -18,7 +18,7 @@ TYPICAL = "typical?epsilon=0.3&delta=0.5"
 GRID = [
     *("--temperature", "0", "--temperature", "1", "--rule", "coupled", "--rule", TYPICAL, "--lossy", "--observe"),
     *("--batch-size", "1", "--batch-size", "2", "--drafter", "lookup", "--drafter", "EAGLE=eagle:demo@6x4"),
-    *("--memory", "1", "--budget", "8x4", "--no-compile"),
+    *("--memory", "1", "--budget", "8x4"),
 ]
 
 
