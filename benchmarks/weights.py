@@ -1,6 +1,6 @@
 """What fewer bits cost a model: the loss of texts with full weights, with `native` and with `int8`.
 
-    python benchmarks/weights.py smollm2 --task eagle --data DIR --limit 12
+    python benchmarks/weights.py smollm2 --task mt-bench gsm8k --data DIR --limit 12
 
 Read are the tasks' prompts with their reference answers, as plain text, each to `--length` tokens. For every way of
 keeping the weights: the mean -log p of the texts' tokens in nats; how far its law is from that of full weights
@@ -40,6 +40,10 @@ class Cost:
 def whole_text(prompt: Prompt) -> str:
     """Prompt and reference, without a chat template."""
     return "\n".join([*prompt.turns, *([prompt.reference] if prompt.reference else [])])
+
+
+def load(model: str, way: str) -> outrider.LLM:
+    return outrider.load(model, "none", weights=way)
 
 
 def laws(target: Target, ids: list[int]) -> Tensor:
@@ -84,7 +88,7 @@ def main() -> None:
     if given.length < 3:
         parser.error("--length is at least 3")
     try:
-        models = {way: outrider.load(given.model, "none", weights=way) for way in (FULL, *given.weights)}
+        models = {way: load(given.model, way) for way in (FULL, *given.weights)}
         found = [tasks.load(name, given.data, given.limit) for name in tasks.expand(given.task)]
     except InputError as error:
         parser.error(str(error))
