@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--weights", choices=["full", "native", "int8"], default="full")
     parser.add_argument("--data", default=str(EVAL), help="a folder with the papers' prompts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="measure nothing, show what the file has")
@@ -148,10 +149,12 @@ def main() -> None:
     if given.table:
         table(lines)
         return
+    if others := {line.get("weights", "full") for line in lines} - {given.weights}:
+        parser.error(f"{given.out} has cells of {others.pop()} weights; give another --out, or those --weights")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         for drafter in given.drafters:
-            model = outrider.load(given.model, drafter)
+            model = outrider.load(given.model, drafter, weights=given.weights)
             for batch in given.batches:
                 for temperature in given.temperatures:
                     for task in given.tasks:
@@ -162,7 +165,7 @@ def main() -> None:
                             speeds = cell(model, prompts, batch, temperature, given.tokens)
                         line = {
                             "drafter": drafter, "temperature": temperature, "batch": batch, "task": task,
-                            "speeds": speeds,
+                            "weights": given.weights, "speeds": speeds,
                         }  # fmt: skip
                         with given.out.open("a") as file:
                             file.write(json.dumps(line) + "\n")
