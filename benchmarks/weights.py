@@ -1,11 +1,12 @@
-"""What fewer bits cost a model: the loss of texts with full weights, with `native` and with `int8`.
+"""What `--weights native` and `int8` cost a model: the loss of texts with them and with full weights.
 
     python benchmarks/weights.py smollm2 --task mt-bench gsm8k --data DIR --limit 12
 
-Read are the tasks' prompts with their reference answers, as plain text, each to `--length` tokens. For every way of
-keeping the weights: the mean -log p of the texts' tokens in nats; how far its law is from that of full weights
-(Kullback-Leibler divergence, in nats a token); and at how many places both have the same most likely token. Each way
-computes as it decodes, by its own passes.
+Read are the tasks' prompts with their reference answers, as plain text, each to `--length` tokens. For every way: the
+mean -log p of the texts' tokens in nats; how far its law is from that of full weights (Kullback-Leibler divergence, the
+full law's expectation of the difference of log p, in nats a token); and at how many places both have the same most
+likely token. Each way computes as it decodes, by its own passes. (A .gguf file's full weights are what its few bits
+stand for; `native` rounds activations as well, and `int8` the weights once more.)
 """
 
 from __future__ import annotations
@@ -88,12 +89,20 @@ def main() -> None:
     if given.length < 3:
         parser.error("--length is at least 3")
     try:
-        models = {way: load(given.model, way) for way in (FULL, *given.weights)}
-        found = [tasks.load(name, given.data, given.limit) for name in tasks.expand(given.task)]
+        names = tasks.expand(given.task)
+        models = {FULL: load(given.model, FULL)}
+        encode, most = models[FULL].tokenizer.encode, models[FULL].target.context
+        if given.length > most:
+            raise InputError(f"--length is at most {most}, the model's context")
+        found = [tasks.load(name, given.data, given.limit, lambda text: len(encode(text))) for name in names]
+        models |= {way: load(given.model, way) for way in given.weights}
     except InputError as error:
         parser.error(str(error))
-    encode = models[FULL].tokenizer.encode
-    texts = [encode(whole_text(prompt))[: given.length] for task in found for prompt in task.prompts]
+    texts = [
+        (tasks.cut(ids, task.cut) if task.cut else ids)[: given.length]
+        for task in found
+        for ids in (encode(whole_text(prompt)) for prompt in task.prompts)
+    ]
     results = costs({way: model.target for way, model in models.items()}, [ids for ids in texts if len(ids) > 2])
     print("| weights | tokens | loss | divergence | same most likely token |", "|---|--:|--:|--:|--:|", sep="\n")
     print(*(line(way, cost) for way, cost in results.items()), sep="\n")

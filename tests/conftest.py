@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,17 +27,27 @@ with contextlib.suppress(ImportError):
 if os.environ.get("CHECK_SHAPES"):
     install_import_hook("outrider", "checking.check")
 
+WORKER = "PYTEST_XDIST_WORKER" in os.environ  # whose environment is that of the process that started it
+if not WORKER:
+    os.environ["OUTRIDER_CACHE"] = tempfile.mkdtemp(prefix="outrider-tests-")
+CACHE = Path(os.environ["OUTRIDER_CACHE"])
+
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C, and the processes they start, need it
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+def pytest_unconfigure() -> None:
+    if not WORKER:
+        shutil.rmtree(CACHE, ignore_errors=True)
+
+
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is written into the user's cache folder. The compiled pass is built once for all tests and workers."""
-    cache, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
-    built = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "native"
+    """Nothing is written into the user's cache folder: each test has its own. The compiled pass is built once for all
+    tests and workers, in the folder that fixtures of modules write into."""
+    cache, built = tmp_path_factory.mktemp("cache"), CACHE / "native"
     monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
     built.mkdir(exist_ok=True)
     (cache / "native").symlink_to(built)

@@ -6,8 +6,9 @@
     peers        bench/peers/NAME.py          outrider.bench.peers       load
 
 The file's name is the part's name (`draft_lm.py` is `draft-lm`); an entry point's name is that of its module. A file of
-ours goes before an entry point of the same name. Entry points are read from the metadata that is written when a package
-is installed, so an editable install must be installed again after its entry points were changed.
+ours goes before an entry point of the same name, and of several entry points the first. Entry points are read from the
+metadata that is written when a package is installed, so an editable install must be installed again after its entry
+points were changed. They are read once in a process, for each `sys.path`: the next one finds what is installed later.
 """
 
 from __future__ import annotations
@@ -100,7 +101,10 @@ def _entries(kind: Kind) -> dict[str, EntryPoint]:
 
 @cache  # it reads a file of every package that is installed
 def _read(kind: Kind, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUPS[kind]):
+        found.setdefault(entry.name, entry)
+    return found
 
 
 def _entry(kind: Kind, name: str) -> EntryPoint:

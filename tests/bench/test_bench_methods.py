@@ -275,7 +275,11 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "echo_peer", module)
     point = EntryPoint("echo", "echo_peer", plugins.GROUPS["peers"])
 
-    monkeypatch.setattr(plugins, "_entries", lambda kind: {"echo": point} if kind == "peers" else {})
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        return [point] if group == "outrider.bench.peers" else []
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "_read", plugins._read.__wrapped__)  # nothing of it is kept
 
 
 @pytest.mark.usefixtures("echo")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from bits import text_of, trees_differ
 from small import build
+from wrong_code import mutated
 
 from outrider.native import build as native
 from outrider.targets import HFTarget
@@ -86,15 +86,7 @@ def test_mutants_are_caught(
     if dtype == HALF and not native.tiles():
         pytest.skip("this processor has no tiles")
     sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}
-    for source in native.SOURCES:
-        shutil.copy(native.HERE / source, tmp_path)
-    text = (tmp_path / file).read_text(encoding="utf-8")
-    assert text.count(line) == 1
-    (tmp_path / file).write_text(text.replace(line, wrong), encoding="utf-8")
-    monkeypatch.setattr(native, "HERE", tmp_path)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    native.library.cache_clear()
-    try:
+    with mutated(monkeypatch, tmp_path, file, line, wrong):
         target = HFTarget(build("llama", dtype, **sizes))
         own = weights_of(target.model)
         assert own is not None, "the mutant compiles"
@@ -102,5 +94,3 @@ def test_mutants_are_caught(
         report = validate(target)
         assert report.worst < report.allowed
         assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) > 0
-    finally:
-        native.library.cache_clear()

@@ -294,8 +294,12 @@ def test_wrong_products_are_found(mutant: str) -> None:
     assert not all(found)
 
 
-def test_right_products_are_found() -> None:
+def test_right_products_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also in code that is built as wrong code is."""
     assert all(multiplied(code(), matrix(*shape, weights)[0], *shape) for shape in SHAPES for weights in KINDS)
+    line = "sum[i] = FMA(ALL(x[i].sum), least, sum[i]);"
+    with mutated(monkeypatch, tmp_path, "integers.h", line, line):
+        assert all(multiplied(code(), matrix(13, 64, weights)[0], 13, 64) for weights in KINDS)
 
 
 @pytest.mark.parametrize("mutant", ["minima are left out"], indirect=True)

@@ -116,12 +116,13 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
     assert not found.passed
     assert "acceptance DIFFERS" in found.sentence
 
+    few = PROMPTS[:5]
+
     def silent(job: dict[str, Any]) -> Events:
         """A vLLM that drafted nothing is no evidence."""
         nothing = {"drafts": [0] * len(few), "accepted_at": [[0] * TOKENS] * len(few)}
         yield from ({**event, **nothing} if "texts" in event else event for event in engine(job))
 
-    few = PROMPTS[:5]
     found = certify(model, drafter, silent, few)
     assert all(place.agrees for place in found.places)
     assert not found.passed
