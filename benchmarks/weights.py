@@ -30,7 +30,7 @@ FULL = "full"
 
 @dataclass
 class Cost:
-    """Sums over all tokens so far."""
+    """Sums over all tokens read."""
 
     tokens: int = 0
     loss: float = 0.0
@@ -56,7 +56,7 @@ def laws(target: Target, ids: list[int]) -> Tensor:
 
 
 def costs(targets: dict[str, Target], texts: list[list[int]]) -> dict[str, Cost]:
-    """Of every way of keeping the weights, full ones among them."""
+    """What these texts cost with every way of keeping the weights; "full" is one of them."""
     found = {way: Cost() for way in targets}
     for i, ids in enumerate(texts, 1):
         each = {way: laws(target, ids) for way, target in targets.items()}
@@ -68,6 +68,7 @@ def costs(targets: dict[str, Target], texts: list[list[int]]) -> dict[str, Cost]
             one.divergence += float((right.exp() * (right - law)).double().sum())
             one.same += int((right.argmax(-1) == law.argmax(-1)).sum())
         print(f"{i} of {len(texts)} texts", end="\r", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     return found
 
 
@@ -103,7 +104,9 @@ def main() -> None:
         for task in found
         for ids in (encode(whole_text(prompt)) for prompt in task.prompts)
     ]
-    results = costs({way: model.target for way, model in models.items()}, [ids for ids in texts if len(ids) > 2])
+    if not (texts := [ids for ids in texts if len(ids) > 2]):
+        parser.error("there is no text of three tokens or more")
+    results = costs({way: model.target for way, model in models.items()}, texts)
     print("| weights | tokens | loss | divergence | same most likely token |", "|---|--:|--:|--:|--:|", sep="\n")
     print(*(line(way, cost) for way, cost in results.items()), sep="\n")
 

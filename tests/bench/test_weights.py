@@ -60,6 +60,13 @@ def test_a_table_as_a_user_asks_for_it(
 
     lines = asked("--weights", "int8", "--limit", "1", "--length", "12")
     assert [line.split(" | ")[0] for line in lines] == ["| weights", "|---|--:|--:|--:|--:|", "| full", "| int8"]
-    for bad in (["--length", "2"], ["--length", "99999"], ["--task", "no-such-task"], ["--limit", "0"]):
+    (short := file.with_name("short.jsonl")).write_text('{"prompt": "a"}\n')
+    for bad in (
+        ["--length", "2"],
+        ["--length", "99999"],
+        ["--task", str(short)],
+        ["--task", "no-such-task"],
+        ["--limit", "0"],
+    ):
         with pytest.raises(SystemExit, match="2"):
             asked(*bad)
