@@ -39,10 +39,10 @@ class Price:
                 best, found = tokens / seconds, i
         return found
 
-    def wider(self, rows: int, nodes: int, more: int) -> float:
+    def wider(self, rows: int, nodes: int, more: float) -> float:
         """Seconds that `more` nodes in each of so many rows cost, which have `nodes` already."""
         step, last = rows if self.summed else 1, len(self.seconds) - 1
-        return self.seconds[min(last, step * (nodes - 1 + more))] - self.seconds[min(last, step * (nodes - 1))]
+        return self.seconds[min(last, round(step * (nodes - 1 + more)))] - self.seconds[min(last, step * (nodes - 1))]
 
     @property
     def slope(self) -> float:

@@ -22,83 +22,90 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
 ASKED = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)
 
 
-def told(added: dict[float, Sequence[float]], step: float = 0.002, rounds: int = 400) -> Asking:
-    """Has seen rounds whose free draft had the chance c: networks alone got to depth k + 1 in added[c][k] of them."""
+def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, nodes: float = 2.0) -> Asking:
+    """Has seen rounds whose free draft had the chance c: networks took so long, and gained gains[c] tokens on average, at
+    most two in a round."""
     asking, dice = Asking(), random.Random(1)
     for _ in range(rounds):
-        for chance, shares in added.items():
-            x = dice.random()
-            asking.time(1, 4, 4 * step)
-            asking.time(1, 1, step)
-            asking.learn([4], [chance], [0], [sum(x < share for share in shares)])
+        for chance, gain in gains.items():
+            asking.time(1, seconds)
+            asking.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], nodes)
     return asking
 
 
 def test_by_hand() -> None:
-    """A step of 2 ms and a node of 1 ms are worth 0.15 tokens at 50 a second."""
-    asking = told({0.0: [0.6, 0.3, 0.1, 0.05], 0.9: [0.05, 0.02, 0.0, 0.0]})
-    assert asking.added(0.0, 4) == pytest.approx([0.6, 0.3, 0.1, 0.05], abs=0.12)
-    assert asking.depth([0.0], 1, ASKED) == 2
-    assert asking.depth([0.9], 4, ASKED) == 0
-    assert asking.depth([0.0], 1, replace(ASKED, rate=1000.0)) == 0
-    assert asking.depth([0.0], 1, replace(ASKED, rate=0.0)) == 4, "a budget without a rate decides alone"
-    assert asking.depth([0.9] * 2, 4, ASKED) == 4, "nothing is known of batches of two"
+    """4 ms and two nodes of 1 ms each are worth 0.3 tokens at 50 a second."""
+    asking = told({0.0: 0.6, 0.9: 0.05})
+    assert asking.gain(0.0) == pytest.approx(0.6, abs=0.15)
+    assert asking.asks([0.0], 1, ASKED)
+    assert not asking.asks([0.9], 4, ASKED)
+    assert not asking.asks([0.0], 1, replace(ASKED, rate=1000.0))
+    assert asking.asks([0.9], 4, replace(ASKED, rate=0.0)), "a budget without a rate decides alone"
+    assert asking.asks([0.9] * 2, 4, ASKED), "nothing is known of batches of two"
+
+
+def test_nodes_that_make_the_pass_longer_are_counted() -> None:
+    few, many = told({0.0: 0.5}, nodes=1.0), told({0.0: 0.5}, nodes=9.0)
+    assert few.asks([0.0], 1, ASKED), "0.25 tokens"
+    assert not many.asks([0.0], 1, ASKED), "0.65 tokens"
+    assert many.asks([0.0], 1, replace(ASKED, price=None))
+    assert many.asks([0.0], 16, ASKED), "a row that is full already gets no node more"
 
 
 def test_rows_that_need_it_pay_for_the_others() -> None:
-    asking = told({0.0: [0.6, 0.3, 0.1, 0.05], 0.9: [0.02, 0.0, 0.0, 0.0]})
+    asking = told({0.0: 0.6, 0.9: 0.02})
     for size in (2, 4):
-        for depth in (4, 1) * LEARN:
-            asking.time(size, depth, 0.002 * depth)
-    assert asking.depth([0.0, 0.9], 1, replace(ASKED, rate=80.0)) > 0
-    assert asking.depth([0.0, 0.9, 0.9, 0.9], 1, replace(ASKED, rate=80.0)) == 0
+        for _ in range(2 * LEARN):
+            asking.time(size, 0.004)
+    assert asking.asks([0.0, 0.9], 1, ASKED)
+    assert not asking.asks([0.0, 0.9, 0.9, 0.9], 1, ASKED)
 
 
 def test_new_texts_are_asked_for_again() -> None:
     """What a hard text has taught counts for a few rounds, and is doubted."""
-    asking = told({0.0: [0.14, 0.0, 0.0, 0.0]})
-    assert asking.depth([0.0], 1, replace(ASKED, rate=60.0)) == 0
+    asking = told({0.0: 0.14})
+    assert not asking.asks([0.0], 1, ASKED)
     asking.begin(1.0)
-    assert asking.added(0.0, 1) == pytest.approx([0.14], abs=0.08)
-    assert asking.depth([0.0], 1, replace(ASKED, rate=60.0)) > 0
+    assert 0.14 < asking.gain(0.0) < 0.5, "four rounds beside the belief of one token"
+    assert asking.asks([0.0], 1, ASKED)
 
 
 def test_it_asks_again_ever_more_rarely() -> None:
-    asking = told({0.9: [0.0, 0.0, 0.0, 0.0]})
-    asked = [i for i in range(600) if asking.depth([0.9], 4, ASKED)]
+    asking = told({0.9: 0.0})
+    asked = [i for i in range(600) if asking.asks([0.9], 4, ASKED)]
     assert asked[:5] == [PROBE, 3 * PROBE + 1, 7 * PROBE + 2, 11 * PROBE + 3, 15 * PROBE + 4]
     for _ in range(100):
-        asking.learn([4], [0.9], [0], [4])
-    assert asking.depth([0.9], 4, ASKED) == 4
+        asking.learn([0.9], [2], 2.0)
+    assert asking.asks([0.9], 4, ASKED)
 
 
 def test_batches_are_asked_more_rarely_for_their_rows() -> None:
     """Asking reads what all rows wrote; one new row among four makes it hardly more eager."""
-    asking, four = told({0.9: [0.0, 0.0, 0.0, 0.0]}), [0.9] * 4
+    asking, four = told({0.9: 0.0}), [0.9] * 4
     for _ in range(LEARN + 1):
-        asking.time(4, 4, 0.008)
-    asked = [i for i in range(400) if asking.depth(four, 4, ASKED)]
+        asking.time(4, 0.008)
+    asked = [i for i in range(400) if asking.asks(four, 4, ASKED)]
     assert asked == [4 * PROBE, 12 * PROBE + 1]
     asking.begin(0.25)
-    asked = [i for i in range(400) if asking.depth(four, 4, ASKED)]
+    asked = [i for i in range(400) if asking.asks(four, 4, ASKED)]
     assert asked == [0, 16 * PROBE + 1], "three quarters of its patience, which it had nearly waited already"
     asking.begin(1.0)
     assert asking.patience == PROBE
 
 
 def test_a_batch_size_nearly_as_large_is_known() -> None:
-    asking = told({0.0: [0.6, 0.3, 0.1, 0.05]})
+    asking = told({0.0: 0.6})
     for size in (20, 22, 24, 26, 28, 30):
-        assert asking.depth([0.0] * size, 1, replace(ASKED, rate=1.0)) > 0
-        asking.time(size, 4, 0.4)
+        assert asking.asks([0.0] * size, 1, replace(ASKED, rate=1.0))
+        asking.time(size, 0.4)
     assert asking.rounds[30] == 1
-    assert asking.depth([0.0] * 32, 1, replace(ASKED, rate=1000.0)) == 0, "0.4 s are known to be too dear"
-    assert asking.depth([0.0] * 64, 1, replace(ASKED, rate=1000.0)) > 0, "of twice as many nothing is known"
+    assert not asking.asks([0.0] * 32, 1, replace(ASKED, rate=1000.0)), "0.4 s are known to be too dear"
+    assert asking.asks([0.0] * 64, 1, replace(ASKED, rate=1000.0)), "of twice as many nothing is known"
 
 
 def test_a_bin_that_was_never_seen_believes_the_others() -> None:
-    asking = told({0.0: [0.6, 0.3, 0.1, 0.05]})
-    assert asking.added(0.6, 2) == pytest.approx([0.6, 0.3], abs=0.12)
+    asking = told({0.0: 0.6})
+    assert asking.gain(0.6) == pytest.approx(0.6, abs=0.15)
     assert len(asking.records) == BINS
 
 
@@ -108,11 +115,19 @@ def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
 
 
 class EveryThird(Asking):
-    """Asks in every third round, to the full depth."""
+    """Asks in every third round, and remembers what it was told."""
 
-    def depth(self, chances: Sequence[float], nodes: int, budget: Budget) -> int:
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn, self.seen = 0, list[int]()
+
+    def asks(self, chances: Sequence[float], nodes: int, budget: Budget) -> bool:
         self.turn += 1
-        return 0 if self.turn % 3 else budget.depth
+        return self.turn % 3 == 0
+
+    def learn(self, chances: Sequence[float], gains: Sequence[int], nodes: float) -> None:
+        super().learn(chances, gains, nodes)
+        self.seen += gains
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -122,9 +137,9 @@ def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperat
     mixed = replace(_mix.of(parts), asking=EveryThird())
     rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, FixedBudget(14, 4))
     assert [row.output for row in rows] == plainly(target, 61, temperature)
-    seen: Any = [record for record in mixed.asking.records if record.asked]  # type: ignore[attr-defined]
-    assert sum(record.asked[3] for record in seen) > 5
-    assert all(record.added[3] == record.asked[3] for record in seen), "the oracle is right to its full depth"
+    seen: Any = mixed.asking.seen  # type: ignore[attr-defined]
+    assert sum(seen) > 20 and set(seen) <= {0, 1, 2, 3, 4}
+    assert seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
 
 
 class Rated(FixedBudget):

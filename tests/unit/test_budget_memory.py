@@ -63,8 +63,8 @@ def mixed() -> tuple[Rates, Asking]:
     rates, asking = Rates(), Asking()
     for i in range(50):
         rates.learn(Family((-0.1, -2.0), 0 if i % 5 else -1))
-        asking.time(1, 1 + i % 3, 0.01 * (1 + i % 3))
-        asking.learn([3], [0.1 if i % 2 else 0.9], [0], [i % 4])
+        asking.time(1, 0.01 * (1 + i % 3))
+        asking.learn([0.1 if i % 2 else 0.9], [i % 4], 3.0)
     return rates, asking
 
 
@@ -76,10 +76,11 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     for confidence in (0.9, 0.1):
         assert others.of(confidence) == pytest.approx(rates.of(confidence), abs=0.1)
     assert max(others.tested) < max(rates.tested)
-    assert again.seconds[1].points == asking.seconds[1].points
+    assert (again.seconds.points, again.nodes) == (asking.seconds.points, asking.nodes)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
-    assert again.depth([0.1], 1, budget) == asking.depth([0.1], 1, budget) > 0
-    assert again.added(0.9, 3) == pytest.approx(asking.added(0.9, 3), abs=0.1)
+    assert again.asks([0.1], 1, budget) and asking.asks([0.1], 1, budget)
+    assert again.gain(0.9) == pytest.approx(asking.gain(0.9), abs=0.1)
+    assert max(r.asked for r in again.records) < max(r.asked for r in asking.records)
 
 
 @pytest.mark.parametrize("change", [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], [None, {"records": 3}]])

@@ -70,7 +70,8 @@ class Proposed:
     trees: list[Tree]
     maps: list[Places]
     chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
-    depth: int  # that networks were asked for
+    asked: bool  # were networks asked, if there are any?
+    nodes: float  # of a row's tree, on average
 
 
 @dataclass
@@ -102,29 +103,27 @@ class MixDrafting:
             mix.asking.begin(new / len(rows))
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
-        depth, chances = budget.depth, list[float]()
+        asked, chances = True, list[float]()
         if networks and trees and coupled and _valued(trees.values()):
             chances = _chances(trees, mix.alone)
-            depth = mix.asking.depth(chances, max(tree.nodes for tree in trees.values()), budget)
+            asked = mix.asking.asks(chances, max(tree.nodes for tree in trees.values()), budget)
         began = perf_counter()
         for k in networks:
-            # Where its depth was decided here, it goes that deep: the budget's own rule knows the mix as a whole.
-            asked = replace(budget, depth=depth, reach=0.0 if chances else budget.reach)
-            trees[k] = self.parts[k].propose(rows, asked) if depth else root_only(rows.root)
-        if chances and depth:
+            trees[k] = self.parts[k].propose(rows, budget) if asked else root_only(rows.root)
+        if chances and asked:
             settled(rows.root.device)
-            mix.asking.time(len(rows), depth, perf_counter() - began, self.unasked >= LATE)
-        if depth:
+            mix.asking.time(len(rows), perf_counter() - began, self.unasked >= LATE)
+        if asked:
             self.unasked = 0
         found = [trees[k] for k in range(len(self.parts))]
         if any(isinstance(tree, DraftTree) and tree.q is not None for tree in found):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
         if _valued(found):
-            rates = [Rates() if r and not coupled else r for r in (mix.rates if depth else mix.alone)]
+            rates = [Rates() if r and not coupled else r for r in (mix.rates if asked else mix.alone)]
             tree, maps = graft(found, rates, budget, rows.root.device)
         else:
             tree, maps = merge(found, budget.nodes, rows.root.device)
-        self.last = Proposed(found, maps, chances, depth)
+        self.last = Proposed(found, maps, chances, asked, _nodes([tree]))
         return tree
 
     def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]], remaining: Sequence[int]) -> None:
@@ -133,11 +132,12 @@ class MixDrafting:
         if last.chances:
             without = [last.trees[k] for k in cheap]
             learn(without, [mix.alone[k] for k in cheap], chosen)
-            if last.depth:
-                depths = [min(last.depth, left - 1) for left in remaining]  # no text goes deeper than its end
-                free = [_followed(without, r, tokens) for r, tokens in enumerate(chosen)]
-                mix.asking.learn(depths, last.chances, free, [len(tokens) - 1 for tokens in chosen])
-        if last.depth:
+            if last.asked:
+                told = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is nobody's gain
+                gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in told]
+                more = max(0.0, last.nodes - _nodes(without))
+                mix.asking.learn([last.chances[r] for r in told], gains, more)
+        if last.asked:
             learn(last.trees, mix.rates, chosen)
 
     def select(self, index: Sequence[int]) -> None:
@@ -274,6 +274,11 @@ def _chances(trees: Mapping[int, Tree], rates: Sequence[Rates | None]) -> list[f
             first = [math.exp(min(0.0, v)) for up, v in zip(parents[1:], values[1:], strict=True) if up == 0]
             found[r] += (1 - found[r]) * min(1.0, sum(rate.of(c) for c in first) if rate else sum(first))
     return found
+
+
+def _nodes(trees: Sequence[Tree]) -> float:
+    """Drafted nodes of a row, on average, those of the tree that has most."""
+    return max(sum(len(names) - 1 for names, _, _ in tree.host) / len(tree.host) for tree in trees)
 
 
 def _followed(trees: Sequence[Tree], row: int, tokens: Sequence[int]) -> int:

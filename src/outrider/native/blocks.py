@@ -88,12 +88,15 @@ def opened(matrix: Packed, width: int) -> Float[Tensor, "o i"]:
 
 
 def multiply(code: ctypes.CDLL, matrix: Packed, outputs: int, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
-    """A pass's product of these rows, in float32; of code for eight lanes."""
+    """A pass's product of these rows, in float32; of code that `multiplies` whole numbers. Where it has inputs of
+    bfloat16, x is rounded to it first."""
     given, found, part = x.float().contiguous(), torch.empty(len(x), outputs), matrix.part
+    room = torch.empty_like(given)
     code.multiply.restype = None
-    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, found)]
+    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, found, room)]
     sizes = [ctypes.c_int64(size) for size in (*x.shape, outputs)]
-    code.multiply(ctypes.byref(part), places[0], *sizes, places[1], ctypes.c_int64(torch.get_num_threads()))
+    threads = ctypes.c_int64(torch.get_num_threads())
+    code.multiply(ctypes.byref(part), places[0], *sizes, places[1], threads, places[2])
     return found
 
 
@@ -172,6 +175,11 @@ def reads(code: ctypes.CDLL) -> int:
     """For how many lanes this build of the pass reads blocks: sixteen where AVX-512 multiplies bfloat16,
     eight where it has no AVX-512. 0: it reads none."""
     return ctypes.c_int64.in_dll(code, "block_lanes").value if hasattr(code, "block_lanes") else 0
+
+
+def multiplies(code: ctypes.CDLL) -> bool:
+    """Has this build products of whole numbers? Those for bfloat16 weights have them, but for that with tiles."""
+    return hasattr(code, "whole_products")
 
 
 def _fours(rows: Tensor) -> Tensor:

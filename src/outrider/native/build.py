@@ -32,9 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def library(weights: str, rest: str) -> ctypes.CDLL | None:
+def library(weights: str, rest: str, tiled: bool = True) -> ctypes.CDLL | None:
     """The pass over weights of this precision, with activations, keys and values of the `rest`; both are "bfloat16" or
-    "float32". None where it cannot be had on this machine."""
+    "float32". None where it cannot be had on this machine. `tiled`: with the processor's tiles, if it has them; products
+    of whole numbers are in code without."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     if compiler is None or platform.system() != "Linux" or not suits():
         return None
@@ -43,7 +44,7 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
         *FLAGS,
         f"-DFIRST={_first()}",
         *(("-DSOON=_MM_HINT_T1", "-DAHEAD=2") if tiles() or "AuthenticAMD" in _about("vendor_id") else ()),
-        *(("-DTILES",) if tiles() else ()),
+        *(("-DTILES",) if tiled and tiles() else ()),
         *(("-DHALVES",) if halves else ()),
         *(("-DWIDE",) if halves and wide else ()),
     )

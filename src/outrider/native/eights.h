@@ -3,10 +3,6 @@
    weights are opened to floats once, and three rows of x at a time are multiplied by them: twelve sums, three vectors of x
    and one of weights are what sixteen registers hold. */
 
-#ifdef HALVES
-#include "integers.h"
-#endif
-
 /* `n` rows of x with `own` of four outputs, from the one that is `from`: found[4 * row + output], sums in lanes. The
    outputs lie in blocks (of which one is at rows[0], with its scales in `known`) or not. */
 INLINE void direct(
@@ -179,7 +175,7 @@ INLINE void column_of(
 
 static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
 #ifdef HALVES
-    if (WHOLE(w.kind)) return integers(x, n, width, w, first, y);
+    if (WHOLE(w.kind)) return integers(x, n, width, w, first, last, y);
     if (w.kind == FOUR) return column_of(FOUR, x, n, width, w, first, last, y);
     if (w.kind == EIGHT) return column_of(EIGHT, x, n, width, w, first, last, y);
     if (w.kind == TWELVE) return column_of(TWELVE, x, n, width, w, first, last, y);

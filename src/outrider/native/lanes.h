@@ -100,6 +100,9 @@ INLINE void some(
 /* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
    are those of the last ones, and nobody's. */
 static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
+#ifdef HALVES
+    if (WHOLE(w.kind)) return integers(x, n, width, w, first, last, y);
+#endif
     const char *rows[LANES], *data = w.data;
     const integer size = bytes(w.kind, width), column = LANES * size, steps = width / STEP;
     const integer tiles = n < 3 ? n : n > MOST ? (n + TILE - 1) / TILE * 4 : 4;
@@ -151,7 +154,12 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
 }
 
 /* Rows of x as `column` reads them, and what a thread needs for it. */
-INLINE const input *laid(integer kind, const input *x, integer n, integer width, input *room) { return x; }
+INLINE const input *laid(integer kind, const input *x, integer n, integer width, input *room) {
+#ifdef HALVES
+    if (WHOLE(kind)) return round_rows(x, n, width, room);
+#endif
+    return x;
+}
 INLINE void begin(integer n) {}
 INLINE void begin_few(integer n, integer few) {}
 INLINE void end(void) {}

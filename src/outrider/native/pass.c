@@ -314,16 +314,17 @@ void forward(const Model *model, const Pass *pass) {
     if (rows <= ROWS) judge(pass->threads, hired, now() - since, gate.late); /* with many, uneven shares take longer than the spins */
 }
 
-#if LANES == 8 && defined(HALVES)
-/* y = x W^T of one matrix, for those who check it. */
+#if defined(HALVES) && !defined(TILES)
+/* y = x W^T of one matrix, for those who check it. `given`: room for x, as the input of a product. */
 void multiply(
-    const Matrix *w, const float *x, integer n, integer width, integer outputs, float *y, integer threads
+    const Matrix *w, const float *x, integer n, integer width, integer outputs, float *y, integer threads, input *given
 ) {
     Gate gate = {0};
+    to_inputs(x, n * width, given);
 #pragma omp parallel num_threads((int)threads)
     {
         const Team team = team_at(&gate);
-        product(x, n, width, *w, NULL, outputs, y, NULL, outputs, 0, &team);
+        product(given, n, width, *w, NULL, outputs, y, NULL, outputs, 0, &team);
     }
 }
 #endif

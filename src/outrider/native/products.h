@@ -5,15 +5,17 @@
 #include "tiles.h"
 #define ROOM(kind, n, width) ((n) > 1 ? LAID(n) * (width) : 1)
 #else
+#ifdef HALVES
+#include "integers.h"
+const integer whole_products = 1;
+#define ROOM(kind, n, width) (WHOLE(kind) ? (n) * (width) / GROUP * (integer)(sizeof(Activations) / sizeof(input)) : 1)
+#else
+#define ROOM(kind, n, width) 1
+#endif
 #if LANES == 8
 #include "eights.h"
 #else
 #include "lanes.h"
-#endif
-#if LANES == 8 && defined(HALVES) /* for rows that are rounded */
-#define ROOM(kind, n, width) (WHOLE(kind) ? (n) * (width) / GROUP * (integer)(sizeof(Activations) / sizeof(input)) : 1)
-#else
-#define ROOM(kind, n, width) 1
 #endif
 #endif
 

@@ -42,7 +42,7 @@ def read(
         file: what it was made from; None: that is not there (any more).
         folder: of the model, where its blocks are kept for the next time; None: nowhere.
         code: the compiled pass, which must read blocks.
-        integers: for products of whole numbers, which the code must have.
+        integers: for products of whole numbers, which the code must have instead.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
     lanes = reads(code)
@@ -60,8 +60,8 @@ def _made(model: nn.Module, file: Path, lanes: int, integers: bool) -> dict[str,
     """By the name of a linear layer, the rows of its blocks."""
     names, made = {layer: name for name, layer in model.named_modules()}, {}
     for layer, b in blocks_of(model, file):
-        whole = native.whole(b.numbers, b.scales, b.minima) if integers else None
-        made[names[layer]] = (whole or packed(b.numbers, b.scales, b.minima, lanes)).rows
+        given = b.numbers, b.scales, b.minima
+        made[names[layer]] = (native.whole(*given) if integers else packed(*given, lanes)).rows
     return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..native.blocks import PLAIN, Packed, reads
+from ..native.blocks import EIGHT, FOUR, TWELVE, Packed, multiplies, reads
 from ..native.build import library
 from ..native.parts import PassPart, Room
 from ..native.weights import Weights, gather, lacking, read
@@ -125,14 +125,15 @@ def weights_of(
     from, whose blocks are read in place of the weights that they are; `kept`: the folder of the model, which keeps
     them. `weights`: "int8" or "native" are for products of whole numbers; None too where most would not take part."""
     config = families.text_config(model)
-    code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
+    full = weights == "full"
+    code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype), tiled=full)
     if code is None:
         return None
     lanes = reads(code)
     if move and lanes != 8:
         gather(model)
-    if weights != "full":
-        packed = blocks.integers(model, weights, file, kept, code) if lanes == 8 else {}
+    if not full:
+        packed = blocks.integers(model, weights, file, kept, code) if multiplies(code) else {}
         if not packed:
             return None
     else:
@@ -145,9 +146,11 @@ def weights_of(
 def forward_of(target: Any, weights: Weights) -> Forward | None:
     """The compiled pass over these weights, in the precision of the target; None where there is none, or where it does
     not read the blocks among them."""
-    found = library(_name(weights.dtype), _name(target.dtype))
-    blocked = any(isinstance(one, Packed) and one.kind != PLAIN for one in weights.kept)
-    return None if found is None or (blocked and not reads(found)) else Forward(found, target, weights)
+    found = library(_name(weights.dtype), _name(target.dtype), tiled=not weights.whole)
+    blocked = any(isinstance(one, Packed) and one.kind in (FOUR, EIGHT, TWELVE) for one in weights.kept)
+    if found is None or (blocked and not reads(found)) or (weights.whole and not multiplies(found)):
+        return None
+    return Forward(found, target, weights)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -256,10 +256,11 @@ def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
 
 
 def multiplied(code: ctypes.CDLL, matrix: Packed, outputs: int, width: int) -> bool:
-    """Is a matrix multiplied as whole numbers should be, up to float32's rounding? With activations that no rounding
-    takes to either of two numbers: a quarter above whole ones."""
+    """Is a matrix multiplied as whole numbers should be, up to float32's rounding? With activations that bfloat16 holds
+    and no rounding takes to either of two numbers: whole ones, and a quarter above the small ones."""
     dice = torch.Generator().manual_seed(0)
-    x = torch.randint(-126, 126, (5, width), generator=dice) + 0.25
+    x = torch.randint(-126, 126, (5, width), generator=dice).float()
+    x += 0.25 * (x.abs() < 32)
     x[:, ::BLOCK] = 127
     x *= 2.0 ** -torch.randint(0, 8, (5, width // BLOCK), generator=dice).repeat_interleave(BLOCK, 1)
     found, given = multiply(code, matrix, outputs, x), nearest(x.double())
