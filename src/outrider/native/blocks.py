@@ -104,7 +104,8 @@ def nearest(x: Float[Tensor, "n i"]) -> Float[Tensor, "n i"]:
     """Activations as products of whole numbers round them: multiples of a 127th of the largest one among 32."""
     blocks = x.unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    return ((blocks * (127 / largest)).round() * (largest / 127)).flatten(-2)
+    factor = torch.full_like(largest, 127) / largest  # torch would compute 127 / largest as 127 * (1 / largest)
+    return ((blocks * factor).round() * (largest / 127)).flatten(-2)
 
 
 def twelve_size(weight: Float[Tensor, "o i"]) -> int:
@@ -138,11 +139,10 @@ def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL, room: Integer[T
 def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
     """A drafter's matrix: rounded to eight bits where this build reads such, else as it is. Drafts need not be exact,
     so activations are rounded too where products of whole numbers are the faster ones."""
-    lanes = reads(code)
-    if not lanes:
+    if not multiplies(code) and not reads(code):
         return plain(weight)
     numbers, scales = rounded(weight)
-    return whole(numbers, scales, None) if lanes == 8 else packed(numbers, scales, None, lanes)
+    return whole(numbers, scales, None) if multiplies(code) else packed(numbers, scales, None, reads(code))
 
 
 def rounded(weight: Float[Tensor, "o i"]) -> tuple[Integer[Tensor, "o i"], Float[Tensor, "o g"]]:
