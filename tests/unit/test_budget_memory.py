@@ -78,7 +78,8 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     assert max(others.tested) < max(rates.tested)
     assert (again.seconds.points, again.nodes) == (asking.seconds.points, asking.nodes)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
-    assert again.asks([0.1], 1, budget) and asking.asks([0.1], 1, budget)
+    assert again.asks([0.1], 1, budget)
+    assert asking.asks([0.1], 1, budget)
     assert again.gain(0.9) == pytest.approx(asking.gain(0.9), abs=0.1)
     assert max(r.asked for r in again.records) < max(r.asked for r in asking.records)
 

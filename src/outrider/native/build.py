@@ -33,9 +33,13 @@ logger = logging.getLogger(__name__)
 
 @cache
 def library(weights: str, rest: str, tiled: bool = True) -> ctypes.CDLL | None:
-    """The pass over weights of this precision, with activations, keys and values of the `rest`; both are "bfloat16" or
-    "float32". None where it cannot be had on this machine. `tiled`: with the processor's tiles, if it has them; products
-    of whole numbers are in code without."""
+    """The compiled pass; None where it cannot be had on this machine.
+
+    Args:
+        weights: their precision, "bfloat16" or "float32".
+        rest: that of activations, keys and values.
+        tiled: use the processor's tiles, if it has them; products of whole numbers are in code without.
+    """
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     if compiler is None or platform.system() != "Linux" or not suits():
         return None
