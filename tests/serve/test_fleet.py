@@ -99,7 +99,7 @@ def test_an_interrupt_ends_the_loading_thread() -> None:
 def test_passes_are_recorded_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's and the draft model's, with what the drafters read of the target; none is recorded later. This is
     where there is no compiled pass."""
-    monkeypatch.setattr(compiled, "library", lambda *_, **__: None)
+    monkeypatch.setattr(compiled, "library", lambda *_: None)
     service = start("demo", ["eagle:demo/hass", "model"])
     target, draft = service.llm.target, service.scheduler.fleet.drafters["model"]
     for model, taps in ((target, (-1,)), (inside(draft).model, ())):  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ def mixed() -> tuple[Rates, Asking]:
     for i in range(50):
         rates.learn(Family((-0.1, -2.0), 0 if i % 5 else -1))
         asking.time(1, 0.01 * (1 + i % 3))
-        asking.learn([0.1 if i % 2 else 0.9], [i % 4], 3.0)
+        asking.learn([0.1 if i % 2 else 0.9], [3 if i % 2 else 0], 3.0)
     return rates, asking
 
 
@@ -80,8 +80,19 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
     assert again.asks([0.1], 1, budget)
     assert asking.asks([0.1], 1, budget)
-    assert again.gain(0.9) == pytest.approx(asking.gain(0.9), abs=0.1)
+    assert again.gain(0.9) < 1 < again.gain(0.1)
+    assert 0 < max(r.asked for r in again.records)
     assert max(r.asked for r in again.records) < max(r.asked for r in asking.records)
+
+
+def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> None:
+    """Lookup alone, which is such a mix, has none."""
+    rates = mixed()[0]
+    Memory(tmp_path / "f.json", learnt(), [], (rates, Asking())).keep()
+    others, again = Rates(), Asking()
+    assert Memory(tmp_path / "f.json", AdaptiveBudget(), [], (others, again)).recall()
+    assert others.of(0.9) == pytest.approx(rates.of(0.9), abs=0.1)
+    assert again.asks([0.1], 1, Budget(8, 3, rate=20.0))
 
 
 @pytest.mark.parametrize("change", [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], [None, {"records": 3}]])

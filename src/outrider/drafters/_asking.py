@@ -126,7 +126,8 @@ class Asking:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state; ValueError, KeyError, TypeError or AttributeError where it is none."""
-        seconds, nodes = measured(state["seconds"]), float(state["nodes"])
+        seconds = measured(state["seconds"]) if state["seconds"] else {}
+        nodes = float(state["nodes"])
         records = [Record(float(asked), float(gained)) for asked, gained in state["records"]]
         counts = [nodes, *(x for r in records for x in (r.asked, r.gained))]
         if len(records) != BINS or not all(0 <= x < math.inf for x in counts):

@@ -13,7 +13,7 @@
    bytes for two rows, the first row's in the lower four bits. Of a row's 32 bytes, byte 16 a + 8 b + 2 i + c is of number
    16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single blocks, or 0.
 
-   W4A8 and W8A8 are four and eight bits for products of whole numbers (`integers.h`), without tiles. Rows lie in
+   W4A8 and W8A8 are four and eight bits for products of whole numbers (`integers.h`), in code without tiles. Rows lie in
    eights: a block has eight vectors, four with eight numbers each of rows 0, 1, 4 and 5, and four of rows 2, 3, 6 and 7.
    Of four bits two share their bytes, the first one's numbers in the lower bits. Behind
    all blocks lie eight scales for each, and of four bits eight minima. */

@@ -32,14 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def library(weights: str, rest: str, tiled: bool = True) -> ctypes.CDLL | None:
-    """The compiled pass; None where it cannot be had on this machine.
-
-    Args:
-        weights: their precision, "bfloat16" or "float32".
-        rest: that of activations, keys and values.
-        tiled: use the processor's tiles, if it has them; products of whole numbers are in code without.
-    """
+def library(weights: str, rest: str) -> ctypes.CDLL | None:
+    """The pass over weights of this precision, with activations, keys and values of the `rest`; both are "bfloat16" or
+    "float32". None where it cannot be had on this machine."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     if compiler is None or platform.system() != "Linux" or not suits():
         return None
@@ -48,7 +43,7 @@ def library(weights: str, rest: str, tiled: bool = True) -> ctypes.CDLL | None:
         *FLAGS,
         f"-DFIRST={_first()}",
         *(("-DSOON=_MM_HINT_T1", "-DAHEAD=2") if tiles() or "AuthenticAMD" in _about("vendor_id") else ()),
-        *(("-DTILES",) if tiled and tiles() else ()),
+        *(("-DTILES",) if tiles() else ()),
         *(("-DHALVES",) if halves else ()),
         *(("-DWIDE",) if halves and wide else ()),
     )

@@ -126,7 +126,7 @@ def weights_of(
     them. `weights`: "int8" or "native" are for products of whole numbers; None too where most would not take part."""
     config = families.text_config(model)
     full = weights == "full"
-    code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype), tiled=full)
+    code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
     if code is None:
         return None
     lanes = reads(code)
@@ -146,7 +146,7 @@ def weights_of(
 def forward_of(target: Any, weights: Weights) -> Forward | None:
     """The compiled pass over these weights, in the precision of the target; None where there is none, or where it does
     not read the blocks among them."""
-    found = library(_name(weights.dtype), _name(target.dtype), tiled=not weights.whole)
+    found = library(_name(weights.dtype), _name(target.dtype))
     blocked = any(isinstance(one, Packed) and one.kind in (FOUR, EIGHT, TWELVE) for one in weights.kept)
     if found is None or (blocked and not reads(found)) or (weights.whole and not multiplies(found)):
         return None
