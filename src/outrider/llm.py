@@ -287,8 +287,8 @@ def load(
         exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
             in 16 bits where a probe finds that this machine's kernels allow it at next to no cost (docs/exactness.md).
         weights: full: as the checkpoint has them; int8: linear layers in eight bits; native: the four-bit numbers of a
-            .gguf file. The last two are for CPUs, round activations (to eight bits where passes are compiled on AVX2,
-            else to bfloat16), and are other targets than the full one.
+            .gguf file. The last two are for CPUs, round activations (to eight bits where passes are compiled without
+            tiles, else to bfloat16), and are other targets than the full one.
         trust_remote_code: run code that comes with the model.
         compile: run the models' passes without their Python: the same logits sooner. Llama-shaped models on x86
             processors run in compiled code of our own (`targets/compiled.py`), others are recorded once each kind of
