@@ -132,6 +132,19 @@ def test_a_row_does_not_depend_on_its_neighbours(weights: str) -> None:
     assert torch.equal(found[others], whole[others])
 
 
+def test_sixteen_lanes_of_floats() -> None:
+    """The code of processors with AVX-512 for whatever computes in float32."""
+    if not FOREIGN:
+        pytest.skip("this processor has eight lanes")
+    floats = native.library("bfloat16", "float32")
+    assert floats is not None
+    assert all(multiplied(floats, matrix(*shape, weights)[0], *shape) for shape in SHAPES for weights in KINDS)
+
+
+def test_drafters_take_them() -> None:
+    assert packs.for_drafts(torch.randn(13, 64), code()).kind == packs.W8A8
+
+
 def test_the_nearest_activations() -> None:
     x = torch.randn(3, 64, dtype=torch.double)
     step = x.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127

@@ -22,14 +22,14 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
 ASKED = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)
 
 
-def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, nodes: float = 2.0) -> Asking:
+def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, added: float = 2.0) -> Asking:
     """Has seen rounds whose free draft had the chance c: networks took so long, and gained gains[c] tokens on average,
     at most two in a round."""
     asking, dice = Asking(), random.Random(1)
     for _ in range(rounds):
         for chance, gain in gains.items():
             asking.time(1, seconds)
-            asking.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], nodes)
+            asking.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], added)
     return asking
 
 
@@ -45,7 +45,7 @@ def test_by_hand() -> None:
 
 
 def test_nodes_that_make_the_pass_longer_are_counted() -> None:
-    few, many = told({0.0: 0.5}, nodes=1.0), told({0.0: 0.5}, nodes=9.0)
+    few, many = told({0.0: 0.5}, added=1.0), told({0.0: 0.5}, added=9.0)
     assert few.asks([0.0], 1, ASKED), "0.25 tokens"
     assert not many.asks([0.0], 1, ASKED), "0.65 tokens"
     assert many.asks([0.0], 1, replace(ASKED, price=None))
@@ -125,8 +125,8 @@ class EveryThird(Asking):
         self.turn += 1
         return self.turn % 3 == 0
 
-    def learn(self, chances: Sequence[float], gains: Sequence[int], nodes: float) -> None:
-        super().learn(chances, gains, nodes)
+    def learn(self, chances: Sequence[float], gains: Sequence[int], added: float) -> None:
+        super().learn(chances, gains, added)
         self.seen += gains
 
 
@@ -134,13 +134,13 @@ class EveryThird(Asking):
 def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperature: float) -> None:
     target, net = oracle.of_eagle()
     parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
-    mixed = replace(_mix.of(parts), asking=EveryThird())
+    asking = EveryThird()
+    mixed = replace(_mix.of(parts), asking=asking)
     rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, FixedBudget(14, 4))
     assert [row.output for row in rows] == plainly(target, 61, temperature)
-    seen: Any = mixed.asking.seen  # type: ignore[attr-defined]
-    assert sum(seen) > 20
-    assert set(seen) <= {0, 1, 2, 3, 4}
-    assert seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
+    assert sum(asking.seen) > 20
+    assert set(asking.seen) <= {0, 1, 2, 3, 4}
+    assert asking.seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
 
 
 class Rated(FixedBudget):

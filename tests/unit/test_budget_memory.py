@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     for confidence in (0.9, 0.1):
         assert others.of(confidence) == pytest.approx(rates.of(confidence), abs=0.1)
     assert max(others.tested) < max(rates.tested)
-    assert (again.seconds.points, again.nodes) == (asking.seconds.points, asking.nodes)
+    assert (again.seconds.points, again.added) == (asking.seconds.points, asking.added)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
     assert again.asks([0.1], 1, budget)
     assert asking.asks([0.1], 1, budget)
@@ -95,7 +96,19 @@ def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> Non
     assert again.asks([0.1], 1, Budget(8, 3, rate=20.0))
 
 
-@pytest.mark.parametrize("change", [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], [None, {"records": 3}]])
+RECORDS: dict[str, Any] = {"seconds": {}, "added": 1.0, "records": [[2.0, 1.0]] * 4}
+WRONG: list[dict[str, Any]] = [
+    {"records": 3},
+    {"records": [[2.0, 1.0]] * 3},
+    {"records": [[2.0, -1.0]] * 4},
+    {"added": -1.0},
+]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], *([None, RECORDS | wrong] for wrong in WRONG)],
+)
 def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list) -> None:
     file, made = tmp_path / "f.json", mixed()
     Memory(file, learnt(), [], made).keep()

@@ -29,7 +29,7 @@ DECAY = 0.98  # forgetting, for each row that a record takes in
 PRIOR = 4.0  # rounds that all bins' record is worth in each, and that FIRST is worth in that
 FIRST = 1.0  # tokens a row that networks are believed to gain at first
 DOUBT = 0.5  # standard deviations that are added
-RECENT = 0.1  # what a round weighs in the nodes that networks bring
+RECENT = 0.1  # what a round weighs in the nodes that networks add
 LEARN = 4  # rounds of a batch size that are asked and timed first; one more warms up
 PROBE, PROBE_MAX = 16, 64  # rounds that are not asked until one is, for each row
 ALIKE = 2.0  # batch sizes by less than this factor apart are learnt from each other
@@ -51,7 +51,7 @@ class Asking:
     """One for all texts of a mix. Until it has been told some times, networks are asked in every round."""
 
     seconds: Curve = field(default_factory=lambda: Curve(prior_slope=0.5, mean=True))  # by batch rows
-    nodes: float = 1.0  # that networks add to a row's tree
+    added: float = 1.0  # nodes that networks add to a row's tree
     rounds: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds asked
     records: list[Record] = field(default_factory=lambda: [Record() for _ in range(BINS)])
     idle: int = 0  # rounds not asked since the last one
@@ -63,12 +63,12 @@ class Asking:
         Args:
             chances: [row]: how likely its free draft has the next token.
             nodes: of the widest row's free draft, the root included.
-            budget: without a `rate` they are.
+            budget: where it has no `rate`, they are asked in every round.
         """
         rows = len(chances)
         if not budget.rate or self._met(rows) <= LEARN:
             return True
-        wider = budget.price.wider(rows, nodes, self.nodes) if budget.price else 0.0
+        wider = budget.price.wider(rows, nodes, self.added) if budget.price else 0.0
         asked = sum(self.gain(c, DOUBT) for c in chances) > rows * budget.rate * (self.seconds(rows) + wider)
         if asked:
             self.patience = PROBE
@@ -103,15 +103,15 @@ class Asking:
         """Rounds asked of batches of about this size."""
         return sum(count for b, count in self.rounds.items() if alike(b, rows))
 
-    def learn(self, chances: Sequence[float], gains: Sequence[int], nodes: float) -> None:
+    def learn(self, chances: Sequence[float], gains: Sequence[int], added: float) -> None:
         """Take in what a round gave whose networks were asked.
 
         Args:
             chances: [row]: as they were given to `asks`, of the rows that tell something.
             gains: [row]: how many tokens deeper its text went than any free draft.
-            nodes: that the networks added to a row's tree, on average.
+            added: nodes that the networks added to a row's tree, on average.
         """
-        self.nodes += RECENT * (nodes - self.nodes)
+        self.added += RECENT * (added - self.added)
         for chance, gain in zip(chances, gains, strict=True):
             self.records[place(chance)].learn(gain)
 
@@ -120,19 +120,19 @@ class Asking:
         shares = [min(1.0, PRIOR / max(1.0, record.asked)) for record in self.records]
         return {
             "seconds": self.seconds.points,
-            "nodes": self.nodes,
+            "added": self.added,
             "records": [[s * r.asked, s * r.gained] for r, s in zip(self.records, shares, strict=True)],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state; ValueError, KeyError, TypeError or AttributeError where it is none."""
         seconds = measured(state["seconds"]) if state["seconds"] else {}
-        nodes = float(state["nodes"])
+        added = float(state["added"])
         records = [Record(float(asked), float(gained)) for asked, gained in state["records"]]
-        counts = [nodes, *(x for r in records for x in (r.asked, r.gained))]
+        counts = [added, *(x for r in records for x in (r.asked, r.gained))]
         if len(records) != BINS or not all(0 <= x < math.inf for x in counts):
             raise ValueError("as many records as bins, of counts")
-        self.seconds, self.nodes, self.records = Curve(0.5, True, seconds), nodes, records
+        self.seconds, self.added, self.records = Curve(0.5, True, seconds), added, records
         self.rounds = dict.fromkeys(seconds, LEARN + 1)
 
 

@@ -71,7 +71,7 @@ class Proposed:
     maps: list[Places]
     chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
     asked: bool  # were networks asked, if there are any?
-    nodes: float  # of a row's tree, on average
+    drafted: float  # nodes of a row's tree, without the root, on average
 
 
 @dataclass
@@ -123,7 +123,7 @@ class MixDrafting:
             tree, maps = graft(found, rates, budget, rows.root.device)
         else:
             tree, maps = merge(found, budget.nodes, rows.root.device)
-        self.last = Proposed(found, maps, chances, asked, _nodes([tree]))
+        self.last = Proposed(found, maps, chances, asked, _drafted([tree]))
         return tree
 
     def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]], remaining: Sequence[int]) -> None:
@@ -135,8 +135,8 @@ class MixDrafting:
             if last.asked:
                 told = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is nobody's gain
                 gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in told]
-                more = max(0.0, last.nodes - _nodes(without))
-                mix.asking.learn([last.chances[r] for r in told], gains, more)
+                added = max(0.0, last.drafted - _drafted(without))
+                mix.asking.learn([last.chances[r] for r in told], gains, added)
         if last.asked:
             learn(last.trees, mix.rates, chosen)
 
@@ -276,7 +276,7 @@ def _chances(trees: Mapping[int, Tree], rates: Sequence[Rates | None]) -> list[f
     return found
 
 
-def _nodes(trees: Sequence[Tree]) -> float:
+def _drafted(trees: Sequence[Tree]) -> float:
     """Drafted nodes of a row, on average, those of the tree that has most."""
     return max(sum(len(names) - 1 for names, _, _ in tree.host) / len(tree.host) for tree in trees)
 

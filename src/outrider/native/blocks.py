@@ -137,8 +137,8 @@ def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL, room: Integer[T
 
 
 def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
-    """A drafter's matrix: rounded to eight bits where this build reads such, else as it is. Drafts need not be exact,
-    so activations are rounded too where products of whole numbers are the faster ones."""
+    """A drafter's matrix: rounded to eight bits where this build multiplies whole numbers or reads blocks, else as it
+    is. Products of whole numbers round activations too, which is no harm: drafts need not be exact."""
     if not multiplies(code) and not reads(code):
         return plain(weight)
     numbers, scales = rounded(weight)

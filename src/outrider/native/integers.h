@@ -2,7 +2,7 @@
    32 at a time with a scale of their own. 32 products are one sum of whole numbers, which rounds nothing; such sums are
    added up in float, block by block, however many rows there are. So a result depends on its row of x and its row of W
    alone. It is another target than the one whose activations are floats. Eight outputs are computed at a time, with AVX2;
-   VNNI, where there is, multiplies four bytes in one instruction, and the sums are the same. */
+   where the processor has VNNI, one instruction adds four products, and the sums are the same. */
 
 #define TINY 1e-30f /* what is smaller is 0 */
 #define WHOLE(kind) ((kind) == W4A8 || (kind) == W8A8)

@@ -41,8 +41,8 @@ def read(
         model: a stock model in bfloat16.
         file: what it was made from; None: that is not there (any more).
         folder: of the model, where its blocks are kept for the next time; None: nowhere.
-        code: the compiled pass, which must read blocks.
-        integers: for products of whole numbers, which the code must have instead.
+        code: the compiled pass, which must read blocks; or multiply whole numbers, for `integers`.
+        integers: in the order in which products of whole numbers read them.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
     lanes = reads(code)

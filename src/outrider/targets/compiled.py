@@ -125,14 +125,13 @@ def weights_of(
     from, whose blocks are read in place of the weights that they are; `kept`: the folder of the model, which keeps
     them. `weights`: "int8" or "native" are for products of whole numbers; None too where most would not take part."""
     config = families.text_config(model)
-    full = weights == "full"
     code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
     if code is None:
         return None
     lanes = reads(code)
     if move and lanes != 8:
         gather(model)
-    if not full:
+    if weights != "full":
         packed = blocks.integers(model, weights, file, kept, code) if multiplies(code) else {}
         if not packed:
             return None
