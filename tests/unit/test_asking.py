@@ -33,23 +33,34 @@ def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, a
     return asking
 
 
+def asks(asking: Asking, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
+    return asking.asks(chances, [most] * len(chances), nodes, budget)
+
+
 def test_by_hand() -> None:
     """4 ms and two nodes of 1 ms each are worth 0.3 tokens at 50 a second."""
     asking = told({0.0: 0.6, 0.9: 0.05})
     assert asking.gain(0.0) == pytest.approx(0.6, abs=0.15)
-    assert asking.asks([0.0], 1, ASKED)
-    assert not asking.asks([0.9], 4, ASKED)
-    assert not asking.asks([0.0], 1, replace(ASKED, rate=1000.0))
-    assert asking.asks([0.9], 4, replace(ASKED, rate=0.0)), "a budget without a rate decides alone"
-    assert asking.asks([0.9] * 2, 4, ASKED), "nothing is known of batches of two"
+    assert asks(asking, [0.0], 1, ASKED)
+    assert not asks(asking, [0.9], 4, ASKED)
+    assert not asks(asking, [0.0], 1, replace(ASKED, rate=1000.0))
+    assert asks(asking, [0.9], 4, replace(ASKED, rate=0.0)), "a budget without a rate decides alone"
+    assert asks(asking, [0.9] * 2, 4, ASKED), "nothing is known of batches of two"
 
 
 def test_nodes_that_make_the_pass_longer_are_counted() -> None:
     few, many = told({0.0: 0.5}, added=1.0), told({0.0: 0.5}, added=9.0)
-    assert few.asks([0.0], 1, ASKED), "0.25 tokens"
-    assert not many.asks([0.0], 1, ASKED), "0.65 tokens"
-    assert many.asks([0.0], 1, replace(ASKED, price=None))
-    assert many.asks([0.0], 16, ASKED), "a row that is full already gets no node more"
+    assert asks(few, [0.0], 1, ASKED), "0.25 tokens"
+    assert not asks(many, [0.0], 1, ASKED), "0.65 tokens"
+    assert asks(many, [0.0], 1, replace(ASKED, price=None))
+    assert asks(many, [0.0], 16, ASKED), "a row that is full already gets no node more"
+
+
+def test_no_more_than_a_text_may_gain_is_counted() -> None:
+    """6 ms are worth 1.2 tokens at 200 a second: less than what was gained, more than a text that ends can gain."""
+    asking = told({0.0: 1.5})
+    assert asks(asking, [0.0], 1, replace(ASKED, rate=200.0))
+    assert not asks(asking, [0.0], 1, replace(ASKED, rate=200.0), most=1)
 
 
 def test_rows_that_need_it_pay_for_the_others() -> None:
@@ -57,26 +68,26 @@ def test_rows_that_need_it_pay_for_the_others() -> None:
     for size in (2, 4):
         for _ in range(2 * LEARN):
             asking.time(size, 0.004)
-    assert asking.asks([0.0, 0.9], 1, ASKED)
-    assert not asking.asks([0.0, 0.9, 0.9, 0.9], 1, ASKED)
+    assert asks(asking, [0.0, 0.9], 1, ASKED)
+    assert not asks(asking, [0.0, 0.9, 0.9, 0.9], 1, ASKED)
 
 
 def test_new_texts_are_asked_for_again() -> None:
     """What a hard text has taught counts for a few rounds, and is doubted."""
     asking = told({0.0: 0.14})
-    assert not asking.asks([0.0], 1, ASKED)
+    assert not asks(asking, [0.0], 1, ASKED)
     asking.begin(1.0)
     assert 0.14 < asking.gain(0.0) < 0.5, "four rounds beside the belief of one token"
-    assert asking.asks([0.0], 1, ASKED)
+    assert asks(asking, [0.0], 1, ASKED)
 
 
 def test_it_asks_again_ever_more_rarely() -> None:
     asking = told({0.9: 0.0})
-    asked = [i for i in range(600) if asking.asks([0.9], 4, ASKED)]
+    asked = [i for i in range(600) if asks(asking, [0.9], 4, ASKED)]
     assert asked[:5] == [PROBE, 3 * PROBE + 1, 7 * PROBE + 2, 11 * PROBE + 3, 15 * PROBE + 4]
     for _ in range(100):
         asking.learn([0.9], [2], 2.0)
-    assert asking.asks([0.9], 4, ASKED)
+    assert asks(asking, [0.9], 4, ASKED)
 
 
 def test_batches_are_asked_more_rarely_for_their_rows() -> None:
@@ -84,10 +95,10 @@ def test_batches_are_asked_more_rarely_for_their_rows() -> None:
     asking, four = told({0.9: 0.0}), [0.9] * 4
     for _ in range(LEARN + 1):
         asking.time(4, 0.008)
-    asked = [i for i in range(400) if asking.asks(four, 4, ASKED)]
+    asked = [i for i in range(400) if asks(asking, four, 4, ASKED)]
     assert asked == [4 * PROBE, 12 * PROBE + 1]
     asking.begin(0.25)
-    asked = [i for i in range(400) if asking.asks(four, 4, ASKED)]
+    asked = [i for i in range(400) if asks(asking, four, 4, ASKED)]
     assert asked == [0, 16 * PROBE + 1], "three quarters of its patience, which it had nearly waited already"
     asking.begin(1.0)
     assert asking.patience == PROBE
@@ -96,11 +107,11 @@ def test_batches_are_asked_more_rarely_for_their_rows() -> None:
 def test_a_batch_size_nearly_as_large_is_known() -> None:
     asking = told({0.0: 0.6})
     for size in (20, 22, 24, 26, 28, 30):
-        assert asking.asks([0.0] * size, 1, replace(ASKED, rate=1.0))
+        assert asks(asking, [0.0] * size, 1, replace(ASKED, rate=1.0))
         asking.time(size, 0.4)
     assert asking.rounds[30] == 1
-    assert not asking.asks([0.0] * 32, 1, replace(ASKED, rate=1000.0)), "0.4 s are known to be too dear"
-    assert asking.asks([0.0] * 64, 1, replace(ASKED, rate=1000.0)), "of twice as many nothing is known"
+    assert not asks(asking, [0.0] * 32, 1, replace(ASKED, rate=1000.0)), "0.4 s are known to be too dear"
+    assert asks(asking, [0.0] * 64, 1, replace(ASKED, rate=1000.0)), "of twice as many nothing is known"
 
 
 def test_a_bin_that_was_never_seen_believes_the_others() -> None:
@@ -114,6 +125,13 @@ def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
     return [row.output for row in rows]
 
 
+def test_nodes_that_a_free_draft_has_too_were_not_added() -> None:
+    """Of two rows the first kept nodes 1 and 2 of a network, 1 and 3 of lookup; the second kept a network's only."""
+    network, lookup = [[0, 1, 2, -1], [0, 1, 2, 3]], [[0, 1, 3], [0, -1]]
+    assert _mix._added([network, lookup], [1]) == 2.0  # (1 + 3) / 2
+    assert _mix._added([network, lookup], [0, 1]) == 0.0
+
+
 class EveryThird(Asking):
     """Asks in every third round, and remembers what it was told."""
 
@@ -121,7 +139,7 @@ class EveryThird(Asking):
         super().__init__()
         self.turn, self.seen = 0, list[int]()
 
-    def asks(self, chances: Sequence[float], nodes: int, budget: Budget) -> bool:
+    def asks(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
         self.turn += 1
         return self.turn % 3 == 0
 

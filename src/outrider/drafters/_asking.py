@@ -2,8 +2,8 @@
 
 How deep they draft and which of their nodes are kept is left to their confidences. What is decided here is whether they
 draft at all. Asked, they take s seconds, the pass over their nodes takes p more, and a row gains g tokens: so much
-deeper than any free draft its text goes. A second brings `Budget.rate` tokens to every row as things are. So they are
-asked where
+deeper than any free draft its text goes, as far as depth and the text's end allow. A second brings `Budget.rate` tokens
+to every row as things are. So they are asked where
 
     sum over rows of g  >  rows * rate * (s + p)
 
@@ -57,11 +57,12 @@ class Asking:
     idle: int = 0  # rounds not asked since the last one
     patience: int = PROBE
 
-    def asks(self, chances: Sequence[float], nodes: int, budget: Budget) -> bool:
+    def asks(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
         """Are the networks asked to draft?
 
         Args:
             chances: [row]: how likely its free draft has the next token.
+            most: [row]: how many tokens a draft may gain it.
             nodes: of the widest row's free draft, the root included.
             budget: where it has no `rate`, they are asked in every round.
         """
@@ -69,7 +70,8 @@ class Asking:
         if not budget.rate or self._met(rows) <= LEARN:
             return True
         wider = budget.price.wider(rows, nodes, self.added) if budget.price else 0.0
-        asked = sum(self.gain(c, DOUBT) for c in chances) > rows * budget.rate * (self.seconds(rows) + wider)
+        gains = sum(min(limit, self.gain(c, DOUBT)) for c, limit in zip(chances, most, strict=True))
+        asked = gains > rows * budget.rate * (self.seconds(rows) + wider)
         if asked:
             self.patience = PROBE
         elif self.idle >= self.patience * rows:
@@ -109,7 +111,7 @@ class Asking:
         Args:
             chances: [row]: as they were given to `asks`, of the rows that tell something.
             gains: [row]: how many tokens deeper its text went than any free draft.
-            added: nodes that the networks added to a row's tree, on average.
+            added: nodes of a row's tree that the networks alone had, on average.
         """
         self.added += RECENT * (added - self.added)
         for chance, gain in zip(chances, gains, strict=True):

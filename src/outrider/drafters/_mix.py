@@ -71,7 +71,6 @@ class Proposed:
     maps: list[Places]
     chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
     asked: bool  # were networks asked, if there are any?
-    drafted: float  # nodes of a row's tree, without the root, on average
 
 
 @dataclass
@@ -106,7 +105,8 @@ class MixDrafting:
         asked, chances = True, list[float]()
         if networks and trees and coupled and _valued(trees.values()):
             chances = _chances(trees, mix.alone)
-            asked = mix.asking.asks(chances, max(tree.nodes for tree in trees.values()), budget)
+            most = [min(budget.depth, left - 1) for left in rows.remaining]
+            asked = mix.asking.asks(chances, most, max(tree.nodes for tree in trees.values()), budget)
         began = perf_counter()
         for k in networks:
             trees[k] = self.parts[k].propose(rows, budget) if asked else root_only(rows.root)
@@ -123,7 +123,7 @@ class MixDrafting:
             tree, maps = graft(found, rates, budget, rows.root.device)
         else:
             tree, maps = merge(found, budget.nodes, rows.root.device)
-        self.last = Proposed(found, maps, chances, asked, _drafted([tree]))
+        self.last = Proposed(found, maps, chances, asked)
         return tree
 
     def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]], remaining: Sequence[int]) -> None:
@@ -135,8 +135,7 @@ class MixDrafting:
             if last.asked:
                 told = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is nobody's gain
                 gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in told]
-                added = max(0.0, last.drafted - _drafted(without))
-                mix.asking.learn([last.chances[r] for r in told], gains, added)
+                mix.asking.learn([last.chances[r] for r in told], gains, _added(last.maps, cheap))
         if last.asked:
             learn(last.trees, mix.rates, chosen)
 
@@ -276,9 +275,13 @@ def _chances(trees: Mapping[int, Tree], rates: Sequence[Rates | None]) -> list[f
     return found
 
 
-def _drafted(trees: Sequence[Tree]) -> float:
-    """Drafted nodes of a row, on average, those of the tree that has most."""
-    return max(sum(len(names) - 1 for names, _, _ in tree.host) / len(tree.host) for tree in trees)
+def _added(maps: Sequence[Places], cheap: Sequence[int]) -> float:
+    """Nodes of a row's tree that came from none of the free drafts, on average."""
+    added = 0
+    for row in zip(*maps, strict=True):
+        free = {node for k in cheap for node in row[k]}
+        added += len({node for places in row for node in places if node > 0} - free)
+    return added / len(maps[0])
 
 
 def _followed(trees: Sequence[Tree], row: int, tokens: Sequence[int]) -> int:

@@ -52,7 +52,7 @@ class CompiledLayer:
     """x = W cat(...) + bias, the layer on x without a norm before its attention, and the head: one call for a step.
     With `Fusing` in place of W: the layer on the norms of both, added to the vector.
 
-    Weights are rounded to eight bits where the code reads such, else read where they lie. Vectors and logits are of
+    Weights are rounded to eight bits where `for_drafts` does so, else read where they lie. Vectors and logits are of
     float32.
     """
 

@@ -35,7 +35,7 @@ WHOLE = 16  # the pair head's width is filled up by zeros to a multiple of this
 class CompiledBlock:
     """`read` writes what was committed into the cache, `slots` gives the block's vectors and logits, `grow` a tree.
 
-    Weights are rounded to eight bits where the code reads such; the pair head's, which are looked up, are as they are.
+    Weights are rounded to eight bits where `for_drafts` does so; the pair head's, which are looked up, are as they are.
     """
 
     def __init__(

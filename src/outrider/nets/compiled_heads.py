@@ -20,8 +20,8 @@ from .wanted import Seconds, Shape, Wanted
 
 
 class CompiledHeads:
-    """x + SiLU(W_k x + b_k) for every head k, one LM head for all. Weights are rounded to eight bits where the code
-    reads such."""
+    """x + SiLU(W_k x + b_k) for every head k, one LM head for all. Weights are rounded to eight bits where
+    `for_drafts` does so."""
 
     def __init__(
         self,

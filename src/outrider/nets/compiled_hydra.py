@@ -32,7 +32,7 @@ class HeadParts:
 
 class CompiledHydra:
     """Every head: R x + SiLU(W x + b) of the feature and a path's embeddings, and logits of that. Weights are rounded
-    to eight bits where the code reads such."""
+    to eight bits where `for_drafts` does so."""
 
     def __init__(
         self,

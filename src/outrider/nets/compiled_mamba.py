@@ -32,7 +32,7 @@ class States(Protocol):
 
 
 class CompiledMamba:
-    """A network of `nets/mamba.py`. Weights are rounded to eight bits where the code reads such.
+    """A network of `nets/mamba.py`. Weights are rounded to eight bits where `for_drafts` does so.
 
     Args:
         net: as it was made: its products are not replaced by faster ones.
