@@ -22,6 +22,7 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "smollm2 domains": (tables.domains, "smollm2"),
     "smollm2 causes": (tables.causes, "smollm2"),
     "smollm2 many": (tables.tasks, "smollm2_many"),
+    "smollm2 taus": (tables.taus, "smollm2_taus"),
     "smollm2 batches": (tables.blocks, "smollm2_batches"),
     "smollm2 summaries": (tables.blocks, "smollm2_summaries"),
     "smollm2 variants": (tables.variants, "smollm2_variants"),

@@ -108,6 +108,14 @@ MANY = (
     ADAPTIVE["suffix and EAGLE-3"],
     *(f"suffix and EAGLE-3, {size[:2]} nodes={DEFAULT}@{size}" for size in ("16x6", "32x6")),
 )
+# Every network with 16 nodes: what it guesses, whatever the clock says. In batches, which change no text and no tree.
+TAUS = tuple(
+    f"{name}={spec}@16x6"
+    for name, spec in {
+        **{name: NETWORKS[name] for name in ("Llama", "Mamba", "Medusa", "Hydra", "block", "EAGLE")},
+        "EAGLE-3 of 8 million tokens": EAGLE3, "HASS": SMOL_HASS, "EAGLE-3": SHIPS,
+    }.items()
+)  # fmt: skip
 # The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
 # it is said to be fitted.
 SMOL_TREE, NODES = "runs/bench/smollm2-tree.json", ("4x3", "8x4", "16x6", "32x6")
@@ -150,6 +158,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2": replace(PAPERS, drafters=REAL, temperatures=(0.0, 0.6, 1.0), limit=5, peers=(
         "transformers", "transformers?lookup=10", f"transformers:{LLAMA.removeprefix('model:')}")),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=80, tokens=128, peers=(), explain=False),
+    "smollm2_taus": replace(PAPERS, drafters=TAUS, limit=80, batch_sizes=(8,), peers=(), explain=False),
     "smollm2_batches": replace(PAPERS, drafters=("suffix@auto", *ADAPTIVE.values(), *BESIDE["HASS"][1:]),
                                batch_sizes=(1, 4, 8), temperatures=(0.0, 0.6, 1.0), limit=8, peers=(), explain=False,
                                tasks=("mt-bench", "gsm8k"), keep_loops=True),
@@ -217,7 +226,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
         *(f"{rule} chain=model?tree=chain@5x4@{rule}" for rule in ("coupled", "rejection", "block")))),
     "oracle": oracles.study,
 }  # fmt: skip
-UNTIMED = ("smollm2_findings", "smollm2_confidence")  # run beside other work: their times say nothing, and are not kept
+UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")  # run beside other work: their times say nothing, and are not kept
 # Of these, pages show means over tasks alone.
 MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")

@@ -121,6 +121,21 @@ def tasks(report: Document) -> str:
     return table(("task", "T", "prompts", "plain, tokens/s", *heads), rows)
 
 
+def taus(report: Document) -> str:
+    """tau of every method by temperature and task, and its mean over the tasks."""
+    names = [name for name in dict.fromkeys(c.method for c in report.cells) if name != "none"]
+    tasks = list(dict.fromkeys(c.task for c in report.cells))
+    rows = []
+    for t in dict.fromkeys(c.temperature for c in report.cells):
+        found = {(c.method, c.task): c for c in report.cells if c.temperature == t}
+        means = {m.method: m for m in report.macro if m.temperature == t}
+        rows.append(["prompts", f"{t:g}", *(str(found["none", task].prompts) for task in tasks), "", ""])
+        for name in names:
+            values = (number(c.tau and c.tau.value) for c in (found[name, task] for task in tasks))
+            rows.append([name, f"{t:g}", *values, span(means[name].tau), same(means[name])])
+    return table(("method", "T", *tasks, "mean", "same text"), rows)
+
+
 def ablations(document: dict[str, Any]) -> str:
     def figures(run: dict[str, Any], t: str) -> list[str]:
         return [span(Estimate(*run[of][t])) if t in run.get(of, {}) else "" for of in ("tau", "ratio")]
