@@ -129,10 +129,11 @@ def taus(report: Document) -> str:
     for t in dict.fromkeys(c.temperature for c in report.cells):
         found = {(c.method, c.task): c for c in report.cells if c.temperature == t}
         means = {m.method: m for m in report.macro if m.temperature == t}
+        pooled = {m.method: m for m in report.pooled if m.temperature == t}
         rows.append(["prompts", f"{t:g}", *(str(found["none", task].prompts) for task in tasks), "", ""])
         for name in names:
             values = (number(c.tau and c.tau.value) for c in (found[name, task] for task in tasks))
-            rows.append([name, f"{t:g}", *values, span(means[name].tau), same(means[name])])
+            rows.append([name, f"{t:g}", *values, span(means[name].tau), same(pooled[name])])
     return table(("method", "T", *tasks, "mean", "same text"), rows)
 
 
