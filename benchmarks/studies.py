@@ -226,7 +226,8 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
         *(f"{rule} chain=model?tree=chain@5x4@{rule}" for rule in ("coupled", "rejection", "block")))),
     "oracle": oracles.study,
 }  # fmt: skip
-UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")  # run beside other work: their times say nothing, and are not kept
+# Run beside other work: their times say nothing, and are not kept.
+UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")
 # Of these, pages show means over tasks alone.
 MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
