@@ -158,7 +158,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
     "smollm2": replace(PAPERS, drafters=REAL, temperatures=(0.0, 0.6, 1.0), limit=5, peers=(
         "transformers", "transformers?lookup=10", f"transformers:{LLAMA.removeprefix('model:')}")),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=80, tokens=128, peers=(), explain=False),
-    "smollm2_taus": replace(COUNTED, drafters=TAUS, limit=80, batch_sizes=(8,), tasks=REAL_TASKS),
+    "smollm2_taus": replace(COUNTED, drafters=TAUS, limit=40, batch_sizes=(8,), tasks=REAL_TASKS),
     "smollm2_batches": replace(PAPERS, drafters=("suffix@auto", *ADAPTIVE.values(), *BESIDE["HASS"][1:]),
                                batch_sizes=(1, 4, 8), temperatures=(0.0, 0.6, 1.0), limit=8, peers=(), explain=False,
                                tasks=("mt-bench", "gsm8k"), keep_loops=True),
