@@ -165,3 +165,22 @@ def test_too_little_text_is_refused() -> None:
         data.split(documents(1))
     with pytest.raises(InputError, match="no document is long enough"):
         data.pack([data.Document((1, 2), (True, True), "a")], 16)
+
+
+def test_texts_of_all_kinds_are_tokenised_in_order(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """More than are tokenised at once, chats, texts and token ids in turn: each as it is alone."""
+    kinds = [
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "fine thanks"}]},
+        {"text": "how are you"},
+        {"prompt_token_ids": ids("hi there"), "token_ids": ids("bye")},
+        {"prompt": "hi ", "completion": "bye", "ends": False},
+    ]
+    file = tmp_path / "d.jsonl"
+    file.write_text("".join(json.dumps(kinds[i % 4]) + "\n" for i in range(data.TEXTS + 5)), encoding="utf-8")
+    made = list(data.read([file], tokenizer))
+    alone = []
+    for kind in kinds:
+        file.write_text(json.dumps(kind) + "\n", encoding="utf-8")
+        alone += data.read([file], tokenizer)
+    assert [d.tokens for d in alone[1:]] == [(*ids("how are you"), 0), tuple(ids("hi there bye")), tuple(ids("hi bye"))]
+    assert made == [alone[i % 4] for i in range(data.TEXTS + 5)]

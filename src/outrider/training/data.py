@@ -9,10 +9,11 @@ number and its own positions, and sees only itself.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..types import InputError
 from . import hidden_states
 
 PIECE = 3000  # characters of a plain text file that make one document
+TEXTS = 256  # that are tokenised at once, on as many processors as there are
 STEP = 32  # tokens that lengths are multiples of, so that products have few sizes (`sizes.py`)
 
 
@@ -35,6 +37,15 @@ class Document:
     tokens: tuple[int, ...]
     learn: tuple[bool, ...]
     key: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A document that is not tokenised yet: its parts in order, and whether each is learned."""
+
+    parts: list[tuple[str, bool]]
+    ends: bool  # is the end of text added?
+    special: bool = True  # and the other tokens that this tokenizer adds?
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,13 @@ def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
 
     Raises InputError for what is none of these, with the line's number.
     """
+    coming = _texts(paths, tokenizer)
+    while some := list(islice(coming, TEXTS)):
+        yield from tokenised(some, tokenizer)
+
+
+def _texts(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Text | Document]:
+    """What the files say; what they say in tokens is a document already."""
     for path in map(Path, paths):
         if path.is_dir():
             yield from _folder(path)
@@ -96,10 +114,10 @@ def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
         try:
             if path.suffix in (".jsonl", ".json"):
                 for where, given in prompts.rows(path):
-                    yield _document(given, where, tokenizer)
+                    yield _text(given, where, tokenizer)
             else:
                 for piece in pieces(path.read_text(encoding="utf-8")):
-                    yield plain(piece, tokenizer)
+                    yield Text([(piece, True)], True)
         except UnicodeDecodeError:
             raise InputError(f"{path} is not UTF-8 text; convert it first") from None
 
@@ -116,18 +134,18 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
         yield held
 
 
-def _document(given: Any, where: str, tokenizer: Any) -> Document:
+def _text(given: Any, where: str, tokenizer: Any) -> Text | Document:
     if isinstance(given, dict) and given.get("token_ids") is not None:
         return tokens(given.get("prompt_token_ids"), given["token_ids"], where)
     ends = not isinstance(given, dict) or bool(given.get("ends", True))
     if isinstance(given, dict) and isinstance(given.get("messages"), list):
-        return chat(given["messages"], tokenizer, where, ends)
+        return _chat(given["messages"], tokenizer, where, ends)
     if isinstance(given, dict) and isinstance(given.get("text"), str):
-        return plain(given["text"], tokenizer, where, ends)
+        return _plain(given["text"], where, ends)
     if isinstance(given, dict) and isinstance(given.get("prompt"), str) and isinstance(given.get("completion"), str):
         if not given["completion"].strip():
             raise InputError(f"{where} has an empty completion, so there is nothing to learn; fill or remove the line")
-        return spans([(given["prompt"], False), (given["completion"], True)], tokenizer, ends)
+        return Text([(given["prompt"], False), (given["completion"], True)], ends)
     raise InputError(f"{where} has neither messages, nor prompt and completion, nor text; give one of them")
 
 
@@ -159,9 +177,13 @@ def tokens(asked: Any, answer: Any, where: str) -> Document:
 
 def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -> Document:
     """A text of which every token is learned. Raises InputError for an empty one."""
+    return tokenised([_plain(text, where, ends)], tokenizer)[0]
+
+
+def _plain(text: str, where: str, ends: bool) -> Text:
     if not text.strip():
         raise InputError(f"{where} is empty; fill or remove the line")
-    return spans([(text, True)], tokenizer, ends)
+    return Text([(text, True)], ends)
 
 
 def chat(
@@ -172,6 +194,10 @@ def chat(
     What the template adds between the start of an assistant's turn and the next turn is learned with it: the end of a
     turn is the model's to say. `ends=False`: the last turn was cut off, and has no end.
     """
+    return tokenised([_chat(messages, tokenizer, where, ends)], tokenizer)[0]
+
+
+def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, ends: bool) -> Text:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise InputError(f"{where}: every message needs a role and a content; correct the line")
@@ -185,7 +211,7 @@ def chat(
             parts += [(f"{m['role'].capitalize()}: ", False), (m["content"] + "\n", m["role"] == "assistant")]
         if not ends:
             parts[-1] = (parts[-1][0].removesuffix("\n"), parts[-1][1])
-        return spans(parts, tokenizer, ends)
+        return Text(parts, ends)
 
     def shown(count: int, prompt: bool) -> str:
         return tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
@@ -202,25 +228,33 @@ def chat(
     last = messages[-1]["content"].rstrip()
     if not ends and parts and messages[-1]["role"] == "assistant" and last in parts[-1][0]:
         parts[-1] = (parts[-1][0][: parts[-1][0].rindex(last) + len(last)], True)
-    return spans(parts, tokenizer, ends=False, special=False)
+    return Text(parts, ends=False, special=False)
 
 
-def spans(parts: Sequence[tuple[str, bool]], tokenizer: Any, ends: bool, special: bool = True) -> Document:
-    """Text in parts, tokenised as one; a token is learned where its first character is. `ends`: add the end of text."""
-    text = "".join(words for words, _ in parts)
-    made = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-    ids, marks, edges = list(made["input_ids"]), [], []
-    at = 0
-    for words, learned in parts:
-        edges.append((at, at + len(words), learned))
-        at += len(words)
-    for first, last in made["offset_mapping"]:
-        marks.append(first < last and any(a <= first < b and learned for a, b, learned in edges))
+def tokenised(given: Sequence[Text | Document], tokenizer: Any) -> list[Document]:
+    """The documents of these texts, in order; what is tokenised already stays as it is."""
+    found = {i: one for i, one in enumerate(given) if isinstance(one, Document)}
     end = getattr(tokenizer, "eos_token_id", None)
-    if ends and end is not None and (not ids or ids[-1] != end):
-        ids, marks = [*ids, end], [*marks, parts[-1][1]]
-    elif ends and ids and ids[-1] == end:
-        marks[-1] = parts[-1][1]
+    for special in (True, False):
+        texts = {i: one for i, one in enumerate(given) if isinstance(one, Text) and one.special == special}
+        if texts:
+            whole = ["".join(words for words, _ in text.parts) for text in texts.values()]
+            made = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True)
+            for (i, text), ids, places in zip(texts.items(), made["input_ids"], made["offset_mapping"], strict=True):
+                found[i] = _spans(text, ids, places, end)
+    return [found[i] for i in range(len(given))]
+
+
+def _spans(text: Text, tokens: Sequence[int], places: Sequence[tuple[int, int]], end: int | None) -> Document:
+    """A token is learned where its first character is."""
+    begins = [0, *accumulate(len(words) for words, _ in text.parts)][:-1]
+    learned = [known for _, known in text.parts]
+    marks = [first < last and learned[bisect_right(begins, first) - 1] for first, last in places]
+    ids = list(tokens)
+    if text.ends and end is not None and (not ids or ids[-1] != end):
+        ids, marks = [*ids, end], [*marks, learned[-1]]
+    elif text.ends and ids and ids[-1] == end:
+        marks[-1] = learned[-1]
     return _made(ids, marks)
 
 
