@@ -56,7 +56,7 @@ def test_a_run_beside_other_work_keeps_no_times() -> None:
         for row in (*found["cells"], *found["pooled"], *found["macro"]):
             assert row["tau"] == list(told)
             assert not set(row) & {"speedup", "tokens_per_second", "round_ms"}
-    assert found["cells"][0]["reliability"]["bins"], "of confidences"
+    assert studies.kept(document, "smollm2_confidence")["cells"][0]["reliability"]["bins"], "of confidences"
     assert studies.kept(document, "drafters")["pooled"][0]["speedup"] == list(told)
 
 
