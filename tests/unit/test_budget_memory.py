@@ -79,8 +79,8 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     assert max(others.tested) < max(rates.tested)
     assert (again.seconds.points, again.added) == (asking.seconds.points, asking.added)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
-    assert again.asks([0.1], 1, budget)
-    assert asking.asks([0.1], 1, budget)
+    assert again.asks([0.1], [4], 1, budget)
+    assert asking.asks([0.1], [4], 1, budget)
     assert again.gain(0.9) < 1 < again.gain(0.1)
     assert max(r.asked for r in again.records) > 0
     assert max(r.asked for r in again.records) < max(r.asked for r in asking.records)
@@ -93,7 +93,7 @@ def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> Non
     others, again = Rates(), Asking()
     assert Memory(tmp_path / "f.json", AdaptiveBudget(), [], (others, again)).recall()
     assert others.of(0.9) == pytest.approx(rates.of(0.9), abs=0.1)
-    assert again.asks([0.1], 1, Budget(8, 3, rate=20.0))
+    assert again.asks([0.1], [4], 1, Budget(8, 3, rate=20.0))
 
 
 RECORDS: dict[str, Any] = {"seconds": {}, "added": 1.0, "records": [[2.0, 1.0]] * 4}
