@@ -18,7 +18,8 @@ import torch
 
 from outrider.targets import HFTarget, load_target, load_tokenizer
 from outrider.targets.load import multiplies_halves
-from outrider.training.data import Document, _document
+from outrider.training import data
+from outrider.training.data import Document
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe
 from recipes.shipping import place
@@ -60,7 +61,7 @@ def documents(work: Path, tokens: int = TOKENS, tokenizer: Any = None) -> list[D
                 if any(not m["content"].strip() for m in row.get("messages", ())):
                     continue
                 try:
-                    document = _document(row, f"{domain}:{number}", tokenizer)
+                    document = data.document(row, f"{domain}:{number}", tokenizer)
                 except ValueError:
                     continue
                 found.append(document)

@@ -134,6 +134,11 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
         yield held
 
 
+def document(given: Any, where: str, tokenizer: Any) -> Document:
+    """What a line of JSONL gives. Raises InputError where that is none; `where` names the line."""
+    return tokenised([_text(given, where, tokenizer)], tokenizer)[0]
+
+
 def _text(given: Any, where: str, tokenizer: Any) -> Text | Document:
     if isinstance(given, dict) and given.get("token_ids") is not None:
         return tokens(given.get("prompt_token_ids"), given["token_ids"], where)
