@@ -164,8 +164,7 @@ def _folder(path: Path) -> Iterator[Document]:
     """Texts of a folder of hidden states whose files say what is to be learned."""
     there = list(hidden_states.paths(path))
     for file in there:
-        ids, learn = hidden_states.learned(file)
-        yield _made(ids, learn)
+        yield _made(*hidden_states.learned(file))
     if not there:
         raise InputError(f"{path} is a folder without hidden states; give files of JSONL or plain text to train on")
 
@@ -176,8 +175,7 @@ def tokens(asked: Any, answer: Any, where: str) -> Document:
     for ids in (asked, answer):
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise InputError(f"{where}: prompt_token_ids and token_ids must be lists of token ids; correct the line")
-    made, learn = (*asked, *answer), (False,) * len(asked) + (True,) * len(answer)
-    return _made(made, learn)
+    return _made((*asked, *answer), (False,) * len(asked) + (True,) * len(answer))
 
 
 def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -> Document:
