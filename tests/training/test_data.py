@@ -39,14 +39,14 @@ def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFas
         {"role": "user", "content": "fine"},
         {"role": "assistant", "content": "bye"},
     ]
-    made = data.chat(talk, tokenizer)
+    made = data.document({"messages": talk}, "line 1", tokenizer)
     assert list(made.tokens) == ids("<user> hi there <end> <bot> how are you <end> <user> fine <end> <bot> bye <end>")
     assert [int(x) for x in made.learn] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
 
 
 def test_an_answer_that_was_cut_off_has_no_end(tokenizer: PreTrainedTokenizerFast) -> None:
     talk = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "how are you"}]
-    whole, cut = data.chat(talk, tokenizer), data.chat(talk, tokenizer, ends=False)
+    whole, cut = (data.document({"messages": talk, "ends": ends}, "line 1", tokenizer) for ends in (True, False))
     assert [t for t, m in zip(whole.tokens, whole.learn, strict=True) if m] == ids("how are you <end>")
     assert [t for t, m in zip(cut.tokens, cut.learn, strict=True) if m] == ids("how are you")
     assert cut.tokens == whole.tokens[: len(cut.tokens)]
@@ -152,9 +152,9 @@ def test_a_text_is_held_out_or_not_in_every_form(tokenizer: PreTrainedTokenizerF
     talk = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "how are you"}]
     asked, answer = ids("<user> hi there <end> <bot>"), ids("how are you <end>")
     forms = (
-        data.chat(talk, tokenizer),
+        data.document({"messages": talk}, "line 1", tokenizer),
         data.tokens(asked, answer, "line 1"),
-        data.plain("<user> hi there <end> <bot> how are you <end>", tokenizer),
+        data.document({"text": "<user> hi there <end> <bot> how are you <end>"}, "line 1", tokenizer),
     )
     assert len({made.tokens for made in forms}) == len({made.key for made in forms}) == 1
     assert data.tokens(asked, ids("how are you"), "line 2").key != forms[0].key

@@ -26,7 +26,7 @@ from ..types import InputError
 from . import hidden_states
 
 PIECE = 3000  # characters of a plain text file that make one document
-TEXTS = 256  # that are tokenised at once, on as many processors as there are
+TEXTS = 256  # that are tokenised at once
 STEP = 32  # tokens that lengths are multiples of, so that products have few sizes (`sizes.py`)
 
 
@@ -117,7 +117,7 @@ def _texts(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Text | Docum
                     yield _text(given, where, tokenizer)
             else:
                 for piece in pieces(path.read_text(encoding="utf-8")):
-                    yield Text([(piece, True)], True)
+                    yield _plain(piece, str(path), True)
         except UnicodeDecodeError:
             raise InputError(f"{path} is not UTF-8 text; convert it first") from None
 
@@ -178,29 +178,19 @@ def tokens(asked: Any, answer: Any, where: str) -> Document:
     return _made((*asked, *answer), (False,) * len(asked) + (True,) * len(answer))
 
 
-def plain(text: str, tokenizer: Any, where: str = "a text", ends: bool = True) -> Document:
-    """A text of which every token is learned. Raises InputError for an empty one."""
-    return tokenised([_plain(text, where, ends)], tokenizer)[0]
-
-
 def _plain(text: str, where: str, ends: bool) -> Text:
+    """A text of which every token is learned. Raises InputError for an empty one."""
     if not text.strip():
         raise InputError(f"{where} is empty; fill or remove the line")
     return Text([(text, True)], ends)
 
 
-def chat(
-    messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str = "a dialogue", ends: bool = True
-) -> Document:
+def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, ends: bool) -> Text:
     """A dialogue in the model's own chat template; where it has none: `User: ...`, `Assistant: ...`, a line each.
 
     What the template adds between the start of an assistant's turn and the next turn is learned with it: the end of a
     turn is the model's to say. `ends=False`: the last turn was cut off, and has no end.
     """
-    return tokenised([_chat(messages, tokenizer, where, ends)], tokenizer)[0]
-
-
-def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, ends: bool) -> Text:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
             raise InputError(f"{where}: every message needs a role and a content; correct the line")
