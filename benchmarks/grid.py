@@ -2,23 +2,26 @@
 
     python benchmarks/grid.py smollm2 --drafters lookup eagle3:smollm2/eagle3 --out build/grid-smollm2.jsonl
 
-Each cell decodes the same texts once with every budget, in one process and in turn, the automatic one after it has
-decoded them once unmeasured; what has a chance is measured in two more turns, and the median counts. Compared are
-tokens per second of decoding, prompts left out, in the rounds in which the batch is full: there are twice as many texts
-as rows, and a text that ends makes room for the next. (With as many texts as rows, those that can be guessed end early,
-and the others go on in a smaller batch.) One line of JSON a cell; a run that was stopped goes on where it was.
-`--table` shows what there is.
+Each cell decodes the same texts with every fixed budget, and with those that have a chance once more: that finds the
+best. It, the automatic budget, which has decoded the texts once unmeasured, and plain decoding are then measured
+afresh, in turn, in the same process. The best of a dozen is also the luckiest, so what it was chosen by does not count.
+A factor is the geometric mean over the turns, with its standard error. Compared are tokens per second of decoding,
+prompts left out, in the rounds in which the batch is full: there are more texts than rows, and a text that ends
+makes room for the next. (With as many texts as rows, those that can be guessed end early, and the others go on in a
+smaller batch.) One line of JSON a cell; a run that was stopped goes on where it was. `--table` shows what there is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -35,8 +38,9 @@ TREES = ("4x3", "8x4", "16x6", "32x6", "60x6")
 FIXED = ("none", *CHAINS, *TREES)
 AUTO = "auto"
 HOPELESS = 0.7  # of the best one's speed: no larger size would be the best
-NEAR = 0.85  # of the best one's speed: worth more measurements
-SWEEPS = 2  # more measurements, each of all that are worth them
+NEAR = 0.85  # of the best one's speed: worth a second measurement
+TURNS = 6  # of the automatic budget, the best fixed one and none
+BAR = 0.97  # of the best fixed budget, and of plain decoding
 
 
 @dataclass
@@ -52,10 +56,12 @@ class Full:
         return self.budget.choose(rows)
 
     def learn(self, report: Report) -> None:
+        began = perf_counter()
+        self.budget.learn(report)
         if report.rows == self.rows:
             self.tokens += report.rows + sum(report.accepted)
             self.seconds += report.draft_seconds + report.verify_seconds + report.rest_seconds
-        self.budget.learn(report)
+            self.seconds += perf_counter() - began  # which no report has
 
 
 def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
@@ -79,25 +85,34 @@ def speed(model: Any, prompts: list[list[int]], budget: str, batch: int, tempera
     return counted.tokens / counted.seconds
 
 
-def cell(model: Any, prompts: list[list[int]], batch: int, temperature: float, tokens: int) -> dict[str, float]:
-    speed(model, prompts, AUTO, batch, temperature, tokens)
-    found: dict[str, list[float]] = {}
+def cell(model: Any, prompts: list[list[int]], batch: int, temperature: float, tokens: int) -> dict[str, Any]:
+    """The best fixed budget, and what it, the automatic one and none did in each turn [tokens per second]."""
 
-    def measure(budget: str) -> None:
-        found.setdefault(budget, []).append(speed(model, prompts, budget, batch, temperature, tokens))
+    def measured(budget: str) -> float:
+        return speed(model, prompts, budget, batch, temperature, tokens)
 
-    for line in ((AUTO,), ("none",), CHAINS, TREES):
+    measured(AUTO)
+    tried: dict[str, float] = {}
+    for line in (("none",), CHAINS, TREES):
         for budget in line:
-            measure(budget)
-            if found[budget][0] < HOPELESS * max(speeds[0] for speeds in found.values()):
+            tried[budget] = measured(budget)
+            if tried[budget] < HOPELESS * max(tried.values()):
                 break
-    best = max(speeds[0] for speeds in found.values())
-    again = [name for name, (first,) in found.items() if first >= NEAR * best or name in ("none", AUTO)]
-    for sweep in range(SWEEPS):
-        random.Random(sweep).shuffle(again)
-        for budget in again:
-            measure(budget)
-    return {name: round(median(found[name]), 2) for name in (*FIXED, AUTO) if name in found}
+    near = [budget for budget in tried if tried[budget] >= NEAR * max(tried.values())]
+    again = {budget: (tried[budget] + measured(budget)) / 2 for budget in reversed(near)}
+    best = max(again, key=again.__getitem__)
+    turns: dict[str, list[float]] = {budget: [] for budget in dict.fromkeys((AUTO, best, "none"))}
+    for turn in range(TURNS):
+        for budget in random.Random(turn).sample(list(turns), len(turns)):
+            turns[budget].append(round(measured(budget), 2))
+    return {"best": best, "turns": turns}
+
+
+def factor(above: list[float], below: list[float]) -> tuple[float, float]:
+    """The geometric mean of the turns' quotients, and its standard error."""
+    logs = [math.log(a / b) for a, b in zip(above, below, strict=True)]
+    mean = math.exp(fmean(logs))
+    return mean, mean * stdev(logs) / math.sqrt(len(logs))
 
 
 def table(lines: list[dict[str, Any]]) -> None:
@@ -105,20 +120,22 @@ def table(lines: list[dict[str, Any]]) -> None:
     print("|---|--:|--:|---|--:|--:|--:|--:|--:|")
     of_best, of_plain = [], []
     for line in lines:
-        speeds = line["speeds"]
-        best = max((name for name in FIXED if name in speeds), key=speeds.__getitem__)
-        of_best.append(speeds[AUTO] / speeds[best])
-        of_plain.append(speeds[AUTO] / speeds["none"])
+        turns, best = line["turns"], line["best"]
+        of_best.append(factor(turns[AUTO], turns[best]))
+        of_plain.append(factor(turns[AUTO], turns["none"]))
+        plain, fixed, auto = (median(turns[budget]) for budget in ("none", best, AUTO))
         print(
-            f"| {line['drafter']} | {line['temperature']:g} | {line['batch']} | {line['task']} "
-            f"| {speeds['none']:.0f} | "
-            f"{speeds[best]:.0f} ({best}) | {speeds[AUTO]:.0f} | {of_best[-1]:.2f} | {of_plain[-1]:.2f} |"
+            f"| {line['drafter']} | {line['temperature']:g} | {line['batch']} | {line['task']} | {plain:.0f} "
+            f"| {fixed:.0f} ({best}) | {auto:.0f} | {of_best[-1][0]:.2f} ± {of_best[-1][1]:.2f} "
+            f"| {of_plain[-1][0]:.2f} ± {of_plain[-1][1]:.2f} |"
         )
     for name, found in (("the best fixed", of_best), ("plain", of_plain)):
-        middle = median(found)
-        share = sum(x >= 0.97 for x in found)
+        means = [mean for mean, _ in found]
+        lower = sum(mean + 2 * error < BAR for mean, error in found)
         print(
-            f"\nof {name}: worst {min(found):.2f}, median {middle:.2f}; 0.97 and more in {share} of {len(found)} cells"
+            f"\nof {name}: worst {min(means):.2f}, median {median(means):.2f}; {BAR} and more in "
+            f"{sum(mean >= BAR for mean in means)} of {len(means)} cells; "
+            f"less than that by more than two standard errors in {lower}"
         )
 
 
@@ -130,12 +147,13 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--texts", type=int, default=2, help="for each row of a batch; 4 in all at least")
     parser.add_argument("--weights", choices=["full", "native", "int8"], default="full")
     parser.add_argument("--data", default=str(EVAL), help="a folder with the papers' prompts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="measure nothing, show what the file has")
     given = parser.parse_args()
-    if min(*given.batches, given.tokens - 1) < 1:
+    if min(*given.batches, given.tokens - 1, given.texts) < 1:
         parser.error("batches are of at least 1 text, and texts of at least 2 tokens")
     try:
         lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
@@ -160,12 +178,12 @@ def main() -> None:
                     for task in given.tasks:
                         if (drafter, temperature, batch, task) in done:
                             continue
-                        prompts = texts(model, task, given.data, max(4, 2 * batch))
+                        prompts = texts(model, task, given.data, max(4, given.texts * batch))
                         with torch.no_grad():
-                            speeds = cell(model, prompts, batch, temperature, given.tokens)
+                            found = cell(model, prompts, batch, temperature, given.tokens)
                         line = {
                             "drafter": drafter, "temperature": temperature, "batch": batch, "task": task,
-                            "weights": given.weights, "speeds": speeds,
+                            "weights": given.weights, **found,
                         }  # fmt: skip
                         with given.out.open("a") as file:
                             file.write(json.dumps(line) + "\n")

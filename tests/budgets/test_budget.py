@@ -15,6 +15,7 @@ import torch
 from outrider.budgets.adaptive import TRIES, AdaptiveBudget
 from outrider.budgets.budgeter import FixedBudget, Report
 from outrider.budgets.curve import Curve, nearest
+from outrider.budgets.record import Pause
 from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import best_of, check, from_lists, prune
@@ -22,11 +23,11 @@ from outrider.types import Budget, Price, Rows, Sampling
 
 
 @lru_cache
-def rows(b: int = 1, remaining: int = 100, new: int = 0) -> Rows:
+def rows(b: int = 1, remaining: int = 100, new: int = 0, temperature: float = 0.0) -> Rows:
     zero = torch.zeros(b, dtype=torch.long)
     return Rows(
-        zero, zero, (0,) * b, (0,) * b, (0,) * new + (1,) * (b - new), (Sampling(),) * b, "coupled", (remaining,) * b,
-        GumbelNoise(8),
+        zero, zero, (0,) * b, (0,) * b, (0,) * new + (1,) * (b - new), (Sampling(temperature),) * b, "coupled",
+        (remaining,) * b, GumbelNoise(8),
     )  # fmt: skip
 
 
@@ -99,6 +100,47 @@ def test_a_hard_text_says_little_of_the_next() -> None:
     assert drafted[1] >= 5 > drafted[0]
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_sampled_texts_and_others_have_records_of_their_own(sampled: bool) -> None:
+    """Drafts are right where nothing is sampled and wrong where texts are: new texts are met with their own shares, and
+    what drafts lost in sampled ones is taken over by sampled ones alone."""
+    budget = AdaptiveBudget()
+    for kind, alpha in ((False, 0.8), (True, 0.0), (False, 0.8), (True, 0.0)):
+        budget.choose(rows(new=1, temperature=float(kind)))
+        play(budget, alpha, 3000)
+    budget.debt[1] = 5.0
+    budget.choose(rows(new=1, temperature=float(sampled)))
+    assert budget.reaches(1)[0] == pytest.approx(0.05 if sampled else 0.75, abs=0.08)
+    assert (budget.debt[1] > 4) == sampled
+
+
+def test_a_kind_of_text_that_was_never_met_begins_as_the_other() -> None:
+    budget = AdaptiveBudget()
+    play(budget, 0.8, 600)
+    budget.choose(rows(new=1, temperature=1.0))
+    assert budget.reaches(1)[0] == pytest.approx(0.8, abs=0.08)
+
+
+def test_rounds_that_rest_tell_how_fast_the_machine_is() -> None:
+    """It falls to half of its speed while the budget rests: the next draft must not be blamed for that. One disturbed
+    round says little."""
+    budget = AdaptiveBudget()
+    play(budget, 0.0, 600)
+    usual = budget._plain(1)
+    for factor in (2.0,) * 30:
+        depth = budget.choose(rows()).depth
+        budget.learn(Report(1, depth, 1 + depth, 0.05 * depth, factor * (1 + 0.02 * depth), 0.01, [0] * depth, depth))
+    assert budget._plain(1) == pytest.approx(usual / 2, rel=0.1)
+    budget = AdaptiveBudget()
+    play(budget, 0.0, 600)
+    usual, budget.quiet, budget.pause = budget._plain(1), 8, Pause(1, 1.0)
+    for i in range(8):
+        assert not budget.choose(rows()).depth
+        budget.learn(Report(1, 0, 1, 0.0, 50.0 if i == 2 else 1.0, 0.01, []))
+    budget.choose(rows())
+    assert budget._plain(1) == pytest.approx(usual, rel=0.1)
+
+
 class Awake(AdaptiveBudget):
     """Works every round out."""
 
@@ -130,7 +172,7 @@ def test_a_new_text_takes_over_what_was_lost_where_drafts_usually_lose(alpha: fl
     """But not after one text or two, which say little of what is usual."""
     budget = AdaptiveBudget()
     play(budget, alpha, 300)
-    assert budget.usual[1].rate > 1
+    assert budget.usual[False].brought[1].rate > 1
     play(budget, alpha, 4000)
     budget.debt[1] = 5.0
     budget.choose(rows(new=1))
@@ -141,7 +183,7 @@ def test_one_slow_moment_does_not_say_that_drafts_lose() -> None:
     budget = AdaptiveBudget()
     play(budget, 0.9, 300)
     budget.learn(Report(1, 2, 3, 0.1, 900.0, 0.0, [1, 1], 2))
-    assert 1 < budget.usual[1].rate < 10
+    assert 1 < budget.usual[False].brought[1].rate < 10
 
 
 def test_a_disturbed_start_is_got_over() -> None:
@@ -237,14 +279,14 @@ def test_reading_for_a_try_is_paid_for() -> None:
         unread = 0 if depth else unread + 1
         budget.learn(Report(32, depth, 1 + depth, draft, 1 + 0.5 * depth, 0.0, [0] * depth, depth))
         lost += draft + 0.5 * depth if i >= 500 else 0.0
-    assert 0 < lost / 3500 < 1.5 * TRIES / 32**0.5
+    assert 0 < lost / 3500 < 1.5 * TRIES / 32 ** (1 / 3)
 
 
 def test_a_new_row_counts_by_its_share_of_the_batch() -> None:
     budget = AdaptiveBudget()
     play(budget, 0.8, 600, b=4)
     play(budget, 0.0, 150, b=4)
-    before, usual = budget.reaches(1)[0], budget.usual_hits[0] / budget.usual_asked[0]
+    before, usual = budget.reaches(1)[0], budget.usual[False].hits[0] / budget.usual[False].asked[0]
     budget.choose(rows(4, new=1))
     assert before < budget.reaches(1)[0] < 0.5 * (before + usual)
 

@@ -36,9 +36,8 @@ def test_it_comes_back(tmp_path: Path) -> None:
     assert Memory(tmp_path / "folder" / "f.json", again, [other]).recall()
     assert other.scale == 0.4
     assert again.seconds(1) == pytest.approx(budget.seconds(1))
-    assert again.reaches(3) == pytest.approx(
-        [hits / asked for hits, asked in zip(budget.usual_hits, budget.usual_asked, strict=True)]
-    )
+    usual = budget.usual[False]
+    assert again.reaches(3) == pytest.approx([h / a for h, a in zip(usual.hits, usual.asked, strict=True)])
     assert again.seen == {1: LEARN}
     assert max(again.asked) <= PRIOR
 
@@ -47,7 +46,10 @@ def test_it_comes_back(tmp_path: Path) -> None:
     "change",
     [
         None, {"format": 9}, {"scales": []}, {"scales": [0.0]}, {"verify": {"1": {"2": -1}}}, {"verify": {"1": {}}},
-        {"hits": ["x"]}, {"asked": [0, 0, 0]}, {"asked": [9.0]}, {"step": 3}, {"rest": float("nan")},
+        {"usual": {"greedy": {"hits": ["x"], "asked": [1]}}}, {"usual": {"greedy": {"hits": [0], "asked": [0]}}},
+        {"usual": {"greedy": {"hits": [1, 1], "asked": [9.0]}}}, {"usual": {}}, {"usual": {"warm": {}}},
+        {"usual": {"greedy": {"hits": [], "asked": []}, "sampled": {"hits": [1], "asked": [2]}}},
+        {"step": 3}, {"rest": float("nan")},
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -> None:

@@ -11,19 +11,21 @@ costs time, so no other set of nodes is better. Confidences are fitted to what w
 is what remains: tokens accepted for each that the values promised. The drafter goes deeper only while its best node is
 worth a step (`Budget.reach`), and feeds no node that is sure to be cut (`Budget.floor`).
 
-Texts differ more than the rounds of one text do: of what was accepted there is a quick record and a slow one, and a row
-that begins is met with the slow one's shares, as strongly as PRIOR rows would be. All this is a forecast, and it is
+Texts differ more than the rounds of one text do: of what was accepted there is a quick record and a slow one (two of
+these, for sampled texts and for others), and a row that begins is met with the slow one's shares, as strongly as PRIOR
+rows would be. All this is a forecast, and it is
 held to what came of it by an account of the time that rounds with drafts took beyond what plain ones would have taken
 for the same tokens: one for batches of like sizes (those that share the nearest power of two), or each new size would
-be tried anew. Rounds that may draft pay off TRIES of their time, divided by the root of the rows in batches. Where the
-forecast is against drafts, one is tried when nothing is owed; where it is for them, HOLD plain rounds may be owed, or
-more while the last drafts did bring more than plain rounds. So drafts that do not pay cost TRIES of the time in the
+be tried anew. Rounds that may draft pay off TRIES of their time, divided by the cube root of the rows in batches. Where
+the forecast is against drafts, one is tried when nothing is owed; where it is for them, HOLD plain rounds may be owed,
+or more while the last drafts did bring more than plain rounds. So drafts that do not pay cost TRIES of the time in the
 long run, and HOLD rounds once. A new text begins without debts, unless drafts usually lost in the texts before it: then
 it takes their debt over. What a batch size costs that was not met yet is taken from the others, by the nodes of
 all rows.
 
-Where more is owed than the next rounds pay off, they rest, eight at a time: nothing is worked out or measured, and they
-pay in one sum. A new row, or another number of rows, ends a rest.
+Where more is owed than the next rounds pay off, they rest, eight at a time: nothing is worked out, and they pay in one
+sum. What their passes took is measured all the same: where the machine has become slower, a draft must not be blamed
+for it. A new row, or another number of rows, ends a rest.
 
 Where the first passes over drafts were disturbed by other work, every later draft would be cut to nothing, and what
 passes cost would not be learnt again. So a try against the forecast is not cut after EMPTY drafts without a node.
@@ -46,14 +48,13 @@ from typing import Any, cast
 
 from ..types import Budget, Price, Rows
 from .budgeter import Report
-from .curve import MANY, USUAL, Brought, Curve, nearest
+from .curve import Curve, nearest, padded
+from .record import MANY, PRIOR, USUAL, Brought, Pause, Usual
 
 DECAY = 0.98  # forgetting of hit rates, per round
-SLOW = 0.999  # the same in the record that outlives texts
-TRIES = 0.015  # of the time of one row may be lost to drafts that do not pay; over the root of the rows in batches
+TRIES = 0.02  # of the time may be lost to drafts that do not pay; over the cube root of the rows in batches
 HOLD = 8.0  # plain rounds of one row that may be owed where drafts should pay: by chance they bring less
 OWED = 1.5  # times as much is owed at most while drafts do pay, so that they are soon tried again when they stop to
-PRIOR = 16.0  # pseudo-count of rows for a depth never seen, and for a text that begins
 EXPLORE = 12  # every so many rounds another depth is tried, so that no estimate grows stale
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 FIRST_ROWS = 32  # and the nodes of all rows together: a try must not cost a batch many rounds
@@ -81,13 +82,12 @@ class AdaptiveBudget:
     size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
     brought: dict[int, Brought] = field(default_factory=dict)  # power of two nearest to batch rows -> by drafts of late
-    usual: dict[int, Brought] = field(default_factory=dict)  # the same over texts
+    usual: dict[bool, Usual] = field(default_factory=lambda: {False: Usual()})  # sampled? -> over texts
+    sampled: bool = False  # are they, or were some of them when the last one began?
     rest: float = 0.0
     drift: float = 1.0  # how long plain passes take on average, over what the curves say, which is a low quantile
     hits: list[float] = field(default_factory=list)  # [d]: rows that accepted depth d + 1, decayed
     asked: list[float] = field(default_factory=list)  # [d]: rows that were asked for it, decayed
-    usual_hits: list[float] = field(default_factory=list)  # the same two, decayed slowly
-    usual_asked: list[float] = field(default_factory=list)
     promised: float = 0.0  # tokens, decayed
     kept: float = 0.0  # of those, accepted
     debt: dict[int, float] = field(default_factory=dict)  # the same -> seconds lost to drafts, beyond what may be
@@ -103,27 +103,26 @@ class AdaptiveBudget:
     rounds: int = 0
     quiet: int = 0  # rounds to come that rest
     resting: bool = False  # is this round one of them?
-    rested: tuple[int, float] = 1, 0.0  # rows of a resting round, and the seconds of all that have not paid yet
+    pause: Pause = field(default_factory=Pause)  # those of late that have not paid yet
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # forecasts
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round; nothing is drafted where that is sooner."""
         self.uncut = False
-        self.resting = self.quiet > 0 and len(rows) == self.rested[0] and 0 not in rows.serial
+        self.resting = self.quiet > 0 and len(rows) == self.pause.rows and 0 not in rows.serial
         if self.resting:
             self.quiet -= 1
             return NOTHING
         self.quiet = 0
-        if self.rested[1]:
-            self._pay(*self.rested)
-            self.rested = 1, 0.0
+        if self.pause.rounds:
+            self._wake()
         useful = max(rows.remaining) - 1
         if useful < 1 or self.nodes < 2 or self.depth < 1:
             return NOTHING
         self.behind = self.behind or self.idle >= LATE
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         if new := sum(serial == 0 for serial in rows.serial):
-            self._begin(b, new / b)
+            self._begin(b, new / b, rows.hot)
         seen = self.seen.get(b, 0)
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
             self.uncut = True
@@ -138,7 +137,7 @@ class AdaptiveBudget:
             owed += self.unread.get(nearest(b), 0.0)
         if not self.paying and owed > 0:
             if self.rounds >= SURE:
-                self.quiet, self.rested = min(STALE, int(owed * plain / b**0.5 / TRIES)), (b, 0.0)
+                self.quiet, self.pause = min(STALE, int(owed * plain / b ** (1 / 3) / TRIES)), Pause(b, self._pass(b))
             return NOTHING
         self.trying = best == 0
         if best == 0:
@@ -157,20 +156,32 @@ class AdaptiveBudget:
         floor = min(0.25, 0.5 * rate * (b if price.summed else 1) * price.slope / self.trust)
         return Budget(self.nodes, min(best, useful), floor=floor, reach=reach, price=price, rate=rate)
 
-    def _begin(self, rows: int, share: float) -> None:
+    def _begin(self, rows: int, share: float, sampled: bool) -> None:
         """This share of the rows is new: what was learnt of the rows before them says less."""
-        self.behind, self.fresh = True, share == 1 or self.fresh
-        for d, (hits, asked) in enumerate(zip(self.usual_hits, self.usual_asked, strict=True)):
+        self.behind, self.fresh, self.sampled = True, share == 1 or self.fresh, sampled
+        usual = self.usual.setdefault(sampled, self.usual.get(not sampled, Usual()).faded())
+        for d, (hits, asked) in enumerate(zip(usual.hits, usual.asked, strict=True)):
             rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])
             self.hits[d] = rate * self.asked[d]
         like = nearest(rows)
         self.brought.setdefault(like, Brought()).forget(share)
-        if self.usual.get(like, Brought()).rate >= 1:
+        if usual.brought.get(like, Brought()).rate >= 1:
             self.debt[like] = (1 - share**2) * self.debt.get(like, 0.0)
         if share == 1 and self.verify:
             self.unread[like] = max(0.0, self.unread.get(like, 0.0) - GIVEN * rows / self._plain(rows))
         self._held.clear()
+
+    def _wake(self) -> None:
+        """Take in what a rest's rounds took: they pay, and tell how fast the machine is by now."""
+        pause, self.pause = self.pause, Pause()
+        self._pay(pause.rows, pause.seconds)
+        self._drifted(pause.passes / pause.rounds / max(1e-9, pause.usual), pause.rounds)
+        self._held.pop(("plain", pause.rows), None)
+
+    def _drifted(self, ratio: float, rounds: int = 1) -> None:
+        """So many plain passes took this much longer than the curves say, on average."""
+        self.drift += (1 - 0.9**rounds) * (min(2.0, ratio) - self.drift)
 
     def _few(self, rows: int) -> int:
         """Nodes of a draft that is not cut to what pays."""
@@ -179,7 +190,7 @@ class AdaptiveBudget:
     def _plain(self, rows: int) -> float:
         """Tokens a second without drafts."""
         if (found := self._held.get(("plain", rows))) is None:
-            found = self._held["plain", rows] = rows / max(1e-9, self.drift * self._passes(rows, (1,))[0] + self.rest)
+            found = self._held["plain", rows] = rows / max(1e-9, self.drift * self._pass(rows) + self.rest)
         return float(found)
 
     def _hold(self, rows: int) -> float:
@@ -194,7 +205,7 @@ class AdaptiveBudget:
         seconds, tokens = report.draft_seconds + report.verify_seconds + report.rest_seconds, b + sum(report.accepted)
         self.idle += report.depth == 0
         if self.resting and not report.depth:
-            self.rested = b, self.rested[1] + seconds
+            self.pause.add(report.verify_seconds, seconds)
             return
         self.rounds += 1
         if self.rounds < SURE or self.rounds % STALE == 0 or (report.depth and self.idle >= STALE):
@@ -217,13 +228,13 @@ class AdaptiveBudget:
                 # A depth never seen is believed to go on as the one above it does.
                 self.hits.append(PRIOR * self.reaches(d + 1)[d])
                 self.asked.append(PRIOR)
-            if d >= len(self.usual_asked):
-                self.usual_hits.append(self.hits[d])
-                self.usual_asked.append(self.asked[d])
+                for usual in self.usual.values():
+                    usual.hits.append(self.hits[d])
+                    usual.asked.append(self.asked[d])
             self.asked[d] = DECAY * self.asked[d] + drafting
             self.hits[d] = DECAY * self.hits[d] + accepted
-            self.usual_asked[d] = SLOW * self.usual_asked[d] + drafting
-            self.usual_hits[d] = SLOW * self.usual_hits[d] + accepted
+        usual = self.usual[self.sampled]
+        usual.learn(report.accepted, drafting)
         if report.promised:
             self.promised = DECAY * self.promised + report.promised
             self.kept = DECAY * self.kept + sum(report.accepted)
@@ -231,7 +242,7 @@ class AdaptiveBudget:
             plain = tokens / self._plain(b)
             self.brought.setdefault(like, Brought()).learn(plain, seconds - read, b)
             worst = min(seconds - read, HOLD * plain)  # what takes longer was a disturbance
-            self.usual.setdefault(like, Brought(kept=USUAL, enough=MANY)).learn(plain, worst, b)
+            usual.brought.setdefault(like, Brought(kept=USUAL, enough=MANY)).learn(plain, worst, b)
             charged = 0.0 if self.trying else min(read, 0.5 * self._hold(b))
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             self.unread[like] = min(self.unread[like] + self.trying * read, READING * b / self._plain(b))
@@ -240,7 +251,7 @@ class AdaptiveBudget:
 
     def _pay(self, rows: int, seconds: float) -> None:
         """Rounds of so many seconds pay off what drafts lost, and then what tries read."""
-        like, paid = nearest(rows), TRIES / rows**0.5 * seconds
+        like, paid = nearest(rows), TRIES / rows ** (1 / 3) * seconds
         self.debt[like] = max(0.0, (owed := self.debt.get(like, 0.0)) - paid)
         self.unread[like] = max(0.0, self.unread.get(like, 0.0) - max(0.0, paid - owed))
 
@@ -261,7 +272,7 @@ class AdaptiveBudget:
         curve = self.verify.setdefault(place, Curve())
         curve.learn(nodes, report.verify_seconds)
         if not report.depth:
-            self.drift += 0.1 * (min(2.0, report.verify_seconds / max(1e-9, curve(nodes))) - self.drift)
+            self._drifted(report.verify_seconds / max(1e-9, curve(nodes)))
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if report.depth:
             curve = self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True))
@@ -280,20 +291,11 @@ class AdaptiveBudget:
         """Seconds of passes over so many nodes of every row."""
         if SUMMED in self.verify:
             return self.verify[SUMMED].table([rows * n for n in sizes])
-        return self._padded(rows).table(sizes)
+        return padded(self.verify, rows, self.nodes).table(sizes)
 
-    def _padded(self, rows: int) -> Curve:
-        """Seconds of a pass by nodes of a row: measured, or else as in other batches of as many nodes in all."""
-        own, total = self.verify.get(rows, Curve()), Curve()
-        for b, curve in self.verify.items():
-            for nodes, seconds in curve.points.items() if b != rows else ():
-                total.points[b * nodes] = min(seconds, total.points.get(b * nodes, seconds))
-        if not total.points:
-            return own
-        first = min(own.points, default=0)
-        ratio = own.points[first] / max(1e-9, total(rows * first)) if first else 1.0
-        sizes = [1 << i for i in range(self.nodes.bit_length())]
-        return Curve(points={n: own.points.get(n, ratio * total(rows * n)) for n in (*sizes, *own.points)})
+    def _pass(self, rows: int) -> float:
+        """Seconds of a pass without drafts."""
+        return self._passes(rows, (1,))[0]
 
     def _drafts(self, rows: int) -> Curve:
         """Seconds of a draft by depth; of a batch that never drafted, as in the one that is nearest in size."""
@@ -309,7 +311,7 @@ class AdaptiveBudget:
             found = self.verify[SUMMED].table(range(rows, rows + min(MOST, rows * (self.nodes - 1)) + 1))
         else:
             found = self._passes(rows, range(1, self.nodes + 1))
-        made = Price(tuple(accumulate((seconds + fixed for seconds in found), max)), self.trust, summed)
+        made = Price(tuple([seconds + fixed for seconds in found]), self.trust, summed)
         self._held["price", rows, depth] = made
         return made
 

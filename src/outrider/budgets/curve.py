@@ -1,4 +1,4 @@
-"""What sizes cost, learnt from noisy measurements; and what rounds brought."""
+"""What sizes cost, learnt from noisy measurements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-RECENT = 0.97  # forgetting of what rounds with drafts brought, per such round
-USUAL = 0.995  # the same where it is to outlive a text
 TILE = 16  # rows that some processors multiply in the time of one: a pass over 17 nodes costs a step more than over 16
 LONGEST = 1e6  # seconds: no measurement is longer
-ENOUGH = 24.0  # rows of such rounds, decayed, before they say something
-MANY = 100.0  # the same of what is usual: one or two texts say little of it
 
 
 @dataclass
@@ -31,12 +27,13 @@ class Curve:
     mean: bool = False  # for what differs from round to round by itself: the mean of the last ten or so instead
     points: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # measurements since it began
+    _line: tuple[list[int], list[float], list[float]] | None = field(default=None, repr=False, compare=False)
 
     def learn(self, size: int, seconds: float) -> None:
         power = nearest(size) if self.mean else shared(size)
         if size != power and not self.mean:  # a pass over 6 nodes is no pass over 8: what it says of that one
             seconds = self._carried(size, seconds, power)
-        size, old = power, self.points.get(power)
+        size, old, self._line = power, self.points.get(power), None
         if old is None or (seconds < 0.5 * old and not self.mean):
             self.points[size], self.counts[size] = seconds, 1
             return
@@ -64,22 +61,33 @@ class Curve:
             self.learn(size, seconds)
 
     def __call__(self, size: int) -> float:
-        return self.table((size,))[0]
+        known, costs, steps = self._line or self._draw()
+        i = min(max(bisect_left(known, size), 1), len(steps)) - 1
+        return max(costs[i] + steps[i] * (size - known[i]), 0.2 * costs[0])
 
     def table(self, sizes: Sequence[int]) -> list[float]:
-        """Seconds of several sizes."""
+        """Seconds of several sizes, which rise; so do they."""
+        known, costs, steps = self._line or self._draw()
+        found, i, last = [], 0, len(steps) - 1
+        for size in sizes:
+            while i < last and size > known[i + 1]:
+                i += 1
+            found.append(costs[i] + steps[i] * (size - known[i]))
+        least = 0.2 * costs[0]
+        return found if not found or found[0] >= least else [max(least, x) for x in found]
+
+    def _draw(self) -> tuple[list[int], list[float], list[float]]:
+        """Two sizes at least and what they cost, in rising order, and the slopes from one to the next."""
         known = sorted(self.points)
         if len(known) < 2:
             first = known[0] if known else 1
             unit = self.points.get(first, 0.0) / (1 + self.prior_slope * (first - 1))
-            return [unit * (1 + self.prior_slope * (size - 1)) for size in sizes]
+            self._line = [1, 2], [unit, unit * (1 + self.prior_slope)], [unit * self.prior_slope]
+            return self._line
         costs = [*accumulate((self.points[size] for size in reversed(known)), min)][::-1]  # no more than a larger one
-        found = []
-        for size in sizes:
-            i = min(max(bisect_left(known, size), 1), len(known) - 1)
-            low, step = costs[i - 1], (costs[i] - costs[i - 1]) / (known[i] - known[i - 1])
-            found.append(max(low + step * (size - known[i - 1]), 0.2 * low))
-        return found
+        steps = [(costs[i] - costs[i - 1]) / (known[i] - known[i - 1]) for i in range(1, len(known))]
+        self._line = known, costs, steps
+        return self._line
 
     def slope(self, size: int) -> float:
         """Seconds per unit around `size`."""
@@ -98,29 +106,19 @@ def shared(size: int) -> int:
     return power + 1 if size > power >= TILE else power
 
 
-@dataclass
-class Brought:
-    """What the last rounds with drafts brought, decayed."""
-
-    plain: float = 0.0  # seconds in which plain rounds write as many tokens
-    seconds: float = 0.0
-    rows: float = 0.0  # of all these rounds together
-
-    kept: float = RECENT
-    enough: float = ENOUGH
-
-    def learn(self, plain: float, seconds: float, rows: int) -> None:
-        self.plain = self.kept * self.plain + plain
-        self.seconds = self.kept * self.seconds + seconds
-        self.rows = self.kept * self.rows + rows
-
-    def forget(self, share: float) -> None:
-        self.plain, self.seconds, self.rows = ((1 - share) * x for x in (self.plain, self.seconds, self.rows))
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second, in those of plain rounds; without end where there were too few rounds to say."""
-        return self.plain / max(1e-9, self.seconds) if self.rows >= self.enough else float("inf")
+def padded(curves: Mapping[int, Curve], rows: int, nodes: int) -> Curve:
+    """Seconds of a pass by the nodes of its widest row, up to so many: measured, or else as in other batches (batch
+    rows -> their curve) of as many nodes in all."""
+    own, total = curves.get(rows, Curve()), Curve()
+    for b, curve in curves.items():
+        for size, seconds in curve.points.items() if b != rows else ():
+            total.points[b * size] = min(seconds, total.points.get(b * size, seconds))
+    if not total.points:
+        return own
+    first = min(own.points, default=0)
+    ratio = own.points[first] / max(1e-9, total(rows * first)) if first else 1.0
+    sizes = [1 << i for i in range(nodes.bit_length())]
+    return Curve(points={n: own.points.get(n, ratio * total(rows * n)) for n in (*sizes, *own.points)})
 
 
 def measured(given: Mapping[Any, Any]) -> dict[int, float]:

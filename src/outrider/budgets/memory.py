@@ -11,7 +11,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -20,12 +20,14 @@ from typing import Any
 import torch
 
 from .. import kept
-from .adaptive import LEARN, PRIOR, SUMMED, AdaptiveBudget
+from .adaptive import LEARN, SUMMED, AdaptiveBudget
 from .calibration import BOUNDS, Fit, Learner
 from .curve import LONGEST, Curve, measured
+from .record import Usual
 
 EVERY = 20.0  # seconds between two writes at least
-FORMAT = 2
+FORMAT = 3
+GREEDY, SAMPLED = "greedy", "sampled"  # texts
 
 
 def file_of(device: torch.device, *about: str) -> Path:
@@ -55,10 +57,10 @@ class Memory:
                 return False
             curves = {name: {int(b): measured(p) for b, p in found[name].items()} for name in ("verify", "draft")}
             single = {name: measured(found[name]) for name in ("step", "size")}
-            record = [[float(x) for x in found[name]] for name in ("hits", "asked")]
+            usual = {kind == SAMPLED: _usual(found["usual"][kind]) for kind in found["usual"]}
             rest, scales = float(found["rest"]), [float(s) for s in found["scales"]]
-            sound = all(0 <= h <= a and a > 0 for h, a in zip(*record, strict=True)) and 0 <= rest < LONGEST
-            if not sound or not all(BOUNDS[0] <= s <= BOUNDS[1] for s in scales):
+            alike = len({len(one.asked) for one in usual.values()}) == 1
+            if not alike or not 0 <= rest < LONGEST or not all(BOUNDS[0] <= s <= BOUNDS[1] for s in scales):
                 return False
             for learner, state in zip(self.learners, found["learners"], strict=True):
                 copy.deepcopy(learner).restore(state)  # all can be read, or nothing is
@@ -68,8 +70,8 @@ class Memory:
         budget.verify = {b: Curve(points=p) for b, p in curves["verify"].items()}
         budget.draft = {b: Curve(prior_slope=0.5, mean=True, points=p) for b, p in curves["draft"].items()}
         budget.step.points, budget.size.points = single["step"], single["size"]
-        budget.rest, budget.hits, budget.asked = rest, *record
-        budget.usual_hits, budget.usual_asked = ([*part] for part in record)
+        budget.rest, budget.usual, one = rest, usual, next(iter(usual.values()))
+        budget.hits, budget.asked = [*one.hits], [*one.asked]
         known = budget.draft.keys() if SUMMED in budget.verify else budget.verify.keys() & budget.draft.keys()
         budget.seen = dict.fromkeys(known, LEARN)
         for fit, scale in zip(self.fits, scales, strict=True):
@@ -85,14 +87,12 @@ class Memory:
             return
         self.rounds, self.at = self.budget.rounds, now
         b = self.budget
-        # Other texts may be unlike those so far, so every depth's record weighs no more than a prior.
-        shares = [min(1.0, PRIOR / asked) for asked in b.usual_asked]
+        usual = {SAMPLED if sampled else GREEDY: one.faded() for sampled, one in b.usual.items()}
         found: dict[str, Any] = {
             "format": FORMAT,
             **{name: {str(rows): c.points for rows, c in getattr(b, name).items()} for name in ("verify", "draft")},
             **{name: getattr(b, name).points for name in ("step", "size")},
-            "hits": [h * s for h, s in zip(b.usual_hits, shares, strict=True)],
-            "asked": [a * s for a, s in zip(b.usual_asked, shares, strict=True)],
+            "usual": {kind: {"hits": one.hits, "asked": one.asked} for kind, one in usual.items()},
             "rest": b.rest,
             "scales": [fit.scale for fit in self.fits],
             "learners": [learner.state() for learner in self.learners],
@@ -101,3 +101,11 @@ class Memory:
             kept.write(self.file, found)
         except OSError:
             self.at = float("inf")  # no further tries
+
+
+def _usual(given: Mapping[str, Any]) -> Usual:
+    """The shares of one kind of texts; ValueError, KeyError or TypeError where they are none."""
+    made = Usual([float(x) for x in given["hits"]], [float(x) for x in given["asked"]])
+    if not all(0 <= hits <= asked and asked > 0 for hits, asked in zip(made.hits, made.asked, strict=True)):
+        raise ValueError("no shares")
+    return made
