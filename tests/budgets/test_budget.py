@@ -141,6 +141,18 @@ def test_rounds_that_rest_tell_how_fast_the_machine_is() -> None:
     assert budget._plain(1) == pytest.approx(usual, rel=0.1)
 
 
+def test_how_many_nodes_a_draft_has_goes_by_the_rows_of_a_batch() -> None:
+    """A single text's drafts of this depth have nine nodes, those of eight texts two each; a size that was never met has
+    as many in all as the one that is nearest."""
+    budget, nodes = AdaptiveBudget(), {1: 9, 8: 2}
+    for _ in range(40):
+        for b, n in nodes.items():
+            budget.learn(Report(b, 2, n, 0.1, 1.0 + 0.1 * b * n, 0.0, [b, 0], 2, total=b * n))
+            budget.learn(Report(b, 0, 1, 0.0, 1.0 + 0.1 * b, 0.0, [], total=b))
+    for b, n in {**nodes, 4: 3, 16: 2}.items():
+        assert budget.seconds(b)[2] == pytest.approx(1.1 + 0.1 * b * n, rel=0.05), b
+
+
 class Awake(AdaptiveBudget):
     """Works every round out."""
 

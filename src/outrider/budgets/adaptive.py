@@ -79,7 +79,7 @@ class AdaptiveBudget:
     verify: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by nodes; SUMMED -> by those of all
     draft: dict[int, Curve] = field(default_factory=dict)  # batch rows -> seconds by depth asked for
     step: Curve = field(default_factory=lambda: Curve(prior_slope=0.5))  # seconds by depth drafted
-    size: Curve = field(default_factory=lambda: Curve(prior_slope=1.0, mean=True))  # nodes by depth asked for
+    size: dict[int, Curve] = field(default_factory=dict)  # batch rows -> a row's nodes by depth asked for
     seen: dict[int, int] = field(default_factory=dict)  # batch rows -> rounds
     brought: dict[int, Brought] = field(default_factory=dict)  # power of two nearest to batch rows -> by drafts of late
     usual: dict[bool, Usual] = field(default_factory=lambda: {False: Usual()})  # sampled? -> over texts
@@ -278,7 +278,8 @@ class AdaptiveBudget:
             curve = self.draft.setdefault(b, Curve(prior_slope=0.5, mean=True))
             (curve.doubt if self.behind else curve.learn)(report.depth, report.draft_seconds)
             if not self.uncut:
-                self.size.learn(report.depth, report.total / b if report.total else float(report.nodes))
+                sizes = self.size.setdefault(b, Curve(prior_slope=1.0, mean=True))
+                sizes.learn(report.depth, report.total / b if report.total else float(report.nodes))
         if report.drafted:
             (self.step.doubt if self.behind else self.step.learn)(report.drafted, report.draft_seconds)
 
@@ -328,7 +329,8 @@ class AdaptiveBudget:
     def seconds(self, rows: int) -> list[float]:
         """[depth]: what a round costs, depth 0 being no draft."""
         depths = range(1, self.depth + 1)
-        sizes = [1, *(max(2, round(n)) for n in self.size.table(depths))]
+        like = min(self.size, key=lambda b: abs(b - rows), default=rows)  # or as many in all
+        sizes = [1, *(max(2, 1 + round((n - 1) * like / rows)) for n in self.size.get(like, Curve()).table(depths))]
         drafts = [0.0, *self._drafts(rows).table(depths)]
         passes = self._passes(rows, sizes)
         return [verify + draft + self.rest for verify, draft in zip(passes, drafts, strict=True)]

@@ -27,6 +27,7 @@ from .record import Usual
 
 EVERY = 20.0  # seconds between two writes at least
 FORMAT = 3
+CURVES = "verify", "draft", "size"  # one for each number of batch rows
 GREEDY, SAMPLED = "greedy", "sampled"  # texts
 
 
@@ -55,8 +56,8 @@ class Memory:
             found = json.loads(self.file.read_text(encoding="utf-8"))
             if found["format"] != FORMAT or len(found["scales"]) != len(self.fits):
                 return False
-            curves = {name: {int(b): measured(p) for b, p in found[name].items()} for name in ("verify", "draft")}
-            single = {name: measured(found[name]) for name in ("step", "size")}
+            curves = {name: {int(b): measured(p) for b, p in found[name].items()} for name in CURVES}
+            step = measured(found["step"])
             usual = {kind == SAMPLED: _usual(found["usual"][kind]) for kind in found["usual"]}
             rest, scales = float(found["rest"]), [float(s) for s in found["scales"]]
             alike = len({len(one.asked) for one in usual.values()}) == 1
@@ -69,7 +70,8 @@ class Memory:
         budget = self.budget
         budget.verify = {b: Curve(points=p) for b, p in curves["verify"].items()}
         budget.draft = {b: Curve(prior_slope=0.5, mean=True, points=p) for b, p in curves["draft"].items()}
-        budget.step.points, budget.size.points = single["step"], single["size"]
+        budget.size = {b: Curve(prior_slope=1.0, mean=True, points=p) for b, p in curves["size"].items()}
+        budget.step.points = step
         budget.rest, budget.usual, one = rest, usual, next(iter(usual.values()))
         budget.hits, budget.asked = [*one.hits], [*one.asked]
         known = budget.draft.keys() if SUMMED in budget.verify else budget.verify.keys() & budget.draft.keys()
@@ -90,8 +92,8 @@ class Memory:
         usual = {SAMPLED if sampled else GREEDY: one.faded() for sampled, one in b.usual.items()}
         found: dict[str, Any] = {
             "format": FORMAT,
-            **{name: {str(rows): c.points for rows, c in getattr(b, name).items()} for name in ("verify", "draft")},
-            **{name: getattr(b, name).points for name in ("step", "size")},
+            **{name: {str(rows): c.points for rows, c in getattr(b, name).items()} for name in CURVES},
+            "step": b.step.points,
             "usual": {kind: {"hits": one.hits, "asked": one.asked} for kind, one in usual.items()},
             "rest": b.rest,
             "scales": [fit.scale for fit in self.fits],
