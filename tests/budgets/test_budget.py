@@ -142,8 +142,8 @@ def test_rounds_that_rest_tell_how_fast_the_machine_is() -> None:
 
 
 def test_how_many_nodes_a_draft_has_goes_by_the_rows_of_a_batch() -> None:
-    """A single text's drafts of this depth have nine nodes, those of eight texts two each; a size that was never met has
-    as many in all as the one that is nearest."""
+    """A single text's drafts of this depth have nine nodes, those of eight texts two each; a batch size that was never
+    met has as many in all as the one that is nearest."""
     budget, nodes = AdaptiveBudget(), {1: 9, 8: 2}
     for _ in range(40):
         for b, n in nodes.items():
