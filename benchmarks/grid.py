@@ -159,6 +159,8 @@ def main() -> None:
         lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
     except (OSError, ValueError) as error:
         parser.error(f"{given.out} was not written by this command ({error}); give another --out")
+    if any("turns" not in line for line in lines):
+        parser.error(f"{given.out} has cells without turns, as an earlier version measured them; give another --out")
     if given.table and not lines:
         parser.error(f"{given.out} has no cells yet")
     if not given.table and not given.drafters:
