@@ -42,6 +42,18 @@ def test_it_comes_back(tmp_path: Path) -> None:
     assert max(again.asked) <= PRIOR
 
 
+def test_sampled_texts_alone_are_remembered_too(tmp_path: Path) -> None:
+    Memory(tmp_path / "f.json", learnt(), []).keep()
+    found = json.loads((tmp_path / "f.json").read_text())
+    found["usual"] = {"sampled": found["usual"]["greedy"]}
+    (tmp_path / "f.json").write_text(json.dumps(found))
+    again = AdaptiveBudget()
+    assert Memory(tmp_path / "f.json", again, []).recall()
+    assert again.sampled
+    again.learn(Report(1, 3, 4, 0.03, 1.4, 0.001, [1, 1, 0], 3, 1.5))
+    assert again.usual.keys() == {True}
+
+
 @pytest.mark.parametrize(
     "change",
     [

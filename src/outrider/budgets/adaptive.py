@@ -13,10 +13,10 @@ worth a step (`Budget.reach`), and feeds no node that is sure to be cut (`Budget
 
 Texts differ more than the rounds of one text do: of what was accepted there is a quick record and a slow one (two of
 these, for sampled texts and for others), and a row that begins is met with the slow one's shares, as strongly as PRIOR
-rows would be. All this is a forecast, and it is
-held to what came of it by an account of the time that rounds with drafts took beyond what plain ones would have taken
-for the same tokens: one for batches of like sizes (those that share the nearest power of two), or each new size would
-be tried anew. Rounds that may draft pay off TRIES of their time, divided by the cube root of the rows in batches. Where
+rows would be. All this is a forecast, and it is held to what came of it by an account of the time that rounds with
+drafts took beyond what plain ones would have taken for the same tokens: one for batches of like sizes (those that share
+the nearest power of two), or each new size would be tried anew. Rounds that may draft pay off TRIES of their time,
+divided by the cube root of the rows in batches. Where
 the forecast is against drafts, one is tried when nothing is owed; where it is for them, HOLD plain rounds may be owed,
 or more while the last drafts did bring more than plain rounds. So drafts that do not pay cost TRIES of the time in the
 long run, and HOLD rounds once. A new text begins without debts, unless drafts usually lost in the texts before it: then
@@ -103,7 +103,7 @@ class AdaptiveBudget:
     rounds: int = 0
     quiet: int = 0  # rounds to come that rest
     resting: bool = False  # is this round one of them?
-    pause: Pause = field(default_factory=Pause)  # those of late that have not paid yet
+    pause: Pause = field(default_factory=Pause)  # those that have not paid yet
     _held: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # forecasts
 
     def choose(self, rows: Rows) -> Budget:
@@ -159,7 +159,9 @@ class AdaptiveBudget:
     def _begin(self, rows: int, share: float, sampled: bool) -> None:
         """This share of the rows is new: what was learnt of the rows before them says less."""
         self.behind, self.fresh, self.sampled = True, share == 1 or self.fresh, sampled
-        usual = self.usual.setdefault(sampled, self.usual.get(not sampled, Usual()).faded())
+        if sampled not in self.usual:
+            self.usual[sampled] = self.usual[not sampled].faded()
+        usual = self.usual[sampled]
         for d, (hits, asked) in enumerate(zip(usual.hits, usual.asked, strict=True)):
             rate = (1 - share) * self.hits[d] / self.asked[d] + share * hits / asked
             self.asked[d] += share * (min(PRIOR, asked) - self.asked[d])

@@ -71,8 +71,9 @@ class Memory:
         budget.verify = {b: Curve(points=p) for b, p in curves["verify"].items()}
         budget.draft = {b: Curve(prior_slope=0.5, mean=True, points=p) for b, p in curves["draft"].items()}
         budget.size = {b: Curve(prior_slope=1.0, mean=True, points=p) for b, p in curves["size"].items()}
-        budget.step.points = step
-        budget.rest, budget.usual, one = rest, usual, next(iter(usual.values()))
+        budget.step = Curve(prior_slope=0.5, points=step)
+        budget.rest, budget.usual = rest, usual
+        budget.sampled, one = next(iter(usual.items()))
         budget.hits, budget.asked = [*one.hits], [*one.asked]
         known = budget.draft.keys() if SUMMED in budget.verify else budget.verify.keys() & budget.draft.keys()
         budget.seen = dict.fromkeys(known, LEARN)
