@@ -86,6 +86,7 @@ class Seen:
 
     remaining: list[int]
     serial: list[int]  # 0 for a row that begins
+    hot: bool = False  # does any row sample?
 
     def __len__(self) -> int:
         return len(self.remaining)
