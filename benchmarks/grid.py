@@ -6,7 +6,7 @@ Each cell decodes the same texts with every fixed budget, and with those that ha
 best. It, the automatic budget, which has decoded the texts once unmeasured, and plain decoding are then measured
 afresh, in turn, in the same process. The best of a dozen is also the luckiest, so what it was chosen by does not count.
 A factor is the geometric mean over the turns, with its standard error. Compared are tokens per second of decoding,
-prompts left out, in the rounds in which the batch is full: there are more texts than rows, and a text that ends
+prompts left out, in the rounds in which the batch is full: there are twice as many texts as rows, and a text that ends
 makes room for the next. (With as many texts as rows, those that can be guessed end early, and the others go on in a
 smaller batch.) One line of JSON a cell; a run that was stopped goes on where it was. `--table` shows what there is.
 """
@@ -147,13 +147,12 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--texts", type=int, default=2, help="for each row of a batch; 4 in all at least")
     parser.add_argument("--weights", choices=["full", "native", "int8"], default="full")
     parser.add_argument("--data", default=str(EVAL), help="a folder with the papers' prompts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="measure nothing, show what the file has")
     given = parser.parse_args()
-    if min(*given.batches, given.tokens - 1, given.texts) < 1:
+    if min(*given.batches, given.tokens - 1) < 1:
         parser.error("batches are of at least 1 text, and texts of at least 2 tokens")
     try:
         lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
@@ -180,7 +179,7 @@ def main() -> None:
                     for task in given.tasks:
                         if (drafter, temperature, batch, task) in done:
                             continue
-                        prompts = texts(model, task, given.data, max(4, given.texts * batch))
+                        prompts = texts(model, task, given.data, max(4, 2 * batch))
                         with torch.no_grad():
                             found = cell(model, prompts, batch, temperature, given.tokens)
                         line = {

@@ -48,7 +48,7 @@ from typing import Any, cast
 
 from ..types import Budget, Price, Rows
 from .budgeter import Report
-from .curve import Curve, nearest, padded
+from .curve import Curve, nearest, of_batch
 from .record import MANY, PRIOR, USUAL, Brought, Pause, Usual
 
 DECAY = 0.98  # forgetting of hit rates, per round
@@ -294,7 +294,7 @@ class AdaptiveBudget:
         """Seconds of passes over so many nodes of every row."""
         if SUMMED in self.verify:
             return self.verify[SUMMED].table([rows * n for n in sizes])
-        return padded(self.verify, rows, self.nodes).table(sizes)
+        return of_batch(self.verify, rows, self.nodes).table(sizes)
 
     def _pass(self, rows: int) -> float:
         """Seconds of a pass without drafts."""

@@ -106,7 +106,7 @@ def shared(size: int) -> int:
     return power + 1 if size > power >= TILE else power
 
 
-def padded(curves: Mapping[int, Curve], rows: int, nodes: int) -> Curve:
+def of_batch(curves: Mapping[int, Curve], rows: int, nodes: int) -> Curve:
     """Seconds of a pass by the nodes of its widest row, up to so many: measured, or else as in other batches (batch
     rows -> their curve) of as many nodes in all."""
     own, total = curves.get(rows, Curve()), Curve()
