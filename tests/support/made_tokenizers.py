@@ -9,7 +9,10 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-TEXT = "The carriage follows, and decides. Über-große Äpfel 🍎🍏 kosten 3 €; 猫が好き. <stop> don't stop! sto p\n\n### END ##"
+TEXT = (
+    "The carriage follows, and decides. Über-große Äpfel 🍎🍏 kosten 3 €; 猫が好き. <stop> don't stop! sto p\n\n"
+    "### END ##"
+)
 CORPUS = ["the carriage follows, and stops. it doesn't stop! END", TEXT, "  two  spaces\n\nand   three"] * 4
 SPECIAL = ["<unk>", "<s>", "</s>"]
 
@@ -28,8 +31,8 @@ def byte_fallback(decoder: Any = None) -> Tokenizer:
     """As Llama 2 and Mistral, by default; the words are few, so that most of TEXT is written in bytes."""
     before = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     learning = Tokenizer(models.BPE(unk_token="<unk>"))
-    learning.normalizer = before
-    learning.train_from_iterator(CORPUS[:1], trainers.BpeTrainer(vocab_size=90, show_progress=False))
+    learning.normalizer, learning.pre_tokenizer = before, pre_tokenizers.Split("▁", "merged_with_next")
+    learning.train_from_iterator(CORPUS[:1], trainers.BpeTrainer(vocab_size=60, show_progress=False))
     learnt = json.loads(learning.to_str())["model"]
     names = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *learnt["vocab"]]
     vocab = {name: i for i, name in enumerate(dict.fromkeys(names))}

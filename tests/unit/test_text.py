@@ -19,7 +19,8 @@ from outrider.targets.names import installed
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Any]:
-    return {**{name: made(name) for name in KNOWN}, "opaque": Opaque(made("byte level")), "demo": load_tokenizer("demo")}
+    known = {name: made(name) for name in KNOWN}
+    return {**known, "opaque": Opaque(made("byte level")), "demo": load_tokenizer("demo")}
 
 
 def runs(tokenizer: Any, count: int) -> Iterator[tuple[random.Random, list[int]]]:
@@ -166,9 +167,10 @@ def test_a_tokenizer_that_only_decodes(tokenizers: dict[str, Any]) -> None:
     any_division_gives_the_same(tokenizers["opaque"])
     ids = tokenizers["opaque"].tokenizer(TEXT)["input_ids"]
     table = detokenizer(tokenizers["opaque"])
-    assert text_of(table.open(), ids) == TEXT
-    whole = [cut for cut in range(len(ids)) if "\ufffd" not in decode(tokenizers["opaque"], ids[:cut])]
-    assert all(decode(tokenizers["opaque"], ids[:cut]) + text_of(table.open(ids[:cut]), ids[cut:]) == TEXT for cut in whole)
+    for cut in range(len(ids)):
+        prompt = decode(tokenizers["opaque"], ids[:cut])
+        if "\ufffd" not in prompt:
+            assert prompt + text_of(table.open(ids[:cut]), ids[cut:]) == TEXT
 
 
 UNKNOWN = {
