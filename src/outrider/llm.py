@@ -243,7 +243,7 @@ class LLM:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out; empty for a model in memory that has no tokenizer."""
-        return text_of(self.detokenizer.open(), tokens)
+        return text_of(self.detokenizer.open(), [int(token) for token in tokens])
 
     def _stop(self, max_new_tokens: int, strings: Any, ignore_eos: bool) -> Stop:
         wanted = (strings,) if isinstance(strings, str) else strings or ()

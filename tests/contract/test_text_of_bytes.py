@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from made_tokenizers import FALLBACK, made
 from outrider import drafters
 from outrider.llm import LLM
 from outrider.testing import TableTarget
+from outrider.training.generate import write
 
 WRITES = "\n🚀ž the 漢字 cat\n\nnaïve 🍎"
 
@@ -69,6 +72,16 @@ def test_drafts_change_no_text_whatever_stops_it(tokenizer: Any, spec: str) -> N
         accepted, stopped = accepted + two.usage.accepted, stopped + (one.finish_reason == "stop")
     assert accepted > 24
     assert stopped > 6
+
+
+def test_data_that_the_model_writes_is_one_text(tokenizer: Any, tmp_path: Path) -> None:
+    """A prompt and its completion, which are trained on as one text."""
+    prompt, words = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the", "carriage follows"))
+    target, out = table(tokenizer, [prompt + words], 100.0), tmp_path / "made.jsonl"
+    drafter = drafters.load("lookup", target, tokenizer)
+    write(target, drafter, tokenizer, [("", "the end")], out, len(words), 0.0, 1, 1, len(prompt), frozenset())
+    (line,) = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert (line["prompt"], line["completion"]) == ("the", " carriage follows")
 
 
 def test_prompt_and_text_are_one_text(tokenizer: Any) -> None:

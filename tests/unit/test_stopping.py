@@ -160,6 +160,15 @@ def test_the_token_that_ends_a_text_completes_no_stop_string(tokenizer: Any, tab
     assert stop.text([], ids) == "xa"
 
 
+def test_half_a_surrogate_pair_stops_nothing(ids: list[int], table: Detokenizer) -> None:
+    """It is no text; in place of it, no question mark is looked for."""
+    assert run(Stop(strings=("\ud83d",), detokenizer=table), [ids, in_bytes_of(table, b"?")])[1] is None
+
+
+def in_bytes_of(table: Detokenizer, raw: bytes) -> list[int]:
+    return [next(i for i in range(300) if table.name(i) == bytes([b])) for b in raw]
+
+
 def test_a_stop_needs_a_detokenizer(table: Detokenizer) -> None:
     with pytest.raises(AssertionError):
         Stop(strings=("x",))
@@ -192,7 +201,7 @@ def test_half_a_character_at_the_end_comes_out_at_last(tokenizer: Any, table: De
 def test_bytes_that_are_no_text(table: Detokenizer) -> None:
     """U+FFFD as Python has it: one for each start of a character that is none, and for each byte that starts none."""
     for raw in (b"x\x9fy", b"\xf0\x9f\x8dz", b"\xff\xfe", b"\xe6\xe6\xbc\xa2", b"\xed\xa0\x80", b"\xc0\xaf"):
-        tokens = [next(i for i in range(300) if table.name(i) == bytes([b])) for b in raw]
+        tokens = in_bytes_of(table, raw)
         stream = stream_of(table)
         assert "".join(stream.push([t]) for t in tokens) + stream.flush() == raw.decode(errors="replace")
         assert text_of(table.open(), tokens) == raw.decode(errors="replace")

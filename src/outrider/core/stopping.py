@@ -71,7 +71,7 @@ class Stop:
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
         """The stop strings, prepared once for all rows."""
-        return tuple(Pattern(s.encode(errors="replace")) for s in dict.fromkeys(self.strings))
+        return tuple(Pattern(s.encode(errors="surrogatepass")) for s in dict.fromkeys(self.strings))
 
 
 class Ending:

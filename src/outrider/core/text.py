@@ -141,12 +141,13 @@ class TokenBytes:
         return bool(self.forms(token)[1]) and (special or token not in self.special)
 
     def forms(self, token: int) -> tuple[bytes, bytes, bytes]:
-        """A token's bytes at the beginning of a text, and elsewhere, and what it puts before the next token."""
-        found = self.cache.get(token)
-        if found is None:
+        """A token's bytes at the beginning of a text, and elsewhere, and what it puts before the next token. Empty for
+        ids that no token has."""
+        forms = self.cache.get(token)
+        if forms is None:
             name = self.names(token)
-            found = self.cache[token] = (b"", b"", b"") if name is None else self._render(name)
-        return found
+            forms = self.cache[token] = (b"", b"", b"") if name is None else self._render(name)
+        return forms
 
     def _render(self, name: str) -> tuple[bytes, bytes, bytes]:
         first = later = name

@@ -34,13 +34,13 @@ class Placed:
     def alternatives(self) -> dict[str, float]:
         """Logprobs by name, likeliest first, of this token too: one more where it is not among the likeliest. Of two
         tokens that read the same, the less likely one goes by its id."""
-        own, found = label(self.spelt), dict[str, float]()
+        own, named = label(self.spelt), dict[str, float]()
         for (token, logprob), spelt in zip(self.scored.top, self.top, strict=True):
             name = label(spelt)
-            if token != self.scored.token and (name == own or name in found):
+            if token != self.scored.token and (name == own or name in named):
                 name = f"token_id:{token}"
-            found[name] = finite(logprob)
-        return found if own in found else {**found, own: finite(self.scored.logprob)}
+            named[name] = finite(logprob)
+        return named if own in named else {**named, own: finite(self.scored.logprob)}
 
 
 def label(spelt: bytes) -> str:
