@@ -289,7 +289,10 @@ class Target(Protocol):
     dtype: torch.dtype
     hidden: int  # the width of hidden states
     layers: int  # hidden states have the taps 0 .. layers; -1 is the last one, after the final norm
-    lock: AbstractContextManager[Any]  # held for each step of a batch over this target, never between two; re-entrant
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held for each step of a batch over this target, never between two; always the same, re-entrant."""
 
     @property
     def config_dict(self) -> Mapping[str, Any]:
