@@ -336,23 +336,25 @@ class Batch:
         """End a row from outside, between rounds; what it wrote stays, and `leave` drops it."""
         row.finish = row.finish or why
 
-    @_alone
     def leave(self) -> Batch | None:
         """The batch without its finished rows; the last ones move into their places, so that few are copied."""
         live = [i for i, row in enumerate(self.rows) if row.finish is None]
         if not live:
             return None
         if len(live) < len(self.rows):
-            failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
-            if failed:
-                self.session.wipe(failed)
             stay = set(live)
-            live = [i if i in stay else live.pop() for i in range(len(live))]
-            self.session.select(live)
-            self.drafting.select(live)
-            self.rows = [self.rows[i] for i in live]
-            self.root = self.root[live]
+            self._select([i if i in stay else live.pop() for i in range(len(live))])
         return self
+
+    @_alone
+    def _select(self, live: list[int]) -> None:
+        failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
+        if failed:
+            self.session.wipe(failed)
+        self.session.select(live)
+        self.drafting.select(live)
+        self.rows = [self.rows[i] for i in live]
+        self.root = self.root[live]
 
     @_alone
     def join(self, newcomers: Batch | None) -> Batch:

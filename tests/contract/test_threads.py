@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -19,7 +21,7 @@ from outrider.core.turns import without_cudnn
 from outrider.engine import Engine, Request, generate
 from outrider.targets import load_target, load_tokenizer
 from outrider.testing import TableTarget
-from outrider.types import Sampling
+from outrider.types import Sampling, Target
 
 SOURCE = Path(outrider.__file__).parent
 THREADS = 4
@@ -35,11 +37,12 @@ CASES = [(way, drafter) for way in WAYS for drafter in SOME] + [
 ]
 
 
-def loaded(drafter: str, way: str) -> LLM:
-    target, tokenizer = load_target("demo", **WAYS[way]), load_tokenizer("demo")
+@cache
+def target_of(way: str) -> Target:
+    target = load_target("demo", **WAYS[way])
     if way == "recorded":
         target.compile()  # type: ignore[union-attr]
-    return LLM(target, tokenizer, outrider.drafters.load(drafter, target, tokenizer))
+    return target
 
 
 def together(job: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
@@ -56,7 +59,8 @@ def together(job: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
 
 @pytest.mark.parametrize(("way", "drafter"), CASES)
 def test_threads_that_share_an_llm_write_what_one_thread_writes(way: str, drafter: str) -> None:
-    llm = loaded(drafter, way)
+    target, tokenizer = target_of(way), load_tokenizer("demo")
+    llm = LLM(target, tokenizer, outrider.drafters.load(drafter, target, tokenizer))
     asked: list[dict[str, Any]] = [
         {"prompts": "Once upon a time", "temperature": 1.0, "seed": 3},
         {"prompts": ["Lily and Tom", "The dog, the dog, the"], "seed": 1, "rule": "coupled"},
@@ -259,3 +263,24 @@ def test_cudnns_attention_is_off_in_steps_on_cuda_alone() -> None:
     assert not on(), "the second one is under way"
     second.__exit__(None, None, None)
     assert on()
+
+
+GLOBAL = re.compile(
+    r"torch\.(set_\w+|use_deterministic_algorithms|manual_seed|inference_mode\(True|autograd\.set_\w+)"
+    r"|torch\.backends\.\S+\.(enable_\w+|allow_\w+ =|benchmark =|deterministic =|enabled =)"
+)
+ALLOWED = {
+    "core/turns.py": "cuDNN's flag, for the length of a step",
+    "targets/probe.py": "random numbers, inside fork_rng",
+    "targets/kernels.py": "random numbers, inside fork_rng",
+    "training/loop.py": "a training run is the process's own",
+    "training/objectives/medusa2.py": "set_grad_enabled as a context",
+    "bench/instrument.py": "a measurement is the process's own",
+    "bench/peers/transformers.py": "a measurement is the process's own",
+}
+
+
+def test_settings_of_the_process_are_changed_in_known_places_alone() -> None:
+    """On CUDA too, where no test here looks."""
+    files = {str(f.relative_to(SOURCE)) for f in SOURCE.rglob("*.py") if GLOBAL.search(f.read_text(encoding="utf-8"))}
+    assert files == {*ALLOWED}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 
 import torch
@@ -24,20 +24,21 @@ def turn(lock: AbstractContextManager[object], device: torch.device) -> Iterator
         yield
 
 
-_guard = Lock()
-_inside: list[bool] = []  # one entry for each step under way: cuDNN's flag as the first of them found it
-
-
-@contextmanager
-def without_cudnn(device: torch.device) -> Iterator[None]:
+def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
     """Attention by kernels other than cuDNN's, which plans anew for every length: that takes longer than a pass.
 
     The flag belongs to the whole process. So the first of several steps clears it, the last one restores it, and
     without CUDA it is left alone.
     """
-    if device.type != "cuda":
-        yield
-        return
+    return _without_cudnn() if device.type == "cuda" else nullcontext()
+
+
+_guard = Lock()
+_inside: list[bool] = []  # one entry for each step under way: the flag as the first of them read it
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
     with _guard:
         _inside.append(_inside[0] if _inside else torch.backends.cuda.cudnn_sdp_enabled())
         torch.backends.cuda.enable_cudnn_sdp(False)

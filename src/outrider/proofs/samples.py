@@ -144,5 +144,5 @@ def pairs(engine: Engine, prompt: list[int], law: Sampling, seeds: Sequence[int]
         running.round()
         for row in running.rows:
             row.finish = "length" if len(row.output) > 2 else None
-        running = running.leave()
+        running = running.leave()  # type: ignore[assignment]
     return [(row.output[1], row.output[2]) for row in rows]
