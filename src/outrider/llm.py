@@ -77,6 +77,11 @@ class LLM:
     """A target, its tokenizer and a drafter; made by `load`.
 
     `target.model` is the stock transformers model and `tokenizer` its own (None without one): nobody is locked in.
+
+    Threads may share it: they take turns, a round each, and every text is the one that a single thread would have
+    written. Nothing is held between rounds, so several streams may also be read by turns in one thread, and each in
+    whatever thread asks for its next piece. The model's own `forward` and `generate` take no turns: while they run in
+    one thread, let no other one decode here.
     """
 
     target: Target
@@ -195,12 +200,13 @@ class LLM:
 
         Raises InputError for a rule or budget that there is not, or that does not go with the drafter.
         """
-        if self.gumbel is None:
-            self.gumbel = GumbelNoise(self.target.vocab, self.target.device)
         chosen = self.budget if budget is None else budget
-        if isinstance(chosen, str):
-            key = check_rule(rule), chosen
-            chosen = self.budgets[key] if key in self.budgets else self._begin(key)
+        with self.target.lock:
+            if self.gumbel is None:
+                self.gumbel = GumbelNoise(self.target.vocab, self.target.device)
+            if isinstance(chosen, str):
+                key = check_rule(rule), chosen
+                chosen = self.budgets[key] if key in self.budgets else self._begin(key)
         if chooses(chosen) != isinstance(self.drafter, ChoiceDrafter):
             raise InputError(
                 "a budget that names drafters ('1:3,2,1 2:1,1') and choose=True need one another; give both or neither"
@@ -222,8 +228,9 @@ class LLM:
 
     def remember(self) -> None:
         """Keep what the automatic budget has learnt for later runs, in the user's cache directory."""
-        for memory in self.memories:
-            memory.keep()
+        with self.target.lock:  # what is being learnt must not change while it is written
+            for memory in self.memories:
+                memory.keep()
 
     def prompts(self, prompts: Any) -> list[list[int]]:
         """Token ids of one prompt or many, a list for each; errors are those of `encode`."""
