@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
@@ -86,6 +86,7 @@ class Scheduler:
     dead: str = ""  # why the loop has ended, if it should not have
     pace: float = 1.0  # seconds from a row's start to its end, a running mean
     count: int = 0
+    parties: int = 0  # requests that have been taken; each may have several texts
 
     def __post_init__(self) -> None:
         self.change = Condition()
@@ -101,6 +102,9 @@ class Scheduler:
             if self.active + len(self.waiting) + len(jobs) > self.rows + self.queue:
                 turns = (len(self.waiting) + self.active) / self.rows
                 raise Full(max(1, min(60, round(turns * self.pace))))
+            self.parties += 1
+            for job in jobs:
+                job.party = self.parties
             self.waiting.extend(jobs)
             self.change.notify()
 
@@ -188,13 +192,14 @@ class Scheduler:
             self._leave()
 
     def _admit(self) -> None:
-        """The next in line begins to be read, if a slot is free."""
+        """The next in line begins to be read, if a slot is free for it."""
         if self.reading is not None or len(self.jobs) >= self.rows:
             return
         with self.change:
-            if not self.waiting:
+            job = self._next()
+            if job is None:
                 return
-            job = self.waiting.popleft()
+            self.waiting.remove(job)
             self.count += 1
             job.row, job.started = Row(job.request, self.count), monotonic()
             self.jobs[self.count] = job
@@ -205,6 +210,15 @@ class Scheduler:
             job.cached = 0 if known is None else known[1]
             self.metrics.prefix(len(job.request.prompt), job.cached)
         self.reading = Reading.of(engine, job, job.row, known)
+
+    def _next(self) -> Job | None:
+        """Of those that wait, the first one whose request has the fewest rows. The last quarter of the rows is for
+        requests that have none, so that nobody waits for the many texts of another."""
+        running = Counter(job.party for job in self.jobs.values())
+        job = min(self.waiting, key=lambda job: running[job.party], default=None)
+        if job is not None and running[job.party] and len(self.jobs) >= self.rows - self.rows // 4:
+            return None
+        return job
 
     def _read(self) -> None:
         """One chunk of the newcomer's prompt; after the last it joins the others."""
@@ -340,5 +354,5 @@ class Scheduler:
     def _deliver(job: Job, event: Event) -> None:
         try:
             job.deliver(event)
-        except RuntimeError:  # whoever waited is gone, and its event loop too
+        except RuntimeError:  # whoever waited does not read, or is gone, and its event loop too
             job.cancelled = True
