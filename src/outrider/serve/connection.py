@@ -14,9 +14,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .service import Limits
 
-ACCEPTED = 16  # connections that are accepted in one turn of the event loop, before any of them is looked at
+ACCEPTED = 4  # connections that are accepted in one turn of the event loop; it looks at them some turns later
 UNSENT = 64 << 10  # bytes that wait in a connection before its answer is held back
-RESERVE = 32 + 2 * ACCEPTED  # descriptors that connections leave to everything else
+RESERVE = 32 + 8 * ACCEPTED  # descriptors that connections leave to everything else
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n"
     b"content-length: 21\r\n\r\ntoo many connections\n"
@@ -51,7 +51,9 @@ class Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Is there no request that is read or answered?"""
+        """Is it open, and is there no request that is read or answered?"""
+        if self.transport.is_closing():
+            return False
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     @property

@@ -21,7 +21,7 @@ from .protocol import Refusal, ResponseFormat, StructuredOutputs
 LARGEST = 64 << 10  # characters of a grammar or schema
 # Less than llguidance allows by itself (50,000 and 200,000): everybody waits for a mask.
 ITEMS, FUEL = 10_000, 100_000  # of a step
-GRACE, SHARE = 1.0, 0.02  # seconds that a request's masks may take, and so many more for each of them
+GRACE, SHARE = 0.5, 0.01  # seconds that a request's masks may take, and so many more for each of them
 
 
 @dataclass
@@ -50,12 +50,12 @@ class Guide:
     def __call__(self, output: Sequence[int], logits: Tensor) -> Tensor:
         """Scores [1, v]: -inf for what the grammar forbids after `output`. Where `broken` is set, nothing is forbidden
         and nothing that is drawn may be used."""
+        if self.effort.excessive:
+            self.sound("its masks take too long; make it simpler")
         began = time.thread_time()
         scores = self.masked(logits) if self.follow(output) else logits
         self.effort.seconds += time.thread_time() - began
         self.effort.masks += 1
-        if self.effort.excessive:
-            self.sound("its masks take too long; make it simpler")
         return scores
 
     def masked(self, logits: Tensor) -> Tensor:

@@ -143,6 +143,7 @@ class Job:
     cached: int = 0  # tokens of its prompt that were copied, not read
     row: Row | None = None
     party: int = 0  # which request it belongs to
+    turn: int = 0  # those that wait begin in this order
     cancelled: bool = False  # set by whoever waits; looked at between two rounds
     arrived: float = field(default_factory=monotonic)
     started: float = 0.0  # when its prompt began to be read

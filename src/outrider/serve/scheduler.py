@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
@@ -29,6 +29,8 @@ from .metrics import Metrics
 from .prefixes import Prefixes
 
 log = logging.getLogger("outrider.serve")
+
+SPACING = 16  # rows that other requests may begin between two texts of one request
 
 
 @dataclass
@@ -103,8 +105,8 @@ class Scheduler:
                 turns = (len(self.waiting) + self.active) / self.rows
                 raise Full(max(1, min(60, round(turns * self.pace))))
             self.parties += 1
-            for job in jobs:
-                job.party = self.parties
+            for i, job in enumerate(jobs):
+                job.party, job.turn = self.parties, self.count + SPACING * i
             self.waiting.extend(jobs)
             self.change.notify()
 
@@ -212,13 +214,12 @@ class Scheduler:
         self.reading = Reading.of(engine, job, job.row, known)
 
     def _next(self) -> Job | None:
-        """Of those that wait, the first one whose request has the fewest rows. The last quarter of the rows is for
-        requests that have none, so that nobody waits for the many texts of another."""
-        running = Counter(job.party for job in self.jobs.values())
-        job = min(self.waiting, key=lambda job: running[job.party], default=None)
-        if job is not None and running[job.party] and len(self.jobs) >= self.rows - self.rows // 4:
-            return None
-        return job
+        """Whose turn it is of those that wait. The last quarter of the rows is for requests that have none, so that
+        nobody waits for the many texts of another."""
+        running = {job.party for job in self.jobs.values()}
+        full = len(self.jobs) >= self.rows - self.rows // 4
+        allowed = (job for job in self.waiting if not full or job.party not in running)
+        return min(allowed, key=lambda job: job.turn, default=None)
 
     def _read(self) -> None:
         """One chunk of the newcomer's prompt; after the last it joins the others."""

@@ -59,6 +59,11 @@ class Drained(uvicorn.Server):
         for sock in sockets or []:
             sock.listen(WAITING)  # asyncio has made it the number that are accepted in one turn
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # which leaves the application's end out, and asyncio then cancels it with a traceback
+            await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():  # which alone may hear signals
