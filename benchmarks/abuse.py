@@ -315,6 +315,9 @@ def two_lengths() -> dict[str, Any]:
         return {"situation": "Content-Length with Transfer-Encoding", "status": status}
 
 
+End = Callable[[], dict[str, Any]]
+
+
 def short(row: dict[str, Any]) -> list[str]:
     """The bars that a row of the first table does not hold."""
     return [

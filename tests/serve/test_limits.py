@@ -171,9 +171,7 @@ def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def test_bodies_share_a_number_of_bytes(
-    llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bodies_share_a_number_of_bytes(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large bodies that come slowly hold up no small one, and what they held is given back."""
     monkeypatch.setattr(gate, "BODIES", 1)
     served = start(service_of(llm, loaded, "demo", limits=Limits(body=200_000)))
@@ -259,9 +257,7 @@ def test_a_slow_client_is_not_dropped(llm: LLM, loaded: Any, start: Serve) -> No
     assert finishes(reader.rest()) == ["length"]
 
 
-def test_what_is_not_taken_has_a_bound(
-    llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_taken_has_a_bound(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows end where too much of them lies in the server; what is there can still be read."""
     monkeypatch.setattr(call, "MOST", 1000)
     served = start(service_of(llm, loaded, "demo", limits=Limits(send=600.0)), buffer=4096)
@@ -274,7 +270,7 @@ def test_what_is_not_taken_has_a_bound(
 
 
 def test_a_newcomer_does_not_wait_for_many_texts(llm: LLM, loaded: Any, start: Serve) -> None:
-    """A quarter of the rows is for requests that have none: it is answered while all texts of the others are written."""
+    """A quarter of the rows is for requests that have none: it is answered while all others' texts are written."""
     served = start(service_of(llm, loaded, "demo", rows=4))
     scheduler = served.service.scheduler
     readers = [Reader(served.port, PATH, {**LONG, "n": 8}, events=3) for _ in range(2)]
