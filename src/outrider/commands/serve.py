@@ -38,7 +38,7 @@ def serve(
     header_timeout: Annotated[float, typer.Option(help="Seconds for a request's header.", min=0.1)] = 10.0,
     send_timeout: Annotated[
         float, typer.Option(help="Seconds in which a client must take some of its answer.", min=0.1)
-    ] = 20.0,
+    ] = 10.0,
     prefill_share: Annotated[
         float, typer.Option(help="Share of the time that prompts may take while texts are written.", min=0.05, max=1)
     ] = 0.5,

@@ -9,8 +9,10 @@ what a text will be: under the coupled rule that is a matter of prompt, seed and
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +57,13 @@ class Reading:
         return made
 
 
+def give_back() -> None:
+    """Freed memory goes back to the system, where the C library (glibc) keeps it for itself otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+
+
 class Full(Exception):
     """The waiting room is full; try again in `seconds`."""
 
@@ -88,6 +97,7 @@ class Scheduler:
     dead: str = ""  # why the loop has ended, if it should not have
     pace: float = 1.0  # seconds from a row's start to its end, a running mean
     count: int = 0
+    trimmed: bool = False  # has memory been given back since there was work?
     parties: int = 0  # requests that have been taken; each may have several texts
 
     def __post_init__(self) -> None:
@@ -166,8 +176,12 @@ class Scheduler:
             with self.change:
                 if self.closing and not self.waiting:
                     return False
-                if not self.waiting:
-                    self.change.wait(1.0)
+                if self.waiting or self.change.wait(1.0):
+                    self.trimmed = False
+                    return True
+            if not self.trimmed:
+                give_back()
+                self.trimmed = True
         return True
 
     def _filled(self) -> float:

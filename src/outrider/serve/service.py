@@ -45,7 +45,7 @@ class Limits:
     seconds: float = 600.0  # from arrival to the end of its last text
     connections: int = 1000
     header: float = 10.0  # seconds until a request's header must be complete
-    send: float = 20.0  # seconds in which a client must take some of what is sent to it
+    send: float = 10.0  # seconds in which a client must take some of what is sent to it
 
     def fitted(self, context: int, places: int) -> Limits:
         """The limits beside a model's context in tokens, and a scheduler's places: more texts could never be taken."""
