@@ -273,13 +273,12 @@ def test_a_newcomer_does_not_wait_for_many_texts(llm: LLM, loaded: Any, start: S
     """A quarter of the rows is for requests that have none: it is answered while all others' texts are written."""
     served = start(service_of(llm, loaded, "demo", rows=4))
     scheduler = served.service.scheduler
-    readers = [Reader(served.port, PATH, {**LONG, "n": 8}, events=3) for _ in range(2)]
+    reader = Reader(served.port, PATH, {**LONG, "n": 8}, events=3)
     until(lambda: scheduler.active == 3)
     ended = scheduler.count - scheduler.active
     assert served.post(PATH, ASKED)
     assert scheduler.count - scheduler.active == ended + 1, "a text of another had to end first"
-    for reader in readers:
-        reader.sock.close()
+    reader.sock.close()
     assert served.idle()
 
 
