@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,18 +102,19 @@ def serving(*options: str, descriptors: int = 0) -> Iterator[Server]:
         process.kill()
         process.wait()
         listener.join(5)
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def send(port: int, method: str, path: str, body: Any = None) -> int:
     """The status of one request on a connection of its own, its answer read; 0: there was none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    with suppress(OSError, http.client.HTTPException):
+    with closing(connection), suppress(OSError, http.client.HTTPException):
         raw = None if body is None else json.dumps(body)
         connection.request(method, path, raw, {"content-type": "application/json"})
         answer = connection.getresponse()
         answer.read()
         return answer.status
-    connection.close()
     return 0
 
 
