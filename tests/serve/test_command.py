@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="the server's packages are not installed: pip install 'outrider[serve]'")
 from outrider.cli import main
 from outrider.serve import server, start
+from outrider.serve.service import Limits
 
 pytestmark = pytest.mark.trained
 
@@ -50,6 +51,8 @@ def test_what_is_loaded(serve: Any) -> None:
     assert main(["serve", "demo", "--exact", "maybe"]) == 2
     assert main(["serve", "demo", "--timeout", "nan"]) == 2
     assert main(["serve", "demo", "--shutdown-timeout", "inf"]) == 2
+    assert main(["serve", "demo", "--header-timeout", "nan"]) == 2
+    assert main(["serve", "demo", "--max-body", "0"]) == 2
 
 
 def test_how_it_is_served(serve: Any) -> None:
@@ -60,7 +63,21 @@ def test_how_it_is_served(serve: Any) -> None:
     assert (scheduler.rows, scheduler.queue, scheduler.prefill_share) == (3, 5, 0.25)
     assert (scheduler.prefixes.limit, scheduler.fleet.keeps) == (2 << 20, True)
     assert serve()["service"].name == "demo"
+    assert serve()["service"].limits == Limits(body=1 << 20)
+    bounds = ["--max-body", "0.5", "--max-connections", "7", "--header-timeout", "3", "--send-timeout", "4"]
+    wanted = Limits(body=1 << 19, connections=7, header=3.0, send=4.0)
+    assert serve(*bounds)["service"].limits == wanted
     assert 'model_name="mine"' in scheduler.metrics.page().decode()
+
+
+def test_names_of_other_servers_options(serve: Any) -> None:
+    service = serve("--served-model-name", "mine", "--max-num-seqs", "5")["service"]
+    assert (service.name, service.scheduler.rows) == ("mine", 5)
+
+
+def test_a_server_that_was_cut_short_says_so(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "run", lambda *_: 143)
+    assert main(["serve", "demo", "--port", "0"]) == 143
 
 
 def test_the_key(serve: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from outrider.llm import LLM
 from outrider.serve.scoring import STEP, Scoring
+from outrider.serve.service import Limits
 from outrider.serve.start import service_of
 from outrider.serve.texts import label, places
 from outrider.targets import SeqTarget
@@ -205,7 +206,7 @@ def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve, monkey
 
 def test_a_late_request_gives_its_prompt_back_unscored(llm: LLM, loaded: Any, start: Serve) -> None:
     """It ends in line, before anything was read."""
-    served = start(service_of(llm, loaded, "demo", rows=1, seconds=0.0))
+    served = start(service_of(llm, loaded, "demo", rows=1, limits=Limits(seconds=0.0)))
     made = complete(served)["choices"][0]
     assert (made["text"], made["finish_reason"], made["logprobs"]["tokens"]) == (STORY, "abort", [])
     assert "".join(e["choices"][0]["text"] for e in streamed(served)) == STORY

@@ -15,6 +15,7 @@ from serve_world import Reader, Serve, Served
 
 from outrider.llm import LLM
 from outrider.serve.scheduler import Scheduler
+from outrider.serve.service import Limits
 from outrider.serve.start import service_of
 from outrider.types import InputError
 
@@ -259,7 +260,7 @@ def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve, monkey
 
 
 def test_late_requests_end(llm: LLM, loaded: Any, start: Serve) -> None:
-    served = start(service_of(llm, loaded, "demo", rows=1, seconds=2.0))
+    served = start(service_of(llm, loaded, "demo", rows=1, limits=Limits(seconds=2.0)))
     made = served.post(PATH, LONG)["choices"][0]
     assert made["finish_reason"] == "abort"
     assert served.idle()

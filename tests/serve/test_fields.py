@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 from serve_world import Serve, Served
 
 from outrider.llm import LLM
+from outrider.serve.protocol import ChatRequest, CompletionRequest, Refusal, parse
 from outrider.serve.start import service_of
 
 pytestmark = pytest.mark.trained
@@ -137,3 +140,31 @@ def test_any_object(served: Served, llm: LLM) -> None:
     choice = served.post("/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})["choices"][0]
     assert json.loads(choice["message"]["content"]) == {}
     assert choice["finish_reason"] == "stop"
+
+
+def test_the_table_of_openais_fields_is_the_code() -> None:
+    """Every field of the `openai` package is in the table of the serving page, with what the code does with it."""
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as Chats
+    from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as Completions
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([a-z-]+) \| ([a-z-]+) \|", page, re.MULTILINE)
+    table = {name: statuses for name, *statuses in rows}
+    for i, (kind, theirs) in enumerate(((ChatRequest, Chats), (CompletionRequest, Completions))):
+        fields = set(get_type_hints(theirs))
+        assert fields <= set(table)
+        for name, statuses in table.items():
+            assert statuses[i] == (treated(kind, name) if name in fields or statuses[i] != "-" else "-"), name
+
+
+def treated(kind: Any, name: str) -> str:
+    """What happens to a field of a request."""
+    if name in kind.model_fields:
+        return "honoured"
+    body = {"messages": CHAT} if kind is ChatRequest else {"prompt": PROMPT}
+    try:
+        parse(json.dumps({**body, name: "something"}).encode(), kind)
+    except Refusal as refusal:
+        return "refused" if refusal.param == name else str(refusal)
+    return "ignored"

@@ -13,6 +13,7 @@ import pytest
 from serve_world import Serve
 
 from outrider.llm import LLM
+from outrider.serve.service import Limits
 from outrider.serve.start import service_of
 
 pytestmark = [pytest.mark.trained, pytest.mark.process, pytest.mark.slow]
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.trained, pytest.mark.process, pytest.mark.slow]
 def test_schemathesis_finds_no_fault(llm: LLM, loaded: Any, start: Serve, tmp_path: Path) -> None:
     """A request may run for one second only, so that texts of thousands of tokens cost little."""
     pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install 'outrider[load]'")
-    served = start(service_of(llm, loaded, "demo", rows=8, seconds=1.0))
+    served = start(service_of(llm, loaded, "demo", rows=8, limits=Limits(seconds=1.0)))
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/openapi.json", "--max-examples", "60"]
     checks = ["--checks", "not_a_server_error,content_type_conformance,response_schema_conformance"]
     settings = ["--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "60", "--no-color"]

@@ -100,6 +100,18 @@ def test_a_call_that_was_cut_short_is_no_call(served: Served, how: Any) -> None:
     assert pieces[-1]["finish_reason"] == "length"
 
 
+def test_one_call_where_parallel_calls_are_off(caller: Served) -> None:
+    """Also where the model calls in its own words."""
+    said = {"grammar": f"start: {json.dumps(CALL + CALL)}"}
+    both = choice(caller, structured_outputs=said)
+    assert len(both["message"]["tool_calls"]) == 2
+    one = choice(caller, structured_outputs=said, parallel_tool_calls=False)
+    assert [c["function"] for c in one["message"]["tool_calls"]] == [both["message"]["tool_calls"][0]["function"]]
+    assert (one["message"]["content"], one["finish_reason"]) == (None, "tool_calls")
+    pieces = streamed(caller, structured_outputs=said, parallel_tool_calls=False)
+    assert [c["function"] for c in calls(pieces)] == [c["function"] for c in one["message"]["tool_calls"]]
+
+
 def test_whole_calls_of_a_text_that_was_cut_keep_its_finish(caller: Served) -> None:
     """The call is there, and `length` says that more might have come."""
     said = {"grammar": f"start: {json.dumps(CALL)} /[a-z ]+/"}

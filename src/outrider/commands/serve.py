@@ -21,11 +21,24 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 opens it to others.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[str, typer.Option(help="What clients must send.", envvar=KEY, show_envvar=True)] = "",
-    name: Annotated[str | None, typer.Option(help="The model's name for clients; default: MODEL.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", "--served-model-name", help="The model's name for clients; default: MODEL."),
+    ] = None,
     budget: Annotated[str, typer.Option(help="How much to draft: auto, 16x6, 3,2,1, ...")] = "auto",
-    rows: Annotated[int, typer.Option(help="Texts that are written at a time.", min=1)] = 16,
-    queue: Annotated[int, typer.Option(help="Texts that may wait; more are told to come again.", min=1)] = 256,
+    rows: Annotated[
+        int, typer.Option("--rows", "--max-num-seqs", help="Texts that are written at a time.", min=1)
+    ] = 16,
+    queue: Annotated[int, typer.Option(help="Texts that may wait; further requests get 429.", min=1)] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds a request may take.", min=1)] = 600.0,
+    max_body: Annotated[
+        float | None, typer.Option(help="MiB of a request's body; default: 1, more for contexts above 16,384.")
+    ] = None,
+    max_connections: Annotated[int, typer.Option(help="Connections that may be open.", min=1)] = 1000,
+    header_timeout: Annotated[float, typer.Option(help="Seconds for a request's header.", min=0.1)] = 10.0,
+    send_timeout: Annotated[
+        float, typer.Option(help="Seconds in which a client must take some of its answer.", min=0.1)
+    ] = 10.0,
     prefill_share: Annotated[
         float, typer.Option(help="Share of the time that prompts may take while texts are written.", min=0.05, max=1)
     ] = 0.5,
@@ -55,16 +68,23 @@ def serve(
     check_exact(exact)
     if ":" in budget:
         raise InputError(f"--budget {budget!r} names drafters, which requests choose here; give auto, 16x6 or 3,2,1")
-    for option, seconds in (("--timeout", timeout), ("--shutdown-timeout", shutdown_timeout)):
+    waits = {
+        "--timeout": timeout, "--shutdown-timeout": shutdown_timeout, "--header-timeout": header_timeout,
+        "--send-timeout": send_timeout,
+    }  # fmt: skip
+    for option, seconds in waits.items():
         if not isfinite(seconds):
             raise InputError(f"{option} must be a number of seconds, not {seconds}")
+    if max_body is not None and not 0.001 <= max_body <= 4096:
+        raise InputError(f"--max-body must be from 0.001 to 4,096 MiB, not {max_body}")
     for spec in drafter or ():
         check_drafter(spec)
     place = located(model)  # before torch is imported
     check_place(dtype, device)
     try:
-        from ..serve.journal import Lines
+        from ..serve.journal import Lines, Sparing
         from ..serve.server import listen, run
+        from ..serve.service import Limits
     except ImportError as error:
         raise InputError(f"the server needs {error.name}; pip install 'outrider[serve]'") from None
     from ..serve.start import start
@@ -72,12 +92,17 @@ def serve(
 
     lines = logging.StreamHandler()
     lines.setFormatter(Lines())
+    lines.addFilter(Sparing())
     logging.basicConfig(level=logging.WARNING, handlers=[lines])
     logging.getLogger("outrider.serve").setLevel(logging.WARNING if quiet else logging.INFO)
+    body = 0 if max_body is None else int(max_body * (1 << 20))
+    limits = Limits(
+        body=body, seconds=timeout, connections=max_connections, header=header_timeout, send=send_timeout
+    )  # fmt: skip
     with listen(host, port) as sock:
         with spinner(f"loading {place}, recording its passes"):
             service = start(
-                place, drafter or None, name=name or place.name, rows=rows, queue=queue, seconds=timeout,
+                place, drafter or None, name=name or place.name, rows=rows, queue=queue, limits=limits,
                 prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
                 dtype=dtype, device=device, weights=weights, exact=exact, trust_remote_code=trust_remote_code,
                 **({"compile": False} if no_compile else {}),
@@ -94,5 +119,7 @@ def serve(
             f"outrider: {precision_of(service.llm.target)}; a seed's text is the same under every load, {same}",
             err=True,
         )
-        run(service, sock, host, api_key, shutdown_timeout)
+        code = run(service, sock, host, api_key, shutdown_timeout)
         service.llm.remember()
+    if code:
+        raise typer.Exit(code)

@@ -27,9 +27,8 @@ async def whole(service: Service, call: Call) -> dict[str, Any]:
             deltas[index].rounds += seen.rounds
             if seen.heading is not None:
                 deltas[index].heading = seen.heading
-    for voice in call.voices:
-        if failed := failure(voice):
-            raise failed
+            if failed := failure(call.voices[index]):
+                raise failed
     chat = isinstance(call.request, ChatRequest)
     choices = [
         (chat_choice if chat else text_choice)(service, call, i, voice, deltas[i])

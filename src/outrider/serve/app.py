@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -28,14 +27,17 @@ from . import answers
 from .call import Call, Channel
 from .gate import Gate, closing
 from .journal import Journal
+from .metrics import Metrics
 from .openapi import document
 from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Refusal, TokenizeRequest, parse
 from .scheduler import Closed, Full
 from .service import Service
+from .turns import Turns
 
 log = logging.getLogger("outrider.serve")
 
 STUCK = 120.0  # seconds without a turn of the engine's loop after which the server is not healthy
+RESTRICTING = ("structured_outputs", "response_format", "tools", "tool_choice")  # fields that may come to a grammar
 PAGE = Path(str(files("outrider") / "serve" / "page"))
 
 
@@ -61,7 +63,9 @@ class Endpoints:
 
     def __init__(self, service: Service):
         self.service = service
-        self.encoding = anyio.CapacityLimiter(1)  # one thread reads prompts: tokenizers are not all safe in several
+        most = service.scheduler.queue
+        self.encoding = Turns("encoding", most)  # one thread reads prompts: tokenizers are not all safe in several
+        self.compiling = Turns("compiling", most)  # grammars take longer, and no prompt waits for them
 
     async def chat(self, request: Request) -> Response:
         return await self.write(request, ChatRequest, self.service.chat)
@@ -69,17 +73,15 @@ class Endpoints:
     async def completions(self, request: Request) -> Response:
         return await self.write(request, CompletionRequest, self.service.completion)
 
-    async def write(self, request: Request, kind: Any, prepare: Callable[[Any, Channel], Call]) -> Response:
+    async def write(self, request: Request, kind: Any, prepare: Callable[..., Call]) -> Response:
         """Encode, submit, and answer, whole or as it comes."""
         service, scheduler = self.service, self.service.scheduler
-        asked = parse(await request.body(), kind)
-        call = await self.apart(prepare, asked, Channel())
+        raw = await body_of(request)
+        asked = parse(raw, kind)
+        service.check(asked)
+        call = await unless_gone(request, self.prepared(asked, len(raw), prepare))
         try:
             scheduler.submit(call.jobs)
-        except Full as full:
-            scheduler.metrics.rejections("queue_full").inc()
-            busy = Refusal(str(full), status=429, kind="rate_limit_error", code="queue_full")
-            return refused(busy, {"retry-after": str(full.seconds)})
         except Closed as closed:
             scheduler.metrics.rejections("closed").inc()
             return refused(Refusal(str(closed), status=503), {"retry-after": "5"})
@@ -87,10 +89,16 @@ class Endpoints:
         if asked.stream:
             return Events(service, call)
         try:
-            body = await unless_gone(request, answers.whole(service, call))
+            return JSONResponse(await unless_gone(request, answers.whole(service, call)))
         finally:
             finish(service, call)
-        return JSONResponse(body) if body is not None else Response(status_code=499)
+
+    async def prepared(self, asked: Any, size: int, prepare: Callable[..., Call]) -> Call:
+        """Grammar and prompt, away from the event loop; `size`: bytes of the request."""
+        bound: Any = None, None
+        if any(getattr(asked, name, None) for name in RESTRICTING):
+            bound = await self.compiling.run(size, self.service.bound, asked)
+        return await self.encoding.run(size, prepare, asked, Channel(), *bound)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.model()]})
@@ -141,8 +149,9 @@ class Endpoints:
         return JSONResponse({"running": scheduler.active, "waiting": len(scheduler.waiting), "rows": scheduler.rows})
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse(await request.body(), TokenizeRequest)
-        return JSONResponse(await self.apart(self.tokens, asked))
+        raw = await body_of(request)
+        asked = parse(raw, TokenizeRequest)
+        return JSONResponse(await unless_gone(request, self.encoding.run(len(raw), self.tokens, asked)))
 
     def tokens(self, asked: TokenizeRequest) -> dict[str, Any]:
         service = self.service
@@ -154,17 +163,23 @@ class Endpoints:
         elif service.llm.tokenizer is None:
             raise Refusal("this model has no tokenizer; send token ids to /v1/completions", "prompt")
         else:
+            service.check_length(asked.prompt or "", "prompt")
             given = service.llm.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)
             tokens = list(given["input_ids"])
         return {"count": len(tokens), "max_model_len": service.llm.target.context, "tokens": tokens}
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse(await request.body(), DetokenizeRequest)
+        raw = await body_of(request)
+        asked = parse(raw, DetokenizeRequest)
         self.service.check_model(asked.model)
-        return JSONResponse({"prompt": await self.apart(self.text, asked.tokens)})
+        return JSONResponse(
+            {"prompt": await unless_gone(request, self.encoding.run(len(raw), self.text, asked.tokens))}
+        )
 
     def text(self, tokens: list[int]) -> str:
         llm = self.service.llm
+        if len(tokens) > llm.target.context:
+            raise Refusal(f"more tokens than the model's context of {llm.target.context}; send fewer", "tokens")
         if any(token >= llm.target.vocab for token in tokens):
             raise Refusal(f"a token lies outside the vocabulary of {llm.target.vocab}", "tokens")
         if llm.tokenizer is None:
@@ -179,9 +194,10 @@ class Endpoints:
         headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
         return Response((PAGE / "index.html").read_bytes(), media_type="text/html", headers=headers)
 
-    async def apart(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Work of a tokenizer or a grammar, away from the event loop."""
-        return await anyio.to_thread.run_sync(partial(function, *args), limiter=self.encoding)
+
+async def body_of(request: Request) -> bytes:
+    """A request's body, which is not kept for as long as it is answered."""
+    return b"".join([part async for part in request.stream()])
 
 
 def finish(service: Service, call: Call) -> None:
@@ -190,7 +206,7 @@ def finish(service: Service, call: Call) -> None:
 
 
 async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """The result, or None if the client hangs up first."""
+    """The result of some work; if the client hangs up first, the work is cancelled. Raises ClientDisconnect."""
     task = asyncio.ensure_future(work)
 
     async def gone() -> None:
@@ -200,7 +216,9 @@ async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
     watch = asyncio.ensure_future(gone())
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
     finally:
         for one in (task, watch):
             one.cancel()
@@ -215,6 +233,14 @@ async def on_refusal(request: Request, error: Exception) -> Response:
     """The handler of refusals."""
     assert isinstance(error, Refusal)
     return refused(error)
+
+
+async def on_full(metrics: Metrics, request: Request, error: Exception) -> Response:
+    """The handler of a queue that is full, whether for a row or for the thread that reads prompts."""
+    assert isinstance(error, Full)
+    metrics.rejections("queue_full").inc()
+    busy = Refusal(str(error), status=429, kind="rate_limit_error", code="queue_full")
+    return refused(busy, {"retry-after": str(error.seconds)})
 
 
 async def on_http(request: Request, error: Exception) -> Response:
@@ -245,6 +271,8 @@ def application(service: Service, key: str = "", local: bool = True) -> Journal:
             service.scheduler.thread.start()
         yield
         service.scheduler.abort()
+        ends.encoding.close()
+        ends.compiling.close()
 
     def post(path: str, function: Any) -> Route:
         return Route(path, function, methods=["POST"])
@@ -267,7 +295,8 @@ def application(service: Service, key: str = "", local: bool = True) -> Journal:
             Mount("/page", StaticFiles(directory=PAGE, check_dir=False)),
         ],
         exception_handlers={
-            Refusal: on_refusal, HTTPException: on_http, ClientDisconnect: on_gone, Exception: on_error,
+            Refusal: on_refusal, Full: partial(on_full, service.scheduler.metrics), HTTPException: on_http,
+            ClientDisconnect: on_gone, Exception: on_error,
         },
         lifespan=life,
     )  # fmt: skip

@@ -7,17 +7,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .job import Event, Job
+from .job import End, Event, Job, size
 from .protocol import ChatRequest, CompletionRequest, Ours
 from .texts import Voice
 from .tools import Caller
 
+MOST = 1 << 17  # what may lie undelivered in one channel, in `job.size`s: some 15 MB
+
+
+class Behind(RuntimeError):
+    """A reader has not taken what was sent to it, and it has become too much."""
+
 
 class Channel:
     """Events of one request's rows, from the engine's thread to the event loop. It never makes the engine wait: what a
-    slow reader has not taken lies here, and is one piece when it comes for it."""
+    slow reader has not taken lies here, and is one piece when it comes for it. Where that becomes too much, its rows
+    end."""
 
     def __init__(self) -> None:
+        self.sent = 0  # sizes of all events: the engine's thread counts them
+        self.taken = 0  # of those that were taken: the event loop does
         self.loop = asyncio.get_running_loop()
         self.pending: dict[int, list[Event]] = {}
         self.ready = asyncio.Event()
@@ -28,6 +37,10 @@ class Channel:
             self.ready.set()
 
         def call(event: Event) -> None:
+            """Raises Behind for what has no room any more, but never for the end."""
+            if self.sent - self.taken > MOST and not isinstance(event, End):
+                raise Behind
+            self.sent += size(event)
             self.loop.call_soon_threadsafe(put, event)
 
         return call
@@ -36,6 +49,7 @@ class Channel:
         await self.ready.wait()
         self.ready.clear()
         taken, self.pending = self.pending, {}
+        self.taken += sum(size(event) for events in taken.values() for event in events)
         return taken
 
 

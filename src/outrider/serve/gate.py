@@ -1,4 +1,4 @@
-"""What stands before the endpoints: the key, the size of bodies, and who may be addressed by which name."""
+"""What stands before the endpoints: the key, the size of bodies, and the names by which the server may be addressed."""
 
 from __future__ import annotations
 
@@ -13,29 +13,35 @@ from .protocol import Refusal
 PROBES = ("/health", "/ready")
 OPEN = ("/", *PROBES)  # no key is asked for; nor for the page's files
 PATIENCE = 60.0  # seconds in which a body must have come
-CLOSING = (401, 408, 413)  # the rest of the body is not read after these
+SMALL = 64 << 10  # bytes of a body that are always taken; what lies beyond counts
+BODIES = 32  # bodies of the largest size that are held at a time, in bytes
+CLOSING = (401, 408, 413, 429)  # the rest of the body is not read after these
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Scope = dict[str, Any]
 
 
 class Gate:
-    """ASGI middleware. `local`: only loopback names may stand in the Host header, so that no page of another site can
-    reach a server without a key through its reader's browser."""
+    """ASGI middleware. `body`: the most bytes of one body. `local`: only loopback names may stand in the Host header,
+    so that no page of another site can reach a server without a key through its reader's browser."""
 
-    def __init__(self, app: Any, key: str = "", body: int = 8 << 20, local: bool = False):
+    def __init__(self, app: Any, key: str = "", body: int = 1 << 20, local: bool = False):
         self.app, self.key, self.body, self.local = app, key, body, local
+        self.held = 0  # bytes of the bodies of requests that are not answered yet, beyond SMALL of each
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
+        body = Body(self, receive)
         try:
             self.check(scope, headers)
-            await self.app(scope, self.bounded(receive), send)
+            await self.app(scope, body.receive, send)
         except Refusal as refusal:
             await answer(send, refusal)
+        finally:
+            self.held -= body.counted
 
     def check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         path = scope["path"]
@@ -54,7 +60,9 @@ class Gate:
                     "the API key is missing or wrong; send it as Authorization: Bearer KEY", status=401,
                     kind="authentication_error", code="invalid_api_key",
                 )  # fmt: skip
-        length = headers.get(b"content-length", b"0")
+        length = headers.get(b"content-length", b"")
+        if length and b"transfer-encoding" in headers:  # two servers could disagree about where the body ends
+            raise Refusal("a request has either Content-Length or Transfer-Encoding; send one of them", status=400)
         if length.isdigit() and int(length) > self.body:
             raise self.too_large()
         if scope["method"] == "POST":
@@ -62,32 +70,44 @@ class Gate:
             if kind != b"application/json":
                 raise Refusal("the body must be sent as Content-Type: application/json", status=415)
 
-    def bounded(self, receive: Any) -> Any:
-        """A body that says nothing of its length is counted as it comes, and none may take for ever."""
-        seen, more, end = 0, True, anyio.current_time() + PATIENCE
-
-        async def receive_some() -> Any:
-            nonlocal seen, more
-            with anyio.CancelScope(deadline=end if more else float("inf")) as scope:
-                message = await receive()
-            if scope.cancelled_caught:
-                raise Refusal(f"the body did not come within {PATIENCE:g} seconds", status=408)
-            more = message.get("more_body", False)
-            seen += len(message.get("body", b""))
-            if seen > self.body:
-                raise self.too_large()
-            return message
-
-        return receive_some
-
     def too_large(self) -> Refusal:
         return Refusal(f"the body is larger than {self.body} bytes; send less", status=413)
 
+    def crowded(self) -> Refusal:
+        busy = "the server holds as many bytes of requests as it may; try again later"
+        return Refusal(busy, status=429, kind="rate_limit_error", code="queue_full")
+
+
+class Body:
+    """One request's body as it comes: counted, also where it says nothing of its length, and in time."""
+
+    def __init__(self, gate: Gate, receive: Any):
+        self.gate, self.receive_next = gate, receive
+        self.seen = self.counted = 0  # bytes; those of them that count against other bodies
+        self.more, self.end = True, anyio.current_time() + PATIENCE
+
+    async def receive(self) -> Any:
+        """The next message. Raises Refusal for a body that is late, too large, or has no room beside the others."""
+        with anyio.CancelScope(deadline=self.end if self.more else float("inf")) as scope:
+            message = await self.receive_next()
+        if scope.cancelled_caught:
+            raise Refusal(f"the body did not come within {PATIENCE:g} seconds", status=408)
+        self.more = message.get("more_body", False)
+        self.seen += len(message.get("body", b""))
+        if self.seen > self.gate.body:
+            raise self.gate.too_large()
+        fresh = max(0, self.seen - SMALL) - self.counted
+        if fresh and self.gate.held + fresh > BODIES * self.gate.body:
+            raise self.gate.crowded()
+        self.counted += fresh
+        self.gate.held += fresh
+        return message
+
 
 async def answer(send: Any, refusal: Refusal) -> None:
-    """Send a refusal from where there is no application yet."""
+    """Send a refusal from where there is no application yet. Nobody has read the body: the connection is closed."""
     body = json.dumps(refusal.body(), ensure_ascii=False).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **closing(refusal.status)}
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     spelt = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refusal.status, "headers": spelt})
     await send({"type": "http.response.body", "body": body})

@@ -7,6 +7,7 @@ any draft. llguidance does the parsing (`pip install outrider[serve]`).
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,23 @@ import torch
 from torch import Tensor
 
 from .protocol import Refusal, ResponseFormat, StructuredOutputs
+
+LARGEST = 64 << 10  # characters of a grammar or schema
+# Less than llguidance allows by itself (50,000 and 200,000): everybody waits for a mask.
+ITEMS, FUEL = 10_000, 100_000  # of a step
+GRACE, SHARE = 0.5, 0.01  # seconds that a request's masks may take, and so many more for each of them
+
+
+@dataclass
+class Effort:
+    """What the masks of one request have cost the thread that decodes for all."""
+
+    seconds: float = 0.0
+    masks: int = 0
+
+    @property
+    def excessive(self) -> bool:
+        return self.seconds > GRACE + SHARE * self.masks
 
 
 @dataclass
@@ -27,12 +45,21 @@ class Guide:
     source: str  # the request's field that it came in
     have: list[int] = field(default_factory=list)  # what the matcher has consumed
     broken: str = ""  # why the grammar cannot be followed any further: the row must end
+    effort: Effort = field(default_factory=Effort)  # shared by all texts of a request
 
     def __call__(self, output: Sequence[int], logits: Tensor) -> Tensor:
         """Scores [1, v]: -inf for what the grammar forbids after `output`. Where `broken` is set, nothing is forbidden
         and nothing that is drawn may be used."""
-        if not self.follow(output):
-            return logits
+        if self.effort.excessive:
+            self.sound("its masks take too long; make it simpler")
+        began = time.thread_time()
+        scores = self.masked(logits) if self.follow(output) else logits
+        self.effort.seconds += time.thread_time() - began
+        self.effort.masks += 1
+        return scores
+
+    def masked(self, logits: Tensor) -> Tensor:
+        """Scores [1, v] at the matcher's place."""
         scores = torch.full_like(logits, float("-inf"))
         if self.matcher.is_stopped():  # the grammar is complete and nothing can follow
             scores[:, self.end] = logits[:, self.end]
@@ -79,7 +106,7 @@ class Guide:
 
     def fork(self) -> Guide:
         """The same place, for another row."""
-        return Guide(self.matcher.deep_copy(), self.end, self.source, list(self.have))
+        return Guide(self.matcher.deep_copy(), self.end, self.source, list(self.have), effort=self.effort)
 
 
 @dataclass
@@ -103,9 +130,14 @@ class Grammars:
 
     def guide(self, grammar: str, source: str) -> Guide:
         """A grammar at its beginning, or a Refusal that says what is wrong with it and names its field."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self.words, grammar, log_level=0)
+        if len(grammar) > LARGEST:
+            raise Refusal(f"the grammar or schema has {len(grammar)} characters; {LARGEST} are allowed", source)
+        matcher = LLMatcher(
+            self.words, grammar, log_level=0, limits=LLParserLimits(step_max_items=ITEMS, step_lexer_fuel=FUEL)
+        )
+        matcher.compute_bitmask()  # here, and not where everybody waits: its copies begin with what this has found
         if matcher.is_error():
             lines = matcher.get_error().strip().splitlines()
             raise Refusal(f"the grammar or schema cannot be used: {lines[0]}", source)

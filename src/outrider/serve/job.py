@@ -74,6 +74,15 @@ class Heading:
 Event = Heading | Part | End
 
 
+def size(event: Event) -> int:
+    """About how much memory an event takes, in objects of some hundred bytes."""
+    if isinstance(event, End):
+        return 1
+    scores = event.scores or ()
+    shown = len(event.shown.tokens) if isinstance(event, Part) and event.shown is not None else 0
+    return 1 + shown + sum(2 + len(scored.top) for scored in scores)
+
+
 @dataclass
 class Watch:
     """What looks at, or restricts, the target's choices of one row (`Request.process` and `Request.cut`)."""
@@ -133,6 +142,8 @@ class Job:
     scoring: Scoring | None = None  # the prompt's scores, where they are wanted
     cached: int = 0  # tokens of its prompt that were copied, not read
     row: Row | None = None
+    party: int = 0  # which request it belongs to
+    turn: int = 0  # those that wait begin in this order
     cancelled: bool = False  # set by whoever waits; looked at between two rounds
     arrived: float = field(default_factory=monotonic)
     started: float = 0.0  # when its prompt began to be read

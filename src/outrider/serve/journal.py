@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -16,16 +17,45 @@ from .texts import FINISH, Voice, usage_of
 log = logging.getLogger("outrider.serve")
 
 
+RATES = ((logging.WARNING, 3), (logging.NOTSET, 7))  # lines a second, by level: requests do not hide what is wrong
+
+
+class Sparing(logging.Filter):
+    """Lets at most ten lines a second through; the next one says how many were left out (`record.left_out`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.count = 0, Counter[int]()
+        self.left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if (now := int(monotonic())) != self.second:
+            self.second, self.count = now, Counter()
+        level, most = next((level, most) for level, most in RATES if record.levelno >= level)
+        self.count[level] += 1
+        if self.count[level] > most:
+            self.left_out += 1
+            return False
+        record.left_out, self.left_out = self.left_out, 0
+        return True
+
+
 class Lines(logging.Formatter):
     """Every record as one line of JSON, its traceback included."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
+        said: dict[str, Any]
         if message.startswith("{") and not record.exc_info:
-            return message
-        said = {"event": "log", "level": record.levelname.lower(), "from": record.name, "message": message}
+            if not getattr(record, "left_out", 0):
+                return message
+            said = json.loads(message)
+        else:
+            said = {"event": "log", "level": record.levelname.lower(), "from": record.name, "message": message}
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
+        if getattr(record, "left_out", 0):
+            said["left_out"] = record.left_out  # type: ignore[attr-defined]
         return json.dumps(said)
 
 

@@ -13,20 +13,21 @@ from pydantic_core import from_json
 
 # What changes nothing about the text: taken and left unread.
 IGNORED = (
-    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "stream_interval",
+    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "stream_interval",
 )  # fmt: skip
 
 # What would change the text, or what is answered, and is not there: field -> the value that asks for nothing.
 REFUSED: dict[str, Any] = {
     "audio": None, "modalities": ["text"], "prediction": None, "web_search_options": None, "functions": None,
-    "function_call": None, "store": False, "reasoning_effort": None, "suffix": None, "prompt_logprobs": None,
-    "verbosity": None, "bad_words": [], "allowed_token_ids": None, "truncate_prompt_tokens": None,
-    "include_stop_str_in_output": False, "skip_special_tokens": True, "spaces_between_special_tokens": True,
-    "length_penalty": 1.0, "use_beam_search": False, "documents": None, "chat_template": None,
-    "thinking_token_budget": None, "priority": 0, "add_special_tokens": None, "best_of": 1, "logprob_token_ids": None,
-    "return_tokens_as_token_ids": False, "guided_json": None, "guided_regex": None, "guided_choice": None,
-    "guided_grammar": None, "regex": None, "ebnf": None, "echo_logprobs": None, "repetition_detection": None,
+    "function_call": None, "moderation": None, "store": False, "reasoning_effort": None, "suffix": None,
+    "prompt_logprobs": None, "verbosity": None, "bad_words": [], "allowed_token_ids": None,
+    "truncate_prompt_tokens": None, "include_stop_str_in_output": False, "skip_special_tokens": True,
+    "spaces_between_special_tokens": True, "length_penalty": 1.0, "use_beam_search": False, "documents": None,
+    "chat_template": None, "thinking_token_budget": None, "priority": 0, "add_special_tokens": None, "best_of": 1,
+    "logprob_token_ids": None, "return_tokens_as_token_ids": False, "guided_json": None, "guided_regex": None,
+    "guided_choice": None, "guided_grammar": None, "regex": None, "ebnf": None, "echo_logprobs": None,
+    "repetition_detection": None,
 }  # fmt: skip
 
 
@@ -58,6 +59,7 @@ class StreamOptions(Strict):
     """What a stream says besides the text."""
 
     include_usage: bool = False
+    include_obfuscation: bool = False  # taken and not read: padding changes no text
     continuous_usage_stats: bool = False  # vLLM's: with `include_usage`, every chunk counts the tokens so far
 
 

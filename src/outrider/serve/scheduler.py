@@ -9,8 +9,10 @@ what a text will be: under the coupled rule that is a matter of prompt, seed and
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,8 @@ from .metrics import Metrics
 from .prefixes import Prefixes
 
 log = logging.getLogger("outrider.serve")
+
+SPACING = 16  # rows that other requests may begin between two texts of one request
 
 
 @dataclass
@@ -51,6 +55,13 @@ class Reading:
         made = cls(job, iter(()))
         made.steps = steps()
         return made
+
+
+def give_back() -> None:
+    """Freed memory goes back to the system, where the C library (glibc) keeps it for itself otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 class Full(Exception):
@@ -86,6 +97,8 @@ class Scheduler:
     dead: str = ""  # why the loop has ended, if it should not have
     pace: float = 1.0  # seconds from a row's start to its end, a running mean
     count: int = 0
+    trimmed: bool = False  # has memory been given back since there was work?
+    parties: int = 0  # requests that have been taken; each may have several texts
 
     def __post_init__(self) -> None:
         self.change = Condition()
@@ -101,6 +114,9 @@ class Scheduler:
             if self.active + len(self.waiting) + len(jobs) > self.rows + self.queue:
                 turns = (len(self.waiting) + self.active) / self.rows
                 raise Full(max(1, min(60, round(turns * self.pace))))
+            self.parties += 1
+            for i, job in enumerate(jobs):
+                job.party, job.turn = self.parties, self.count + SPACING * i
             self.waiting.extend(jobs)
             self.change.notify()
 
@@ -160,8 +176,12 @@ class Scheduler:
             with self.change:
                 if self.closing and not self.waiting:
                     return False
-                if not self.waiting:
-                    self.change.wait(1.0)
+                if self.waiting or self.change.wait(1.0):
+                    self.trimmed = False
+                    return True
+            if not self.trimmed:
+                give_back()
+                self.trimmed = True
         return True
 
     def _filled(self) -> float:
@@ -188,13 +208,14 @@ class Scheduler:
             self._leave()
 
     def _admit(self) -> None:
-        """The next in line begins to be read, if a slot is free."""
+        """The next in line begins to be read, if a slot is free for it."""
         if self.reading is not None or len(self.jobs) >= self.rows:
             return
         with self.change:
-            if not self.waiting:
+            job = self._next()
+            if job is None:
                 return
-            job = self.waiting.popleft()
+            self.waiting.remove(job)
             self.count += 1
             job.row, job.started = Row(job.request, self.count), monotonic()
             self.jobs[self.count] = job
@@ -205,6 +226,14 @@ class Scheduler:
             job.cached = 0 if known is None else known[1]
             self.metrics.prefix(len(job.request.prompt), job.cached)
         self.reading = Reading.of(engine, job, job.row, known)
+
+    def _next(self) -> Job | None:
+        """Whose turn it is of those that wait. The last quarter of the rows is for requests that have none, so that
+        nobody waits for the many texts of another."""
+        running = {job.party for job in self.jobs.values()}
+        full = len(self.jobs) >= self.rows - self.rows // 4
+        allowed = (job for job in self.waiting if not full or job.party not in running)
+        return min(allowed, key=lambda job: job.turn, default=None)
 
     def _read(self) -> None:
         """One chunk of the newcomer's prompt; after the last it joins the others."""
@@ -340,5 +369,5 @@ class Scheduler:
     def _deliver(job: Job, event: Event) -> None:
         try:
             job.deliver(event)
-        except RuntimeError:  # whoever waited is gone, and its event loop too
+        except RuntimeError:  # whoever waited does not read, or is gone, and its event loop too
             job.cancelled = True

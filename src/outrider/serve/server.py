@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ import uvicorn
 
 from ..types import InputError
 from .app import application
+from .connection import ACCEPTED, Connection
 from .gate import LOOPBACK
 from .journal import Journal
 from .service import Service
@@ -23,6 +24,8 @@ from .service import Service
 log = logging.getLogger("outrider.serve")
 
 LAST = 5  # seconds for the last bytes of texts that were ended
+WAITING = 1024  # connections that the system may hold for us
+SENT = 256 << 10  # bytes that the system may hold of what a client has not read
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -31,8 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT)
         sock.bind((host, port))
-        sock.listen(1024)
+        sock.listen(WAITING)
     except (OSError, OverflowError) as error:
         sock.close()
         why = getattr(error, "strerror", None) or str(error)
@@ -48,6 +52,17 @@ class Drained(uvicorn.Server):
         super().__init__(config)
         self.service, self.journal, self.patience = service, journal, patience
         self.draining: asyncio.Task[None] | None = None
+        self.cut = 0  # the signal that ended it before everything was answered
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or []:
+            sock.listen(WAITING)  # asyncio has made it the number that are accepted in one turn
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # which leaves the application's end out, and asyncio then cancels it with a traceback
+            await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -56,23 +71,30 @@ class Drained(uvicorn.Server):
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self.stop, number)
         try:
             yield
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def stop(self) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> None:
         if self.draining is None:
             self.service.scheduler.close()
             self.draining = asyncio.ensure_future(self.drain())
-        else:
+        elif not self.force_exit:
+            self.cut = number
+            self.draining.cancel()
             self.service.scheduler.abort()
             # From Python 3.12 on a server waits for the readers of its connections, however it is told to end.
-            for connection in list(self.server_state.connections):
-                cast(Any, connection).transport.abort()
+            self.drop(lambda connection: True)
             self.should_exit = self.force_exit = True
+
+    def drop(self, wanted: Callable[[Connection], bool]) -> None:
+        """Close connections at once."""
+        for connection in list(cast(Any, self.server_state.connections)):
+            if wanted(connection):
+                connection.drop()
 
     async def drain(self) -> None:
         """Wait until all that was accepted has been answered; then for what lies in the connections' own buffers."""
@@ -81,6 +103,7 @@ class Drained(uvicorn.Server):
         while self.journal.answering and monotonic() < end:
             await asyncio.sleep(0.05)
         scheduler.abort()
+        self.drop(lambda connection: connection.incomplete)
         self.config.timeout_graceful_shutdown = LAST + max(0, int(end - monotonic()))
         self.should_exit = True
 
@@ -88,14 +111,18 @@ class Drained(uvicorn.Server):
 def server_of(service: Service, key: str = "", local: bool = True, patience: float = 30.0) -> Drained:
     """A server that is not running yet; `patience`: seconds for what was accepted when it is told to end."""
     journal: Any = application(service, key, local)
+    protocol: Any = Connection.limited(service.limits)
     config = uvicorn.Config(
-        journal, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
-        timeout_graceful_shutdown=LAST, h11_max_incomplete_event_size=64 << 10,
+        journal, http=protocol, loop="asyncio", log_config=None, access_log=False, server_header=False,
+        timeout_keep_alive=30, timeout_graceful_shutdown=LAST, h11_max_incomplete_event_size=64 << 10,
+        backlog=ACCEPTED,
     )  # fmt: skip
     return Drained(config, service, journal, patience)
 
 
-def run(service: Service, sock: socket.socket, host: str, key: str = "", patience: float = 30.0) -> None:
-    """Serve until a signal comes."""
-    server_of(service, key, host in LOOPBACK and not key, patience).run(sockets=[sock])
+def run(service: Service, sock: socket.socket, host: str, key: str = "", patience: float = 30.0) -> int:
+    """Serve until a signal comes; the exit code: 0, or 128 and the signal that ended it before all was answered."""
+    server = server_of(service, key, host in LOOPBACK and not key, patience)
+    server.run(sockets=[sock])
     service.scheduler.thread.join(10)
+    return 128 + server.cut if server.cut else 0

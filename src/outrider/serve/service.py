@@ -32,15 +32,26 @@ from .scoring import Scoring
 from .texts import Voice
 from .tools import Caller, caller_of
 
+PROBE = 8  # characters for each token of the context that are tokenized to see whether a longer text may fit
+SLACK = 64  # tokens that the rest of a text may take off its beginning
+
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for."""
+    """What one request may ask for, and what a connection may cost."""
 
-    body: int = 8 << 20  # bytes
+    body: int = 0  # bytes; 0: as many as the longest prompt may need (`fitted`)
     texts: int = 64  # prompts times samples
     output: int = 4096  # tokens of a chat's answer where it does not say
     seconds: float = 600.0  # from arrival to the end of its last text
+    connections: int = 1000
+    header: float = 10.0  # seconds until a request's header must be complete
+    send: float = 10.0  # seconds in which a client must take some of what is sent to it
+
+    def fitted(self, context: int, places: int) -> Limits:
+        """The limits beside a model's context in tokens, and a scheduler's places: more texts could never be taken."""
+        body = self.body or max(1 << 20, 64 * context)
+        return replace(self, body=body, texts=min(self.texts, places))
 
 
 @dataclass
@@ -87,8 +98,22 @@ class Service:
                 f"there is no model {model!r} here; this server has {self.name!r}", "model", 404, code="model_not_found"
             )
 
-    def chat(self, request: ChatRequest, channel: Channel) -> Call:
-        caller = caller_of(request, getattr(self.llm.tokenizer, "chat_template", None))
+    def check(self, request: ChatRequest | CompletionRequest) -> None:
+        """What can be refused before anything is computed. Raises Refusal."""
+        self.check_model(request.model)
+        prompts: Any = request.prompt if isinstance(request, CompletionRequest) else ""
+        texts = request.n * (len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1)
+        if texts > self.limits.texts:
+            raise Refusal(f"a request may ask for {self.limits.texts} texts, not {texts}", "n")
+
+    def bound(self, request: ChatRequest | CompletionRequest) -> tuple[Caller | None, Guide | None]:
+        """How tools are called, and the one grammar that the text must follow, compiled; None for what there is not."""
+        caller = None
+        if isinstance(request, ChatRequest):
+            caller = caller_of(request, getattr(self.llm.tokenizer, "chat_template", None))
+        return caller, self.guide(request, caller.grammar if caller else None)
+
+    def chat(self, request: ChatRequest, channel: Channel, caller: Caller | None, guide: Guide | None) -> Call:
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools] if caller else None
         prompt = self.template(
             request.messages, request.add_generation_prompt and not request.continue_final_message,
@@ -100,11 +125,13 @@ class Service:
         if request.top_logprobs and not request.logprobs:
             raise Refusal("top_logprobs needs logprobs to be true", "top_logprobs")
         limit = asked or max(1, min(self.limits.output, self.llm.target.context - len(prompt)))
+        self.check_room(prompt, limit)
         top = request.top_logprobs if request.logprobs else None
-        grammar = caller.grammar if caller else None
-        return self.call(request, channel, [prompt], limit, top, "chatcmpl", [], grammar, caller)
+        return self.call(request, channel, [prompt], limit, top, "chatcmpl", [], guide, caller)
 
-    def completion(self, request: CompletionRequest, channel: Channel) -> Call:
+    def completion(
+        self, request: CompletionRequest, channel: Channel, caller: Caller | None, guide: Guide | None
+    ) -> Call:
         if request.echo and request.logprobs is not None and isinstance(self.llm.target, SeqTarget):
             raise Refusal("an encoder reads the prompt: its tokens have no logprobs; leave out one of the two", "echo")
         if not request.max_tokens and not request.echo:
@@ -112,11 +139,13 @@ class Service:
         given: Any = request.prompt
         several = isinstance(given, list) and not isinstance(given[0], int)
         prompts = [self.encode(p) for p in (given if several else [given])]
+        for prompt in prompts:
+            self.check_room(prompt, request.max_tokens)
         echoes = []
         if request.echo:
             texts = [p if isinstance(p, str) else self.llm.decode(p) for p in (given if several else [given])]
             echoes = [text for text in texts for _ in range(request.n)]
-        return self.call(request, channel, prompts, request.max_tokens, request.logprobs, "cmpl", echoes)
+        return self.call(request, channel, prompts, request.max_tokens, request.logprobs, "cmpl", echoes, guide)
 
     def call(
         self,
@@ -127,23 +156,16 @@ class Service:
         top: int | None,
         prefix: str,
         echoes: list[str],
-        grammar: str | None = None,
+        first: Guide | None = None,
         caller: Caller | None = None,
     ) -> Call:
-        self.check_model(request.model)
-        if len(prompts) * request.n > self.limits.texts:
-            raise Refusal(f"a request may ask for {self.limits.texts} texts, not {len(prompts) * request.n}", "n")
         name = request.request_id or f"{prefix}-{uuid4().hex}"
-        seed = request.seed
-        if seed is None:
-            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
         law, stops, choice = self.law(request), self.stops(request, limit), self.choice(request.outrider)
         if request.min_tokens > limit:
             raise Refusal("min_tokens is more than the text may have; give fewer, or more max_tokens", "min_tokens")
-        first = self.guide(request, grammar)
         voices: list[Voice] = []
-        for prompt in prompts:
-            self.check_room(prompt, limit)
+        for i, prompt in enumerate(prompts):
+            seed = seed_of(name, i) if request.seed is None else request.seed
             scoring = Scoring(prompt, top) if echoes and top is not None else None
             for j in range(request.n):
                 guide = first.fork() if first else None
@@ -227,10 +249,33 @@ class Service:
         return self.grammars.guide(*found[0]) if found else None
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            self.check_length(prompt, "prompt")
         try:
             return self.llm.encode(prompt)
         except InputError as error:
             raise Refusal(str(error), "prompt") from None
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the tokenizer's longest token."""
+        return max(map(len, self.llm.tokenizer.get_vocab()))
+
+    def check_length(self, text: str, field: str) -> None:
+        """Refuse a text that the context cannot hold without tokenizing all of it: twice the tokens of the context at
+        most. Raises Refusal."""
+        tokenizer, context = self.llm.tokenizer, self.llm.target.context
+        if tokenizer is None:
+            return
+        part, tokens = PROBE * context, 0
+        while part < len(text) <= self.longest * context and tokens <= context + SLACK:
+            tokens = len(tokenizer(text[:part], add_special_tokens=False)["input_ids"])
+            part *= 2
+        if len(text) > self.longest * context or tokens > context + SLACK:
+            raise Refusal(
+                f"the text has {len(text)} characters, more than the model's context of {context} tokens can hold; "
+                "shorten it", field, code="context_length_exceeded",
+            )  # fmt: skip
 
     def template(
         self,
@@ -248,15 +293,22 @@ class Service:
         if taken := own & set(kwargs or {}):
             raise Refusal(f"chat_template_kwargs: {min(taken)} is not for the template", "chat_template_kwargs")
         try:
-            ids = tokenizer.apply_chat_template(
+            text = tokenizer.apply_chat_template(
                 [plain(message) for message in messages], tools=tools, add_generation_prompt=generate,
-                continue_final_message=going_on, return_dict=True, **(kwargs or {}),
+                continue_final_message=going_on, tokenize=False, **(kwargs or {}),
             )  # fmt: skip
+            self.check_length(text, "messages")
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
         except Refusal:
             raise
         except Exception as error:  # a template may raise anything about what it is given
             raise Refusal(f"the model's chat template refuses these messages: {error}", "messages") from None
-        return list(ids["input_ids"])
+
+
+def seed_of(name: str, prompt: int) -> int:
+    """The seed of a request's prompt where the request gives none: of its name and the prompt's place in it."""
+    text = f"{name} {prompt}" if prompt else name
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def plain(message: Message) -> dict[str, Any]:

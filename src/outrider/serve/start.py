@@ -24,6 +24,7 @@ from .service import Limits, Service
 
 log = logging.getLogger("outrider.serve")
 Made = TypeVar("Made")
+LIMITS = Limits()
 
 
 def start(
@@ -33,9 +34,9 @@ def start(
     name: str | None = None,
     rows: int = 16,
     queue: int = 256,
-    seconds: float = 600.0,
     prefill_share: float = 0.5,
     prefix_cache: int = 512,
+    limits: Limits = LIMITS,
     **options: Any,
 ) -> Service:
     """Load a model and its drafters. The first drafter is the default (without any: the model's own); `none` serves
@@ -48,7 +49,7 @@ def start(
 
     def loaded() -> Service:
         made = _loaded(model, list(dict.fromkeys(specs or [])), options)
-        service = service_of(*made, name or made[0].name, rows, queue, seconds, prefill_share, prefix_cache)
+        service = service_of(*made, name or made[0].name, rows, queue, prefill_share, prefix_cache, limits)
         record(made[0].target, service.scheduler.fleet)
         return service
 
@@ -102,9 +103,9 @@ def service_of(
     name: str = "",
     rows: int = 16,
     queue: int = 256,
-    seconds: float = 600.0,
     prefill_share: float = 0.5,
     prefix_cache: int = 512,
+    limits: Limits = LIMITS,
 ) -> Service:
     """A service around a model that is loaded already. `prefix_cache`: MiB for what finished rows have read."""
     metrics = Metrics(name or llm.name)
@@ -118,7 +119,6 @@ def service_of(
     engine = llm.engine()
     engine = replace(engine, budget=Told(engine.budget, metrics, llm.remember))
     scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share, prefixes)
-    limits = Limits(texts=min(Limits.texts, rows + queue), seconds=seconds)  # more could never be taken
-    service = Service(llm, scheduler, name or llm.name, limits)
+    service = Service(llm, scheduler, name or llm.name, limits.fitted(llm.target.context, rows + queue))
     _ = service.fingerprint, llm.detokenizer  # looking at weights and tokens takes a while: not while somebody waits
     return service

@@ -30,6 +30,7 @@ class Caller:
     kind: str  # named, required or auto
     name: str = ""  # of the function, if it is named
     grammar: str | None = None
+    single: bool = False  # one call at most: `parallel_tool_calls` is false
 
     def ready(self, text: str) -> str:
         """The beginning of an unfinished text that is content whatever follows."""
@@ -59,7 +60,7 @@ class Caller:
                 calls.append(call(str(made["name"]), json.dumps(made.get("arguments", {}), ensure_ascii=False)))
             except (ValueError, KeyError, TypeError, RecursionError):
                 return text, []
-        return ((rest + text[at:]).rstrip() or None, calls) if calls else (text, [])
+        return ((rest + text[at:]).rstrip() or None, calls[: 1 if self.single else None]) if calls else (text, [])
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
             "this model's chat template writes no JSON in <tool_call>; use tool_choice 'required' or name a function",
             "tool_choice",
         )
-    return Caller("auto")
+    return Caller("auto", single=not request.parallel_tool_calls)
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
