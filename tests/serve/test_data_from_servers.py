@@ -177,7 +177,7 @@ def test_a_refused_question_does_not_stop_the_others(
     said = capsys.readouterr().out
     assert "1 answer written" in said
     assert (
-        f"1 questions were not answered, the first: {asked}, line 1: {served.url} answers 400: the prompt has" in said
+        f"1 questions were not answered, the first: {asked}, line 1: {served.url} answers 400: the text has" in said
     )
 
 
