@@ -12,7 +12,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "price": ("", "what the nodes of a round cost, and how many of them pay"),
     "types": ("params price", "plain values and the protocols of target and drafter"),
     "files": ("params", "atomic writes"),
-    "kept": ("", "small files that are kept between runs, in the user's cache directory"),
+    "kept": ("files", "what is kept between runs, in the user's cache directory, and who else could have written it"),
     "hub": ("params", "whether the model hub can be reached"),
     "shipped": ("params", "the models and drafters that come with the package, by name"),
     "plugins": ("params", "drafters, objectives and peers by name: our files, and other packages' entry points"),
