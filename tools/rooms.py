@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "budgets": ("params types kept", "how much to draft in each round"),
     "testing": ("types core", "an exact table target, for tests of a drafter"),
     "targets": (
-        "params kept hub shipped types core native nets",
+        "params files kept hub shipped types core native nets",
         "stock models as targets: tree cache, masks, positions, compiled and recorded passes",
     ),
     "checkpoints": (

@@ -76,6 +76,9 @@ UNUSABLE = (
     errno.ENAMETOOLONG,
 )  # fmt: skip
 
+# As the system, CUDA, torch and the dynamic loader say it.
+OUT_OF_MEMORY = os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment"
+
 
 class Lazy(TyperGroup):
     """A group whose commands are stubs until one is called."""
@@ -209,6 +212,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 2, f"{error.filename or 'a file'} cannot be used: {error.strerror.lower()}"
     if os.strerror(errno.ENOSPC) in str(error):  # as torch and safetensors say it
         return 2, "the disk is full; make room, and run the same command again"
+    if isinstance(error, MemoryError) or any(said in str(error) for said in OUT_OF_MEMORY):
+        return 2, "memory ran out; free some or raise its limit (ulimit -v), or use a smaller model or batch"
     lines = str(error).strip().splitlines()
     return 1, f"{type(error).__name__}: {lines[0] if lines else 'no message'} (--debug shows the traceback)"
 

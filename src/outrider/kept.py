@@ -36,14 +36,14 @@ def folder(name: str) -> Path:
 
 
 def make(folder: Path) -> Path:
-    """The folder, made where it is missing, with those above it: others may neither read nor write what is made.
+    """The folder, made where it is missing, with those above it: others cannot write what is made, whatever the umask.
 
     Raises:
         OSError: it cannot be made.
     """
     if not folder.is_dir():
         make(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)
     return folder
 
 
@@ -63,8 +63,18 @@ def write(file: Path, value: Any) -> None:
 
 def replace(file: Path, content: Callable[[Path], object]) -> None:
     """Write what a function writes to the file that it is given (`files.replace`). OSError as above."""
+
+    def made(place: Path) -> None:
+        content(place)
+        protect(place)
+
     make(file.parent)
-    files.replace(file, content)
+    files.replace(file, made)
+
+
+def protect(place: Path) -> None:
+    """Let nobody else write this file or folder, whatever the umask."""
+    place.chmod(stat.S_IMODE(place.stat().st_mode) & ~OTHERS)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from .. import kept
@@ -59,7 +60,7 @@ def _keep(made: Path, file: Path) -> Path:
     """Copy a library into the cache folder. OSError where nothing can be kept there."""
     _check(kept.make(file.parent))
     checksum = _checksum(made)
-    kept.replace(file, lambda place: (shutil.copyfile(made, place), place.chmod(0o700)))
+    kept.replace(file, partial(shutil.copyfile, made))
     kept.replace(_beside(file), lambda place: place.write_text(checksum, encoding="ascii"))
     return file
 
