@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from .commands import PLAIN
-from .params import InputError, Interrupted
+from .params import OUT_OF_MEMORY, InputError, Interrupted
 
 # Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
 GROUPS = {
@@ -75,9 +75,6 @@ UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR,
     errno.ENAMETOOLONG,
 )  # fmt: skip
-
-# As the system, CUDA, torch and the dynamic loader say it.
-OUT_OF_MEMORY = os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment"
 
 
 class Lazy(TyperGroup):
