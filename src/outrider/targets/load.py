@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from .. import hub
 from ..nets import products, vocabulary
-from ..params import OUT_OF_MEMORY, check_weights
+from ..params import check_weights, out_of_memory
 from ..types import InputError, Target
 from . import compiled, gguf, names, sizes, spread
 from .hf import HFTarget
@@ -90,6 +90,8 @@ def load_target(
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
         raise InputError(f"{type(stock).__name__} is not a language model: it has no head to write tokens with")
+    if stock is not model and processes == 1:
+        sizes.try_out(stock, model)
     if stock.config.is_encoder_decoder:
         if exact == "bits":
             raise InputError("encoder-decoders cannot promise the same bits yet; leave exact out")
@@ -251,9 +253,9 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], proces
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust)
     except StrictDataclassError as error:
         raise InputError(f"{where}/config.json is damaged: {' '.join(str(error).split())[:200]}") from None
-    except MemoryError:
-        raise
     except Exception as error:  # a wrong field may make its readers raise anything
+        if out_of_memory(error):
+            raise
         reason = _first_line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own; allow that (--trust-remote-code) only if you trust its author"
@@ -269,10 +271,8 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], proces
         return kind.from_pretrained(
             where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **{**LENIENT, **options}
         )
-    except MemoryError:
-        raise
     except Exception as error:
-        if any(said in str(error) for said in OUT_OF_MEMORY):
+        if out_of_memory(error):
             raise
         reason = _damaged(where) or f"{name} cannot be loaded: {_first_line(error)}"
         raise InputError(_hinted(reason, place)) from None

@@ -1,13 +1,14 @@
-"""Whether a folder's config.json can belong to its weights, before anything is allocated for it."""
+"""Whether a model's config.json and its weights belong together: checked before anything is allocated, and by a pass."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..types import InputError
+from ..params import NOT_FINITE, InputError, out_of_memory
 
 LAYERS = "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"
 MOST_LAYERS = 1000  # each is a module, and a million of them take minutes to make
@@ -26,6 +27,8 @@ def check(config: Any, folder: Path, kind: Any) -> None:
     Raises:
         InputError: naming the folder's config.json and what is wrong with it.
     """
+    for name in nans(config.to_dict()):
+        raise InputError(f"{folder}/config.json says {name} of NaN; correct it, or fetch the file again")
     for name in LAYERS:
         layers = getattr(config, name, None)
         if layers is not None and not (isinstance(layers, int) and 0 <= layers <= MOST_LAYERS):
@@ -39,14 +42,41 @@ def check(config: Any, folder: Path, kind: Any) -> None:
         )
 
 
+@torch.no_grad()
+def try_out(model: Any, name: object) -> None:
+    """One pass over one token. Raises InputError where it fails or its logits are NaN: nothing else would say why."""
+    token = torch.full((1, 1), model.config.get_text_config().vocab_size // 2, device=model.device)
+    more = {"decoder_input_ids": token} if model.config.is_encoder_decoder else {}
+    try:
+        logits = model(token, **more).logits
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise InputError(f"{name} cannot run: its config.json does not fit its weights ({_why(error)})") from None
+    if bool(logits.isnan().any()):
+        raise InputError(f"{name} cannot be used: {NOT_FINITE}")
+
+
+def nans(value: Any, name: str = "") -> Iterator[str]:
+    """The fields that are NaN, nested ones included."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from nans(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from nans(inner, name)
+    elif value != value:
+        yield name
+
+
 def weights_of(config: Any, folder: Path, kind: Any) -> int:
     """How many weights the model of a config has. Raises InputError where transformers cannot build it."""
     try:
         with torch.device("meta"):
             return sum(p.numel() for p in kind.from_config(config).parameters())
-    except MemoryError:
-        raise
     except Exception as error:  # whatever wrong sizes do to the code of any family
+        if out_of_memory(error):
+            raise
         raise InputError(f"{folder}/config.json is damaged: no model can be built from it ({_why(error)})") from None
 
 
