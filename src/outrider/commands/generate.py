@@ -127,7 +127,9 @@ def check_finite(outputs: Sequence[Output]) -> None:
 
     failed = sum(output.finish_reason == "error" for output in outputs)
     if failed:
-        raise InputError(NOT_FINITE if len(outputs) == 1 else f"{failed} of {len(outputs)} texts have failed: {NOT_FINITE}")
+        raise InputError(
+            NOT_FINITE if len(outputs) == 1 else f"{failed} of {len(outputs)} texts have failed: {NOT_FINITE}"
+        )
 
 
 def check_rule(rule: str, lossy: bool) -> None:

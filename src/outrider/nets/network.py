@@ -24,7 +24,9 @@ RANGES = {  # of those that mean the same in every config: modules are built by 
     "scale": (1e-3, 1e3),
     "block": (2, 4096),
     "mask_token": (-1, LARGEST),
-    **dict.fromkeys(("vocab", "hidden", "target_hidden", "kv_heads", "head_dim", "intermediate", "inputs"), (1, LARGEST)),
+    **dict.fromkeys(
+        ("vocab", "hidden", "target_hidden", "kv_heads", "head_dim", "intermediate", "inputs"), (1, LARGEST)
+    ),
     **dict.fromkeys(("draft_vocab", "pair_rank", "pair_top", "conv", "conv_group", "parallel", "factor"), (0, LARGEST)),
 }
 
@@ -114,7 +116,9 @@ def bounded(name: str, value: Any, kind: type = float) -> Any:
         raise InputError(f"{name} in the config must be {what}, not {_short(value)}; correct it")
     least, most = RANGES.get(name, ANY)
     if not least <= value <= most:  # false for NaN
-        raise InputError(f"{name} in the config must be {what} from {least:g} to {most:g}, not {_short(value)}; correct it")
+        raise InputError(
+            f"{name} in the config must be {what} from {least:g} to {most:g}, not {_short(value)}; correct it"
+        )
     return value
 
 

@@ -10,7 +10,15 @@ import torch
 
 from ..params import NOT_FINITE, InputError, out_of_memory
 
-LAYERS = "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"
+LAYERS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
 MOST_LAYERS = 1000  # each is a module, and a million of them take minutes to make
 PER_BYTE = 16  # weights that a byte of a file may stand for: quantised ones take a few bits, tied ones none
 SPARE = 2**24  # weights that a model may have beyond that
@@ -27,8 +35,8 @@ def check(config: Any, folder: Path, kind: Any) -> None:
     Raises:
         InputError: naming the folder's config.json and what is wrong with it.
     """
-    for name in nans(config.to_dict()):
-        raise InputError(f"{folder}/config.json says {name} of NaN; correct it, or fetch the file again")
+    for name, value in no_numbers(config.to_dict()):
+        raise InputError(f"{folder}/config.json says {name} of {value!r:.40}; correct it, or fetch the file again")
     for name in LAYERS:
         layers = getattr(config, name, None)
         if layers is not None and not (isinstance(layers, int) and 0 <= layers <= MOST_LAYERS):
@@ -44,8 +52,8 @@ def check(config: Any, folder: Path, kind: Any) -> None:
 
 @torch.no_grad()
 def try_out(model: Any, name: object) -> None:
-    """One pass over one token. Raises InputError where it fails or its logits are NaN: nothing else would say why."""
-    token = torch.full((1, 1), model.config.get_text_config().vocab_size // 2, device=model.device)
+    """One pass over two tokens. Raises InputError where it fails or its logits are NaN: nothing else would say why."""
+    token = torch.full((1, 2), model.config.get_text_config().vocab_size // 2, device=model.device)
     more = {"decoder_input_ids": token} if model.config.is_encoder_decoder else {}
     try:
         logits = model(token, **more).logits
@@ -57,16 +65,16 @@ def try_out(model: Any, name: object) -> None:
         raise InputError(f"{name} cannot be used: {NOT_FINITE}")
 
 
-def nans(value: Any, name: str = "") -> Iterator[str]:
-    """The fields that are NaN, nested ones included."""
+def no_numbers(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields that are NaN or have more than 64 bits, nested ones included, with their values."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from nans(inner, str(key))
+            yield from no_numbers(inner, str(key))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from nans(inner, name)
-    elif value != value:
-        yield name
+            yield from no_numbers(inner, name)
+    elif value != value or (isinstance(value, int) and abs(value) >= 2**63):
+        yield name, value
 
 
 def weights_of(config: Any, folder: Path, kind: Any) -> int:
