@@ -28,8 +28,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 NOT_FINITE = (
-    "the model's logits are NaN or infinite: its weights are damaged (fetch them again), or too large for its precision "
-    "(choose another dtype)"
+    "the model's logits are NaN or infinite: its weights are damaged (fetch them again), or too large for its "
+    "precision (choose another dtype)"
 )
 
 

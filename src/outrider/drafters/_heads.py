@@ -15,7 +15,6 @@ from ..nets.compiled import runs
 from ..nets.products import PlainLinear, hastened, product
 from ..types import InputError, Round, Target
 
-
 BLOCKS = 1024  # that a drafter's heads may have together
 
 

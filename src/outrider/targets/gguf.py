@@ -53,6 +53,8 @@ def folder_of(file: Path) -> tuple[str, str | None]:
             return str(file.parent), file.name
         folder = root / _digest(file)
         if not _usable(folder):
+            if folder.exists():
+                logger.warning("%s is damaged, so that it is made anew", folder)
             _convert(file, folder, stamp)
         elif os.access(folder, os.W_OK):  # another copy of a file that is here already
             kept.write(folder / SOURCE, {**stamp, "files": kept.read(folder / SOURCE)["files"]})
@@ -213,7 +215,7 @@ def _made_from(folder: Path) -> dict[str, Any]:
 
 
 def _usable(folder: Path) -> bool:
-    """Is there a conversion that is as it was made? One that is damaged is said so.
+    """Is there a conversion that is as it was made?
 
     Raises:
         OSError: others could have written it.
@@ -224,10 +226,7 @@ def _usable(folder: Path) -> bool:
     for place in (folder, *sorted(folder.iterdir())):
         if why := kept.exposed(place):
             raise PermissionError(None, why)
-    if isinstance(files, dict) and files and all(_intact(folder / name, state) for name, state in files.items()):
-        return True
-    logger.warning("%s is damaged, so that it is made anew", folder)
-    return False
+    return isinstance(files, dict) and bool(files) and all(_intact(folder / name, one) for name, one in files.items())
 
 
 def _intact(file: Path, state: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a model's config.json and its weights belong together: checked before anything is allocated, and by a pass."""
+"""Whether a model's config.json and weights belong together: checked before anything is allocated, and by a pass."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ import torch
 
 from ..params import NOT_FINITE, InputError, out_of_memory
 
-LAYERS = (
-    "num_hidden_layers",
-    "num_layers",
-    "n_layer",
-    "n_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-)
-MOST_LAYERS = 1000  # each is a module, and a million of them take minutes to make
+COUNTS = {  # by the names that families have for them: the least and the most
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), (1, 1000)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), (0, 1000)),  # modules: a million take minutes
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"), (1, 2**31)),
+}
 PER_BYTE = 16  # weights that a byte of a file may stand for: quantised ones take a few bits, tied ones none
 SPARE = 2**24  # weights that a model may have beyond that
 
@@ -35,17 +30,17 @@ def check(config: Any, folder: Path, kind: Any) -> None:
     Raises:
         InputError: naming the folder's config.json and what is wrong with it.
     """
-    for name, value in no_numbers(config.to_dict()):
+    for name, value in wrong_numbers(config.to_dict()):
         raise InputError(f"{folder}/config.json says {name} of {value!r:.40}; correct it, or fetch the file again")
-    for name in LAYERS:
-        layers = getattr(config, name, None)
-        if layers is not None and not (isinstance(layers, int) and 0 <= layers <= MOST_LAYERS):
-            raise InputError(f"{folder}/config.json says {name} of {layers!r:.40}; it must be 0 to {MOST_LAYERS}")
+    for name, (least, most) in COUNTS.items():
+        count = getattr(config, name, None)
+        if count is not None and not (isinstance(count, int) and least <= count <= most):
+            raise InputError(f"{folder}/config.json says {name} of {count!r:.40}; it must be {least} to {most}")
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     described = weights_of(config, folder, kind)
     if described > PER_BYTE * stored + SPARE:
         raise InputError(
-            f"{folder}/config.json describes a model of {described:.2g} weights, and its files have {stored:.2g} bytes; "
+            f"{folder}/config.json describes {described:.2g} weights, and its files have {stored:.2g} bytes; "
             "fetch both again"
         )
 
@@ -65,15 +60,17 @@ def try_out(model: Any, name: object) -> None:
         raise InputError(f"{name} cannot be used: {NOT_FINITE}")
 
 
-def no_numbers(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields that are NaN or have more than 64 bits, nested ones included, with their values."""
+def wrong_numbers(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields, nested ones included, that are NaN, have more than 64 bits or are a rotary base below 1."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from no_numbers(inner, str(key))
+            yield from wrong_numbers(inner, str(key))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from no_numbers(inner, name)
-    elif value != value or (isinstance(value, int) and abs(value) >= 2**63):
+            yield from wrong_numbers(inner, name)
+    elif isinstance(value, int | float) and (
+        value != value or (isinstance(value, int) and abs(value) >= 2**63) or (name == "rope_theta" and value < 1)
+    ):
         yield name, value
 
 
