@@ -55,7 +55,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "the measuring instrument",
     ),
     "serve": (
-        "types kept core request engine budgets targets drafters llm",
+        "params types kept core request engine budgets targets drafters llm",
         "an OpenAI-compatible server, and its page",
     ),
     "commands": ("*", "one file = one command"),

@@ -137,9 +137,8 @@ def test_a_damaged_conversion_is_made_anew(
     if damage == "gone":
         part.unlink()
     else:
-        part.write_bytes(
-            whole[: len(whole) // 2] + (bytes(len(whole) - len(whole) // 2) if damage == "zeroed" else b"")
-        )
+        half = len(whole) // 2
+        part.write_bytes(whole[:half] + bytes(half if damage == "zeroed" else 0))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         target, tokenizer = load_target(file), load_tokenizer(file)
