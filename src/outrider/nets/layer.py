@@ -65,7 +65,7 @@ def _check_rope(rope: Mapping[str, Any]) -> None:
     """Refuse rotary positions that cannot be computed."""
     kind = rope.get("rope_type", "default")
     if not isinstance(kind, str) or kind not in ROPES:
-        raise InputError(f"the rotary positions of a drafter are {', '.join(ROPES)}, not {kind!r}")
+        raise InputError(f"the rotary positions of a drafter are {', '.join(ROPES)}, not {kind}")
     for name in ROPES[kind]:
         if name not in rope:
             raise InputError(f"rotary positions of the kind {kind} need {name}; add it")

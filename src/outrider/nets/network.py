@@ -22,7 +22,7 @@ RANGES = {  # of those that mean the same in every config: modules are built by 
     "rope_theta": (1, 1e12),
     "eps": (0, 1),
     "scale": (1e-3, 1e3),
-    "block": (2, 4096),
+    "block": (1, 4096),
     "mask_token": (-1, LARGEST),
     **dict.fromkeys(
         ("vocab", "hidden", "target_hidden", "kv_heads", "head_dim", "intermediate", "inputs"), (1, LARGEST)
