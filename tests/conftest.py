@@ -49,7 +49,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     tests and workers, in the folder that fixtures of modules write into."""
     cache, built = tmp_path_factory.mktemp("cache"), CACHE / "native"
     monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
-    built.mkdir(exist_ok=True)
+    built.mkdir(mode=0o700, exist_ok=True)  # nobody else may write where libraries are loaded from
     (cache / "native").symlink_to(built)
 
 

@@ -318,7 +318,7 @@ class Batch:
 
     @staticmethod
     def fail(row: Row) -> list[int]:
-        """End a row whose logits are not numbers; it alone, and what it wrote before stays."""
+        """End a row whose logits are NaN or infinite; it alone, and what it wrote before stays."""
         row.finish = "error"
         return []
 

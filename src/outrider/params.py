@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -15,6 +17,20 @@ LOSSY: tuple[Rule, ...] = ("typical",)
 
 class InputError(ValueError):
     """Unknown or contradictory input: one sentence that says what to do. The command line exits with 2."""
+
+
+OUT_OF_MEMORY = os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Has memory run out? Said by Python, the system, CUDA, torch or the dynamic loader."""
+    return isinstance(error, MemoryError) or any(said in str(error) for said in OUT_OF_MEMORY)
+
+
+NOT_FINITE = (
+    "the model's logits are NaN or infinite: its weights are damaged (fetch them again), or too large for its "
+    "precision (choose another dtype)"
+)
 
 
 class Interrupted(Exception):

@@ -171,7 +171,8 @@ class Output:
         text: what goes on from the prompt (its leading space included), without special tokens and without the stop
             string that ended it.
         tokens: ids of what was written, the end of text and the tokens of a stop string included.
-        finish_reason: eos, stop, length, interrupted (a stream was left) or error (logits were not numbers).
+        finish_reason: eos, stop, length, interrupted (a stream was left) or error (the model's logits were NaN or
+            infinite; what was written before stays).
         seed: what its randomness came from; asked for again under the default rule, it gives the same text.
         usage: what it cost.
         exact: equal to what plain decoding writes: bit for bit ("bits"), or up to rounding ("rounding").

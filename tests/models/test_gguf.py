@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,47 @@ def test_without_a_place_to_keep_it_the_file_is_read(
     torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
     assert len(tokenizer) == VOCAB
     (said,) = [r.getMessage() for r in caplog.records if "outrider" in r.name]
-    assert "read anew" in said
+    assert "each start is slow" in said
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", gguf.SOURCE])
+@pytest.mark.parametrize("damage", ["cut", "zeroed", "gone"])
+def test_a_damaged_conversion_is_made_anew(
+    name: str, damage: str, file: Path, stock: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It advised to fetch the file again, which changes nothing; weights of zeros wrote another text."""
+    part = Path(find(file).where) / name
+    whole = part.read_bytes()
+    if damage == "gone":
+        part.unlink()
+    else:
+        half = len(whole) // 2
+        part.write_bytes(whole[:half] + bytes(half if damage == "zeroed" else 0))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        target, tokenizer = load_target(file), load_tokenizer(file)
+    torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
+    assert len(tokenizer) == VOCAB
+    said = [r.getMessage() for r in caplog.records if "outrider" in r.name]
+    assert ["made anew" in line or "converting" in line for line in said] == [True, True]
+
+
+def test_a_conversion_whose_times_alone_differ_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the cache folder was copied."""
+    folder = Path(find(file).where)
+    for part in folder.iterdir():
+        os.utime(part, (1, 1))
+    monkeypatch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
+    assert find(file).where == str(folder)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_conversion_that_others_can_write_is_not_used(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its config could name code."""
+    folder = Path(find(file).where)
+    folder.chmod(0o777)
+    assert find(file).gguf == file.name, "the file itself is read"
+    assert "others can write" in caplog.text
 
 
 def test_text_and_chat_come_from_the_file(file: Path) -> None:

@@ -199,8 +199,8 @@ def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve, monkey
         return session
 
     monkeypatch.setattr(llm.target, "open", spoilt)
-    assert "not numbers" in complete(served, 500)["error"]["message"]
-    assert "not numbers" in streamed(served)[-1]["error"]["message"]
+    assert "NaN or infinite" in complete(served, 500)["error"]["message"]
+    assert "NaN or infinite" in streamed(served)[-1]["error"]["message"]
     assert complete(served, echo=False)["choices"][0]["finish_reason"] == "length"
 
 

@@ -55,11 +55,11 @@ def read(path: str | Path) -> Found:
     method, version = config.pop("outrider_method"), config.pop("format", FORMAT)
     mark = str(config.pop(MARK, None) or "")
     if version != FORMAT:
-        raise InputError(f"{path} has format {version}, which this version does not know; install a newer one")
+        raise InputError(f"{path} has format {version!r:.40}, which this version does not know; install a newer one")
     if not (folder / "model.safetensors").is_file():
         raise InputError(f"{path} is no folder of a drafter: it lacks config.json or model.safetensors")
     weights = weights_of(folder, "model.safetensors")
-    return Found("native", str(method), config, {name: weights[name] for name in weights}, mark=mark)
+    return Found("native", f"{method!s:.40}", config, {name: weights[name] for name in weights}, mark=mark)
 
 
 def check(found: Found, where: object) -> None:

@@ -123,6 +123,7 @@ class Talk:
     def ask(self, line: str) -> None:
         """One turn: the answer as it comes, then what it cost. A turn that is refused is forgotten."""
         from ..params import InputError
+        from .generate import check_finite
 
         asked = [*self.messages, {"role": "user", "content": line}]
         text = f"{self.text}\n{line}" if self.text else line
@@ -133,6 +134,7 @@ class Talk:
                 "/reset starts a new one"
             )
         output = self.write(self.llm, prompt, self.seed)
+        check_finite([output])
         self.messages = [*asked, {"role": "assistant", "content": output.text}]
         self.text, self.last = text + output.text, (prompt, output)
         full = len(prompt) + len(output.tokens) >= self.llm.target.context

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 REPEATS, ENOUGH = 3, 1.0  # a prompt is decoded so often, or once where a plain text takes more seconds than ENOUGH
 
 
-def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, Any], as_json: bool) -> None:
-    """Print what was written, whether plain and drafted texts are equal, and how fast each way was."""
+def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, Any], as_json: bool) -> list[Output]:
+    """Print and return what was written, whether plain and drafted texts are equal, and how fast each way was."""
     from transformers import GenerationConfig
 
     from ..bench.peers.transformers import Stock
@@ -48,6 +48,7 @@ def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, A
     _report(llm, outputs, rows, document(llm, outputs, options["rule"], seed), difference(llm, options), as_json)
     if not difference(llm, options) and not all(r["equal"] for r in rows):
         raise RuntimeError("the drafted text differs from plain decoding: please report this with `outrider audit`")
+    return outputs
 
 
 def plain_of(llm: LLM) -> LLM:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -94,15 +94,16 @@ def generate(
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": strings, "rule": rule, "sampling": sampling}
+    outputs: list[Output] = []
     if compare:
         from .compare import compare as show
 
-        show(llm, prompts, seed, how, as_json)
+        outputs = show(llm, prompts, seed, how, as_json)
     elif len(prompts) == 1 and n == 1 and not as_json:
         echo(prompts[0])
-        typer.secho(usage_line(llm, stream(llm, prompts[0], seed, how), temperature), fg="bright_black", err=True)
+        outputs = [stream(llm, prompts[0], seed, how)]
+        typer.secho(usage_line(llm, outputs[0], temperature), fg="bright_black", err=True)
     else:
-        outputs: list[Output] = []
         whole = True
         try:
             for output in written(llm, prompts, n, seed, batch_size, how):
@@ -117,6 +118,18 @@ def generate(
             typer.echo(json.dumps(document(llm, outputs, rule, seed), ensure_ascii=False))
         if not whole:
             raise Interrupted(f"{len(outputs)} of {len(prompts) * n} texts were written")
+    check_finite(outputs)
+
+
+def check_finite(outputs: Sequence[Output]) -> None:
+    """Refuse texts that ended since the model's logits were NaN or infinite."""
+    from ..params import NOT_FINITE, InputError
+
+    failed = sum(output.finish_reason == "error" for output in outputs)
+    if failed:
+        raise InputError(
+            NOT_FINITE if len(outputs) == 1 else f"{failed} of {len(outputs)} texts have failed: {NOT_FINITE}"
+        )
 
 
 def check_rule(rule: str, lossy: bool) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ..engine import Batch, Engine, Piece
+from ..params import NOT_FINITE
 from ..request import Row
 from ..types import InputError, Keeper, Kept
 from .fleet import Fleet, FleetDrafter, FleetDrafting
@@ -329,7 +330,7 @@ class Scheduler:
             if piece.tokens:
                 self._deliver(job, Part(piece.tokens, piece.drafted, scores, tree))
             if row.finish is not None:
-                self._end(job, row.finish, "the model's logits are not numbers" if row.finish == "error" else "")
+                self._end(job, row.finish, NOT_FINITE if row.finish == "error" else "")
 
     def _blame(self, job: Job, error: Exception) -> None:
         """End one job by its own fault, or by what went wrong while it was read."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core.tree import chain_of
+from ..params import NOT_FINITE
 from ..types import Target
 from .job import Scored, scored
 
@@ -40,7 +41,7 @@ class Scoring:
             for token, at in zip(prompt[len(found) + 1 :], logits, strict=False):
                 found.append(scored(token, at, self.top))
                 if math.isnan(found[-1].logprob):
-                    raise ArithmeticError("the model's logits are not numbers")
+                    raise ArithmeticError(NOT_FINITE)
             read = len(found)
             if read == len(prompt) - 1:
                 break
