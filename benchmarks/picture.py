@@ -5,6 +5,8 @@ Writes docs/results.svg, and what stands between the `<!-- results -->` marks of
 
 from __future__ import annotations
 
+import argparse
+
 import matplotlib
 
 matplotlib.use("svg")
@@ -63,6 +65,7 @@ def draw(found: list[Row]) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     report: Document = read("smollm2")
     machine, versions = report.run.machine, report.run.versions
     found = rows(report)
