@@ -86,7 +86,9 @@ def main() -> None:
     """Run, and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT.svg")
-    parser.add_argument("--text", action="store_true", help="only what it writes to stdout, no figures of a busy machine")
+    parser.add_argument(
+        "--text", action="store_true", help="only what it writes to stdout, no figures of a busy machine"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND...")
     given = parser.parse_args()
     command = given.command
