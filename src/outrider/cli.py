@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -184,8 +183,6 @@ def listening() -> Iterator[list[int]]:
 def quieten() -> None:
     """No chatter of transformers' unless the user's environment asks for it; downloads show progress on a terminal."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    for name in ("torchao", "torch.utils._pytree"):  # one reports kernels for other machines, one warns of the first
-        logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TQDM_DISABLE", "1")  # the reading of .gguf files

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from cli_world import Run, refused
 
 from outrider import plugins
 from outrider.cli import COMMANDS
@@ -72,7 +73,8 @@ OTHERS = (
         "--weights nothing", "--weights native", "--exact nothing", "--dtype nothing", "--device nothing",
     )),
     "generate", "generate demo", "generate org/name", "generate file.gguf", "generate ./nothere", "generate empty",
-    "generate --model demo", "generate demo --model demo", "generate demo hello --model demo", "chat demo --model demo", "bench demo --model demo",
+    "generate --model demo", "generate demo --model demo", "generate demo hello --model demo",
+    "chat demo --model demo", "bench demo --model demo",
     "generate demo hello -p hello", "generate demo -p hello --prompts prompts.jsonl", "generate demo hello -t 0",
     *(f"{line} --rule nothing" for line in ("generate demo hello", "chat demo", "audit demo")),
 )  # fmt: skip
@@ -146,6 +148,12 @@ def test_a_wrong_name_is_refused_without_torch(hub: str, offline: bool, tmp_path
         assert not torch, f"torch was imported by {about}"
     assert done.stdout.count("\n") == len(lines)
     assert not (tmp_path / "new").exists()
+
+
+def test_native_weights_of_no_gguf_file_are_refused_in_the_words_of_both_interfaces(run: Run) -> None:
+    """Neither Python's spelling nor the command line's: the same sentence answers `outrider.load`."""
+    said = refused(run("generate", "demo", "hello", "--weights", "native"))
+    assert said == "outrider: native weights are those of a .gguf file, and demo is none; choose int8 or full\n"
 
 
 def test_every_command_is_walked() -> None:
