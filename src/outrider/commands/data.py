@@ -64,7 +64,6 @@ def generate(
     check_names(dtype, device)
     for spec in drafter or ():
         check_drafter(spec)
-    place = model if endpoint else located(model)
     from ..training import questions
 
     if min(max_new_tokens, opening, batch_size, concurrency) < 1 or temperature < 0:
@@ -99,6 +98,7 @@ def generate(
             without_token_ids=found.texts, refused=found.refused,
         )  # fmt: skip
         return
+    place = located(model)  # before torch is imported
     from ..training import generate as answers
 
     llm: Any = load(  # any answer of the target will do, so that none pays for having the same bits

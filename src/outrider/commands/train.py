@@ -11,6 +11,7 @@ import typer
 from .. import files, plugins
 from . import options as opt
 
+FAST = "Default: where the machine multiplies it (AVX512_BF16, AMX, a GPU), unless --dtype is wider."
 CACHED = "bfloat16", "float16", "float32"  # precisions of --cache
 
 
@@ -53,8 +54,16 @@ def train(
     seed: Annotated[int, opt.training("--seed", help="Of weights and order.")] = 0,
     evaluate: Annotated[int, opt.training("--evaluate", help="Steps between evaluations; 0: ten in all.")] = 0,
     save: Annotated[int, opt.training("--save", help="Steps between checkpoints.")] = 200,
-    bf16: Annotated[bool, opt.machine("--bf16", help="Train in bfloat16 autocast.")] = False,
-    half_features: Annotated[bool, opt.machine("--half-features", help="Run the target in bfloat16.")] = False,
+    bf16: Annotated[
+        bool | None,
+        opt.machine("--bf16/--no-bf16", show_default=False, help=f"Train in bfloat16 autocast. {FAST}"),
+    ] = None,
+    half_features: Annotated[
+        bool | None,
+        opt.machine(
+            "--half-features/--no-half-features", show_default=False, help=f"Run the target in bfloat16. {FAST}"
+        ),
+    ] = None,
     cache: Annotated[
         str,
         opt.machine("--cache", metavar="DIR", help="Folder that keeps features for repeated epochs."),
@@ -100,6 +109,8 @@ def train(
     from ..types import InputError
 
     check_place(dtype, device)
+    if dtype in ("float32", "float64"):
+        bf16, half_features = bool(bf16), bool(half_features)
     options = read_options(method, choice or [], options_of(method))
     recipe = Recipe(
         method, steps, rows, length, accumulate, lr, warmup=warmup, clip=clip, decay=decay, seed=seed, bf16=bf16,
@@ -136,10 +147,10 @@ def check_given(method: str, data: list[str], choice: list[str], init: str, feat
     from .. import hub, shipped
     from ..params import InputError
 
+    plugins.check_options("objectives", method, (item.partition("=")[0] for item in choice))
     for file in data:
         if not Path(file).exists():
             raise InputError(f"there is no file {file}; give --data a text, or JSON lines")
-    plugins.check_options("objectives", method, (item.partition("=")[0] for item in choice))
     if init:
         hub.ensure(shipped.place_of(shipped.placed(init, method)))
     if features and not Path(features).is_dir():
