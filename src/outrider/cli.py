@@ -28,8 +28,8 @@ from .params import InputError, Interrupted
 # Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
 GROUPS = {
     "Write text": {
-        "generate": "Write text with a model: the same text as without drafts, sooner.",
-        "chat": "Talk with a model: the same answers as without drafts, sooner.",
+        "generate": "Write text with a model: the same text as without drafts, faster.",
+        "chat": "Talk with a model: the same answers as without drafts, faster.",
         "serve": "Serve a model to OpenAI's clients, and a page to chat on.",
     },
     "Prove": {
@@ -125,7 +125,7 @@ def outrider(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a failure's traceback (anywhere on the line).")] = False,
 ) -> None:
-    """Lossless speculative decoding: the target's own text, several times sooner."""
+    """Lossless speculative decoding: the target's own text, faster."""
     if version:
         from importlib.metadata import version as of
 

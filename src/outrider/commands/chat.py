@@ -66,7 +66,7 @@ def chat(
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: Annotated[bool, opt.output("--json", help="A JSON object a line for every answer, nothing else.")] = False,
 ) -> None:
-    """Talk with a model, speculating: its own answers, sooner.
+    """Talk with a model, speculating: its own answers, faster.
 
     Drafted tokens have another colour. /help lists what can be changed on the way. Without a terminal, every line of
     stdin is one turn.

@@ -76,7 +76,7 @@ def generate(
     compare: Annotated[bool, opt.output("--compare", help="Also decode plainly; show equality and speed.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write text with a model, speculating: the same text as without, sooner.
+    """Write text with a model, speculating: the same text as without, faster.
 
     MODEL is demo (it ships with the package), smollm2, a .gguf file, a folder or a hub id; without it, smollm2 where
     that is installed, else demo. With --compare and no prompt, a handful of questions.
