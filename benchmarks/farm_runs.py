@@ -12,10 +12,10 @@ seconds of one thread, so that other processes of the machine do not count: set 
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -296,7 +296,18 @@ def plot() -> None:
     (ROOT / "docs" / "scaling.svg").write_text(made.svg, encoding="utf-8")
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = parser.add_subparsers(dest="step", required=True)
+    steps.add_parser("record").add_argument("name", choices=DRAFTERS)
+    steps.add_parser("check")
+    steps.add_parser("sweep").add_argument("name", choices=COPIES)
+    steps.add_parser("size").add_argument("count", type=int)
+    steps.add_parser("plot")
+    given = vars(parser.parse_args())
+    functions: dict[str, Callable[..., None]] = {f.__name__: f for f in (record, check, sweep, size, plot)}
+    functions[given.pop("step")](**given)
+
+
 if __name__ == "__main__":
-    step, *given = sys.argv[1:]
-    steps: dict[str, Callable[..., None]] = {f.__name__: f for f in (record, check, sweep, size, plot)}
-    steps[step](*(int(word) if word.isdigit() else word for word in given))
+    main()

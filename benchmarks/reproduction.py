@@ -7,6 +7,7 @@ The functions of `findings/` compute the verdicts; no figure of the page is type
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -184,6 +185,7 @@ def page(evidence: Evidence) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(page(Evidence.read(DATA)), encoding="utf-8")
 
 

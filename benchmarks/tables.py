@@ -237,12 +237,13 @@ def contexts(*reports: Document) -> str:
 
 def batches(report: Document) -> str:
     """Speed over the batch size, and what fits into a gibibyte."""
-    rooms: dict[tuple[str, int], int] = {}  # of the longest task
+    rooms: dict[str, int] = {}  # of the longest task, from a row alone: where a batch had lost some, too many fitted
     for c in report.capacity:
-        rooms[c.method, c.batch] = min(c.rows, rooms.get((c.method, c.batch), c.rows))
+        if c.batch == 1:
+            rooms[c.method] = min(c.rows, rooms.get(c.method, c.rows))
     rows = [
         [m.method, str(m.batch), span(m.speedup), number(m.tokens_per_second and m.tokens_per_second.value, 0),
-         span(m.tau), str(rooms.get((m.method, m.batch), ""))]
+         span(m.tau), str(rooms.get(m.method, ""))]
         for m in sorted(report.macro, key=lambda m: m.method)
     ]  # fmt: skip
     return table(("method", "batch", "speed-up", "tokens/s", "tau", "rows in 1 GiB"), rows)

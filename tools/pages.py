@@ -6,6 +6,7 @@ A part stands between `<!-- NAME -->` and `<!-- /NAME -->`. The tests ask that e
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -167,6 +168,7 @@ def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
 
 def main() -> None:
     """Write every page whose parts are old, and name it."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for page, parts in PARTS.items():
         path = ROOT / page
         old = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A picture of a terminal from a real run: `python -m tools.recording OUT.svg [--text] COMMAND...`.
+"""A picture of a terminal from a real run: `python -m tools.recording [--text] OUT.svg COMMAND...`.
 
 The command runs in a terminal of its own (a pty), so that it shows what a user sees, colours included. What it wrote is
 drawn by rich as an SVG that fetches no font.
@@ -6,12 +6,12 @@ drawn by rich as an SVG that fetches no font.
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import pty
 import re
 import shlex
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -82,14 +82,23 @@ def picture(command: list[str], lines: list[str]) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S).replace("Fira Code", "ui-monospace, Menlo, Consolas")
 
 
-def main(out: str, *command: str) -> None:
-    """Run, and draw. `--text` in front of the command: only what it wrote to stdout, no figures of a busy machine."""
-    text, command = command[0] == "--text", command[command[0] == "--text" :]
-    quiet = ["sh", "-c", 'exec "$@" 2>/dev/null', "sh"] if text else []
+def main() -> None:
+    """Run, and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", metavar="OUT.svg")
+    parser.add_argument(
+        "--text", action="store_true", help="only what it writes to stdout, no figures of a busy machine"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND...")
+    given = parser.parse_args()
+    command = given.command
+    if not command:
+        parser.error("give a command to record")
+    quiet = ["sh", "-c", 'exec "$@" 2>/dev/null', "sh"] if given.text else []
     lines = settled(run([*quiet, *command]))
-    shown = ["outrider", *command[3:]] if command[1:3] == ("-m", "outrider") else list(command)
-    Path(out).write_text(picture(shown, lines), encoding="utf-8")
+    shown = ["outrider", *command[3:]] if command[1:3] == ["-m", "outrider"] else command
+    Path(given.out).write_text(picture(shown, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

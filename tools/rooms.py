@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "stock models as targets: tree cache, masks, positions, compiled and recorded passes",
     ),
     "checkpoints": (
-        "types files hub shipped plugins nets",
+        "params types files hub shipped plugins nets",
         "drafters' weights on disk: the native layout and those of others",
     ),
     "drafters": ("types shipped plugins core nets budgets targets checkpoints", "one file = one way to draft"),
@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "Outrider inside other libraries",
     ),
     "proofs": (
-        "types core budgets engine targets drafters checkpoints llm",
+        "params types core budgets engine targets drafters checkpoints llm",
         "evidence of losslessness; parity with vLLM",
     ),
     "bench": (

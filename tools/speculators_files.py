@@ -20,21 +20,19 @@ The window is wider than the text. The answers:
 
 from __future__ import annotations
 
-import sys
+import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from speculators.models.dflash import DFlashDraftModel
-from speculators.models.dflash2 import DFlash2DraftModel
-from speculators.models.dspark import DSparkDraftModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 KINDS = {
-    "dflash": (DFlashDraftModel, {}),
-    "dflash2": (DFlash2DraftModel, {"selector_rank": 6, "selector_top_k": 5, "conv_group_size": 8}),
-    "dspark": (DSparkDraftModel, {"markov_rank": 6}),
+    "dflash": ("DFlashDraftModel", {}),
+    "dflash2": ("DFlash2DraftModel", {"selector_rank": 6, "selector_top_k": 5, "conv_group_size": 8}),
+    "dspark": ("DSparkDraftModel", {"markov_rank": 6}),
 }
 LENGTH, ANCHORS, BLOCK, VOCAB, HIDDEN = 24, 3, 4, 61, 16
 WINDOWS = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
@@ -70,8 +68,8 @@ def scores(drafter: Any, hidden: torch.Tensor, logits: torch.Tensor, above: torc
 @torch.no_grad()
 def write(place: Path, kind: str, causal: bool) -> None:
     torch.manual_seed(sorted(KINDS).index(kind))
-    model, more = KINDS[kind]
-    drafter = made(model, more, causal)
+    name, more = KINDS[kind]
+    drafter = made(getattr(import_module(f"speculators.models.{kind}"), name), more, causal)
     drafter.save_pretrained(place)
     drafter = drafter.double()
     features, tokens = torch.randn(1, LENGTH, 2 * HIDDEN).double(), torch.randint(0, VOCAB - 1, (1, LENGTH))
@@ -92,7 +90,14 @@ def write(place: Path, kind: str, causal: bool) -> None:
     print(place, sorted(f.name for f in place.iterdir()))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the folders go")
+    folder = parser.parse_args().folder
     for kind in KINDS:
         for end, causal in (("", False), ("_causal", True)):
-            write(Path(sys.argv[1]) / (kind + end), kind, causal)
+            write(folder / (kind + end), kind, causal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,50 +1,77 @@
-"""llama.cpp by llama-cpp-python, on the file's own 4-bit weights. Methods: plain, lookup (its prompt lookup)."""
+"""llama.cpp by its own server, on the file's own 4-bit weights. Methods: plain, lookup (its n-gram drafts).
+
+`programs` of the job is the folder of its native build with llama-server (docs/benchmarks.md says how it is made).
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import socket
+import subprocess
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 from job import Texts, Write, serve
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+CONTEXT = 2048  # tokens of a text
+EXACT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
 
 
-def in_place() -> None:
-    """Weights stay as they lie in the file. Laid out for tiles (AMX), 0.3.36 ends with a segmentation fault."""
-    made = llama_cpp.llama_cpp.llama_model_default_params
+def started(job: dict[str, Any], rows: int) -> str:
+    """The address of a server that writes `rows` texts at a time. It ends with this process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = str(os.cpu_count())
+    command = [str(Path(job["programs"]) / "llama-server"), "--model", job["gguf"], "--port", str(port)]
+    command += ["--threads", threads, "--threads-batch", threads, "--parallel", str(rows)]
+    command += [
+        "--ctx-size",
+        str(CONTEXT * rows),
+        *(("--spec-type", "ngram-simple") if job["method"] == "lookup" else ()),
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    atexit.register(server.kill)
+    url = f"http://127.0.0.1:{port}"
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            return url
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"llama-server ended with {server.returncode}")
 
-    def parameters() -> Any:
-        found = made()
-        found.use_extra_bufts = False
-        return found
 
-    llama_cpp.llama_cpp.llama_model_default_params = parameters
+def version(job: dict[str, Any]) -> str:
+    """As llama-server says it: version: 1234 (abcdef0)."""
+    program = str(Path(job["programs"]) / "llama-server")
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    line = next(line for line in (said.stdout + said.stderr).splitlines() if line.startswith("version:"))
+    return line.removeprefix("version:").strip()
 
 
 def start(job: dict[str, Any]) -> tuple[str, Write, None]:
-    if "amx_tile" in Path("/proc/cpuinfo").read_text():
-        in_place()
-    draft = LlamaPromptLookupDecoding(num_pred_tokens=2) if job["method"] == "lookup" else None  # its advice for CPUs
-    llm = llama_cpp.Llama(
-        job["gguf"], n_ctx=2048, n_batch=2048, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(),
-        draft_model=draft, seed=1, verbose=False,
-    )  # fmt: skip
+    url = started(job, max(job["batches"]))
+
+    def one(prompt: list[int], temperature: float) -> list[int]:
+        asked = {**EXACT, "prompt": prompt, "n_predict": job["tokens"], "temperature": temperature, "seed": 1}
+        request = urllib.request.Request(f"{url}/completion", json.dumps(asked).encode(), method="POST")
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request) as answer:
+            made = json.load(answer)
+        text: list[int] = made["tokens"]
+        return [*text, job["ends"][0]] if made.get("stop_type") == "eos" else text
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
-        assert batch == 1, "it has no batches"
-        found: Texts = []
-        for prompt in prompts:
-            text: list[int] = []
-            for token in llm.generate(prompt, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
-                text.append(token)
-                if token in job["ends"] or len(text) == job["tokens"]:
-                    break
-            found.append(text)
-        return found
+        with ThreadPoolExecutor(batch) as clients:
+            return list(clients.map(lambda prompt: one(prompt, temperature), prompts))
 
-    return f"{llama_cpp.__version__}, Q4_1", write, None
+    return f"{version(job)}, the file's own weights", write, None
 
 
 serve(start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,12 @@ _HOMES = {
     "LLM": "llm", "Output": "request", "load": "llm", "custom_generate": "integrations.transformers",
     "InputError": "params", "Sampling": "params", "Usage": "types",
 }  # fmt: skip
+
+
+# transformers imports torchao where it is installed, and that warns of its kernels for other machines.
+UNWANTED = "Failed to load ", "is an Enum subclass and is now natively supported"
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).addFilter(lambda record: not any(words in record.getMessage() for words in UNWANTED))
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -29,8 +28,8 @@ from .params import InputError, Interrupted, out_of_memory
 # Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
 GROUPS = {
     "Write text": {
-        "generate": "Write text with a model: the same text as without drafts, sooner.",
-        "chat": "Talk with a model: the same answers as without drafts, sooner.",
+        "generate": "Write text with a model: the same text as without drafts, faster.",
+        "chat": "Talk with a model: the same answers as without drafts, faster.",
         "serve": "Serve a model to OpenAI's clients, and a page to chat on.",
     },
     "Prove": {
@@ -126,7 +125,7 @@ def outrider(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a failure's traceback (anywhere on the line).")] = False,
 ) -> None:
-    """Lossless speculative decoding: the target's own text, several times sooner."""
+    """Lossless speculative decoding: the target's own text, faster."""
     if version:
         from importlib.metadata import version as of
 
@@ -184,8 +183,6 @@ def listening() -> Iterator[list[int]]:
 def quieten() -> None:
     """No chatter of transformers' unless the user's environment asks for it; downloads show progress on a terminal."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    for name in ("torchao", "torch.utils._pytree"):  # one reports kernels for other machines, one warns of the first
-        logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TQDM_DISABLE", "1")  # the reading of .gguf files

@@ -25,19 +25,28 @@ def ensure(name: str, hint: str = "") -> bool:
         False where only the hub's cache is left, because the hub is out of reach; else True.
 
     Raises:
-        InputError: there is no such folder, and the name cannot be a hub id; or the hub is out of reach, and its
-            cache does not hold the name.
+        InputError: there is no such folder, and the name cannot be a hub id; or its cache does not hold the name, and
+            the hub does not have it or is out of reach.
     """
     if Path(name).exists():
         return True
     if not is_id(name):
         raise InputError(f"there is no folder {name}; check the path, or give a hub id such as org/model")
-    if offline() or reachable(os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
-        return True
-    if not cached(name):
+    if cached(name):
+        return not offline() and reachable(_url())
+    if offline():
+        hint = hint or "check the name, or unset HF_HUB_OFFLINE"
+        raise InputError(f"{name} is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set; {hint}")
+    if not reachable(_url()):
         hint = hint or "check the name and the network"
         raise InputError(f"{name} is neither a folder nor in the cache, and the hub is out of reach; {hint}")
-    return False
+    if not known(name):
+        raise InputError(f"{name} is neither a folder nor on the hub ({_url()}); check the name")
+    return True
+
+
+def _url() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 def is_id(name: str) -> bool:
@@ -55,6 +64,23 @@ def cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def known(name: str) -> bool:
+    """Does the hub, which is within reach, have a repository of this name? True also where it does not answer that:
+    whoever loads it then says why."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=PATIENCE)
+    except GatedRepoError:
+        return True
+    except RepositoryNotFoundError:
+        return False
+    except Exception:
+        return True
+    return True
 
 
 def reachable(url: str) -> bool:

@@ -52,6 +52,7 @@ def whole(name: str, value: Any, least: int | None = 1) -> int:
 
 EXACT = ("auto", "bits", "rounding")
 WEIGHTS = ("full", "int8", "native")
+FORMATS = ("safeailab", "medusa", "speculators", "vllm", "sglang")  # that drafters are exported to
 
 
 def check_exact(exact: str) -> str:
@@ -66,6 +67,13 @@ def check_weights(weights: str) -> str:
     if weights not in WEIGHTS:
         raise InputError(f"weights are full, int8 or native, not {weights!r}")
     return weights
+
+
+def check_format(name: str) -> str:
+    """The format of an export, if there is one of this name; raises InputError."""
+    if name not in FORMATS:
+        raise InputError(f"there is no format {name!r}; choose one of {', '.join(FORMATS)}")
+    return name
 
 
 def check_rule(rule: str) -> Rule:

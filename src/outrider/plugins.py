@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -61,6 +62,11 @@ def lacking(drafter: str) -> str:
     return f"there is no drafter {drafter!r}; choose one of {', '.join(names('drafters'))}, as in lookup or model:DIR"
 
 
+def unnamed(drafter: str) -> str:
+    """The sentence for a drafter that is asked for without its weights."""
+    return f"{drafter} needs trained weights; name their folder, as in {drafter}:DIR or {drafter}:demo"
+
+
 def module(kind: Kind, name: str) -> Any:
     """The module of a part.
 
@@ -79,15 +85,47 @@ def module(kind: Kind, name: str) -> Any:
     return found
 
 
+def ours(kind: Kind) -> list[str]:
+    """The parts that are files of this package."""
+    return sorted(_files(kind))
+
+
+def check(kind: Kind, name: str) -> None:
+    """Raises InputError if there is no such part."""
+    if name not in _files(kind):
+        _entry(kind, name)
+
+
+def check_options(kind: Kind, name: str, options: Iterable[str]) -> None:
+    """Refuse an option that a part does not have, by the arguments of its function, read from its source.
+
+    Nothing is imported. A function that is not written out there is left to the check that follows its import.
+    """
+    of = {"drafters": "load", "objectives": "build", "peers": "load"}[kind]
+    made = [f for f in _source(kind, name).body if isinstance(f, ast.FunctionDef) and f.name == of]
+    if not made:
+        return
+    arguments = made[0].args.args + made[0].args.kwonlyargs
+    known = [a.arg for a in arguments if a.arg not in ("target", "tokenizer", "path", "models", "documents")]
+    for option in options:
+        if option not in known:
+            raise InputError(f"{name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+
+
 def summary(kind: Kind, name: str) -> str:
     """The first sentence of a part's docstring, read from its source."""
+    text = ast.get_docstring(_source(kind, name))
+    sentence = re.split(r"(?<!et al)\.\s", (text or "").split("\n\n")[0] + " ", maxsplit=1)[0]
+    return " ".join(sentence.split()).rstrip(".")
+
+
+def _source(kind: Kind, name: str) -> ast.Module:
+    """A part's source; an empty one where there is none to read."""
     file = _files(kind).get(name)
     if file is None:
         spec = importlib.util.find_spec(_entry(kind, name).module)
         file = Path(spec.origin) if spec is not None and spec.origin else None
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
-    sentence = re.split(r"(?<!et al)\.\s", (text or "").split("\n\n")[0] + " ", maxsplit=1)[0]
-    return " ".join(sentence.split()).rstrip(".")
+    return ast.parse(file.read_text(encoding="utf-8") if file is not None else "")
 
 
 def _files(kind: Kind) -> dict[str, Path]:

@@ -31,6 +31,11 @@ def shipped(name: str) -> str:
     return str(folder)
 
 
+def placed(name: str, part: str) -> str:
+    """`demo` and `smollm2` alone are the part that ships for that model by this name; any other name as it is."""
+    return f"{name}/{part}" if name in (DEMO, SMOLLM2) and not Path(name).exists() else name
+
+
 def folder_of(name: str | Path) -> Path:
     """The folder of what ships by this name; any other path as it is. Raises as `shipped` does."""
     return Path(place_of(str(name)))

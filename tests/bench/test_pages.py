@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
 
 import page  # noqa: E402
+import picture  # noqa: E402
+import tables  # noqa: E402
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -19,6 +22,25 @@ def test_the_page_is_up_to_date() -> None:
     assert page.filled(text, tables) == text, "run python benchmarks/page.py: docs/results.md has old tables"
     missing = [mark for mark, table in tables.items() if table == "Not measured."]
     assert not missing, f"no results for {missing}"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    """Each with its study and date; there are none beside them that another run might contradict."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page.filled(text, {"results": picture.note()}) == text, "run python benchmarks/picture.py"
+    rest = text.replace(picture.note(), "")
+    assert not re.findall(r"\d+ tokens/s|\d+ tokens a second|[\d.]+ times", rest)
+
+
+def test_the_rows_that_fit_into_memory_are_those_of_a_batch_that_is_complete() -> None:
+    """Of stored batches some had lost rows, and what the others held was divided by all."""
+    table = tables.batches(page.read("batches"))
+    fits: dict[str, set[str]] = {}
+    for line in table.splitlines()[2:]:
+        method, *_, rows = (cell.strip() for cell in line.strip("|").split("|"))
+        fits.setdefault(method, set()).add(rows)
+    assert fits["HASS"] == {"106"}
+    assert all(len(found) == 1 for found in fits.values())
 
 
 def test_an_old_table_would_be_seen() -> None:

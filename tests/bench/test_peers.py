@@ -40,7 +40,7 @@ def test_an_engine_without_a_python_is_left_out() -> None:
 def test_each_engine_runs_under_its_own_python() -> None:
     found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e"))
     assert {(run.engine, run.python) for run in found} == {
-        ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", "c"), ("eagle", "e")
+        ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", sys.executable), ("eagle", "e")
     }  # fmt: skip
     assert [run.method for run in found if run.engine == "vllm"] == ["plain", "lookup", "eagle", "eagle3"]
     assert [run.method for run in found if run.engine == "eagle"] == ["plain", "tree", "small"]
@@ -50,8 +50,7 @@ def test_what_has_no_batches_is_measured_alone() -> None:
     batches = {run.name: run.batches for run in peers.runs(given(vllm="b", llama="c", eagle="e"))}
     alone = {name for name, sizes in batches.items() if sizes == (1,)}
     assert alone == {
-        "transformers, lookup", "transformers, assisted", "llama, plain", "llama, lookup",
-        "eagle, plain", "eagle, tree", "eagle, small",
+        "transformers, lookup", "transformers, assisted", "eagle, plain", "eagle, tree", "eagle, small",
     }  # fmt: skip
     assert all(sizes == peers.BATCHES for name, sizes in batches.items() if name not in alone)
 
@@ -106,6 +105,7 @@ def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     ("options", "reason"),
     [
         (["--draft", "nowhere"], "no config.json in nowhere"),
+        (["--llama", "nowhere"], "no program llama-server in nowhere"),
         (["--eagle", sys.executable], "--eagle and --eagle-code belong together"),
         (["--eagle-code", "HERE"], "--eagle and --eagle-code belong together"),
         (["--eagle", sys.executable, "--eagle-code", "nowhere"], "no eagle/model/ea_model.py in nowhere"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in shown] == [
         "target", "drafter", "answers", "features", "training", "stored", "anew", "gradients",
     ]  # fmt: skip
+
+
+def test_little_work_is_not_shown_as_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--target", "demo", "--tokens", "10k", "--gpus", "h100", "--drafter", "eagle"]) == 0
+    hours = re.findall(r"([\d.,]+) GPU hours +([\d.,]+) h", capsys.readouterr().out)
+    assert len(hours) == 5
+    assert all(float(figure.replace(",", "")) > 0 for row in hours for figure in row)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 from cli_world import WORDS, Result, Run
@@ -30,8 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process: exit code, stdout, stderr."""
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line in this process, with an empty stdin: exit code, stdout, stderr."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     disable_progress_bar()  # in a process of its own, the command line sees to it before transformers is imported
 
     def run(*args: str) -> Result:

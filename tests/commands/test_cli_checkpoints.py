@@ -29,7 +29,7 @@ def test_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "there already" in run("import", where, "--out", tmp_path / "n", code=2)
     export = ["export", tmp_path / "n", target, "--to"]
     assert "--out" in run(*export, "vllm", code=2)
-    assert "not 'onnx'" in run(*export, "onnx", "--out", tmp_path / "x", code=2)
+    assert "no format 'onnx'" in run(*export, "onnx", "--out", tmp_path / "x", code=2)
     assert '"method": "eagle"' in run(*export, "vllm", "--out", tmp_path / "v", "--verify")
     assert "--speculative-algorithm EAGLE" in run(*export, "sglang", "--out", tmp_path / "s", "--verify")
     check = ["export", tmp_path / "v", target, "--to", "vllm", "--verify"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from cli_world import PROMPT, Run, refused
 
@@ -21,6 +22,7 @@ from outrider import cli
 from outrider.budgets.bandit import BanditBudget
 from outrider.budgets.budgeter import Report
 from outrider.commands.generate import unescape
+from outrider.targets.names import is_model
 from outrider.types import Budget, Rows
 
 
@@ -177,7 +179,7 @@ def test_bad_prompts_are_refused(run: Run, folder: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('"the cat"\n{"prompt": \n', encoding="utf-8")
     assert "line 2" in refused(run("generate", folder, "--prompts", str(file)))
-    assert "not both" in refused(run("generate", folder, PROMPT, "--prompts", str(file)))
+    assert "not by several" in refused(run("generate", folder, PROMPT, "--prompts", str(file)))
 
 
 def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +198,64 @@ def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.Monk
     assert "not UTF-8" in refused(run("generate", folder, "-"))
     typed(b"")
     assert "empty" in refused(run("generate", folder, "-"))
+
+
+def test_a_lone_model_is_not_continued_as_text(
+    run: Run, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompt is read from a stdin that is no terminal; on a terminal it is asked for."""
+    monkeypatch.chdir(tmp_path)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for model in (folder, "demo", "smollm2", "org/name", "file.gguf", "./here", "demo/target"):
+        monkeypatch.setattr("sys.stdin", Terminal())
+        assert f"{model} is taken for the model; give a prompt too" in refused(run("generate", model))
+    args = ("--max-new-tokens", "5", "--json")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n")))
+    piped = json.loads(run("generate", folder, *args)[1])
+    assert piped["target"] == folder
+    assert (
+        piped["outputs"][0]["tokens"] == json.loads(run("generate", folder, PROMPT, *args)[1])["outputs"][0]["tokens"]
+    )
+
+
+@pytest.mark.parametrize("word", ["Once upon a time", "gpt2", "yes / no", "Hello", ".", "", "x" * 5000, "and\n/ or"])
+def test_a_lone_text_is_no_model(word: str) -> None:
+    assert is_model(word) is (word == ".")  # the folder
+
+
+def test_the_option_names_of_other_tools_mean_the_same(run: Run, folder: str) -> None:
+    """llama.cpp's, vLLM's and transformers' spellings."""
+    threads = torch.get_num_threads()
+    ours = ("generate", folder, PROMPT, "--max-new-tokens", "6", "--temperature", "0.5", "--seed", "1", "--json")
+    theirs = (
+        "generate",
+        "--model",
+        folder,
+        "-p",
+        PROMPT,
+        "--max-tokens",
+        "6",
+        "--temp",
+        "0.5",
+        "--seed",
+        "1",
+        "-t",
+        "1",
+    )
+    ids = [json.loads(run(*line)[1])["outputs"][0]["tokens"] for line in (ours, (*theirs, "--json"))]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 6
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
+    assert "context" in refused(run("generate", "-m", folder, "-p", "cat " * 200))
+    code, _, err = run("chat", "-m", folder, "--max-tokens", "2", "--temp", "0", "-t", "1")
+    assert code == 0, err
+    line = ("bench", "-m", "./nothere", "--max-tokens", "2", "--temp", "0", "-t", "1")
+    assert "there is no folder ./nothere" in refused(run(*line))
 
 
 def test_a_stop_string_may_be_written_with_escapes() -> None:

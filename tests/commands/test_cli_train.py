@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider import files
 from outrider.cli import main
 from outrider.commands.info import PACKAGE
 from outrider.engine import Batch
 from outrider.training.log import Log
+from outrider.training.loop import multiplies_bf16
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ROOT / "recipes" / "demo" / "questions.jsonl"
@@ -34,14 +36,32 @@ def test_train_says_where_the_drafter_is(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
+    ("options", "fast"),
+    [
+        ([], multiplies_bf16(torch.device("cpu"))), (["--bf16", "--half-features"], True),
+        (["--no-bf16", "--no-half-features"], False), (["--dtype", "float32"], False),
+    ],
+)  # fmt: skip
+def test_train_is_in_bfloat16_where_that_is_fast(
+    options: list[str], fast: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--steps", "1", "--rows", "1", "--length", "64", "--limit", "1", "--option", "noise=0"]
+    assert main(["train", "eagle", "demo", *TEXTS, "--out", str(tmp_path / "run"), *small, *options]) == 0
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert (recipe["bf16"], recipe["half_features"]) == (fast, fast)
+    kind = "bfloat16" if fast else "full precision"
+    assert f"training in {kind}, the target's features in {kind}" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
     ("args", "words"),
     [
         (["train", "eagle", "demo", "--data", "none.jsonl", "--out", "x"], "there is no file none.jsonl"),
         (["train", "oracle", "demo", "--data", "x", "--out", "x"], "no method 'oracle'"),
-        (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "colour=1"], "no option 'colour=1'"),
+        (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "colour=1"], "no option 'colour'"),
         (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "passes"], "no option 'passes'"),
         (
-            ["train", "hass", "demo", "--data", "x", "--out", "x", "--option", "passes=two"],
+            ["train", "hass", "demo", "--data", str(QUESTIONS), "--out", "x", "--option", "passes=two"],
             "must be a whole number",
         ),
         (["data", "generate", "demo", "--data", "none.jsonl", "--out", "x"], "there is no file none.jsonl"),

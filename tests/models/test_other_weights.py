@@ -19,6 +19,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.drafters import _weights
 from outrider.engine import Engine, generate
 from outrider.nets import products
+from outrider.params import InputError
 from outrider.request import Request
 from outrider.shipped import folder_of
 from outrider.targets import HFTarget, load_target
@@ -72,6 +73,12 @@ def test_other_weights_are_told_and_drafted_for(method: str, tmp_path: Path, cap
         drafters.load(spec, other)
     assert len(caplog.records) == 1, "once for each drafter and model"
     assert texts(other, spec) == texts(other, "none")
+
+
+def test_a_drafter_of_another_size_is_refused_and_not_promised_the_text_first(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(InputError, match="was trained for a target of width"):
+        said("eagle:demo/hass", loaded(), caplog)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -84,6 +84,34 @@ def test_training_lowers_the_loss(model: HFTarget, tmp_path: Path) -> None:
     assert learned[-1] < 0.9 * learned[0]
 
 
+@pytest.mark.parametrize("method", objectives.names())
+def test_every_training_learns_as_much_in_bfloat16(tmp_path: Path, method: str) -> None:
+    """The default where the processor multiplies it: autocast, and features of the target in bfloat16."""
+    options: dict[str, Any] = {"taps": (0, 2, 3)} if method == "eagle3" else {}
+    found = {}
+    for half in (False, True):
+        recipe = replace(RECIPE, method=method, options=options, bf16=half, half_features=half, prompts=1)
+        run(target(torch.float32), tmp_path / str(half), recipe)
+        found[half] = losses(tmp_path / str(half))[-1][1]
+    assert found[True] == pytest.approx(found[False], rel=0.03)
+    assert found[True] != found[False]
+
+
+def test_the_precision_follows_the_machine_and_a_run_keeps_its_own(model: HFTarget, tmp_path: Path) -> None:
+    cpu, open_ = torch.device("cpu"), replace(RECIPE, bf16=None, half_features=None)
+    fast = loop.multiplies_bf16(cpu)
+    chosen = loop.precisions(open_, cpu, torch.float32)
+    assert (chosen.bf16, chosen.half_features) == (fast, fast)
+    wide = loop.precisions(open_, cpu, torch.float64)
+    assert (wide.bf16, wide.half_features) == (False, False)
+    asked = loop.precisions(replace(open_, bf16=not fast), cpu, torch.float32)
+    assert (asked.bf16, asked.half_features) == (not fast, fast)
+    run(model, tmp_path / "other", replace(open_, bf16=not fast, half_features=not fast, steps=4), stop=2)
+    run(model, tmp_path / "other", replace(open_, steps=4))
+    kept = json.loads((tmp_path / "other" / "recipe.json").read_text(encoding="utf-8"))
+    assert (kept["bf16"], kept["half_features"]) == (not fast, not fast)
+
+
 def test_accumulation_is_the_same_step(model: HFTarget, tmp_path: Path) -> None:
     one = run(model, tmp_path / "one", replace(RECIPE, rows=4, steps=3, options={"noise": 0.0}))
     two = run(model, tmp_path / "two", replace(RECIPE, rows=2, accumulate=2, steps=3, options={"noise": 0.0}))

@@ -20,12 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-import numpy as np
+from ..params import InputError
 
-from ..types import InputError, Usage
-from .document import Prediction
-from .metrics import ratio
+if TYPE_CHECKING:
+    from ..types import Usage
+    from .document import Prediction
 
 BANDWIDTH = 0.75  # of the published peak that a pass reaches
 ARITHMETIC = 0.65
@@ -138,6 +139,11 @@ def predict(runs: Sequence[Run], cost: Cost) -> Prediction:
     `speedup` adds the drafting time that this machine's CPU took, `without_drafting` leaves it out. Nothing else of the
     loop is counted.
     """
+    import numpy as np
+
+    from .document import Prediction
+    from .metrics import ratio
+
     drafted = [run for run in runs if run.passes]
     if not drafted:
         return Prediction(cost.name)

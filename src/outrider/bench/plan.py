@@ -13,12 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM
-
+from ..params import InputError
 from ..targets.names import Place
-from ..types import InputError
 from .cost import PEAKS, Cost, speeds
 
 MEMORY = {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "b300": 270e9, "rtx3090": 24e9, "rtx4090": 24e9}
@@ -104,6 +100,10 @@ def read(place: Place) -> Target:
     Raises:
         InputError: There is no config that transformers can read, or it is none of a decoder.
     """
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     try:
         gguf = {"gguf_file": place.gguf} if place.gguf else {}
         config = AutoConfig.from_pretrained(place.where, **gguf)
@@ -244,13 +244,23 @@ def lines(made: dict[str, Any]) -> list[str]:
     }
     for name, words in says.items():
         each = [
-            f"{sum(h.values()) + again * h['features'] * (name == 'anew') if name not in h else h[name]:10,.2f}"
+            amount(sum(h.values()) + again * h["features"] * (name == "anew") if name not in h else h[name])
             for h in (hours, wall)
         ]
-        rows.append(f"{name:9} {each[0]} GPU hours {each[1]} h   {words}")
+        rows.append(f"{name:9} {each[0]:>10} GPU hours {each[1]:>10} h   {words}")
     if rate := net["gradients_of_a_gpu"]:
         rows.append(f"gradients {short(rate)}B/s to and from every GPU, at {STEP} tokens a step")
     return rows
+
+
+def amount(hours: float) -> str:
+    """Hours with two decimals, or two digits where that would be 0.00.
+
+    >>> amount(1234.5), amount(0.00123), amount(0)
+    ('1,234.50', '0.0012', '0.00')
+    """
+    decimals = 2 if hours >= 0.1 or hours == 0 else 1 - math.floor(math.log10(hours))
+    return f"{hours:,.{decimals}f}"
 
 
 def short(number: float) -> str:

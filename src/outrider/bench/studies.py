@@ -108,18 +108,17 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
             peer = runner.peers.get(name)
             if cell.state != "done" or not isinstance(peer, Ours):
                 continue
-            rows = len(group.chunks[0])
             ids = [runner.ids(group.task, p, []) for p in group.chunks[0]]
             law = Sampling(group.temperature)
             batch, _ = Batch.start(peer.engine, [Row(Request(i, 0, runner.tokens, law), n) for n, i in enumerate(ids)])
-            if batch is None:
+            if batch is None or len(batch.rows) < len(ids):  # what those that left have held would be shared out
                 continue
             batch.round()
             target: Any = peer.engine.target
             draft = getattr(peer.engine.drafter, "model", None)  # a target of its own, where it is a language model
             used = bytes_read(target.model) + (bytes_read(draft.model) if isinstance(draft, HFTarget) else 0)
             nodes = 1 + (cell.drafted_alpha is not None) * most_nodes(cell)
-            row = (held(batch.session) + held(batch.drafting)) / rows + 4.0 * nodes * target.vocab
+            row = (held(batch.session) + held(batch.drafting)) / len(ids) + 4.0 * nodes * target.vocab
             most = int(max(0.0, limit - used) // row)
             found.append(Capacity(*cell.key, round(row), most, limit))
     return found

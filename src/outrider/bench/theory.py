@@ -16,7 +16,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from ..params import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,10 +56,12 @@ def relative(verify: Cost | None, nodes: int) -> float:
     if verify is None:
         return 1.0
     if not callable(verify) and nodes > len(verify):
-        _refuse(f"the cost curve has {len(verify)} entries and a pass over {nodes} nodes was asked for; measure more")
+        raise InputError(
+            f"the cost curve has {len(verify)} entries and a pass over {nodes} nodes was asked for; measure more"
+        )
     one, many = (verify(n) if callable(verify) else verify[n - 1] for n in (1, nodes))
     if not (one > 0 and many > 0):
-        _refuse(f"a cost curve holds positive times, not {min(one, many)}")
+        raise InputError(f"a cost curve holds positive times, not {min(one, many)}")
     return many / one
 
 
@@ -198,7 +202,7 @@ def measured(document: Any) -> Comparison:
         numbers = {k: document.get(k) for k in ("alpha", "gamma", "c", "speedup", "tau", "verify")}
         for name, value in numbers.items():
             if not isinstance(value, int | float) and (value is not None or name in ("alpha", "gamma", "c")):
-                _refuse(f"{name} must be a number, not {value!r}")
+                raise InputError(f"{name} must be a number, not {value!r}")
         alpha, gamma, c, gain, tau, verify = numbers.values()
         assert alpha is not None
         assert gamma is not None
@@ -223,7 +227,9 @@ def _of_usages(document: Any, usages: list[Mapping[str, Any]]) -> Comparison:
 
     rounds, tested, drafted = total("rounds"), total("tested"), total("drafted")
     if not tested or not total("verify_seconds"):
-        _refuse("this file holds no drafted run; give the output of: outrider generate --json, or alpha, gamma and c")
+        raise InputError(
+            "this file holds no drafted run; give the output of: outrider generate --json, or alpha, gamma and c"
+        )
     deepest = max(len(u.get("tested_at", ())) for u in usages)
     gamma = max(1, min(deepest, round(drafted / rounds)))
     compared = document.get("comparison", {})
@@ -246,7 +252,7 @@ def plot(path: str | Path, alpha: float | None = None, c: float = 0.0, c_hat: fl
     c, c_hat: the costs that the speed-up and the operations are drawn for; `c` also has a curve of its best gamma.
     """
     if Path(path).suffix.lower() not in (".svg", ".png", ".pdf"):
-        _refuse(f"{path}: a plot is written as .svg, .png or .pdf")
+        raise InputError(f"{path}: a plot is written as .svg, .png or .pdf")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), layout="constrained")
@@ -293,14 +299,8 @@ def plot_gains(
 
 def _check(alpha: float, gamma: int, c: float = 0.0) -> None:
     if not 0 <= alpha <= 1:
-        _refuse(f"alpha is a probability between 0 and 1, not {alpha}")
+        raise InputError(f"alpha is a probability between 0 and 1, not {alpha}")
     if gamma < 0:
-        _refuse(f"gamma is a whole number of at least 0, not {gamma}")
+        raise InputError(f"gamma is a whole number of at least 0, not {gamma}")
     if not 0 <= c < math.inf:
-        _refuse(f"a cost is a finite number of at least 0, not {c}")
-
-
-def _refuse(sentence: str) -> NoReturn:
-    from ..types import InputError  # its module imports torch, which the command line should not wait for
-
-    raise InputError(sentence)
+        raise InputError(f"a cost is a finite number of at least 0, not {c}")

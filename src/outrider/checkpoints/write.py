@@ -11,13 +11,13 @@ from torch import Tensor
 
 from .. import files
 from ..nets.network import to_dict
+from ..params import check_format
 from ..types import InputError
 from . import dflash, medusa, native, safeailab, speculators
 from .files import WEIGHTS, put
 from .parts import Found
 from .target import Facts
 
-FORMATS = ("safeailab", "medusa", "speculators", "vllm", "sglang")
 FORMATS_OF = {
     "block": ("vllm", "sglang"),
     "eagle": ("safeailab", "vllm", "sglang"),
@@ -52,8 +52,7 @@ def keep(found: Found, out: str | Path) -> None:
 
 def made(found: Found, to: str, facts: Facts) -> Made:
     """config.json, tensors and the name of their file."""
-    if to not in FORMATS:
-        raise InputError(f"there is no format {to!r}; choose one of {', '.join(FORMATS)}")
+    check_format(to)
     native.check(found, "this drafter")
     method = found.method
     whole = native.network(method).read(found.config, "this drafter")  # a folder may be older than some of its fields

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import PLAIN, check_names, check_place
 from . import options as opt
-from .loading import located
+from .loading import check_drafter, located, one_model
 
 
 class Bench(TyperGroup):
@@ -36,6 +36,7 @@ AGAIN = "Repeatable."
 @app.callback()
 def bench(
     model: opt.Model = None,
+    named: opt.NamedModel = None,
     task: Annotated[
         list[str] | None, opt.given("--task", help=f"A name, a group or a JSONL file; NAME@N cuts prompts. {AGAIN}")
     ] = None,
@@ -73,8 +74,10 @@ def bench(
         ),
     ] = None,
     lossy: opt.Lossy = False,
-    temperature: Annotated[list[float] | None, opt.sampling("--temperature", help=f"Default: 0. {AGAIN}")] = None,
-    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", help="For every turn.")] = 128,
+    temperature: Annotated[
+        list[float] | None, opt.sampling("--temperature", "--temp", help=f"Default: 0. {AGAIN}")
+    ] = None,
+    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", "--max-tokens", help="For every turn.")] = 128,
     seed: Annotated[int, opt.sampling("--seed", help="Of sampled texts; every prompt has its own from it.")] = 0,
     batch_size: Annotated[
         list[int] | None, opt.machine("--batch-size", help=f"Prompts side by side. Default: 1. {AGAIN}")
@@ -87,7 +90,7 @@ def bench(
             f"eager+int8. {AGAIN}",
         ),
     ] = None,
-    threads: Annotated[int | None, opt.machine("--threads", help="Default: torch's own number.")] = None,
+    threads: opt.Threads = None,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     no_compile: opt.NoCompile = False,
@@ -121,10 +124,12 @@ def bench(
     Every method answers the same prompts in turn. A run that is broken off goes on with the same command.
     """
     from ..bench.config import Config
+    from ..bench.methods import labelled
     from ..params import InputError
 
     if list_:
         return show_tasks(as_json)
+    model = one_model(model, named)
     if prompts is not None and task:
         raise InputError("give --prompts or --task, not both; a JSONL file is a task too")
     given = {
@@ -140,6 +145,9 @@ def bench(
     )  # fmt: skip
     check_names(dtype, device)
     config.check()
+    for spec in config.drafters:
+        check_drafter(labelled(spec)[1])
+    check_paths(data, replay, tokenizer, judge)
     if replay is None:
         located(model)
     check_place(dtype, device)
@@ -155,6 +163,19 @@ def bench(
     typer.echo(f"The report: {out / 'report.html'}", err=True)
 
 
+def check_paths(data: str | None, replay: str | None, *models: str | None) -> None:
+    """Refuse folders, files and models that are not there."""
+    from ..params import InputError
+
+    if data is not None and not Path(data).is_dir():
+        raise InputError(f"there is no folder {data}; give --data the one with the tasks' files")
+    if replay is not None and not Path(replay).is_file():
+        raise InputError(f"there is no recording {replay}")
+    for model in models:
+        if model is not None:
+            located(model)
+
+
 @app.command()
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or its results.json.")],
@@ -162,6 +183,11 @@ def compare(
     as_json: opt.Json = False,
 ) -> None:
     """Two runs side by side; changes beyond both intervals are marked."""
+    from ..params import InputError
+
+    for run in (a, b):
+        if not run.exists():
+            raise InputError(f"there is no run {run}; name the --out folder of an `outrider bench`")
     from ..bench import compare as sides
     from ..bench.results import read
 

@@ -36,6 +36,7 @@ HELP = {
 
 def chat(
     model: opt.Model = None,
+    named: opt.NamedModel = None,
     system: Annotated[
         str | None, opt.given("--system", metavar="TEXT", help="What the model is told before the conversation.")
     ] = None,
@@ -46,7 +47,9 @@ def chat(
     rule: opt.Rule = "coupled",
     lossy: opt.Lossy = False,
     budget: opt.Budget = "auto",
-    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", help="Tokens of an answer, at most.")] = 512,
+    max_new_tokens: Annotated[
+        int, opt.sampling("--max-new-tokens", "--max-tokens", help="Tokens of an answer, at most.")
+    ] = 512,
     temperature: opt.Temperature = 0.7,
     top_p: opt.TopP = 1.0,
     top_k: opt.TopK = 0,
@@ -58,18 +61,19 @@ def chat(
     device: opt.Device = "auto",
     exact: opt.Exact = "auto",
     weights: opt.Weights = "full",
+    threads: opt.Threads = None,
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: Annotated[bool, opt.output("--json", help="A JSON object a line for every answer, nothing else.")] = False,
 ) -> None:
-    """Talk with a model, speculating: its own answers, sooner.
+    """Talk with a model, speculating: its own answers, faster.
 
     Drafted tokens have another colour. /help lists what can be changed on the way. Without a terminal, every line of
     stdin is one turn.
     """
     from ..params import InputError, Sampling
     from .generate import check_rule, unescape
-    from .loading import load
+    from .loading import load, one_model
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     check_rule(rule, lossy)
@@ -80,8 +84,8 @@ def chat(
         raise InputError("--system is for the chat template, and --text leaves that out; give one of them")
     how = {"max_new_tokens": max_new_tokens, "stop": [unescape(s) for s in stop or ()], "rule": rule}
     llm = load(
-        model, drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights,
-        no_compile=no_compile, trust_remote_code=trust_remote_code,
+        one_model(model, named), drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights,
+        threads=threads, no_compile=no_compile, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if not getattr(llm.tokenizer, "chat_template", None):
         if system is not None:

@@ -59,9 +59,13 @@ def generate(
 
     from .. import files
     from ..params import InputError
-    from ..training import questions
+    from .loading import check_drafter, load, located
 
     check_names(dtype, device)
+    for spec in drafter or ():
+        check_drafter(spec)
+    from ..training import questions
+
     if min(max_new_tokens, opening, batch_size, concurrency) < 1 or temperature < 0:
         raise InputError(
             "--max-new-tokens, --opening, --batch-size and --concurrency must be at least 1, and --temperature at "
@@ -94,11 +98,11 @@ def generate(
             without_token_ids=found.texts, refused=found.refused,
         )  # fmt: skip
         return
+    place = located(model)  # before torch is imported
     from ..training import generate as answers
-    from .loading import load
 
     llm: Any = load(  # any answer of the target will do, so that none pays for having the same bits
-        model, drafter, dtype=dtype, device=device, exact="rounding", no_compile=no_compile,
+        place, drafter, dtype=dtype, device=device, exact="rounding", no_compile=no_compile,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if llm.tokenizer is None:

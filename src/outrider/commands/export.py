@@ -34,20 +34,21 @@ def export(
     whether it is this target's drafter.
     """
     from .. import hub, shipped
+    from ..params import FORMATS, InputError, check_format
     from .import_ import facts_of
     from .loading import located
 
+    if not to:
+        raise InputError(f"give a format by --to: one of {', '.join(FORMATS)}")
+    check_format(to)
+    if out is None and not verify:
+        raise InputError("say where the folder goes (--out DIR), or check one that is there (--verify)")
     hub.ensure(shipped.place_of(folder))
     place = located(model)  # before torch is imported
     from ..checkpoints import read
     from ..checkpoints.check import check
-    from ..checkpoints.write import FORMATS, trimmed, write
-    from ..types import InputError
+    from ..checkpoints.write import trimmed, write
 
-    if to not in FORMATS:
-        raise InputError(f"give a format by --to: one of {', '.join(FORMATS)}{f', not {to!r}' if to else ''}")
-    if out is None and not verify:
-        raise InputError("say where the folder goes (--out DIR), or check one that is there (--verify)")
     facts = facts_of(place)
     faults: list[str] = []
 

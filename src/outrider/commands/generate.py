@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,8 +37,15 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] PROMPT...",
-            help=f"{opt.NAMES}, then prompts; one argument alone is a prompt. A prompt - is read from stdin.",
+            help=f"{opt.NAMES}, then prompts. One argument alone is the model if it is demo, smollm2, a path, a .gguf "
+            "file or spelled like org/name, else a prompt. A prompt - is read from stdin, and so is a missing one "
+            "where stdin is no terminal.",
         ),
+    ] = None,
+    named: opt.NamedModel = None,
+    prompt: Annotated[
+        list[str] | None,
+        opt.given("--prompt", "-p", metavar="TEXT", help="A prompt, whatever it looks like (repeatable)."),
     ] = None,
     prompts_file: opt.Prompts = None,
     limit: opt.Limit = None,
@@ -64,12 +70,13 @@ def generate(
     device: opt.Device = "auto",
     exact: opt.Exact = "auto",
     weights: opt.Weights = "full",
+    threads: opt.Threads = None,
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
     compare: Annotated[bool, opt.output("--compare", help="Also decode plainly; show equality and speed.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write text with a model, speculating: the same text as without, sooner.
+    """Write text with a model, speculating: the same text as without, faster.
 
     MODEL is demo (it ships with the package), smollm2, a .gguf file, a folder or a hub id; without it, smollm2 where
     that is installed, else demo. With --compare and no prompt, a handful of questions.
@@ -86,12 +93,15 @@ def generate(
     if compare and n != 1:
         raise InputError("--compare decodes one text per prompt; leave out --samples")
     strings = [unescape(s) for s in stop or ()]
-    model, prompts = _prompts(args or [], prompts_file, limit, compare, chat)
+    model, texts = split(args or [], named, bool(prompt or prompts_file))
+    prompts = gathered(model, texts, prompt or [], prompts_file, limit, compare)
+    if chat:
+        prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     from . import loading
 
     llm = loading.load(
-        model, drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights, no_compile=no_compile,
-        trust_remote_code=trust_remote_code,
+        model, drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights, threads=threads,
+        no_compile=no_compile, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": strings, "rule": rule, "sampling": sampling}
     outputs: list[Output] = []
@@ -149,34 +159,47 @@ def unescape(text: str) -> str:
     return re.sub(r"\\([ntr\\])", lambda found: ESCAPES[found[1]], text)
 
 
-def _prompts(
-    args: list[str], file: str | None, limit: int | None, compare: bool, chat: bool
-) -> tuple[str | None, list[str | Messages]]:
-    """MODEL and prompts: a word alone is a prompt, unless the prompts come from a file."""
+def split(args: list[str], model: str | None, prompted: bool) -> tuple[str | None, list[str]]:
+    """MODEL and the prompts among the arguments.
+
+    Args:
+        args: the arguments.
+        model: what --model gives; all arguments are prompts then.
+        prompted: are there prompts beside the arguments, which then hold a model at most?
+    """
+    from ..targets.names import is_model
+    from .loading import one_model
+
+    if args and is_model(args[0]):
+        return one_model(args[0], model), args[1:]
+    if model is None and args and (prompted or len(args) > 1):
+        return args[0], args[1:]
+    return model, args
+
+
+def gathered(
+    model: str | None, texts: list[str], given: list[str], file: str | None, limit: int | None, compare: bool
+) -> list[Any]:
+    """The prompts: `texts` of the arguments, those `given` by --prompt, or a file's; else those of stdin, or for
+    --compare a few of our own. Raises InputError where there are none, or an empty one."""
     from .. import InputError, prompts
     from ..targets.names import installed
 
-    model, found = None, list[Any]()
+    if sum(map(bool, (texts, given, file))) > 1:
+        raise InputError("give prompts as arguments, by --prompt or by --prompts, not by several of these")
     if file is not None:
-        if len(args) > 1:
-            raise InputError("give prompts as arguments or by --prompts, not both")
-        model, found = args[0] if args else model, prompts.read(file, limit)
-    elif not args:
-        if not compare:
-            raise InputError('give a prompt, as in: outrider generate "Once upon a time"')
-        found = list(QUESTIONS) if installed() else held_out()
-    elif len(args) == 1:
-        if (Path(args[0]) / "config.json").is_file():
-            raise InputError(f"{args[0]} is a model; give a prompt after it, or - to read one from stdin")
-        found = list(args)
-    else:
-        model, found = args[0], list(args[1:])
-    found = [_stdin() if p == "-" and file is None else p for p in found][:limit]
+        return prompts.read(file, limit)
+    if not texts and not given and compare:
+        return (list(QUESTIONS) if installed() else held_out())[:limit]
+    found = [_stdin() if p == "-" else p for p in texts or given]
+    if not found and not (sys.stdin is None or sys.stdin.isatty()):
+        found = list(filter(None, [_stdin()]))
+    if not found:
+        alone = f"{model} is taken for the model; give a prompt too" if model else "give a prompt"
+        raise InputError(f'{alone}, as in: outrider generate {model or "demo"} "Once upon a time"')
     if "" in found:
         raise InputError("the prompt is empty; give some text")
-    if chat:
-        found = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in found]
-    return model, found
+    return found[:limit]
 
 
 def _stdin() -> str:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from .. import plugins
-from ..params import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEMO = ("target", "draft")
@@ -48,9 +47,6 @@ def place(model: str) -> dict[str, str]:
     from .loading import located
 
     found = located(model)
-    here = Path(found.where)
-    if not found.gguf and here.exists() and not (here / "config.json").is_file():
-        raise InputError(f"{model or 'an empty name'} has no config.json; it is not the folder of a model")
     return {"model": found.name, "where": found.where, "weights": found.about, "drafter": found.drafter}
 
 

@@ -8,14 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from .. import hub, plugins, shipped
 from ..params import InputError, check_exact, check_weights
-from ..targets.names import DEMO, SMOLLM2, Place, find
+from ..targets.names import DEMO, GGUF, SMOLLM2, Place, check_folder, check_gguf, check_native, find
 from . import check_place
 
 if TYPE_CHECKING:
     from ..llm import LLM
+
+# What our drafters with a part behind their colon read there.
+CORPUS, MODELS, NETWORKS = ("ngram", "suffix"), ("mamba", "model"), ("block", "eagle", "eagle3", "hydra", "medusa")
 
 
 def load(
@@ -27,23 +31,29 @@ def load(
     device: str = "auto",
     exact: str = "auto",
     weights: str = "full",
+    threads: int | None = None,
     no_compile: bool = False,
     trust_remote_code: bool = False,
 ) -> LLM:
     """The model of a command line with its drafters and its budget."""
     check_budget(budget, sum(len(plugins.parts(spec)) for spec in drafter or ["none"]))
     check_exact(exact)
-    check_weights(weights)
+    if threads is not None and threads < 1:
+        raise InputError(f"--threads must be at least 1, not {threads}")
     for spec in drafter or ():
         check_drafter(spec)
-    place = located(model)
+    place = located(model, weights)
     here = Path(place.where).exists()
     if here:  # the spinner says it; a download shows its own progress
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with spinner(f"loading {place}") if here else nullcontext():
         check_place(dtype, device)
+        import torch
+
         from .. import llm
 
+        if threads is not None:
+            torch.set_num_threads(threads)
         recorded: dict[str, Any] = {"compile": False} if no_compile else {}
         return llm.load(
             place, list(drafter) if drafter else None, dtype=dtype, device=device, budget=budget,
@@ -51,26 +61,58 @@ def load(
         )  # fmt: skip
 
 
-def located(model: str | Place | None) -> Place:
-    """The model of a name, as `find` has it; a hub that cannot be reached is found out here, in seconds.
+def one_model(argument: str | None, option: str | None) -> str | None:
+    """The model, given as an argument or by --model."""
+    if argument is not None and option is not None:
+        raise InputError(f"give one model: {argument}, or --model {option}")
+    return argument if option is None else option
 
-    What is in the hub's cache is then used as it is.
-    """
-    place = find(model)
+
+def located(model: str | Place | None, weights: str = "full") -> Place:
+    """The model of a name, whose folder is there or whose id the hub or its cache has. Only GGUF files, which may have
+    to be converted, need torch for that."""
+    check_weights(weights)
+    place = reached(find(model))
+    if not place.gguf:
+        check_folder(Path(place.where))
+    if weights == "native":
+        check_native(place)
+    return place
+
+
+def reached(place: Place) -> Place:
+    """The same model; a hub that cannot be reached is found out here, in seconds, and its cache used as it is."""
     if not hub.ensure(place.where, place.hint):
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
     return place
 
 
 def check_drafter(spec: str) -> None:
-    """Refuse the SPEC of a drafter that there is not, or that is on the hub (eagle:ORG/NAME) and out of reach."""
-    for one in plugins.parts(spec):
-        body = one.partition("?")[0]
+    """Refuse the SPEC of a drafter, or of a mix, that there is not, or whose folder, file or hub id is not there."""
+    for one in (parts := plugins.parts(spec)):
+        if one == "none" and len(parts) > 1:
+            raise InputError("none cannot be mixed with another drafter; leave it out")
+        body, _, query = one.partition("?")
         name, _, where = body.partition(":")
-        if name not in plugins.names("drafters") and not (shipped.folder_of(body) / "config.json").is_file():
+        if name in plugins.names("drafters"):
+            plugins.check_options("drafters", name, (option for option, _ in parse_qsl(query, keep_blank_values=True)))
+            if name in plugins.ours("drafters"):
+                check_weights_of(name, where)
+        elif not (shipped.folder_of(body) / "config.json").is_file():
             raise InputError(plugins.lacking(body))
-        if where.count("/") == 1 and hub.is_id(where) and where.split("/")[0] not in (DEMO, SMOLLM2):
-            hub.ensure(where)
+
+
+def check_weights_of(drafter: str, where: str) -> None:
+    """Refuse what one of our drafters cannot read its weights from: a folder or hub id, or the file of a corpus."""
+    if drafter in CORPUS:
+        if where and not Path(where).is_file():
+            raise InputError(f"there is no file {where}; give {drafter} a text to count in, or leave it out")
+    elif drafter in NETWORKS and not where:
+        raise InputError(plugins.unnamed(drafter))
+    elif drafter in MODELS and where.lower().endswith(GGUF):
+        check_gguf(Path(where).expanduser())
+    elif where and not (drafter in MODELS and where in (DEMO, SMOLLM2)):
+        reached(Place(where, shipped.place_of(shipped.placed(where, drafter))))
 
 
 def check_budget(budget: str, drafters: int) -> None:

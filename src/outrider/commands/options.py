@@ -26,6 +26,10 @@ Model = Annotated[
     typer.Argument(metavar="MODEL", help=f"{NAMES}. Left out: smollm2 where its package is installed, else demo."),
 ]
 
+NamedModel = Annotated[
+    str | None, given("--model", "-m", metavar="MODEL", help="The same as the argument MODEL, as other tools spell it.")
+]
+
 Drafter = Annotated[
     list[str] | None,
     drafting("--drafter", metavar="SPEC",
@@ -42,7 +46,7 @@ Budget = Annotated[
     ),
 ]  # fmt: skip
 
-Temperature = Annotated[float, sampling("--temperature", help="0 is greedy.")]
+Temperature = Annotated[float, sampling("--temperature", "--temp", help="0 is greedy.")]
 TopP = Annotated[float, sampling("--top-p", help="Keep the likeliest tokens up to this mass.")]
 TopK = Annotated[int, sampling("--top-k", help="Keep this many of the likeliest tokens; 0: all.")]
 MinP = Annotated[float, sampling("--min-p", help="Drop tokens below this share of the likeliest.")]
@@ -52,7 +56,7 @@ RepetitionPenalty = Annotated[
 PresencePenalty = Annotated[float, sampling("--presence-penalty", help="Once per token of the text.")]
 FrequencyPenalty = Annotated[float, sampling("--frequency-penalty", help="Per occurrence in the text.")]
 Seed = Annotated[int | None, sampling("--seed", help="Default: a fresh seed for every prompt.")]
-MaxNewTokens = Annotated[int, sampling("--max-new-tokens", help="Tokens to write to each prompt.")]
+MaxNewTokens = Annotated[int, sampling("--max-new-tokens", "--max-tokens", help="Tokens to write to each prompt.")]
 Stop = Annotated[
     list[str] | None,
     sampling("--stop", help=r"End the text before this string; \n, \t and \\ are read (repeatable)."),
@@ -90,6 +94,7 @@ Weights = Annotated[
 NoCompile = Annotated[
     bool, machine("--no-compile", help="Run the model's own Python instead of compiled or recorded passes.")
 ]
+Threads = Annotated[int | None, machine("--threads", "-t", help="Of the processor. Default: torch's own number.")]
 TrustRemoteCode = Annotated[bool, machine("--trust-remote-code", help="Run the Python that the model brings along.")]
 
 Json = Annotated[bool, output("--json", help="One JSON document on stdout, nothing else there.")]

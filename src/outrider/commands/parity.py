@@ -46,19 +46,21 @@ def parity(
     """
     from ..params import InputError
     from ..prompts import read
-    from .loading import located
+    from .loading import check_drafter, located
 
     if to not in ("vllm", "speculators"):
         raise InputError(f"vLLM reads the formats vllm and speculators, not {to!r}")
     if min(1 if limit is None else limit, tokens, max_new_tokens) < 1:
         raise InputError("--limit, --tokens and --max-new-tokens must be at least 1")
+    for spec in drafter:
+        check_drafter(spec)
     where = located(model).where
     given = read(prompts_file, limit) if prompts_file else held_out(limit)
-    from ..llm import load
-    from ..proofs import parity as run
     from ..proofs import vllm
 
     vllm.check(python)
+    from ..llm import load
+    from ..proofs import parity as run
 
     def loaded(name: Any) -> Any:
         return load(where, name, dtype="float32", trust_remote_code=trust_remote_code)

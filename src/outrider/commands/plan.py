@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..targets.names import find
 from .loading import located
 
 
@@ -26,10 +28,10 @@ def plan(
 
     For example: outrider plan --target config.json --tokens 100M --gpus 8xh100
     """
-    place = located(target)
     from ..bench import plan as planning
 
     number, gpu = planning.gpus_of(gpus)
     amount, kind = planning.tokens_of(tokens), planning.chosen(drafter)
+    place = find(target) if Path(target).is_file() else located(target)
     made = planning.plan(planning.read(place), kind, amount, number, gpu, epochs, length)
     typer.echo(json.dumps(made) if as_json else "\n".join(planning.lines(made)))

@@ -39,7 +39,7 @@ def recommend(
     """
     from ..params import InputError
     from ..prompts import read
-    from .loading import located
+    from .loading import check_drafter, located
 
     check_names(dtype, device)
     if not minutes > 0:
@@ -47,6 +47,8 @@ def recommend(
     given = read(prompts, limit) if prompts else []
     if limit is not None and not given:
         raise InputError("--limit is for --prompts FILE; give one")
+    for spec in drafter or ():
+        check_drafter(spec)
     place = located(model)
     from ..bench.choose import recommend as measure
 

@@ -59,12 +59,11 @@ def serve(
     An answer is a function of prompt, seed and parameters; load, neighbours and drafters do not change it. Open the
     address in a browser for a page to chat on.
     """
-    from ..params import InputError, check_exact, check_weights
+    from ..params import InputError, check_exact
     from . import check_names, check_place
     from .loading import check_drafter, located, spinner
 
     check_names(dtype, device)
-    check_weights(weights)
     check_exact(exact)
     if ":" in budget:
         raise InputError(f"--budget {budget!r} names drafters, which requests choose here; give auto, 16x6 or 3,2,1")
@@ -79,7 +78,7 @@ def serve(
         raise InputError(f"--max-body must be from 0.001 to 4,096 MiB, not {max_body}")
     for spec in drafter or ():
         check_drafter(spec)
-    place = located(model)  # before torch is imported
+    place = located(model, weights)  # before torch is imported
     check_place(dtype, device)
     try:
         from ..serve.journal import Lines, Sparing

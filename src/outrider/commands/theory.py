@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..params import InputError
+
 
 def theory(
     alpha: Annotated[
@@ -38,7 +40,7 @@ def theory(
     from ..bench import theory as formulas
 
     if measured is not None and alpha is not None:
-        raise _input_error("--measured takes alpha from its file; leave out --alpha")
+        raise InputError("--measured takes alpha from its file; leave out --alpha")
     found: dict[str, Any] = {}
     curve = None if verify is None else _curve(verify)
     if alpha is not None:
@@ -122,7 +124,7 @@ def _curve(text: str) -> list[float]:
     try:
         return [float(x) for x in text.split(",")]
     except ValueError:
-        raise _input_error(f"--verify takes numbers with commas between them, as in 1,1.05,1.1, not {text!r}") from None
+        raise InputError(f"--verify takes numbers with commas between them, as in 1,1.05,1.1, not {text!r}") from None
 
 
 def _read(file: Path) -> Any:
@@ -134,7 +136,7 @@ def _read(file: Path) -> Any:
         reason = f"{file} cannot be read ({error.strerror})"
     except ValueError:
         reason = f"{file} is not JSON; give what `outrider generate --compare --json` wrote"
-    raise _input_error(reason)
+    raise InputError(reason)
 
 
 def _draw(file: Path, alpha: float | None, c: float, c_hat: float) -> None:
@@ -143,10 +145,4 @@ def _draw(file: Path, alpha: float | None, c: float, c_hat: float) -> None:
     try:
         plot(file, alpha, c, c_hat)
     except OSError as error:
-        raise _input_error(f"{file} cannot be written ({error.strerror})") from None
-
-
-def _input_error(sentence: str) -> Exception:
-    from ..types import InputError
-
-    return InputError(sentence)
+        raise InputError(f"{file} cannot be written ({error.strerror})") from None

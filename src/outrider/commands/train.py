@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +11,21 @@ import typer
 from .. import files, plugins
 from . import options as opt
 
+FAST = "Default: where the machine multiplies it (AVX512_BF16, AMX, a GPU), unless --dtype is wider."
+CACHED = "bfloat16", "float16", "float32"  # precisions of --cache
+
+
+def known(method: str) -> str:
+    """The method, before anything else is asked for."""
+    plugins.check("objectives", method)
+    return method
+
 
 def train(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help=f"One of {', '.join(plugins.names('objectives'))}.")],
+    method: Annotated[
+        str,
+        typer.Argument(metavar="METHOD", callback=known, help=f"One of {', '.join(plugins.names('objectives'))}."),
+    ],
     data: Annotated[
         list[str],
         opt.given(
@@ -41,8 +54,16 @@ def train(
     seed: Annotated[int, opt.training("--seed", help="Of weights and order.")] = 0,
     evaluate: Annotated[int, opt.training("--evaluate", help="Steps between evaluations; 0: ten in all.")] = 0,
     save: Annotated[int, opt.training("--save", help="Steps between checkpoints.")] = 200,
-    bf16: Annotated[bool, opt.machine("--bf16", help="Train in bfloat16 autocast.")] = False,
-    half_features: Annotated[bool, opt.machine("--half-features", help="Run the target in bfloat16.")] = False,
+    bf16: Annotated[
+        bool | None,
+        opt.machine("--bf16/--no-bf16", show_default=False, help=f"Train in bfloat16 autocast. {FAST}"),
+    ] = None,
+    half_features: Annotated[
+        bool | None,
+        opt.machine(
+            "--half-features/--no-half-features", show_default=False, help=f"Run the target in bfloat16. {FAST}"
+        ),
+    ] = None,
     cache: Annotated[
         str,
         opt.machine("--cache", metavar="DIR", help="Folder that keeps features for repeated epochs."),
@@ -77,6 +98,7 @@ def train(
     from .loading import located
 
     check_names(dtype, device)
+    check_given(method, data, choice or [], init, features, cache_dtype)
     files.fillable(out)
     place = located(model)  # before torch is imported
     from ..targets import load_target, load_tokenizer
@@ -87,6 +109,8 @@ def train(
     from ..types import InputError
 
     check_place(dtype, device)
+    if dtype in ("float32", "float64"):
+        bf16, half_features = bool(bf16), bool(half_features)
     options = read_options(method, choice or [], options_of(method))
     recipe = Recipe(
         method, steps, rows, length, accumulate, lr, warmup=warmup, clip=clip, decay=decay, seed=seed, bf16=bf16,
@@ -116,6 +140,23 @@ def train(
         typer.echo(f"{found.folder}: held-out loss {found.best:.4f}, tau {found.tau:.2f} (16 nodes, T = 0)")
         changed = f"{found.folder}/target" if method == "medusa2" else place.name
         typer.echo(f'try it: outrider generate {changed} "..." --drafter {found.folder}', err=True)
+
+
+def check_given(method: str, data: list[str], choice: list[str], init: str, features: str, cache_dtype: str) -> None:
+    """Refuse files, folders and options of the method that there are not."""
+    from .. import hub, shipped
+    from ..params import InputError
+
+    plugins.check_options("objectives", method, (item.partition("=")[0] for item in choice))
+    for file in data:
+        if not Path(file).exists():
+            raise InputError(f"there is no file {file}; give --data a text, or JSON lines")
+    if init:
+        hub.ensure(shipped.place_of(shipped.placed(init, method)))
+    if features and not Path(features).is_dir():
+        raise InputError(f"there is no folder {features}; give --features the one that another engine has written")
+    if cache_dtype not in CACHED:
+        raise InputError(f"the feature cache keeps {', '.join(CACHED)}, not {cache_dtype!r}")
 
 
 def read_options(method: str, given: list[str], known: dict[str, Any]) -> dict[str, Any]:

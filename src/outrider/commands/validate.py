@@ -25,14 +25,13 @@ def validate(
     It is read in the precision that generate runs. A control with a wrong mask must be far off, or the proof proves
     nothing. Ends in PASS bits, PASS rounding or FAIL, and exits 1 on FAIL.
     """
-    from ..params import check_exact, check_weights
+    from ..params import check_exact
     from . import check_names, check_place
     from .loading import located, spinner
 
     check_names(dtype, device)
     check_exact(exact)
-    check_weights(weights)
-    place = located(model)
+    place = located(model, weights)
     check_place(dtype, device)
     from ..targets import load_target
     from ..targets.validate import validate as prove

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from .. import checkpoints
+from .. import checkpoints, plugins
 from ..checkpoints import native
 from ..nets import products
-from ..shipped import DEMO, SMOLLM2
+from ..shipped import placed as placed
 from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -36,17 +35,22 @@ def network(path: str | None, method: str, target: Target | None, **said: Any) -
     if target is None:
         raise InputError(f"{method} reads its target's features, so it needs the target that it drafts for")
     if path is None:
-        raise InputError(f"{method} needs trained weights; name their folder, as in {method}:DIR or {method}:demo")
+        raise InputError(plugins.unnamed(method))
     path = placed(path, method)
     found = checkpoints.read(path, target)
     if found.method != method:
         raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
-    mine = str(getattr(target, "mark", ""))
-    if found.mark and mine and mine != found.mark:
-        tell(str(path), mine)
     of = native.network(method, path)
     config = of.read({**found.config, **said}, path)
+    mine = str(getattr(target, "mark", ""))
+    if found.mark and mine and mine != found.mark and _sizes(config) == (target.vocab, target.hidden):
+        tell(str(path), mine)  # of other sizes it is refused (`fits`)
     return fill(lambda: of.module(config), found.tensors, path, target)
+
+
+def _sizes(config: Any) -> tuple[int, int]:
+    """A config's vocabulary and width of features, as its target must have them."""
+    return config.vocab, getattr(config, "target_hidden", None) or config.hidden
 
 
 @lru_cache
@@ -57,11 +61,6 @@ def tell(path: str, mark: str) -> None:
         "guesses may be right, and the text is this model's all the same; train it for these weights to get the best",
         path,
     )
-
-
-def placed(path: str, default: str) -> str:
-    """`demo` and `smollm2` alone are the drafter that ships for that model by the default's name."""
-    return f"{path}/{default}" if path in (DEMO, SMOLLM2) and not Path(path).exists() else path
 
 
 def fill(build: Callable[[], Net], tensors: Mapping[str, Tensor], where: object, target: Target | None = None) -> Net:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..types import InputError
+from ..params import InputError
 
 PROPOSER = "outrider.integrations.vllm.Proposer"
 METHODS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "block": "dflash"}  # ours: vLLM's

@@ -27,12 +27,11 @@ from .. import kept
 from ..files import filling
 from ..native.blocks import BLOCK
 from ..types import InputError
+from .names import SOURCE, check_gguf
 
 logger = logging.getLogger(__name__)
 
-MAGIC = b"GGUF"
 KEPT = {"F32": "float32", "F64": "float32", "F16": "float16"}  # precision of files that are not quantised
-SOURCE = "source.json"
 FOUR_BITS, EIGHT_BITS = ("Q4_0", "Q4_1"), "Q8_0"
 _direct: set[Path] = set()  # files of which it was said that they are read anew each time
 
@@ -42,7 +41,7 @@ def folder_of(file: Path) -> tuple[str, str | None]:
 
     The first use of a file converts it, which takes a while and is said once.
     """
-    file = _checked(file).resolve()
+    file = check_gguf(file).resolve()
     root, stat = kept.folder("gguf"), file.stat()
     stamp = {"path": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     try:
@@ -165,18 +164,6 @@ def _save(model: Any, folder: Path) -> None:
         model.save_pretrained(folder)
     except SafetensorError as error:  # a full disk comes as this
         raise OSError(None, _line(error)) from None
-
-
-def _checked(file: Path) -> Path:
-    """A file that says it is GGUF."""
-    try:
-        with file.open("rb") as f:
-            start = f.read(len(MAGIC))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {(error.strerror or _line(error)).lower()}") from None
-    if start != MAGIC:
-        raise InputError(f"{file} is not a GGUF file: it does not begin with the letters GGUF")
-    return file
 
 
 def _reader(file: Path) -> Any:

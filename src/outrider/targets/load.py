@@ -124,12 +124,14 @@ def packed(
     """A stock model whose linear layers have fewer bits, the mark of its full weights, and what a compiled pass reads
     of it; None: its layers are packed for torch's products, which are of bfloat16 ("auto" is that)."""
     if device not in ("auto", "cpu"):
-        raise InputError(f"weights={weights} is for CPUs; leave it out, or device={device}")
+        raise InputError(f"{weights} weights are for CPUs; choose full weights, or the device cpu instead of {device}")
     if dtype not in ("auto", "bfloat16", torch.bfloat16):
-        raise InputError(f"weights={weights} want dtype=bfloat16 or auto; leave dtype={dtype} out")
+        raise InputError(f"{weights} weights need bfloat16; leave the dtype {dtype} out")
     file = gguf.file_of(place.where, place.gguf)
-    if weights == "native" and file is None:
-        raise InputError(f"native weights are those of a .gguf file, and {place.name} has none; take weights=int8")
+    if weights == "native":
+        names.check_native(place)
+        if file is None:
+            raise InputError(f"the {names.GGUF} file that {place.name} was converted from is gone; choose int8 or full")
     stock = from_pretrained(place, "bfloat16", "cpu", trust, options)
     mark = mark_of(stock)
     if native is not False:
@@ -298,8 +300,7 @@ def _hinted(sentence: str, place: Place) -> str:
 
 def _check_folder(folder: Path) -> None:
     """What a folder must hold, said before transformers says it at length."""
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} has no config.json; it is not the folder of a model")
+    names.check_folder(folder)
     try:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):

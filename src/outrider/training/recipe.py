@@ -34,8 +34,8 @@ class Recipe:
     clip: float = 0.0
     decay: float = 0.0
     seed: int = 0
-    bf16: bool = False
-    half_features: bool = False
+    bf16: bool | None = False  # autocast; None: where bfloat16 is fast (`loop.precisions`)
+    half_features: bool | None = False  # the target in bfloat16; None: the same
     cache: str = ""  # a folder for features, for repeated epochs; none: they are computed anew
     cache_dtype: str = "bfloat16"
     features: str = ""  # a folder of features that another engine has written
@@ -99,6 +99,8 @@ class Recipe:
             evaluate=self.evaluate or kept.evaluate,
             lr=self.lr or kept.lr,
             clip=self.clip or kept.clip,
+            bf16=kept.bf16 if self.bf16 is None else self.bf16,
+            half_features=kept.half_features if self.half_features is None else self.half_features,
         )
         mine, theirs = to_dict(filled), to_dict(kept)
         other = sorted(k for k in mine.keys() - FREE if mine[k] != theirs[k])

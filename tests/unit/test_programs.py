@@ -1,0 +1,62 @@
+"""Every program beside the package: `--help` prints its help and does nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = sorted(
+    str(file.relative_to(ROOT))
+    for folder in ("benchmarks", "tools", "recipes", "examples")
+    for file in (ROOT / folder).rglob("*.py")
+    if "__main__" in file.read_text(encoding="utf-8")
+)
+
+# One process imports torch and the rest, and forks for each program: a second each, not five.
+ASK = """
+import os, runpy, sys, matplotlib, torch, transformers
+import outrider.llm
+for file in sys.argv[1:]:
+    sys.stdout.flush()
+    if not os.fork():
+        sys.path.insert(0, os.path.dirname(file))
+        sys.argv = [file, "--help"]
+        print("\\0" + file)
+        try:
+            runpy.run_path(file, run_name="__main__")
+            print("it ran")
+        except SystemExit as end:
+            print("it stopped with", end.code)
+        except BaseException as error:
+            print("it failed:", repr(error))
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+"""
+
+
+def tracked() -> dict[Path, int]:
+    """When each file of the repository was last written."""
+    folders = "benchmarks", "docs", "examples", "recipes", "src", "tools"
+    files = [ROOT / "README.md", *(f for name in folders for f in (ROOT / name).rglob("*"))]
+    return {f: f.stat().st_mtime_ns for f in files if f.is_file() and f.suffix not in (".pyc", ".log")}
+
+
+@pytest.mark.process
+def test_help_prints_and_does_nothing_else() -> None:
+    before = tracked()
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *PROGRAMS], cwd=ROOT, capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = dict(part.split("\n", 1) for part in done.stdout.split("\0")[1:])
+    assert said.keys() == set(PROGRAMS)
+    for name, text in said.items():
+        assert text.startswith("usage: "), f"{name} --help: {text[:500]}"
+        assert text.endswith("it stopped with 0\n"), f"{name} --help: {text[-500:]}"
+    assert tracked() == before
