@@ -158,6 +158,8 @@ class WalkPart(ctypes.Structure):
         *((name, address) for name in ("top_k", "top_p", "min_p")),
         *((name, address) for name in ("changes", "changed", "said", "factors", "biases")),
         *((name, address) for name in ("repetition", "presence", "frequency", "penalised")),
+        ("changeable", whole),
+        ("scratch", address),
         *((name, address) for name in ("seeds", "starts", "knots", "slopes", "found")),
         ("threads", whole),
     ]
