@@ -36,12 +36,12 @@ def doubles(values: Iterable[float]) -> Any:
 
 def addresses(values: Iterable[int | None]) -> Any:
     """As pointers, NULL for None."""
-    return _array(ctypes.c_void_p, "P", (value or 0 for value in values))
+    return _array(ctypes.c_void_p, "Q", (value or 0 for value in values))
 
 
 def _array(kind: Any, code: str, values: Iterable[Any]) -> Any:
     given = list(values)
     try:
-        return (kind * len(given)).from_buffer_copy(struct.pack(f"{len(given)}{code}", *given))
-    except struct.error as error:
+        return (kind * len(given)).from_buffer_copy(struct.pack(f"={len(given)}{code}", *given))
+    except (struct.error, OverflowError) as error:
         raise OverflowError(f"a number does not fit its array for C: {error}") from error

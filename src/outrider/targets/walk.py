@@ -62,7 +62,8 @@ class Walk:
         """
         if logits.dtype != torch.float32 or not logits.is_contiguous():
             return None
-        (b, n, v), depth, laws = logits.shape, tree.deepest, self.laws
+        (b, n, v), laws = logits.shape, self.laws
+        depth = min(tree.deepest, n - 1)
         if laws.laws != rows.sampling or laws.vocabulary != v:
             laws = self.laws = Laws(rows.sampling, v)
         tokens, parents, sizes = (part.contiguous() for part in (tree.tokens, tree.parents, tree.size))
