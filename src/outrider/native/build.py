@@ -19,6 +19,9 @@ from pathlib import Path
 import torch
 
 from .. import kept
+from . import sanitized
+from .parts import check
+from .sanitized import sanitizer
 
 HERE = Path(__file__).parent
 SOURCES = (
@@ -41,6 +44,7 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
     halves, wide = weights == "bfloat16", rest == "float32"
     flags = (
         *FLAGS,
+        *sanitized.FLAGS[sanitizer()],
         f"-DFIRST={_first()}",
         *(("-DSOON=_MM_HINT_T1", "-DAHEAD=2") if tiles() or "AuthenticAMD" in _about("vendor_id") else ()),
         *(("-DTILES",) if tiles() else ()),
@@ -50,14 +54,20 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
     try:
         file = _file(flags)
         if file.is_file() or _kept(compiler, flags, file):
-            return ctypes.CDLL(str(file))
+            return _loaded(file)
         with tempfile.TemporaryDirectory() as own:  # for this process alone, which holds it open
             _compile(compiler, flags, Path(own) / file.name)
-            return ctypes.CDLL(str(Path(own) / file.name))
+            return _loaded(Path(own) / file.name)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         logger.warning("the faster pass could not be compiled (%s); the model's own is used", said.strip()[-200:])
         return None
+
+
+def _loaded(file: Path) -> ctypes.CDLL:
+    code = ctypes.CDLL(str(file))
+    check(code)
+    return code
 
 
 def suits() -> bool:
@@ -94,7 +104,8 @@ def _file(flags: tuple[str, ...]) -> Path:
     digest = hashlib.sha256(" ".join((*flags, _about("flags"), _about("model name"))).encode())
     for source in SOURCES:
         digest.update((HERE / source).read_bytes())
-    return kept.folder("native") / f"{digest.hexdigest()[:24]}.so"
+    name = f"native-{sanitizer()}" if sanitizer() else "native"
+    return kept.folder(name) / f"{digest.hexdigest()[:24]}.so"
 
 
 def _kept(compiler: str, flags: tuple[str, ...], file: Path) -> bool:
@@ -116,7 +127,7 @@ def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600 if sanitizer() else 120,
         )
         partial.replace(file)
     finally:
