@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -47,10 +48,11 @@ def pytest_unconfigure() -> None:
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is written into the user's cache folder: each test has its own. The compiled pass is built once for all
     tests and workers, in the folder that fixtures of modules write into."""
-    cache, built = tmp_path_factory.mktemp("cache"), CACHE / "native"
+    cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
-    built.mkdir(exist_ok=True)
-    (cache / "native").symlink_to(built)
+    for name in ("native", "native-address", "native-thread"):
+        (CACHE / name).mkdir(exist_ok=True)
+        (cache / name).symlink_to(CACHE / name)
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +61,20 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no folder {SHARED.name}/ beside the repository: tests on real data and pretrained models need it")
     return SHARED
+
+
+@pytest.fixture
+def avx2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The code that processors without AVX-512 get; on such a processor nothing is changed."""
+    from outrider.native import build as native  # behind the hook above
+    from outrider.native.blocks import reads
+
+    code = native.library("bfloat16", "bfloat16")
+    if code is not None and reads(code) == 8:
+        yield
+        return
+    native.library.cache_clear()
+    flags = ["-march=x86-64-v3" if flag == "-march=native" else flag for flag in native.FLAGS]
+    monkeypatch.setattr(native, "FLAGS", tuple(flags))
+    yield
+    native.library.cache_clear()

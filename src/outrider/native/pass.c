@@ -369,6 +369,10 @@ void multiply(
 
 #include "walk.h"
 
+#ifdef OWN_THREADS
+#include "own_threads.h"
+#endif
+
 /* What parts.py is held to when this code is loaded. */
 const integer structure_sizes[] = {
     sizeof(Matrix), sizeof(Layer),     sizeof(Model),      sizeof(Pass),  sizeof(Draft), sizeof(Block),

@@ -9,7 +9,7 @@ VARIABLE = "OUTRIDER_SANITIZE"
 # The compiler's flags behind the usual ones. CHECKED: `EXPECT` looks. OWN_THREADS: threads that the sanitizer sees.
 FLAGS: dict[str, tuple[str, ...]] = {
     "": (),
-    "address": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-DCHECKED"),
+    "address": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DCHECKED"),
     "thread": ("-O1", "-g", "-fsanitize=thread", "-DCHECKED", "-DOWN_THREADS", "-Wl,-Bsymbolic"),
 }
 
