@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # seen, so its own accesses do not count for races.
 OPTIONS = {
     "address": ("libasan.so", {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}),
-    "thread": ("libtsan.so", {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1:report_signal_unsafe=0"}),
-}  # fmt: skip
+    "thread": ("libtsan.so", {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1"}),
+}
 DRAFTERS = "tests/native/test_every_drafter.py"
 TESTS = {
     "address": (
@@ -53,7 +53,18 @@ def run(kind: str) -> int:
     libraries = [_library(name), _library("libstdc++.so.6")]  # the second: exceptions are intercepted from the start
     environment = {**os.environ, **options, "LD_PRELOAD": " ".join(libraries), "OUTRIDER_SANITIZE": kind}
     shuffled = ["setarch", "-R"] if kind == "thread" else []  # addresses that ThreadSanitizer does not expect
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "--capture=no", "-p", "no:cacheprovider", "-o", "timeout=3600"]
+    pytest = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--capture=no",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "timeout=3600",
+    ]
     return subprocess.run([*shuffled, *pytest, *TESTS[kind]], cwd=ROOT, env=environment, check=False).returncode
 
 

@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 DEMO = (
-    "lookup", "suffix", "ngram", "lookahead", "model:demo", "eagle:demo", "eagle:demo/hass", "eagle3:demo", "hydra:demo",
-    "mamba:demo", "medusa:demo", "block:demo", "suffix + eagle3:demo",
+    "lookup", "suffix", "ngram", "lookahead", "model:demo", "eagle:demo", "eagle:demo/hass", "eagle3:demo",
+    "hydra:demo", "mamba:demo", "medusa:demo", "block:demo", "suffix + eagle3:demo",
 )  # fmt: skip
 SMOLLM2 = "smollm2/eagle3", "smollm2/hass", "smollm2/medusa", "suffix + smollm2/eagle3"
 PROMPTS = ["Once upon a time", "The old bridge was built of stone. " * 6, "a"]

@@ -38,5 +38,7 @@ print("done")
 def test_64_rows_of_width_14336_fit_beside_a_stack_of_one_megabyte(tmp_path: Path) -> None:
     """As `OMP_STACKSIZE=1M`, or a system whose threads have so much, gives them."""
     environment = {**os.environ, "OMP_STACKSIZE": "1M", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]

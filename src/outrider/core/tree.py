@@ -343,7 +343,7 @@ def flaw(tree: DraftTree, root: Int[Tensor, " b"], vocab: int) -> str:
 
 @lru_cache(maxsize=256)
 def _limits(b: int, n: int) -> tuple[Any, Any, Any]:
-    """Of b rows of n nodes: where each begins [b, 1]; what each node's parent is below [n]; and 1 but for the root [n]."""
+    """Of b rows of n nodes: where each begins [b, 1]; what a node's parent is below [n]; 1 for all but the root [n]."""
     index = np.arange(n)
     return n * np.arange(b)[:, None], np.maximum(index, 1).astype(np.uint64), (index > 0).astype(np.int64)
 

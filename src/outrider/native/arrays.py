@@ -1,7 +1,7 @@
-"""Arrays for C of numbers that come from a request: the one place that makes them, and nothing wraps or overflows in it.
+"""Arrays for C of numbers that come from a request: made here alone, where nothing wraps or overflows.
 
 ctypes cuts a Python integer to its lowest 64 bits and turns a large float into an infinite one without a word. Here
-either raises OverflowError: what a caller may ask for is checked before (`params.Sampling`), so that is a fault of ours.
+either raises OverflowError: what a caller may ask for is checked before (`params.Sampling`), so that is our own fault.
 """
 
 from __future__ import annotations

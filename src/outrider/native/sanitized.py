@@ -1,5 +1,7 @@
-"""Builds of the pass that look for faults (`make sanitize`): chosen by the environment, since a sanitizer's library must
-be there before the process starts."""
+"""Builds of the pass that look for faults (`make sanitize`).
+
+The environment chooses one, since a sanitizer's library must be loaded before the process starts.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,16 @@ VARIABLE = "OUTRIDER_SANITIZE"
 # The compiler's flags behind the usual ones. CHECKED: `EXPECT` looks. OWN_THREADS: threads that the sanitizer sees.
 FLAGS: dict[str, tuple[str, ...]] = {
     "": (),
-    "address": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DCHECKED"),
+    "address": (
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-DCHECKED",
+    ),
     "thread": ("-O1", "-g", "-fsanitize=thread", "-DCHECKED", "-DOWN_THREADS", "-Wl,-Bsymbolic"),
-}
+}  # fmt: skip
 
 
 def sanitizer() -> str:

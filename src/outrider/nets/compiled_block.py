@@ -176,7 +176,8 @@ class CompiledBlock:
             states=room.of("states", together * hidden).data_ptr(), **room.addresses(together, 1),
         )  # fmt: skip
         self.wants = DraftPart(
-            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings), spots=room.of("spots", b * slots, torch.long).data_ptr(),
+            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings),
+            spots=room.of("spots", b * slots, torch.long).data_ptr(),
             **fit(room, self.block, places, self.names),
         )  # fmt: skip
 

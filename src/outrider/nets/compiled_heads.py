@@ -7,7 +7,6 @@ import ctypes
 from threading import Lock
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 

@@ -96,7 +96,8 @@ class CompiledHydra:
         logits = room.of("logits", together * self.columns).data_ptr()
         self.asks = PassPart(logits=logits, **room.addresses(together, 1))
         self.wants = DraftPart(
-            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings), names=None if self.names is None else self.names.data_ptr(),
+            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings),
+            names=None if self.names is None else self.names.data_ptr(),
             knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
             place=room.of("place", b * places.fed, torch.long).data_ptr(),
             **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),

@@ -178,7 +178,8 @@ class Grower:
             knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
             ancestors=room.of("ancestors", b * fed * fed, torch.uint8).data_ptr(),
             **room.cut(
-                "fed", torch.long, spots=b * most, place=b * fed, last_features=b * net.taps, last_behind=b, last_waiting=b
+                "fed", torch.long, spots=b * most, place=b * fed,
+                last_features=b * net.taps, last_behind=b, last_waiting=b,
             ),
             **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
             **room.cut("values", torch.float32, value=candidates, vectors=b * fed * hidden),

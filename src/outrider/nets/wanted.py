@@ -75,7 +75,8 @@ class Wanted:
             "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts),
             "seeds": ctypes.addressof(keys) if rows.rule == "coupled" and rows.hot else None,
             "values": self.worth.data_ptr(), "sees": self.sees.data_ptr(),
-            **{name: part.data_ptr() for name, part in self.found.items()}, **workspace(room, b, shape, self.most, pool),
+            **{name: part.data_ptr() for name, part in self.found.items()},
+            **workspace(room, b, shape, self.most, pool),
         }  # fmt: skip
 
     def tree(self, n: int) -> DraftTree:
@@ -92,10 +93,11 @@ def workspace(room: Room, rows: int, shape: Shape, most: int, pool: int) -> dict
     candidates = max(shape.nodes, 1 + most * (1 + (shape.depth - 1) * shape.width))
     return {
         **room.cut(
-            "ranks", torch.float32, raced=items * pool, top_values=items * (pool + most), all=nodes, sorted=nodes, tops=wide
+            "ranks", torch.float32, raced=items * pool, top_values=items * (pool + most),
+            all=nodes, sorted=nodes, tops=wide,
         ),
         **room.cut(
-            "places", torch.long, top_columns=items * (pool + most), order=nodes, renamed=candidates, ends=rows,
+            "places", torch.long, top_columns=items * (pool + most), order=nodes, renamed=candidates, ends=rows
         ),
         "gains": room.of("gains", nodes, torch.float64).data_ptr(),
     }  # fmt: skip
