@@ -69,16 +69,16 @@ BROKEN = {
     "a negative parent": ({"parents": at((3,), -2)}, "a node comes before its parent"),
     "another parent": ({"parents": at((2,), 0)}, "depth is not its parent's plus one"),
     "a depth too many": ({"depths": at((3,), 2)}, "depth is not its parent's plus one"),
-    "a negative depth": ({"depths": at((3,), -5)}, "deeper than the tree's deepest"),
-    "a huge depth": ({"depths": at((3,), 10**6)}, "deeper than the tree's deepest, 2"),
-    "a deep root": ({"depths": at((0,), 1)}, "depth is not its parent's plus one"),
+    "a negative depth": ({"depths": at((3,), -5)}, "depth is not its parent's plus one"),
+    "a huge depth": ({"depths": at((3,), 10**6)}, "depth is not its parent's plus one"),
+    "a deep root": ({"depths": at((0,), 1)}, "its root has a parent or a depth"),
     "a bound too low": ({"deepest": lambda _: 1}, "deeper than the tree's deepest, 1"),
     "a size of 5,000": ({"size": at((), 5000)}, "more than 4"),
     "an empty row": ({"size": at((), 0)}, "fewer than one node"),
     "a stranger among the ancestors": ({"ancestors": at((3, 1), True)}, "ancestor matrix does not follow"),
     "no root among the ancestors": ({"ancestors": at((2, 0), False)}, "ancestor matrix does not follow"),
-    "no ancestors": ({"ancestors": lambda _: None}, "no ancestor matrix"),
-    "ancestors of another tree": ({"ancestors": lambda a: a[:, :3, :3]}, "its ancestor matrix not"),
+    "no ancestors": ({"ancestors": lambda _: None}, "its ancestor matrix is not"),
+    "ancestors of another tree": ({"ancestors": lambda a: a[:, :3, :3]}, "its ancestor matrix is not"),
     "tokens of another shape": ({"tokens": lambda t: t[:, :3]}, "are not all"),
     "a row too few": ({"size": lambda s: s[:-1]}, "its size is not"),
     "int32": ({"tokens": lambda t: t.int()}, "are not all of int64"),
@@ -119,4 +119,7 @@ def test_padding_may_say_nothing() -> None:
     root = torch.tensor([4, 7])
     assert flaw(tree, root, 97) == ""
     assert flaw(replace(tree, depths=at((2,), 1)(tree.depths)), root, 97) == ""
-    assert "vocabulary" in flaw(replace(tree, tokens=at((2,), 10**11)(tree.tokens)), root, 97)
+    for part, value in (("tokens", 10**11), ("parents", 3), ("depths", -1)):
+        assert "of a node or of padding is not one of 0 to" in flaw(
+            replace(tree, **{part: at((2,), value)(getattr(tree, part))}), root, 97
+        )

@@ -77,8 +77,8 @@ def test_slices_of_a_sanitized_workspace_are_allocations_of_their_own(monkeypatc
         room = Room(CODE, ModelPart(hidden=32))
         at = room.cut("x", torch.float32, a=3, b=5)
         assert (at["b"] == at["a"] + 12) is not apart
-        made = fresh(torch.long, a=3, b=5)
-        assert (made["b"].data_ptr() == made["a"].data_ptr() + 24) is not apart
+        one, two = fresh(2, 3)
+        assert (two.data_ptr() == one.data_ptr() + 24) is not apart
         room.of("y", 8)
         assert len(room.of("y", 4)) == (4 if apart else 8)
 

@@ -15,9 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -301,64 +299,61 @@ def flaw(tree: DraftTree, root: Int[Tensor, " b"], vocab: int) -> str:
     """What is wrong with a tree that a drafter proposed; empty where nothing is.
 
     Every tree is looked over, since compiled code reads memory at its ids, parents and depths, and a wrong root or
-    ancestor matrix would change the text. Arrays on the host are looked at, which takes some twenty microseconds;
-    away from the CPU this waits for the device.
+    ancestor matrix would change the text. Lists on the host are looked at, which the round needs anyway: between two
+    passes, with cold caches, a dozen operations on arrays would take longer. Away from the CPU this waits for the
+    device.
 
     Args:
         root: the last committed tokens.
         vocab: of the target: ids are below it, those of padding too.
     """
-    if tree.ancestors is None:
-        return "it has no ancestor matrix"
-    given = tree.tokens, tree.parents, tree.depths, tree.size, tree.ancestors, root
-    tokens, parents, depths, size, sees, first = (t.cpu().numpy() for t in given)
-    b, n = len(first), tokens.shape[-1]
-    if not tokens.shape == parents.shape == depths.shape == (b, n) or n == 0:
+    b, n, sees = len(root), tree.tokens.shape[-1], tree.ancestors
+    numbers = tree.tokens, tree.parents, tree.depths
+    if n == 0 or any(t.shape != (b, n) for t in numbers):
         return f"tokens, parents and depths are not all [{b}, nodes]"
-    if size.shape != (b,) or sees.shape != (b, n, n) or (tree.values is not None and tree.values.shape != (b, n)):
-        return f"its size is not [{b}], its ancestor matrix not [{b}, {n}, {n}] or its values not [{b}, {n}]"
-    if not tokens.dtype == parents.dtype == depths.dtype == size.dtype == np.int64 or sees.dtype != np.bool_:
-        return "tokens, parents, depths and size are not all of int64, or its ancestor matrix is not of bool"
-    rows, upper, child, real = *_limits(b, n), _below(size, n)
-    ids, ups, levels = (t.view(np.uint64) for t in (tokens, parents, depths))  # what is below 0 is large
-    if real is None:
+    if tree.size.shape != (b,) or (tree.values is not None and tree.values.shape != (b, n)):
+        return f"its size is not [{b}], or its values are not [{b}, {n}]"
+    if any(t.dtype != torch.long for t in (*numbers, tree.size)):
+        return "tokens, parents, depths and size are not all of int64"
+    if sees is None or sees.shape != (b, n, n) or sees.dtype != torch.bool:
+        return f"its ancestor matrix is not bool [{b}, {n}, {n}]"
+    sizes = tree.size.tolist()
+    if min(sizes) < 1 or max(sizes) > n:
         return f"a row has fewer than one node or more than {n}"
-    if np.count_nonzero(ids >= vocab):
-        return f"a token lies outside the vocabulary of {vocab}"
-    if np.count_nonzero(tokens[:, 0] != first):
-        return "its root is not the last token of the text"
-    if np.count_nonzero(ups >= n) or np.count_nonzero((ups >= upper) & real):
-        return "a node comes before its parent"
-    if np.count_nonzero(levels > max(0, tree.deepest)):
-        return f"a node is deeper than the tree's deepest, {tree.deepest}"
-    above = parents + rows  # in the whole batch
-    if np.count_nonzero(depths[:, 0]) or np.count_nonzero((depths != depths.ravel().take(above) + child) & real):
-        return "a node's depth is not its parent's plus one"
-    lines = sees.reshape(b * n, n).take(above, axis=0)
-    lines.reshape(b, n * n)[:, :: n + 1] = True
-    if np.count_nonzero(sees[:, 0, 1:]) or np.count_nonzero((lines != sees) & real[..., None]):
-        return "its ancestor matrix does not follow from its parents"
+    if min(sizes) < n:
+        for what, part, most in (("token", tree.tokens, vocab), ("parent", tree.parents, n), ("depth", tree.depths, n)):
+            if not bool(((part >= 0) & (part < most)).all()):
+                return f"the {what} of a node or of padding is not one of 0 to {most - 1}"
+    seen, size = sees.cpu().numpy().tobytes(), n * n
+    rows = zip(tree.host, tree.depths.tolist(), root.tolist(), strict=True)
+    for r, ((ids, ups, _), levels, first) in enumerate(rows):
+        if min(ids) < 0 or max(ids) >= vocab:
+            return f"a token lies outside the vocabulary of {vocab}"
+        if ids[0] != first:
+            return "its root is not the last token of the text"
+        if wrong := _flaw_of_row(ups, levels, seen[r * size : r * size + len(ids) * n], tree.deepest):
+            return wrong
     return ""
 
 
-@lru_cache(maxsize=256)
-def _limits(b: int, n: int) -> tuple[Any, Any, Any]:
-    """Of b rows of n nodes: where each begins [b, 1]; what a node's parent is below [n]; 1 for all but the root [n]."""
-    index = np.arange(n)
-    return n * np.arange(b)[:, None], np.maximum(index, 1).astype(np.uint64), (index > 0).astype(np.int64)
-
-
-def _below(size: Any, n: int) -> Any:
-    """Which nodes are no padding [b, n]; None where a size lies outside 1 .. n."""
-    sizes = size.tolist()
-    if not all(1 <= own <= n for own in sizes):
-        return None
-    return _full(len(sizes), n) if min(sizes) == n else np.arange(n) < size[:, None]
-
-
-@lru_cache(maxsize=256)
-def _full(b: int, n: int) -> Any:
-    return np.ones((b, n), dtype=np.bool_)
+def _flaw_of_row(parents: list[int], depths: list[int], seen: bytes, deepest: int) -> str:
+    """`flaw` of one row's nodes. `seen`: their lines of the ancestor matrix."""
+    n = len(seen) // len(parents)
+    lines = bytearray(len(seen))
+    lines[0] = 1
+    if parents[0] != 0 or depths[0] != 0:
+        return "its root has a parent or a depth"
+    for i in range(1, len(parents)):
+        up = parents[i]
+        if not 0 <= up < i:
+            return "a node comes before its parent"
+        if depths[i] != depths[up] + 1:
+            return "a node's depth is not its parent's plus one"
+        if depths[i] > deepest:
+            return f"a node is deeper than the tree's deepest, {deepest}"
+        lines[i * n : i * n + n] = lines[up * n : up * n + n]
+        lines[i * n + i] = 1
+    return "" if lines == seen else "its ancestor matrix does not follow from its parents"
 
 
 def check(tree: DraftTree) -> None:

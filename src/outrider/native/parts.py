@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -199,12 +199,11 @@ def check(code: ctypes.CDLL) -> None:
             raise RuntimeError(f"{name} is {value} in parts.py and {there[name]} in the compiled code: make them agree")
 
 
-def fresh(dtype: torch.dtype, **sizes: int) -> dict[str, Tensor]:
-    """Tensors of so many numbers each, side by side in one stretch of memory."""
+def fresh(count: int, size: int) -> Sequence[Tensor]:
+    """So many tensors of `size` int64 each, side by side in one stretch of memory."""
     if APART:
-        return {name: torch.empty(size, dtype=dtype) for name, size in sizes.items()}
-    parts = torch.empty(sum(sizes.values()), dtype=dtype).split(list(sizes.values()))
-    return dict(zip(sizes, parts, strict=True))
+        return [torch.empty(size, dtype=torch.long) for _ in range(count)]
+    return torch.empty(count, size, dtype=torch.long).unbind()
 
 
 class Room:
@@ -223,6 +222,7 @@ class Room:
         self.bytes.restype, self.bytes.argtypes = whole, [whole, whole]
         self.held: dict[str, Tensor] = {}
         self.found: dict[tuple[int, int], dict[str, int]] = {}  # what `addresses` gave last
+        self.hired = 0, 0, 0, 0  # rows, threads, bytes of scratch for each, and its address, as `hire` told last
 
     def of(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Room for so many numbers."""
@@ -264,10 +264,12 @@ class Room:
 
     def hire(self, asks: PassPart, rows: int) -> None:
         """Tell a pass over at most so many rows how many threads it may take, and their scratch."""
-        part, threads = self.part, torch.get_num_threads()
-        widest = max(part.hidden * (2 if part.norm_given else 1), part.joined, part.inner, part.heads * part.width)
-        asks.threads, asks.scratch_each = threads, self.bytes(rows, widest)
-        asks.scratch = self.of("scratch", threads * asks.scratch_each, torch.uint8).data_ptr()
+        if self.hired[:2] != (rows, threads := torch.get_num_threads()):
+            part = self.part
+            widest = max(part.hidden * (2 if part.norm_given else 1), part.joined, part.inner, part.heads * part.width)
+            each = self.bytes(rows, widest)
+            self.hired = rows, threads, each, self.of("scratch", threads * each, torch.uint8).data_ptr()
+        _, asks.threads, asks.scratch_each, asks.scratch = self.hired
 
 
 def project(part: LayerPart, kept: list[Any], hold: Hold, attention: Any, inner: Any) -> None:

@@ -59,7 +59,7 @@ class Wanted:
     def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds, room: Room):
         nodes, b, price = shape.nodes, len(rows), budget.price
         with torch.inference_mode(False):
-            self.found = fresh(torch.long, size=b, tokens=b * nodes, parents=b * nodes, depths=b * nodes)
+            self.found = fresh(4, b * nodes)  # tokens, parents, depths; of each row its size
             self.worth, self.sees = torch.empty(b * nodes), torch.empty(b * nodes * nodes, dtype=torch.bool)
         self.rows, self.depth, self.most = b, shape.depth, min(shape.top_k, columns)
         root, heats = rows.root.contiguous(), floats(s.temperature for s in rows.sampling)
@@ -75,16 +75,16 @@ class Wanted:
             "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts),
             "seeds": ctypes.addressof(keys) if rows.rule == "coupled" and rows.hot else None,
             "values": self.worth.data_ptr(), "sees": self.sees.data_ptr(),
-            **{name: part.data_ptr() for name, part in self.found.items()},
+            **dict(zip(("tokens", "parents", "depths", "size"), (part.data_ptr() for part in self.found), strict=True)),
             **workspace(room, b, shape, self.most, pool),
         }  # fmt: skip
 
     def tree(self, n: int) -> DraftTree:
         """What the code wrote, n nodes in the widest row."""
-        b, size = self.rows, self.found["size"]
-        tokens, parents, depths = (self.found[name][: b * n].view(b, n) for name in ("tokens", "parents", "depths"))
+        b = self.rows
+        tokens, parents, depths = (part[: b * n].view(b, n) for part in self.found[:3])
         seen, values = self.sees[: b * n * n].view(b, n, n), self.worth[: b * n].view(b, n)
-        return DraftTree(tokens, parents, depths, size, seen, self.depth, values)
+        return DraftTree(tokens, parents, depths, self.found[3][:b], seen, self.depth, values)
 
 
 def workspace(room: Room, rows: int, shape: Shape, most: int, pool: int) -> dict[str, int]:
