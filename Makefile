@@ -14,7 +14,7 @@ RECORDED ?= smollm2 --chat --max-new-tokens 110 --budget 16x6 "Shorten this text
 	1820. In the spring the river rises and the old bridge is closed. In the summer children jump from the old bridge into \
 	the river."
 
-.PHONY: recording demo test quick slow check bench parity docs setup clean
+.PHONY: recording demo test quick slow sanitize check bench parity docs setup clean
 .DEFAULT_GOAL := demo
 
 setup: $(READY)
@@ -54,9 +54,14 @@ test: $(READY)
 quick: $(READY)
 	@$(PYTEST) -m "not slow and not trained and not process" tests/unit tests/budgets
 
-# The rest: whole trainings, the tutorial's commands, the wheel.
+# The rest: whole trainings, the tutorial's commands, the wheel; then the compiled code under its sanitizers.
 slow: $(READY)
 	@$(PYTEST) -m slow
+	@$(MAKE) --no-print-directory sanitize
+
+# The compiled code's tests and all shipped drafters under AddressSanitizer and UBSan, then two threads under ThreadSanitizer.
+sanitize: $(READY)
+	@$(BIN)/python -m tools.sanitize
 
 check: $(READY)
 	@$(BIN)/ruff check .

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -59,3 +60,20 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no folder {SHARED.name}/ beside the repository: tests on real data and pretrained models need it")
     return SHARED
+
+
+@pytest.fixture
+def avx2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The code that processors without AVX-512 get; on such a processor nothing is changed."""
+    from outrider.native import build as native  # behind the hook above
+    from outrider.native.blocks import reads
+
+    code = native.library("bfloat16", "bfloat16")
+    if code is not None and reads(code) == 8:
+        yield
+        return
+    native.library.cache_clear()
+    flags = ["-march=x86-64-v3" if flag == "-march=native" else flag for flag in native.FLAGS]
+    monkeypatch.setattr(native, "FLAGS", tuple(flags))
+    yield
+    native.library.cache_clear()

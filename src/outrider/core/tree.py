@@ -295,6 +295,67 @@ def best_of(values: Sequence[Sequence[float]], nodes: int, floor: float, price: 
     return [sorted(ids) for ids in found]
 
 
+def flaw(tree: DraftTree, root: Int[Tensor, " b"], vocab: int) -> str:
+    """What is wrong with a tree that a drafter proposed; empty where nothing is.
+
+    Every tree is looked over, since compiled code reads memory at its ids, parents and depths, and a wrong root or
+    ancestor matrix would change the text. Lists on the host are looked at, which the round needs anyway: between two
+    passes, with cold caches, a dozen operations on arrays would take longer. Away from the CPU this waits for the
+    device.
+
+    Args:
+        root: the last committed tokens.
+        vocab: of the target: ids are below it, those of padding too.
+    """
+    b, n, sees = len(root), tree.tokens.shape[-1], tree.ancestors
+    numbers = tree.tokens, tree.parents, tree.depths
+    if n == 0 or any(t.shape != (b, n) for t in numbers):
+        return f"tokens, parents and depths are not all [{b}, nodes]"
+    if tree.size.shape != (b,) or (tree.values is not None and tree.values.shape != (b, n)):
+        return f"its size is not [{b}], or its values are not [{b}, {n}]"
+    if any(t.dtype != torch.long for t in (*numbers, tree.size)):
+        return "tokens, parents, depths and size are not all of int64"
+    if sees is None or sees.shape != (b, n, n) or sees.dtype != torch.bool:
+        return f"its ancestor matrix is not bool [{b}, {n}, {n}]"
+    sizes = tree.size.tolist()
+    if min(sizes) < 1 or max(sizes) > n:
+        return f"a row has fewer than one node or more than {n}"
+    if min(sizes) < n:
+        for what, part, most in (("token", tree.tokens, vocab), ("parent", tree.parents, n), ("depth", tree.depths, n)):
+            if not bool(((part >= 0) & (part < most)).all()):
+                return f"the {what} of a node or of padding is not one of 0 to {most - 1}"
+    seen, size = sees.cpu().numpy().tobytes(), n * n
+    rows = zip(tree.host, tree.depths.tolist(), root.tolist(), strict=True)
+    for r, ((ids, ups, _), levels, first) in enumerate(rows):
+        if min(ids) < 0 or max(ids) >= vocab:
+            return f"a token lies outside the vocabulary of {vocab}"
+        if ids[0] != first:
+            return "its root is not the last token of the text"
+        if wrong := _flaw_of_row(ups, levels, seen[r * size : r * size + len(ids) * n], tree.deepest):
+            return wrong
+    return ""
+
+
+def _flaw_of_row(parents: list[int], depths: list[int], seen: bytes, deepest: int) -> str:
+    """`flaw` of one row's nodes. `seen`: their lines of the ancestor matrix."""
+    n = len(seen) // len(parents)
+    lines = bytearray(len(seen))
+    lines[0] = 1
+    if parents[0] != 0 or depths[0] != 0:
+        return "its root has a parent or a depth"
+    for i in range(1, len(parents)):
+        up = parents[i]
+        if not 0 <= up < i:
+            return "a node comes before its parent"
+        if depths[i] != depths[up] + 1:
+            return "a node's depth is not its parent's plus one"
+        if depths[i] > deepest:
+            return f"a node is deeper than the tree's deepest, {deepest}"
+        lines[i * n : i * n + n] = lines[up * n : up * n + n]
+        lines[i * n + i] = 1
+    return "" if lines == seen else "its ancestor matrix does not follow from its parents"
+
+
 def check(tree: DraftTree) -> None:
     """Raise AssertionError where a tree breaks an invariant (it looks at values: for tests and trees made by hand)."""
     b, n = tree.tokens.shape
