@@ -176,9 +176,7 @@ def test_a_refused_question_does_not_stop_the_others(
     assert main([*common, "--opening", "6000", "--out", str(tmp_path / "a.jsonl")]) == 0
     said = capsys.readouterr().out
     assert "1 answer written" in said
-    assert (
-        f"1 questions were not answered, the first: {asked}, line 1: {served.url} answers 400: the text has" in said
-    )
+    assert f"1 questions were not answered, the first: {asked}, line 1: {served.url} answers 400: the text has" in said
 
 
 def test_refusals_alone_end_the_run(served: Served, tmp_path: Path) -> None:
