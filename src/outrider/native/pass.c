@@ -8,6 +8,8 @@
 
 #include "blocks.h"
 
+#include "formats.h"
+
 #include "products.h"
 
 #include "scores.h"

@@ -32,11 +32,12 @@ class Kind:
     name: str
     elements: int
     bytes: int
+    number: int  # of the kind in a GGUF
 
 
 # GGUF's number of a kind -> the kind. The numbers missing here were withdrawn from the format.
 KINDS = {
-    number: Kind(name, elements, size)
+    number: Kind(name, elements, size, number)
     for number, name, elements, size in (
         (0, "F32", 1, 4), (1, "F16", 1, 2), (28, "F64", 1, 8), (30, "BF16", 1, 2),
         (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8),
@@ -50,13 +51,9 @@ KINDS = {
     )
 }  # fmt: skip
 SAFETENSORS = {
-    "F64": Kind("F64", 1, 8), "F32": Kind("F32", 1, 4), "F16": Kind("F16", 1, 2), "BF16": Kind("BF16", 1, 2),
-    "I64": Kind("I64", 1, 8), "I32": Kind("I32", 1, 4), "I16": Kind("I16", 1, 2), "I8": Kind("I8", 1, 1),
-    "U8": Kind("U8", 1, 1), "BOOL": Kind("BOOL", 1, 1), "F8_E4M3": Kind("F8_E4M3", 1, 1),
-    "F8_E5M2": Kind("F8_E5M2", 1, 1),
-}  # fmt: skip
-
-
+    **{kind.name: kind for kind in KINDS.values() if kind.elements == 1},
+    **{name: Kind(name, 1, 1, -1) for name in ("U8", "BOOL", "F8_E4M3", "F8_E5M2")},
+}
 # GGUF's number of a value's type -> its dtype; 7 is a boolean, 8 a string and 9 an array
 ITEMS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8",
