@@ -22,9 +22,9 @@ from .. import kept
 
 HERE = Path(__file__).parent
 SOURCES = (
-    "pass.c", "vectors.h", "team.h", "blocks.h", "formats.h", "twelve.h", "opened8.h", "opened16.h", "products.h", "eights.h",
-    "integers.h", "lanes.h", "tiles.h", "many.h", "scores.h", "values.h", "attention.h", "noise.h", "reading.h",
-    "draft.h", "hydra.h", "mamba.h", "lattice.h", "heads.h", "walk.h",
+    "pass.c", "vectors.h", "team.h", "formats.h", "blocks.h", "twelve.h", "opened8.h", "opened16.h", "products.h",
+    "eights.h", "integers.h", "lanes.h", "tiles.h", "many.h", "scores.h", "values.h", "attention.h", "noise.h",
+    "reading.h", "draft.h", "hydra.h", "mamba.h", "lattice.h", "heads.h", "walk.h",
 )  # fmt: skip
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
