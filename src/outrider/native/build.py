@@ -22,8 +22,8 @@ from .. import kept
 
 HERE = Path(__file__).parent
 SOURCES = (
-    "pass.c", "vectors.h", "team.h", "formats.h", "blocks.h", "twelve.h", "opened8.h", "opened16.h", "products.h",
-    "eights.h", "integers.h", "lanes.h", "tiles.h", "many.h", "scores.h", "values.h", "attention.h", "noise.h",
+    "pass.c", "vectors.h", "team.h", "formats.h", "blocks.h", "arranged.h", "twelve.h", "opened8.h", "opened16.h",
+    "products.h", "eights.h", "integers.h", "lanes.h", "tiles.h", "many.h", "scores.h", "values.h", "attention.h", "noise.h",
     "reading.h", "draft.h", "hydra.h", "mamba.h", "lattice.h", "heads.h", "walk.h",
 )  # fmt: skip
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"

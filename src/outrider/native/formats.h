@@ -1,10 +1,21 @@
-/* The quantised kinds of .gguf files: what the numbers of a block are. Each is the float32 that gguf-py's reader makes of
-   it, by the same operations in the same order; none of the products is rounded, so a sum is rounded once.
+/* The quantised kinds of .gguf files: what the numbers of a block are. A weight is
 
-   A kind is one row of `formats`: its number in the file, how many numbers a block has and in how many bytes, and the
-   function that opens one. */
+       (d * scale) * number - (dmin * minimum)
 
-typedef void Open(const uint8_t *block, float *to);
+   in float32, where d and dmin are the block's, scale and minimum an integer of each sixteen weights, and the number an
+   integer of its own, or one that a table has for it. No product is rounded, so a weight is rounded once, at the
+   subtraction; gguf-py's reader comes to the same bits.
+
+   A kind is one row of `formats`: its number in the file, how many weights a block has and in how many bytes, what its
+   numbers stand for, and the function that takes a block apart. */
+
+typedef struct {
+    float d, dmin;
+    int8_t number[256];
+    int16_t scale[16], minimum[16];
+} Taken;
+
+typedef void Take(const uint8_t *block, Taken *to);
 
 INLINE float half_at(const uint8_t *at) {
     _Float16 value;
@@ -18,163 +29,196 @@ INLINE uint32_t word_at(const uint8_t *at) {
     return value;
 }
 
-static void open_f32(const uint8_t *block, float *to) { memcpy(to, block, sizeof *to); }
-static void open_f16(const uint8_t *block, float *to) { *to = half_at(block); }
-static void open_bf16(const uint8_t *block, float *to) {
-    const uint32_t bits = (uint32_t)block[0] << 16 | (uint32_t)block[1] << 24;
-    memcpy(to, &bits, sizeof *to);
+/* A block of 32 numbers with a scale, and with a minimum or 0. */
+INLINE void one_scale(float d, float minimum, Taken *to) {
+    to->d = d;
+    to->dmin = -minimum;
+    for (int g = 0; g < 2; g++) to->scale[g] = 1, to->minimum[g] = 1;
 }
 
-static void open_q4_0(const uint8_t *block, float *to) {
-    const float d = half_at(block);
-    for (int i = 0; i < 16; i++) {
-        to[i] = d * (float)((block[2 + i] & 15) - 8);
-        to[16 + i] = d * (float)((block[2 + i] >> 4) - 8);
-    }
+INLINE void lowered(Taken *to, int count, int by) {
+    for (int i = 0; i < count; i++) to->number[i] = (int8_t)(to->number[i] - by);
 }
 
-static void open_q4_1(const uint8_t *block, float *to) {
-    const float d = half_at(block), m = half_at(block + 2);
-    for (int i = 0; i < 16; i++) {
-        to[i] = d * (float)(block[4 + i] & 15) + m;
-        to[16 + i] = d * (float)(block[4 + i] >> 4) + m;
-    }
+/* 32 numbers of four bits, those of the first half in the lower ones; and of five, whose fifth ones stand in a word. */
+INLINE void four_bits(const uint8_t *q, int8_t *to) {
+    for (int i = 0; i < 16; i++) to[i] = (int8_t)(q[i] & 15), to[16 + i] = (int8_t)(q[i] >> 4);
+}
+INLINE void five_bits(const uint8_t *q, const uint8_t *fifth, int8_t *to) {
+    const uint32_t bits = word_at(fifth);
+    four_bits(q, to);
+    for (int i = 0; i < 32; i++) to[i] = (int8_t)(to[i] | (bits >> i & 1) << 4);
 }
 
-/* Five bits: the fifth ones of all 32 stand in one word. */
-INLINE int fifth(uint32_t bits, int i) { return (int)(bits >> i & 1) << 4; }
-
-static void open_q5_0(const uint8_t *block, float *to) {
-    const float d = half_at(block);
-    const uint32_t bits = word_at(block + 2);
-    for (int i = 0; i < 16; i++) {
-        to[i] = d * (float)(((block[6 + i] & 15) | fifth(bits, i)) - 16);
-        to[16 + i] = d * (float)((block[6 + i] >> 4 | fifth(bits, 16 + i)) - 16);
-    }
+static void take_q4_0(const uint8_t *block, Taken *to) {
+    one_scale(half_at(block), -0.0f, to);
+    four_bits(block + 2, to->number);
+    lowered(to, 32, 8);
 }
 
-static void open_q5_1(const uint8_t *block, float *to) {
-    const float d = half_at(block), m = half_at(block + 2);
-    const uint32_t bits = word_at(block + 4);
-    for (int i = 0; i < 16; i++) {
-        to[i] = d * (float)((block[8 + i] & 15) | fifth(bits, i)) + m;
-        to[16 + i] = d * (float)(block[8 + i] >> 4 | fifth(bits, 16 + i)) + m;
-    }
+static void take_q4_1(const uint8_t *block, Taken *to) {
+    one_scale(half_at(block), half_at(block + 2), to);
+    four_bits(block + 4, to->number);
 }
 
-static void open_q8_0(const uint8_t *block, float *to) {
-    const float d = half_at(block);
-    for (int i = 0; i < 32; i++) to[i] = d * (float)(int8_t)block[2 + i];
+static void take_q5_0(const uint8_t *block, Taken *to) {
+    one_scale(half_at(block), -0.0f, to);
+    five_bits(block + 6, block + 2, to->number);
+    lowered(to, 32, 16);
 }
 
-static void open_q2_k(const uint8_t *block, float *to) {
-    const uint8_t *q = block + 16;
-    const float d = half_at(block + 80), dmin = half_at(block + 82);
-    for (int i = 0; i < 256; i++) {
-        const uint8_t known = block[i / 16];
-        const int at = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
-        to[i] = d * (float)(known & 15) * (float)(q[at] >> shift & 3) - dmin * (float)(known >> 4);
-    }
+static void take_q5_1(const uint8_t *block, Taken *to) {
+    one_scale(half_at(block), half_at(block + 2), to);
+    five_bits(block + 8, block + 4, to->number);
 }
 
-static void open_q3_k(const uint8_t *block, float *to) {
+static void take_q8_0(const uint8_t *block, Taken *to) {
+    one_scale(half_at(block), -0.0f, to);
+    memcpy(to->number, block + 2, 32);
+}
+
+static void take_q2_k(const uint8_t *block, Taken *to) {
+    to->d = half_at(block + 80);
+    to->dmin = half_at(block + 82);
+    for (int g = 0; g < 16; g++) to->scale[g] = block[g] & 15, to->minimum[g] = block[g] >> 4;
+    for (int i = 0; i < 256; i++) to->number[i] = block[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+}
+
+static void take_q3_k(const uint8_t *block, Taken *to) {
     const uint8_t *high = block, *q = block + 32, *known = block + 96;
-    const float d = half_at(block + 108);
-    for (int i = 0; i < 256; i++) {
-        const int g = i / 16, at = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
+    to->d = half_at(block + 108);
+    to->dmin = 0;
+    for (int g = 0; g < 16; g++) {
         const int low = g < 8 ? known[g] & 15 : known[g - 8] >> 4;
-        const int scale = (low | (known[8 + g % 4] >> g / 4 * 2 & 3) << 4) - 32;
-        const int number = (q[at] >> shift & 3) - (high[i % 32] >> i / 32 & 1 ? 0 : 4);
-        to[i] = d * (float)scale * (float)number;
+        to->scale[g] = (int16_t)((low | (known[8 + g % 4] >> g / 4 * 2 & 3) << 4) - 32);
+        to->minimum[g] = 0;
+    }
+    for (int i = 0; i < 256; i++)
+        to->number[i] = (int8_t)((q[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3) | (high[i % 32] >> i / 32 & 1) << 2);
+    lowered(to, 256, 4);
+}
+
+/* Q4_K and Q5_K: a scale and a minimum of six bits for each 32 numbers, in twelve bytes behind d and dmin. */
+INLINE void six_bits(const uint8_t *block, Taken *to) {
+    const uint8_t *known = block + 4;
+    to->d = half_at(block);
+    to->dmin = half_at(block + 2);
+    for (int i = 0; i < 16; i++) {
+        const int g = i / 2;
+        to->scale[i] = g < 4 ? known[g] & 63 : (known[g + 4] & 15) | known[g - 4] >> 6 << 4;
+        to->minimum[i] = g < 4 ? known[g + 4] & 63 : known[g + 4] >> 4 | known[g] >> 6 << 4;
     }
 }
 
-/* Scale and minimum of the g-th 32 numbers: six bits each, in twelve bytes. */
-INLINE void six_bits(const uint8_t *known, int g, int *scale, int *minimum) {
-    *scale = g < 4 ? known[g] & 63 : (known[g + 4] & 15) | known[g - 4] >> 6 << 4;
-    *minimum = g < 4 ? known[g + 4] & 63 : known[g + 4] >> 4 | known[g] >> 6 << 4;
+static void take_q4_k(const uint8_t *block, Taken *to) {
+    six_bits(block, to);
+    for (int i = 0; i < 256; i++) to->number[i] = block[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
 }
 
-static void open_q4_k(const uint8_t *block, float *to) {
-    const float d = half_at(block), dmin = half_at(block + 2);
-    for (int g = 0; g < 8; g++) {
-        const uint8_t *q = block + 16 + g / 2 * 32;
-        int scale, minimum;
-        six_bits(block + 4, g, &scale, &minimum);
-        for (int i = 0; i < 32; i++)
-            to[32 * g + i] = d * (float)scale * (float)(q[i] >> g % 2 * 4 & 15) - dmin * (float)minimum;
-    }
+static void take_q5_k(const uint8_t *block, Taken *to) {
+    six_bits(block, to);
+    for (int i = 0; i < 256; i++)
+        to->number[i] = (int8_t)((block[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15) | (block[16 + i % 32] >> i / 32 & 1) << 4);
 }
 
-static void open_q5_k(const uint8_t *block, float *to) {
-    const float d = half_at(block), dmin = half_at(block + 2);
-    for (int g = 0; g < 8; g++) {
-        const uint8_t *high = block + 16, *q = block + 48 + g / 2 * 32;
-        int scale, minimum;
-        six_bits(block + 4, g, &scale, &minimum);
-        for (int i = 0; i < 32; i++) {
-            const int number = (q[i] >> g % 2 * 4 & 15) | (high[i] >> g & 1) << 4;
-            to[32 * g + i] = d * (float)scale * (float)number - dmin * (float)minimum;
-        }
-    }
-}
-
-static void open_q6_k(const uint8_t *block, float *to) {
-    const float d = half_at(block + 208);
+static void take_q6_k(const uint8_t *block, Taken *to) {
+    to->d = half_at(block + 208);
+    to->dmin = 0;
+    for (int g = 0; g < 16; g++) to->scale[g] = (int8_t)block[192 + g], to->minimum[g] = 0;
     for (int i = 0; i < 256; i++) {
         const int l = i % 32, part = i % 128 / 32;
         const uint8_t low = block[i / 128 * 64 + part % 2 * 32 + l] >> part / 2 * 4 & 15;
         const uint8_t high = block[128 + i / 128 * 32 + l] >> part * 2 & 3;
-        to[i] = d * (float)(int8_t)block[192 + i / 16] * (float)((low | high << 4) - 32);
+        to->number[i] = (int8_t)(low | high << 4);
     }
+    lowered(to, 256, 32);
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-static void open_iq4_nl(const uint8_t *block, float *to) {
-    const float d = half_at(block);
-    for (int i = 0; i < 16; i++) {
-        to[i] = d * (float)iq4_values[block[2 + i] & 15];
-        to[16 + i] = d * (float)iq4_values[block[2 + i] >> 4];
-    }
+static void take_iq4_nl(const uint8_t *block, Taken *to) {
+    one_scale(half_at(block), -0.0f, to);
+    four_bits(block + 2, to->number);
 }
 
-static void open_iq4_xs(const uint8_t *block, float *to) {
-    const float d = half_at(block);
+static void take_iq4_xs(const uint8_t *block, Taken *to) {
     const int high = block[2] | block[3] << 8;
+    to->d = half_at(block);
+    to->dmin = 0;
     for (int g = 0; g < 8; g++) {
         const int scale = ((block[4 + g / 2] >> g % 2 * 4 & 15) | (high >> 2 * g & 3) << 4) - 32;
-        for (int i = 0; i < 16; i++) {
-            const uint8_t both = block[8 + 16 * g + i];
-            to[32 * g + i] = d * (float)scale * (float)iq4_values[both & 15];
-            to[32 * g + 16 + i] = d * (float)scale * (float)iq4_values[both >> 4];
-        }
+        to->scale[2 * g] = to->scale[2 * g + 1] = (int16_t)scale;
+        to->minimum[2 * g] = to->minimum[2 * g + 1] = 0;
+        four_bits(block + 8 + 16 * g, to->number + 32 * g);
     }
 }
 
-/* Half of two to the exponent: the values of MXFP4 are doubled, so that all of them are integers. */
-static void open_mxfp4(const uint8_t *block, float *to) {
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+/* The table's values are doubled, so that all are integers, and d is half of two to the exponent. */
+static void take_mxfp4(const uint8_t *block, Taken *to) {
     const uint32_t bits = block[0] < 2 ? 0x200000u << block[0] : (uint32_t)(block[0] - 1) << 23;
     float d;
     memcpy(&d, &bits, sizeof d);
-    for (int i = 0; i < 16; i++) {
-        to[i] = d * (float)values[block[1 + i] & 15];
-        to[16 + i] = d * (float)values[block[1 + i] >> 4];
-    }
+    one_scale(d, -0.0f, to);
+    four_bits(block + 1, to->number);
 }
 
 typedef struct {
     integer number, elements, bytes; /* of a block; `number` as in the file */
-    Open *open;
+    int lowest;                      /* number, but for those of a table: minus this */
+    const int8_t *values;            /* what numbers stand for; NULL: for themselves */
+    Take *take;                      /* NULL: numbers as they are */
 } Format;
 
-static const Format formats[] = {
-    {0, 1, 4, open_f32},        {1, 1, 2, open_f16},        {30, 1, 2, open_bf16},      {2, 32, 18, open_q4_0},
-    {3, 32, 20, open_q4_1},     {6, 32, 22, open_q5_0},     {7, 32, 24, open_q5_1},     {8, 32, 34, open_q8_0},
-    {10, 256, 84, open_q2_k},   {11, 256, 110, open_q3_k},  {12, 256, 144, open_q4_k},  {13, 256, 176, open_q5_k},
-    {14, 256, 210, open_q6_k},  {20, 32, 18, open_iq4_nl},  {23, 256, 136, open_iq4_xs}, {39, 32, 17, open_mxfp4},
+enum {
+    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,
+    Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, BF16 = 30, MXFP4 = 39
 };
+
+static const Format formats[] = {
+    {F32, 1, 4, 0, NULL, NULL},
+    {F16, 1, 2, 0, NULL, NULL},
+    {BF16, 1, 2, 0, NULL, NULL},
+    {Q4_0, 32, 18, 8, NULL, take_q4_0},
+    {Q4_1, 32, 20, 0, NULL, take_q4_1},
+    {Q5_0, 32, 22, 16, NULL, take_q5_0},
+    {Q5_1, 32, 24, 0, NULL, take_q5_1},
+    {Q8_0, 32, 34, 128, NULL, take_q8_0},
+    {Q2_K, 256, 84, 0, NULL, take_q2_k},
+    {Q3_K, 256, 110, 4, NULL, take_q3_k},
+    {Q4_K, 256, 144, 0, NULL, take_q4_k},
+    {Q5_K, 256, 176, 0, NULL, take_q5_k},
+    {Q6_K, 256, 210, 32, NULL, take_q6_k},
+    {IQ4_NL, 32, 18, 0, iq4_values, take_iq4_nl},
+    {IQ4_XS, 256, 136, 0, iq4_values, take_iq4_xs},
+    {MXFP4, 32, 17, 0, mxfp4_values, take_mxfp4},
+};
+
+static const Format *format_of(integer number) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (formats[i].number == number) return formats + i;
+    return NULL;
+}
+
+/* The weights of one block. */
+static void open_block_of(const Format *format, const uint8_t *block, float *to) {
+    Taken taken;
+    if (format->number == F32) {
+        memcpy(to, block, sizeof *to);
+    } else if (format->number == F16) {
+        *to = half_at(block);
+    } else if (format->number == BF16) {
+        const uint32_t bits = (uint32_t)block[0] << 16 | (uint32_t)block[1] << 24;
+        memcpy(to, &bits, sizeof bits);
+    } else {
+        format->take(block, &taken);
+        for (integer i = 0; format->values && i < format->elements; i++) taken.number[i] = format->values[taken.number[i]];
+        for (integer i = 0; i < format->elements; i++) {
+            const float scale = taken.d * (float)taken.scale[i / 16], minimum = taken.dmin * (float)taken.minimum[i / 16];
+            to[i] = scale * (float)taken.number[i] - minimum;
+        }
+    }
+}
 
 /* Rows of `width` numbers of a file's kind, as float32 or rounded to bfloat16. `order`: the file's row for each row that
    is written; NULL: the same. Returns how many rows were written: none where the kind is not in the table, or `width` is
@@ -183,9 +227,7 @@ integer dequantise(
     integer number, const uint8_t *from, integer rows, integer width, const integer *order, void *to, integer halves,
     integer threads
 ) {
-    const Format *format = NULL;
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (formats[i].number == number) format = formats + i;
+    const Format *format = format_of(number);
     if (!format || width % format->elements) return 0;
     const integer blocks = width / format->elements;
 #pragma omp parallel for num_threads((int)threads)
@@ -195,10 +237,10 @@ integer dequantise(
         for (integer b = 0; b < blocks; b++, block += format->bytes) {
             const integer at = r * width + b * format->elements;
             if (!halves) {
-                format->open(block, (float *)to + at);
+                open_block_of(format, block, (float *)to + at);
                 continue;
             }
-            format->open(block, some);
+            open_block_of(format, block, some);
             for (integer i = 0; i < format->elements; i++) ((uint16_t *)to)[at + i] = rounded(some[i]);
         }
     }

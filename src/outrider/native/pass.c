@@ -6,9 +6,9 @@
 
 #include "team.h"
 
-#include "blocks.h"
-
 #include "formats.h"
+
+#include "blocks.h"
 
 #include "products.h"
 
