@@ -12,7 +12,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "price": ("", "what the nodes of a round cost, and how many of them pay"),
     "types": ("params price", "plain values and the protocols of target and drafter"),
     "files": ("params", "atomic writes"),
-    "kept": ("", "small files that are kept between runs, in the user's cache directory"),
+    "kept": ("files", "what is kept between runs, in the user's cache directory, and who else could have written it"),
     "hub": ("params", "whether the model hub can be reached"),
     "shipped": ("params", "the models and drafters that come with the package, by name"),
     "plugins": ("params", "drafters, objectives and peers by name: our files, and other packages' entry points"),
@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "budgets": ("params types kept", "how much to draft in each round"),
     "testing": ("types core", "an exact table target, for tests of a drafter"),
     "targets": (
-        "params kept hub shipped types core native nets",
+        "params files kept hub shipped types core native nets",
         "stock models as targets: tree cache, masks, positions, compiled and recorded passes",
     ),
     "checkpoints": (

@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from .commands import PLAIN
-from .params import InputError, Interrupted
+from .params import OUT_OF_MEMORY, InputError, Interrupted
 
 # Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
 GROUPS = {
@@ -209,6 +209,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 2, f"{error.filename or 'a file'} cannot be used: {error.strerror.lower()}"
     if os.strerror(errno.ENOSPC) in str(error):  # as torch and safetensors say it
         return 2, "the disk is full; make room, and run the same command again"
+    if isinstance(error, MemoryError) or any(said in str(error) for said in OUT_OF_MEMORY):
+        return 2, "memory ran out; free some or raise its limit (ulimit -v), or use a smaller model or batch"
     lines = str(error).strip().splitlines()
     return 1, f"{type(error).__name__}: {lines[0] if lines else 'no message'} (--debug shows the traceback)"
 

@@ -1,6 +1,7 @@
 """Atomic writes: a file or folder appears under its name when it is complete, or not at all.
 
-Both are written beside their place first and then renamed. What cannot be written is refused in one sentence.
+Both are written beside their place first, synced to the disk, and then renamed; `replace` and `filling` do so for the
+whole project, and raise what the system raises. The other functions refuse in one sentence what cannot be written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from .params import InputError
@@ -18,6 +20,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+PARTIAL = ".partial-"  # what the names of unfinished files' folders begin with; one that a crash leaves may be deleted
 
 
 def write(path: str | Path, content: str | Callable[[Path], object]) -> Path:
@@ -31,18 +35,30 @@ def write(path: str | Path, content: str | Callable[[Path], object]) -> Path:
         InputError: the disk is full or the place cannot be written. The file that was there is then still whole.
     """
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if isinstance(content, str):
-            beside.write_text(content, encoding="utf-8")
-        else:
-            content(beside)
-        os.replace(beside, path)
-    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk by a RuntimeError
+        replace(path, partial(Path.write_text, data=content, encoding="utf-8") if isinstance(content, str) else content)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
         raise _refused(path, error) from None
-    finally:
-        beside.unlink(missing_ok=True)
     return path
+
+
+def replace(path: Path, content: Callable[[Path], object]) -> None:
+    """Write a file under its name once it is complete and on the disk, replacing the one of that name.
+
+    Each attempt writes in a folder of its own beside the file, so that threads and processes do not meet.
+
+    Args:
+        path: the file; its folder must exist.
+        content: writes the file that it is given; called once.
+
+    Raises:
+        OSError: the system refuses; `content` may raise others. The file that was there is then untouched.
+    """
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=path.parent) as own:
+        made = Path(own) / path.name
+        content(made)
+        _sync(made)
+        made.replace(path)
 
 
 def append(path: str | Path, line: str) -> None:
@@ -114,15 +130,30 @@ def folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
         raise InputError(f"{path} is there already; name a folder that is not, or remove it")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        try:
+        with filling(path) as made:
             yield made
-            made.chmod(0o777 & ~_umask())
-            if path.exists():
-                shutil.rmtree(path)
-            made.replace(path)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def filling(path: Path) -> Iterator[Path]:
+    """An empty folder to fill, which replaces the one of that name at the end of the block; after an error it is gone.
+
+    Args:
+        path: the name; the folder above it must exist.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=path.parent) as own:
+        made = Path(own) / "new"
+        made.mkdir()
+        yield made
+        for file in made.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        if path.exists():
+            path.replace(Path(own) / "old")  # removed with `own`
+        made.replace(path)
 
 
 @contextmanager
@@ -195,7 +226,7 @@ def _refused(path: str | Path, error: Exception) -> InputError:
     return InputError(f"{path} cannot be written ({reason.rstrip('.')}); make room, or name another place")
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _sync(file: Path) -> None:
+    """Wait until a file's bytes are on the disk: a rename may get there before them."""
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -15,6 +17,10 @@ LOSSY: tuple[Rule, ...] = ("typical",)
 
 class InputError(ValueError):
     """Unknown or contradictory input: one sentence that says what to do. The command line exits with 2."""
+
+
+# What an error says where memory ran out: the system, CUDA, torch and the dynamic loader.
+OUT_OF_MEMORY = os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment"
 
 
 class Interrupted(Exception):

@@ -122,7 +122,7 @@ def test_without_a_place_to_keep_it_the_file_is_read(
     torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
     assert len(tokenizer) == VOCAB
     (said,) = [r.getMessage() for r in caplog.records if "outrider" in r.name]
-    assert "read anew" in said
+    assert "each start is slow" in said
 
 
 def test_text_and_chat_come_from_the_file(file: Path) -> None:

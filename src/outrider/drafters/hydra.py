@@ -59,6 +59,7 @@ class HydraConfig:
     def __post_init__(self) -> None:
         for name in ("vocab", "hidden", "heads", "layers"):
             whole(f"{name} of Hydra", getattr(self, name))
+        _heads.check_blocks(self.heads, self.layers)
         vocabulary.check_size(self.draft_vocab, self.vocab, 0)
         if self.prefix != (self.layer is not None):
             raise InputError("a Hydra drafter has a layer if and only if prefix is true; correct its config")

@@ -64,6 +64,7 @@ class MedusaConfig:
     def __post_init__(self) -> None:
         for name in ("vocab", "hidden", "heads", "layers"):
             whole(f"{name} of Medusa", getattr(self, name))
+        _heads.check_blocks(self.heads, self.layers)
         vocabulary.check_size(self.draft_vocab, self.vocab, 0)
         if self.tree is not None:
             object.__setattr__(self, "tree", _ranks.checked(self.tree, "its config"))

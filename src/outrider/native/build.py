@@ -12,13 +12,12 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from .. import kept
+from . import store
 
 HERE = Path(__file__).parent
 SOURCES = (
@@ -48,12 +47,7 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
         *(("-DWIDE",) if halves and wide else ()),
     )
     try:
-        file = _file(flags)
-        if file.is_file() or _kept(compiler, flags, file):
-            return ctypes.CDLL(str(file))
-        with tempfile.TemporaryDirectory() as own:  # for this process alone, which holds it open
-            _compile(compiler, flags, Path(own) / file.name)
-            return ctypes.CDLL(str(Path(own) / file.name))
+        return store.load(_name(flags), partial(_compile, compiler, flags))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         logger.warning("the faster pass could not be compiled (%s); the model's own is used", said.strip()[-200:])
@@ -89,35 +83,16 @@ def _first() -> int:
         return 32 * 1024
 
 
-def _file(flags: tuple[str, ...]) -> Path:
-    """Where it lies, by its sources and this processor's abilities."""
+def _name(flags: tuple[str, ...]) -> str:
+    """The library's file name, by its sources, its flags and this processor's abilities."""
     digest = hashlib.sha256(" ".join((*flags, _about("flags"), _about("model name"))).encode())
     for source in SOURCES:
         digest.update((HERE / source).read_bytes())
-    return kept.folder("native") / f"{digest.hexdigest()[:24]}.so"
-
-
-def _kept(compiler: str, flags: tuple[str, ...], file: Path) -> bool:
-    """Build it in the cache folder; False where that cannot be written, or is full."""
-    try:
-        _compile(compiler, flags, file)
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return True
+    return f"{digest.hexdigest()[:24]}.so"
 
 
 def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
     source = str(HERE / SOURCES[0])
-    try:
-        subprocess.run(
-            [compiler, *flags, source, "-o", str(partial), "-lm"],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    subprocess.run(
+        [compiler, *flags, source, "-o", str(file), "-lm"], check=True, capture_output=True, text=True, timeout=120
+    )

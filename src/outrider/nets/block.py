@@ -92,6 +92,8 @@ class BlockConfig:
             raise InputError(f"the mask token {self.mask_token} lies outside the vocabulary of {self.vocab} tokens")
         if self.pair_head not in PAIR_HEADS:
             raise InputError(f"the pair head is one of {', '.join(PAIR_HEADS)}, not {self.pair_head!r}")
+        if self.pair_head != "none" and self.pair_rank < 1:
+            raise InputError(f"a pair head is at least 1 wide, not {self.pair_rank}; correct pair_rank")
         if self.pair_top < 0:
             raise InputError(f"pair_top counts tokens, 0 meaning all; it is {self.pair_top}")
         if not 0 <= self.conv <= self.block:

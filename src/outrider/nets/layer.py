@@ -21,13 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..types import InputError
+from . import network
 from .products import HalfLinear, OrderedLinear, PlainLinear, product
 
 # Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
 Linear = HalfLinear | OrderedLinear | PlainLinear
-ROPES = ("default", "linear", "llama3", "yarn")
+ROPES = {  # by the kind of rotary positions, what its config must say
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,23 @@ class LayerShape:
             raise InputError(f"{self.heads} heads cannot share {self.kv_heads} key heads; choose a divisor of heads")
         if self.head_dim % 2:
             raise InputError(f"rotary positions turn pairs, so head_dim must be even, not {self.head_dim}")
-        if self.rope.get("rope_type", "default") not in ROPES:
-            raise InputError(f"the rotary positions of a drafter are {', '.join(ROPES)}, not {self.rope['rope_type']}")
+        _check_rope(self.rope)
+
+
+def _check_rope(rope: Mapping[str, Any]) -> None:
+    """Refuse rotary positions that cannot be computed."""
+    kind = rope.get("rope_type", "default")
+    if not isinstance(kind, str) or kind not in ROPES:
+        raise InputError(f"the rotary positions of a drafter are {', '.join(ROPES)}, not {kind!r}")
+    for name in ROPES[kind]:
+        if name not in rope:
+            raise InputError(f"rotary positions of the kind {kind} need {name}; add it")
+    for name, value in rope.items():
+        needed = name == "rope_theta" or name in ROPES[kind]
+        if name == "rope_type" or (isinstance(value, bool | None) and not needed):
+            continue
+        if network.bounded(name, value) <= 0:
+            raise InputError(f"{name} in the config must be above 0, not {value}; correct it")
 
 
 class RMSNorm(nn.Module):

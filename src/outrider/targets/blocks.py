@@ -8,8 +8,8 @@ changes: the compiled code's own weights are held to the model's, bit for bit, a
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +25,6 @@ from ..native.weights import stretch, together
 from . import gguf
 from .gguf import Blocks
 
-logger = logging.getLogger(__name__)
 # Beside the converted model, by the lanes of the code that reads them: the file itself takes seconds to read.
 KEPT = {16: "weights.fours", 8: "weights.words"}
 KEPT_INTEGERS = "weights.integers"
@@ -131,10 +130,15 @@ def _kept(place: Path | None) -> dict[str, Tensor] | None:
 
 def _keep(place: Path | None, rows: dict[str, Tensor]) -> None:
     if place is not None:
-        try:
-            kept.replace(place, lambda partial: save_file(rows, partial))
-        except (OSError, SafetensorError) as error:  # a full disk comes as the second
-            logger.info("%s cannot be kept, so the blocks are read anew at each start: %s", place, error)
+        with kept.keeping():
+            kept.replace(place, partial(_save, rows))
+
+
+def _save(rows: dict[str, Tensor], file: Path) -> None:
+    try:
+        save_file(rows, file)
+    except SafetensorError as error:  # a full disk is reported as this
+        raise OSError(None, str(error)) from None
 
 
 def blocks_of(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks]]:

@@ -37,6 +37,10 @@ class Exactness:
     blocks: dict[str, int] = field(default_factory=dict)  # most rows of a product at a time, by kind of layer
     multiple: bool = False  # an attention product has a multiple of `queries` rows
 
+    def numbers(self) -> list[int]:
+        """All of them."""
+        return [self.rows, self.step, self.queries, *self.lengths, *self.blocks.values()]
+
     def padded(self, given: Pass) -> Pass:
         """The pass with as many nodes as it needs; the added ones are roots that nobody reads."""
         b, n = given.spots.shape

@@ -1,18 +1,17 @@
 """.gguf files: read by transformers' own code, and kept as folders so that the second start is as quick as a folder's.
 
 The folders lie in the user's cache directory (`kept.py`), one for each file's SHA-256. A quantised file's weights
-become bfloat16, others keep their precision. `source.json` in a folder remembers path, size and time of the file it was
-made from, so that a file is hashed again only if it has changed.
+become bfloat16, others keep their precision. `source.json` in a folder records path, size and time of the file it was
+made from, and size, time and SHA-256 of the files in the folder: a file is hashed again only if its time has changed,
+and a damaged folder is made anew.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from .. import kept
+from ..files import filling
 from ..native.blocks import BLOCK
 from ..types import InputError
 
@@ -45,20 +45,19 @@ def folder_of(file: Path) -> tuple[str, str | None]:
     file = _checked(file).resolve()
     root, stat = kept.folder("gguf"), file.stat()
     stamp = {"path": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    for folder in _folders(root):
-        if _source(folder) == stamp:
-            return str(folder), None
-    if file in _direct:
-        return str(file.parent), file.name
-    folder = root / _digest(file)
     try:
-        if not (folder / "config.json").is_file():
+        for folder in _folders(root):
+            if _made_from(folder) == stamp and _usable(folder):
+                return str(folder), None
+        if file in _direct:
+            return str(file.parent), file.name
+        folder = root / _digest(file)
+        if not _usable(folder):
             _convert(file, folder, stamp)
         elif os.access(folder, os.W_OK):  # another copy of a file that is here already
-            kept.write(folder / SOURCE, stamp)
+            kept.write(folder / SOURCE, {**stamp, "files": kept.read(folder / SOURCE)["files"]})
     except OSError as error:
-        why = error.strerror or _line(error)
-        logger.warning("%s is read anew at each start: %s cannot keep it converted (%s)", file.name, root, why)
+        kept.unusable(error.strerror or _line(error))
         _direct.add(file)
         return str(file.parent), file.name
     return str(folder), None
@@ -91,7 +90,7 @@ def precision(file: Path) -> str:
 
 def file_of(where: str, direct: str | None) -> Path | None:
     """The .gguf file that a folder was converted from, or that is read as it is; None where it is not there."""
-    made = Path(where) / direct if direct else (_source(Path(where)) or {}).get("path")
+    made = Path(where) / direct if direct else kept.read(Path(where) / SOURCE).get("path")
     return Path(made) if made and Path(made).is_file() else None
 
 
@@ -140,11 +139,10 @@ def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:
     with _explained(file):  # an unknown architecture is told before anything is promised
         AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
     size = sum(int(t.n_elements) for t in _reader(file).tensors) * getattr(torch, kind).itemsize
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    kept.make(folder.parent)
     if shutil.disk_usage(folder.parent).free < 1.1 * size:
         raise OSError(None, f"it needs {size / 1e6:.0f} MB and less is free")
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with filling(folder) as made:
         logger.warning("converting %s, once: %.0f MB in %s", file.name, size / 1e6, folder)
         model, found = read(file, kind)
         if found["missing_keys"]:
@@ -152,15 +150,10 @@ def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:
             raise InputError(f"{file} lacks {len(lacking)} tensors, {lacking[0]} among them; fetch it again")
         _save(model, made)
         read_tokenizer(file).save_pretrained(made)
-        kept.write(made / SOURCE, stamp)
-        made.chmod(0o755)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not (folder / "config.json").is_file():  # else another process was sooner
-                raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        for place in (made, *made.iterdir()):
+            kept.protect(place)
+        files = {part.name: {**_state(part), "sha256": _digest(part)} for part in made.iterdir()}
+        kept.write(made / SOURCE, {**stamp, "files": files})
 
 
 def _save(model: Any, folder: Path) -> None:
@@ -214,11 +207,43 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _source(folder: Path) -> Any:
+def _made_from(folder: Path) -> dict[str, Any]:
+    """Path, size and time of the file that a folder was made from."""
+    return {key: value for key, value in kept.read(folder / SOURCE).items() if key != "files"}
+
+
+def _usable(folder: Path) -> bool:
+    """Is there a conversion that is as it was made? One that is damaged is said so.
+
+    Raises:
+        OSError: others could have written it.
+    """
+    if not folder.is_dir():
+        return False
+    files = kept.read(folder / SOURCE).get("files")
+    for place in (folder, *sorted(folder.iterdir())):
+        if why := kept.exposed(place):
+            raise PermissionError(None, why)
+    if isinstance(files, dict) and files and all(_intact(folder / name, state) for name, state in files.items()):
+        return True
+    logger.warning("%s is damaged, so that it is made anew", folder)
+    return False
+
+
+def _intact(file: Path, state: Any) -> bool:
+    """Is a file as it was made?"""
     try:
-        return json.loads((folder / SOURCE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        now = _state(file)
+    except OSError:
+        return False
+    if not isinstance(state, dict) or state.get("size") != now["size"]:
+        return False
+    return state.get("mtime_ns") == now["mtime_ns"] or state.get("sha256") == _digest(file)
+
+
+def _state(file: Path) -> dict[str, int]:
+    about = file.stat()
+    return {"size": about.st_size, "mtime_ns": about.st_mtime_ns}
 
 
 def _digest(file: Path) -> str:

@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from .. import hub
 from ..nets import products, vocabulary
-from ..params import check_weights
+from ..params import OUT_OF_MEMORY, check_weights
 from ..types import InputError, Target
-from . import compiled, gguf, names, spread
+from . import compiled, gguf, names, sizes, spread
 from .hf import HFTarget
 from .mark import mark_of
 from .names import Place
@@ -249,23 +249,31 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], proces
     hub.ensure(where, place.hint)
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except StrictDataclassError as error:
+        raise InputError(f"{where}/config.json is damaged: {' '.join(str(error).split())[:200]}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # a wrong field may make its readers raise anything
         reason = _first_line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own; allow that (--trust-remote-code) only if you trust its author"
         raise InputError(_hinted(f"{name} cannot be loaded: {reason}", place)) from None
-    except StrictDataclassError as error:
-        raise InputError(f"{where}/config.json is damaged: {' '.join(str(error).split())[:200]}") from None
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if type(config) not in kind._model_mapping and not trust:
         raise InputError(f"{name} is a {config.model_type}, which is no language model that transformers knows")
     if processes > 1:
         spread.check(config, name, processes)
+    if Path(where).exists() and not trust:
+        sizes.check(config, Path(where), kind)
     try:
         return kind.from_pretrained(
             where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **{**LENIENT, **options}
         )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
+        if any(said in str(error) for said in OUT_OF_MEMORY):
+            raise
         reason = _damaged(where) or f"{name} cannot be loaded: {_first_line(error)}"
         raise InputError(_hinted(reason, place)) from None
 

@@ -12,7 +12,6 @@ The answer is kept in the user's cache folder by model shapes, precision, proces
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -28,6 +27,7 @@ import transformers
 from .. import kept
 from ..core.tree import chain, from_paths
 from ..nets import products
+from ..nets.network import from_dict
 from ..params import check_exact
 from ..types import InputError
 from . import kernels
@@ -38,6 +38,7 @@ from .packed import PACKED
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
 KERNELS = "ONEDNN_", "DNNL_", "ATEN_", "MKL_"  # variables that choose kernels
+MOST = 1 << 20  # that a number of an answer may be
 QUESTIONS = 5  # what is asked: with another number, answers that were kept no longer count
 
 
@@ -70,22 +71,22 @@ def find(target: HFTarget) -> Found:
     if reason := lacking(target):
         return Found(None, reason)
     file = kept.folder("exact") / f"{_key(target)}.json"
-    known = _known(file)
-    if isinstance(known, dict) and {"exactness", "reason", "seconds"} <= set(known):
-        given = known["exactness"]
-        exactness = None if given is None else Exactness(**{**given, "lengths": tuple(given["lengths"])})
-        return Found(exactness, known["reason"], known["seconds"])
+    if known := _known(file):
+        return known
     found = probe(target)
-    with contextlib.suppress(OSError):  # a folder that cannot be written: it is asked again next time
+    with kept.keeping():
         kept.write(file, asdict(found))
     return found
 
 
-def _known(file: Path) -> Any:
+def _known(file: Path) -> Found | None:
+    """What a file of `find` holds; None where there is none, or none that it can have written."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found: Found = from_dict(Found, kept.read(file))
+    except (TypeError, ValueError):
         return None
+    numbers = [] if found.exactness is None else found.exactness.numbers()
+    return found if all(1 <= n <= MOST for n in numbers) else None
 
 
 def lacking(target: HFTarget) -> str:

@@ -11,7 +11,6 @@ proved with full weights, by the same code but for its products.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import ctypes
 import gc
@@ -208,7 +207,7 @@ def ensure(target: HFTarget | SeqTarget) -> None:
     """
     fine = torch.float32, torch.float64
     proofs = kept.folder("validated")
-    known = any((proofs / f"{_key(target, dtype)}.json").is_file() for dtype in {target.dtype, *fine})
+    known = any(_is_proof(proofs / f"{_key(target, dtype)}.json") for dtype in {target.dtype, *fine})
     if isinstance(target, HFTarget) and target.processes > 1:  # they run the proof together or not at all
         known = spread.agreed(target.model, known)
     if known:
@@ -224,17 +223,15 @@ def ensure(target: HFTarget | SeqTarget) -> None:
     if not report.exact:
         hint = "" if target.dtype in fine else "; loading it once with dtype float32 tells rounding from a wrong mask"
         raise InputError(f"{report.sentence}; its texts would not be its own, so it is refused{hint}")
-    try:
+    with kept.keeping():
         kept.write(proofs / f"{_key(target, target.dtype)}.json", asdict(report))
-    except OSError:
-        return  # a folder that cannot be written: prove it again next time
 
 
 def ensure_native(target: HFTarget) -> bool:
     """Does the compiled pass equal the stock model's own forward, and have the same bits with drafts as without? What
     passed is remembered; what fails is said."""
     proof = _proof(target)
-    if proof.name in PROVED or proof.is_file():
+    if proof.name in PROVED or _is_proof(proof):
         return True
     return _passed(validate(target), proof)
 
@@ -243,7 +240,7 @@ def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
     """The same for products of whole numbers, once for each configuration: that of `full`, which loads the model with
     all its bits, holds; every matrix is multiplied as it should be; and trees have the bits of single tokens."""
     proof = _proof(target)
-    if proof.name in PROVED or proof.is_file():
+    if proof.name in PROVED or _is_proof(proof):
         return True
     if getattr(full(), "native", None) is None:
         return False
@@ -281,12 +278,17 @@ def _proof(target: HFTarget) -> Path:
     return kept.folder("validated") / f"{ways}.json"
 
 
+def _is_proof(file: Path) -> bool:
+    """Is this the report of a proof that passed?"""
+    return kept.read(file).get("exact") is True
+
+
 def _passed(report: Report, proof: Path) -> bool:
     if not report.exact:
         logger.warning("the compiled pass is not used for this model: %s", report.sentence)
         return False
     PROVED.add(proof.name)
-    with contextlib.suppress(OSError):  # a folder that cannot be written: prove it again next time
+    with kept.keeping():
         kept.write(proof, asdict(report))
     return True
 
