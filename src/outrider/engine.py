@@ -21,7 +21,7 @@ from .budgets.budgeter import Budgeter, Report, may_draft
 from .core import nucleus, sampling, verify
 from .core.clock import Clock
 from .core.noise import GumbelNoise
-from .core.tree import root_only
+from .core.tree import flaw, root_only
 from .params import check_rule
 from .request import Done, Piece, Request, Row, alike, check_prompt, penalised
 from .types import (
@@ -257,7 +257,11 @@ class Batch:
             return root_only(view.root)
         if self.engine.rule != "coupled":  # only the coupled rule stays lossless where nodes are dropped by value
             budget = replace(budget, floor=0.0, reach=0.0, price=None, rate=0.0)
-        return self.drafting.propose(view, budget)
+        tree = self.drafting.propose(view, budget)
+        if wrong := flaw(tree, view.root, self.engine.target.vocab):
+            kind = type(self.engine.drafter)
+            raise InputError(f"the drafter {kind.__module__}.{kind.__qualname__} proposed a broken tree: {wrong}")
+        return tree
 
     def judge(self, view: Rows, tree: DraftTree, output: TargetOutput) -> Verdict:
         """Apply the rule."""

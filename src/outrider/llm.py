@@ -112,8 +112,9 @@ class LLM:
         Args:
             prompts: text, token ids (list, tensor or array) or chat messages; or a list of prompts.
             max_new_tokens: at most so many tokens a text.
-            n: texts per prompt; text j of a prompt uses seed + j.
-            seed: one int for every prompt, a list with one int per prompt, or None (a fresh one for each).
+            n: texts per prompt, at most 4096; text j of a prompt uses seed + j.
+            seed: one int for every prompt, a list with one int per prompt, or None (a fresh one for each). Seeds act
+                modulo 2^64.
             batch_size: texts decoded at a time. The texts do not depend on it.
             rule: coupled, rejection, block, or typical (which changes the law of the text).
             budget: how much to draft: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`), or a budget object. Default:

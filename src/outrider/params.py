@@ -31,13 +31,43 @@ def _is(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def whole(name: str, value: Any, least: int | None = 1) -> int:
-    """`value` as an int; raises InputError, which calls it `name`, if it is none or less than `least`."""
+def _between(name: str, value: Any, low: float, high: float) -> float:
+    """`value` as a float; raises InputError, which calls it `name`, if it is no number from `low` to `high`."""
+    if not _is(value, Real):
+        raise InputError(f"{name} must be a number, not {shown(value)}")
+    if not low <= value <= high:
+        raise InputError(f"{name} must be a number from {low:g} to {high:g}, not {shown(value)}")
+    return float(value)
+
+
+def _biases(given: Any) -> dict[int, float]:
+    """The logit biases by token id; raises InputError."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"logit_bias maps token ids to numbers, as in {{42: -5.0}}, not {shown(given)}")
+    for token in given:
+        if not _is(token, Integral):
+            raise InputError(f"logit_bias maps token ids to numbers, as in {{42: -5.0}}; {shown(token)} is no token id")
+    return {int(token): _between("logit_bias", bias, -LARGEST, LARGEST) for token, bias in given.items()}
+
+
+def whole(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
+    """`value` as an int; raises InputError, which calls it `name`, if it is none, less than `least` or above `most`."""
     if not _is(value, Integral):
-        raise InputError(f"{name} must be a whole number, not {value!r}")
+        raise InputError(f"{name} must be a whole number, not {shown(value)}")
     if least is not None and value < least:
-        raise InputError(f"{name} must be at least {least}, not {value}")
+        raise InputError(f"{name} must be at least {least}, not {shown(value)}")
+    if most is not None and value > most:
+        raise InputError(f"{name} must be at most {most}, not {shown(value)}")
     return int(value)
+
+
+def shown(value: Any) -> str:
+    """`value` as an error message shows it: at most 60 characters, whatever a caller sent."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print integers of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 EXACT = ("auto", "bits", "rounding")
@@ -65,19 +95,24 @@ def check_rule(rule: str) -> Rule:
     return rule
 
 
+LARGEST = 1e9  # of temperatures, penalties and biases: a float32 holds every sum and quotient of them and logits
+SMALLEST = 1e-9  # of temperatures above 0, and of repetition penalties
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """The parameters of the law; semantics are those of transformers' processors.
+    """The parameters of the distribution; semantics are those of transformers' processors.
 
     Attributes:
-        temperature: at least 0; 0 is greedy.
-        top_k: only so many of the likeliest tokens; 0: all.
+        temperature: from 0 to 1e9; 0 is greedy, and so is what lies below 1e-9.
+        top_k: only so many of the likeliest tokens; 0, or more than the vocabulary has: all.
         top_p: only the likeliest tokens that make up this probability; above 0, and 1: all.
         min_p: only tokens at least this share as likely as the likeliest; 0: all.
         repetition_penalty: logits of tokens of prompt and output are divided by it, those below 0 multiplied; 1: none.
-        presence_penalty: taken once from the logit of every token of the output.
-        frequency_penalty: taken from a token's logit as often as it stands in the output.
-        logit_bias: added to the logits of these token ids.
+            From 1e-9 to 1e9.
+        presence_penalty: taken once from the logit of every token of the output; from -1e9 to 1e9.
+        frequency_penalty: taken from a token's logit as often as it stands in the output; from -1e9 to 1e9.
+        logit_bias: added to the logits of these token ids; from -1e9 to 1e9.
 
     Raises:
         InputError: a value is of another type or out of its range.
@@ -93,24 +128,19 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name not in ("top_k", "logit_bias") and not _is(value, Real):
-                raise InputError(f"{name} must be a number, not {value!r}")
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature must be a finite number of at least 0, not {self.temperature}")
         if not _is(self.top_k, Integral) or self.top_k < 0:
-            raise InputError(f"top_k must be 0 (off) or a positive count, not {self.top_k!r}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must lie in (0, 1], not {self.top_p}")
-        if not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p must lie in [0, 1], not {self.min_p}")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise InputError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not abs(getattr(self, name)) < float("inf"):
-                raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
-        if not isinstance(self.logit_bias, Mapping):
-            raise InputError(f"logit_bias maps token ids to numbers, as in {{42: -5.0}}, not {self.logit_bias!r}")
+            raise InputError(f"top_k must be 0 (off) or a positive count, not {shown(self.top_k)}")
+        checked: dict[str, Any] = {"top_k": int(self.top_k), "logit_bias": _biases(self.logit_bias)}
+        for name, low, high in (
+            ("temperature", 0, LARGEST), ("top_p", 0, 1), ("min_p", 0, 1), ("repetition_penalty", SMALLEST, LARGEST),
+            ("presence_penalty", -LARGEST, LARGEST), ("frequency_penalty", -LARGEST, LARGEST),
+        ):  # fmt: skip
+            checked[name] = _between(name, getattr(self, name), low, high)
+        if checked["top_p"] == 0:
+            raise InputError("top_p must be above 0 and at most 1, not 0")
+        if checked["temperature"] < SMALLEST:
+            checked["temperature"] = 0.0
+        vars(self).update(checked)  # the dataclass is frozen: plain numbers in place of what was given
 
     @classmethod
     def of(cls, options: Mapping[str, object], others: Iterable[str] = ()) -> Sampling:

@@ -17,6 +17,7 @@ from .core.sampling import penalise, wide
 from .params import whole
 from .types import DraftTree, InputError, Rule, Sampling, Target, Usage, Verdict
 
+MOST_SAMPLES = 4096  # texts of one prompt in one call
 PADDING = 64, 0.25  # in one pass, so many tokens of filling are allowed, or this share of all its tokens
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
 # (output so far, logits [1, v]) -> scores [1, v]. An output that ends in -1 is that of a row whose walk has ended while
@@ -29,7 +30,7 @@ class Request:
     """What one output is asked to be. Seed, law and end belong to the row: a text does not depend on its neighbours."""
 
     prompt: Sequence[int]  # token ids, at least one
-    seed: int  # any whole number
+    seed: int  # any whole number; seeds that differ by a multiple of 2^64 are the same
     max_new_tokens: int  # at least 1
     sampling: Sampling = field(default_factory=Sampling)
     # (output so far, new tokens) -> how many of the new tokens are kept, and why the row ends there; None: it goes on
@@ -217,7 +218,7 @@ def check_prompt(request: Request, target: Target) -> None:
 
 def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
     """The seed of every sample [prompt][sample]; `seed`, `n` and errors are those of `LLM.generate`."""
-    whole("n", n)
+    whole("n", n, most=MOST_SAMPLES)
     given = [seed] * prompts if seed is None or not isinstance(seed, Sequence) or isinstance(seed, str) else seed
     if len(given) != prompts:
         raise InputError(f"give one seed, or one per prompt: there are {prompts} prompts and {len(given)} seeds")

@@ -195,6 +195,37 @@ def test_penalties_and_biases_are_those_of_tensors(seed: int, vocab: int) -> Non
     assert max(len(path) for path, _ in wanted) > 1
 
 
+EXTREME = (
+    {"temperature": 1e9}, {"temperature": 1e9, "top_p": 0.6}, {"temperature": 1e-9}, {"temperature": 1e-9, "top_k": 3},
+    {"top_k": 2**63 + 2**40}, {"top_k": 2**64 + 5}, {"logit_bias": {3: 1e9, 5: 1e9, 6: -1e9}},
+    {"repetition_penalty": 1e9, "temperature": 1e9}, {"repetition_penalty": 1e-9, "frequency_penalty": -1e9},
+    {"temperature": 1e-9, "top_p": 0.9, "presence_penalty": 1e9, "logit_bias": {2: -1e9}},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab", [7, 40, 8203])
+def test_the_ends_of_every_range_are_drawn_as_in_tensors(vocab: int) -> None:
+    """No sum or quotient is infinite there, no lane behind the vocabulary's end is drawn, and counts do not wrap."""
+    assert CODE is not None
+    torch.manual_seed(vocab)
+    b, sure = len(EXTREME), 0
+    history = [([1, 2, 3], [3, 3, 5, 6])] * b
+    for seed in range(8):
+        logits = torch.randn(b, 1, vocab) * 3
+        rows = rows_of([Sampling(**{"temperature": 1.0, **law}) for law in EXTREME], [seed] * b, [9] * b, vocab)
+        tree = from_lists([[5]] * b, [[0]] * b)
+        wanted = right(rows, tree, logits, history)
+        changes = [Changes.of(s, [1, 2, 3]) for s in rows.sampling]
+        grown = [c if c is None else c.upto([3, 3, 5, 6]) for c in changes]
+        assert all(0 <= token < vocab for _, token in wanted)
+        for i in range(b):  # one by one: where rounding could decide for one row, tensors draw all
+            one = Rows(**{**rows.__dict__, **{n: getattr(rows, n)[i : i + 1] for n in SPLIT}})
+            found = Walk(CODE)(one, from_lists([[5]], [[0]]), logits[i : i + 1].contiguous(), grown[i : i + 1])
+            assert found is None or found.host == wanted[i : i + 1]
+            sure += found is not None
+    assert sure >= 0.8 * 8 * b
+
+
 @pytest.mark.parametrize("flaw", [math.nan, math.inf])
 def test_filtered_logits_that_are_no_numbers_are_left_to_tensors(flaw: float) -> None:
     assert CODE is not None

@@ -15,7 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -293,6 +295,70 @@ def best_of(values: Sequence[Sequence[float]], nodes: int, floor: float, price: 
         counts = price.most([[row[i] for i in ids] for row, ids in zip(values, found, strict=True)])
         found = [ids[:n] for ids, n in zip(found, counts, strict=True)]
     return [sorted(ids) for ids in found]
+
+
+def flaw(tree: DraftTree, root: Int[Tensor, " b"], vocab: int) -> str:
+    """What is wrong with a tree that a drafter proposed; empty where nothing is.
+
+    Every tree is looked over, since compiled code reads memory at its ids, parents and depths, and a wrong root or
+    ancestor matrix would change the text. Arrays on the host are looked at, which takes some twenty microseconds;
+    away from the CPU this waits for the device.
+
+    Args:
+        root: the last committed tokens.
+        vocab: of the target: ids are below it, those of padding too.
+    """
+    if tree.ancestors is None:
+        return "it has no ancestor matrix"
+    given = tree.tokens, tree.parents, tree.depths, tree.size, tree.ancestors, root
+    tokens, parents, depths, size, sees, first = (t.cpu().numpy() for t in given)
+    b, n = len(first), tokens.shape[-1]
+    if not tokens.shape == parents.shape == depths.shape == (b, n) or n == 0:
+        return f"tokens, parents and depths are not all [{b}, nodes]"
+    if size.shape != (b,) or sees.shape != (b, n, n) or (tree.values is not None and tree.values.shape != (b, n)):
+        return f"its size is not [{b}], its ancestor matrix not [{b}, {n}, {n}] or its values not [{b}, {n}]"
+    if not tokens.dtype == parents.dtype == depths.dtype == size.dtype == np.int64 or sees.dtype != np.bool_:
+        return "tokens, parents, depths and size are not all of int64, or its ancestor matrix is not of bool"
+    rows, upper, child, real = *_limits(b, n), _below(size, n)
+    ids, ups, levels = (t.view(np.uint64) for t in (tokens, parents, depths))  # what is below 0 is large
+    if real is None:
+        return f"a row has fewer than one node or more than {n}"
+    if np.count_nonzero(ids >= vocab):
+        return f"a token lies outside the vocabulary of {vocab}"
+    if np.count_nonzero(tokens[:, 0] != first):
+        return "its root is not the last token of the text"
+    if np.count_nonzero(ups >= n) or np.count_nonzero((ups >= upper) & real):
+        return "a node comes before its parent"
+    if np.count_nonzero(levels > max(0, tree.deepest)):
+        return f"a node is deeper than the tree's deepest, {tree.deepest}"
+    above = parents + rows  # in the whole batch
+    if np.count_nonzero(depths[:, 0]) or np.count_nonzero((depths != depths.ravel().take(above) + child) & real):
+        return "a node's depth is not its parent's plus one"
+    lines = sees.reshape(b * n, n).take(above, axis=0)
+    lines.reshape(b, n * n)[:, :: n + 1] = True
+    if np.count_nonzero(sees[:, 0, 1:]) or np.count_nonzero((lines != sees) & real[..., None]):
+        return "its ancestor matrix does not follow from its parents"
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _limits(b: int, n: int) -> tuple[Any, Any, Any]:
+    """Of b rows of n nodes: where each begins [b, 1]; what each node's parent is below [n]; and 1 but for the root [n]."""
+    index = np.arange(n)
+    return n * np.arange(b)[:, None], np.maximum(index, 1).astype(np.uint64), (index > 0).astype(np.int64)
+
+
+def _below(size: Any, n: int) -> Any:
+    """Which nodes are no padding [b, n]; None where a size lies outside 1 .. n."""
+    sizes = size.tolist()
+    if not all(1 <= own <= n for own in sizes):
+        return None
+    return _full(len(sizes), n) if min(sizes) == n else np.arange(n) < size[:, None]
+
+
+@lru_cache(maxsize=256)
+def _full(b: int, n: int) -> Any:
+    return np.ones((b, n), dtype=np.bool_)
 
 
 def check(tree: DraftTree) -> None:

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
+from .parts import BLOCK as BLOCK
 from .parts import MatrixPart
 
-BLOCK = 32  # weights that share a scale
 OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
 PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 = range(6)  # kinds of rows, as in blocks.h, which has further ones
 HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as products of whole numbers have them in a vector
@@ -123,11 +123,13 @@ def multiply(code: ctypes.CDLL, matrix: Packed, outputs: int, x: Float[Tensor, "
     bfloat16, x is rounded to it first."""
     given, found, part = x.float().contiguous(), torch.empty(len(x), outputs), matrix.part
     room = torch.empty_like(given)
-    code.multiply.restype = None
-    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, found, room)]
+    code.multiply.restype, code.scratch_bytes.restype = None, ctypes.c_int64
+    each = code.scratch_bytes(ctypes.c_int64(len(x)), ctypes.c_int64(x.shape[1]))
+    scratch = torch.empty(each * torch.get_num_threads(), dtype=torch.uint8)
+    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, found, room, scratch)]
     sizes = [ctypes.c_int64(size) for size in (*x.shape, outputs)]
     threads = ctypes.c_int64(torch.get_num_threads())
-    code.multiply(ctypes.byref(part), places[0], *sizes, places[1], threads, places[2])
+    code.multiply(ctypes.byref(part), places[0], *sizes, places[1], threads, *places[2:])
     return found
 
 

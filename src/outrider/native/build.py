@@ -17,14 +17,12 @@ from pathlib import Path
 
 import torch
 
-from . import store
+from . import sanitized, store
+from .parts import check
+from .sanitized import sanitizer
 
 HERE = Path(__file__).parent
-SOURCES = (
-    "pass.c", "vectors.h", "team.h", "formats.h", "blocks.h", "arranged.h", "twelve.h", "opened8.h", "opened16.h",
-    "products.h", "eights.h", "integers.h", "lanes.h", "tiles.h", "many.h", "scores.h", "values.h", "attention.h", "noise.h",
-    "reading.h", "draft.h", "hydra.h", "mamba.h", "lattice.h", "heads.h", "walk.h",
-)  # fmt: skip
+SOURCE = "pass.c"
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
 logger = logging.getLogger(__name__)
@@ -40,6 +38,7 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
     halves, wide = weights == "bfloat16", rest == "float32"
     flags = (
         *FLAGS,
+        *sanitized.FLAGS[sanitizer()],
         f"-DFIRST={_first()}",
         *(("-DSOON=_MM_HINT_T1", "-DAHEAD=2") if tiles() or "AuthenticAMD" in _about("vendor_id") else ()),
         *(("-DTILES",) if tiles() else ()),
@@ -47,7 +46,9 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
         *(("-DWIDE",) if halves and wide else ()),
     )
     try:
-        return store.load(_name(flags), partial(_compile, compiler, flags))
+        code = store.load(_name(flags), partial(_compile, compiler, flags))
+        check(code)
+        return code
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         logger.warning("the faster pass could not be compiled (%s); the model's own is used", said.strip()[-200:])
@@ -86,13 +87,17 @@ def _first() -> int:
 def _name(flags: tuple[str, ...]) -> str:
     """The library's file name, by its sources, its flags and this processor's abilities."""
     digest = hashlib.sha256(" ".join((*flags, _about("flags"), _about("model name"))).encode())
-    for source in SOURCES:
-        digest.update((HERE / source).read_bytes())
+    for source in sorted(HERE.glob("*.[ch]")):
+        digest.update(source.read_bytes())
     return f"{digest.hexdigest()[:24]}.so"
 
 
 def _compile(compiler: str, flags: tuple[str, ...], file: Path) -> None:
-    source = str(HERE / SOURCES[0])
+    source = str(HERE / SOURCE)
     subprocess.run(
-        [compiler, *flags, source, "-o", str(file), "-lm"], check=True, capture_output=True, text=True, timeout=120
+        [compiler, *flags, source, "-o", str(file), "-lm"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600 if sanitizer() else 120,
     )

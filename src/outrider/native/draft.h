@@ -5,6 +5,7 @@
 /* The k largest of n numbers, in falling order; of equals the first. Returns how many there are. */
 static integer largest(const float *x, integer n, integer k, integer *ids, float *values) {
     integer count = 0;
+    if (k < 1) return 0;
     for (integer i = 0; i < n; i += LANES) {
         if (count == k && i + LANES <= n && !ABOVE(LOAD(x + i), ALL(values[k - 1]))) continue;
         for (integer j = i; j < n && j < i + LANES; j++) {
@@ -32,13 +33,17 @@ static float log_sum(const float *x, integer n, float scale, float most) {
     return most / scale + logf(sum_of(sums));
 }
 
-/* The columns of the candidates below one node, best first, and the logs of their confidences. */
+/* The columns of the candidates below one node, best first, and the logs of their confidences. `item`: whose part of the
+   workspace is used. */
 static void rank(
-    const Draft *draft, const float *logits, float *raced, integer columns, integer row, integer layer, integer *chosen,
+    const Draft *draft, const float *logits, integer item, integer columns, integer row, integer layer, integer *chosen,
     float *confidences
 ) {
-    integer pool[draft->pool + 1], found[draft->most + 1], count, n = columns;
-    float values[draft->pool + 1], tops[draft->most + 1];
+    integer *pool = draft->top_columns + item * (draft->pool + draft->most), *found = pool + draft->pool, count, n = columns;
+    float *values = draft->top_values + item * (draft->pool + draft->most), *tops = values + draft->pool;
+    float *raced = draft->raced + item * draft->pool;
+    EXPECT(draft->most > 0 && draft->most <= columns && draft->pool >= draft->most && draft->pool <= columns);
+    EXPECT(draft->scale > 0);
     const integer *names = NULL, *ids = draft->names;
     const float *x = logits;
     if (draft->seeds) {
@@ -79,12 +84,12 @@ static integer worth(const Draft *draft, integer rows, const double *gains, inte
 /* The tree of the most valuable candidates: as many as pay, over all rows. */
 static void keep(Draft *draft, integer rows, integer candidates) {
     const integer most = draft->nodes < candidates ? draft->nodes : candidates;
-    integer limit = most, new[candidates], count = 0, order[rows * most];
-    float all[rows * most], sorted[rows * most], least = -INFINITY;
-    double gains[rows * most];
-    memset(gains, 0, sizeof gains);
+    integer limit = most, *new = draft->renamed, count = 0, *order = draft->order;
+    float *all = draft->all, *sorted = draft->sorted, *tops = draft->tops, least = -INFINITY;
+    double *gains = draft->gains;
+    EXPECT(most > 0 && candidates <= draft->candidates);
+    memset(gains, 0, rows * most * sizeof *gains);
     for (integer r = 0; r < rows; r++) {
-        float tops[most];
         integer *chosen = draft->chosen + r * draft->candidates;
         draft->size[r] = largest(draft->value + r * draft->candidates, candidates, most, chosen, tops);
         for (integer i = 1; i < draft->size[r]; i++) {
@@ -166,7 +171,7 @@ static void rank_all(
             continue;
         }
         rank(
-            draft, pass->logits + item * columns, draft->raced + item * columns, columns, r, layer,
+            draft, pass->logits + item * columns, item, columns, r, layer,
             draft->token + to, draft->value + to
         );
         for (integer k = to; k < to + draft->most; k++) {
@@ -183,7 +188,7 @@ static void rank_all(
    `before` .. `ends` - 1 of each. Returns the largest number; 0 where none is worth a step. */
 static integer choose(Draft *draft, integer rows, integer before, integer first, integer count, integer *ends) {
     const integer wide = draft->width < count ? draft->width : count;
-    float tops[wide], best = -INFINITY;
+    float *tops = draft->tops, best = -INFINITY;
     integer worth = 0;
     for (integer r = 0; r < rows; r++) {
         integer *chosen = draft->chosen + r * draft->candidates;
@@ -220,6 +225,7 @@ static void feed(const Model *step, Pass *pass, Draft *draft, integer before, in
             sees[i * all + i] = 1;
             draft->spots[r * all + i] = pass->lengths[r] + (place < 0 ? 0 : draft->level[at + node] - 1);
             if (i < before || place < 0) continue;
+            EXPECT(draft->token[at + node] >= 0 && draft->token[at + node] < draft->entries);
             const held *embedding = draft->embeddings + draft->token[at + node] * hidden;
             const float *above = up ? draft->vectors + (r * most + draft->fed[at + up]) * hidden : draft->last + r * hidden;
             for (integer k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
@@ -246,7 +252,7 @@ static void feed(const Model *step, Pass *pass, Draft *draft, integer before, in
 /* Draft for every row. `pass` is that of a step, with room for as many nodes as any has; `head`: the head alone. */
 void draft(const Model *step, const Model *head, Pass *pass, Draft *draft) {
     const integer rows = pass->rows;
-    integer above = 0, wide = 1, before = 0, candidates = 1, ends[rows];
+    integer above = 0, wide = 1, before = 0, candidates = 1, *ends = draft->ends;
     pass->lengths = draft->lengths;
     if (draft->waits) read_pairs(step, pass, draft);
     if (!draft->depth) return;

@@ -9,7 +9,7 @@ typedef struct {
 
 void draft_heads(const Model *model, const Heads *heads, const Block *block, Pass *pass, Draft *draft) {
     const integer rows = pass->rows, depth = draft->depth, hidden = model->hidden, wide = depth * hidden;
-    Gate gate = {0};
+    Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);

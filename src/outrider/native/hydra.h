@@ -13,6 +13,7 @@ static void path_of(const Draft *draft, integer hidden, integer row, integer nod
     const integer at = row * draft->candidates;
     for (integer k = 0; k < hidden; k += LANES) STORE_INPUT(to + k, HELD(draft->features[row] + k));
     for (integer place = layer + 1; place; place--) {
+        EXPECT(draft->token[at + node] >= 0 && draft->token[at + node] < draft->entries);
         const held *embedding = draft->embeddings + draft->token[at + node] * hidden;
         for (integer k = 0; k < hidden; k += LANES) STORE_INPUT(to + place * hidden + k, HELD(embedding + k));
         node = draft->below[at + node];
@@ -25,7 +26,7 @@ static void speak(
     integer wide, integer layer
 ) {
     const integer hidden = model->hidden, reads = (layer + 2) * hidden, count = pass->rows * wide;
-    Gate gate = {0};
+    Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
@@ -54,7 +55,7 @@ static void speak(
 
 void draft_hydra(const Model *model, const HydraHead *heads, float *made, Pass *pass, Draft *draft) {
     const integer rows = pass->rows;
-    integer above = 0, wide = 1, before = 0, candidates = 1, ends[rows];
+    integer above = 0, wide = 1, before = 0, candidates = 1, *ends = draft->ends;
     rooted(draft, rows);
     for (integer layer = 0; layer < draft->depth; layer++) {
         const integer first = candidates;

@@ -16,13 +16,15 @@ typedef struct {
     float *confidences;          /* room: the same */
     float *logs;                 /* room: [rows, candidates, most], of the candidates below a node, best first */
     integer *order;              /* room: the same; which candidates these are */
+    integer *next;               /* room: [rows, candidates]: by node, how many of its children were taken */
+    double *value;               /* room: the same: the log of the product of confidences */
 } Block;
 
 /* Context vectors of the positions that wait, and their keys and values. */
 static void read_context(const Model *model, const Block *block, Pass *pass, Draft *draft) {
     const integer hidden = model->hidden, joined = block->taps * hidden;
     const integer count = counted(pass, draft->waiting);
-    Gate gate = {0};
+    Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
@@ -49,6 +51,7 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
     const integer hidden = model->hidden, slots = block->first + draft->depth, rows = pass->rows;
     for (integer i = 0; i < rows * slots; i++) {
         const integer row = i / slots, slot = i % slots;
+        EXPECT(draft->root[row] >= 0 && draft->root[row] < draft->entries);
         const held *root = draft->embeddings + draft->root[row] * hidden;
         for (integer k = 0; k < hidden; k += LANES)
             STORE(pass->states + i * hidden + k, slot ? LOAD(block->mask + k) : HELD(root + k));
@@ -60,7 +63,7 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
             STORE_INPUT(pass->normed + at, LOAD(draft->last + i));
             STORE_INPUT(pass->normed + at + hidden, HELD(draft->embeddings + draft->root[row] * hidden + i % hidden));
         }
-        Gate gate = {0};
+        Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
         {
             const Team team = team_at(&gate);
@@ -83,7 +86,8 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
 static void open_node(const Block *block, const Draft *draft, integer row, integer node) {
     const integer most = draft->most, rank = block->rank, at = row * draft->candidates + node;
     const integer slot = (row * draft->depth + draft->level[at]) * most;
-    float *logs = block->logs + at * most, raised[most], outside = 1, total = 0;
+    float *logs = block->logs + at * most, outside = 1, total = 0;
+    float *raised = draft->top_values + row * (draft->pool + most); /* of a slot's ranking, which is done */
     integer *order = block->order + at * most;
     for (integer c = 0; c < most; c++) {
         const float own = block->confidences[slot + c];
@@ -114,8 +118,8 @@ static void open_node(const Block *block, const Draft *draft, integer row, integ
    taken. */
 static void best_nodes(const Block *block, const Draft *draft, integer row) {
     const integer most = draft->most, at = row * draft->candidates;
-    integer next[draft->candidates], count = 1; /* by node: how many of its children were taken */
-    double value[draft->candidates];
+    integer *next = block->next + at, count = 1;
+    double *value = block->value + at;
     for (integer i = 0; i < draft->candidates; i++) draft->value[at + i] = -INFINITY;
     draft->token[at] = draft->root[row];
     draft->below[at] = draft->level[at] = 0;
@@ -155,7 +159,7 @@ static void best_trees(const Model *model, const Block *block, const Pass *pass,
 #pragma omp for schedule(dynamic, 1)
         for (integer i = 0; i < rows * depth; i++)
             rank(
-                draft, pass->logits + i * columns, draft->raced + i * draft->pool, columns, i / depth, i % depth,
+                draft, pass->logits + i * columns, i, columns, i / depth, i % depth,
                 block->columns + i * most, block->confidences + i * most
             );
 #pragma omp for schedule(dynamic, 1)

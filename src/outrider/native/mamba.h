@@ -17,7 +17,8 @@ typedef struct {
     const MambaLayer *layer;
     const float *norm;
     Matrix head;
-    const held *embeddings;
+    const held *embeddings; /* [entries, hidden] */
+    integer entries;
 } Mamba;
 
 typedef struct {
@@ -88,11 +89,13 @@ static void advance(const Mamba *mamba, const Slab *slab, Pass *pass, integer co
     const integer hidden = mamba->hidden, inner = mamba->inner, kept = mamba->kernel - 1;
     const integer channels = inner + 2 * mamba->groups * mamba->states, memory = inner * mamba->states;
     const integer all = pass->rows * slab->slots;
-    Gate gate = {0};
+    Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
         const integer first = own_first(&team, count), last = own_last(&team, count);
+        for (integer i = first; i < last; i++)
+            EXPECT(slab->token[i] >= 0 && slab->token[i] < mamba->entries && slab->from[i] < all && slab->to[i] < all);
         for (integer i = first; i < last; i++)
             for (integer k = 0; k < hidden; k += LANES)
                 STORE(pass->states + i * hidden + k, HELD(mamba->embeddings + slab->token[i] * hidden + k));
@@ -153,7 +156,7 @@ void step_mamba(const Mamba *mamba, const Slab *slab, Pass *pass, integer count)
 void draft_mamba(const Mamba *mamba, const Slab *slab, Pass *pass, Draft *draft) {
     const integer rows = pass->rows, most = (draft->depth - 1) * draft->width;
     const Model head = {.vocabulary = mamba->vocabulary};
-    integer above = 0, wide = 1, before = 0, candidates = 1, ends[rows];
+    integer above = 0, wide = 1, before = 0, candidates = 1, *ends = draft->ends;
     read_waiting(mamba, slab, pass, draft);
     if (!draft->depth) return;
     rooted(draft, rows);

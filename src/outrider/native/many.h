@@ -73,10 +73,11 @@ static void both_of(
 
 static void product_of_many(
     const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, integer first, integer last,
-    float *y, const integer *to, integer stride, int add
+    float *y, const integer *to, integer stride, int add, const Team *team
 ) {
-    number kept[2][PAIR / 2 * width] __attribute__((aligned(64)));
-    input room[LANES * width] __attribute__((aligned(64)));
+    number *kept[2] = {(number *)team->scratch, (number *)team->scratch + LANES * width};
+    input *room = (input *)(kept[1] + LANES * width);
+    EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
     for (integer m = 0; m < n; m += SOME)
@@ -107,10 +108,11 @@ static void product_of_many(
 
 static void gated_of_many(
     const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, integer first, integer last,
-    input *y
+    input *y, const Team *team
 ) {
-    number kept[2][PAIR / 2 * width] __attribute__((aligned(64)));
-    input room[LANES * width] __attribute__((aligned(64)));
+    number *kept[2] = {(number *)team->scratch, (number *)team->scratch + LANES * width};
+    input *room = (input *)(kept[1] + LANES * width);
+    EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
     for (integer m = 0; m < n; m += SOME)

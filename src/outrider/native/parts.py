@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .sanitized import sanitizer
+
+APART = sanitizer() != ""  # is each slice of a workspace an allocation of its own?
 Hold = Callable[[Tensor], "MatrixPart"]  # a weight as the pass reads it, kept as long as the pass
 address, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -55,7 +58,9 @@ class PassPart(ctypes.Structure):
         *((name, whole) for name in ("rows", "nodes", "since", "all", "capacity", "shared")),
         *((name, address) for name in ("lengths", "spots", "sizes", "ancestors", "cache", "turns")),
         ("positions", whole),
-        *((name, address) for name in ("given", "tokens", "embeddings", "states", "normed", "query", "seen")),
+        *((name, address) for name in ("given", "tokens", "embeddings")),
+        ("entries", whole),
+        *((name, address) for name in ("states", "normed", "query", "seen")),
         *((name, address) for name in ("inside", "made", "paths", "live", "starts")),
         ("taps", whole),
         ("tap", address),
@@ -65,6 +70,8 @@ class PassPart(ctypes.Structure):
         ("logits", address),
         ("threads", whole),
         ("beside", whole),
+        *((name, address) for name in ("from_", "to", "scratch")),
+        ("scratch_each", whole),
     ]
 
 
@@ -84,11 +91,15 @@ class DraftPart(ctypes.Structure):
         ("summed", whole),
         ("seconds", address),
         ("trust", ctypes.c_double),
+        ("embeddings", address),
+        ("entries", whole),
+        *((name, address) for name in ("names", "temperature", "seeds", "starts", "knots", "slopes", "root", "last")),
         *(
             (name, address)
-            for name in ("embeddings", "names", "temperature", "seeds", "starts", "knots", "slopes", "root", "last")
+            for name in ("raced", "top_values", "top_columns", "all", "sorted", "tops", "order", "renamed")
         ),
-        *((name, address) for name in ("raced", "vectors", "spots", "ancestors")),
+        *((name, address) for name in ("gains", "ends", "last_features", "last_behind", "last_waiting")),
+        *((name, address) for name in ("vectors", "spots", "ancestors")),
         ("candidates", whole),
         *((name, address) for name in ("place", "token", "below", "level", "fed", "chosen", "value")),
         ("kept", whole),
@@ -105,6 +116,7 @@ class BlockPart(ctypes.Structure):
         *((name, address) for name in ("norm", "mask")),
         *((name, whole) for name in ("taps", "first", "rank")),
         *((name, address) for name in ("above", "beneath", "deepest", "columns", "confidences", "logs", "order")),
+        *((name, address) for name in ("next", "value")),
     ]
 
 
@@ -140,6 +152,7 @@ class MambaPart(ctypes.Structure):
         ("norm", address),
         ("head", MatrixPart),
         ("embeddings", address),
+        ("entries", whole),
     ]
 
 
@@ -158,23 +171,63 @@ class WalkPart(ctypes.Structure):
         *((name, address) for name in ("top_k", "top_p", "min_p")),
         *((name, address) for name in ("changes", "changed", "said", "factors", "biases")),
         *((name, address) for name in ("repetition", "presence", "frequency", "penalised")),
+        ("changeable", whole),
+        ("scratch", address),
         *((name, address) for name in ("seeds", "starts", "knots", "slopes", "found")),
         ("threads", whole),
     ]
 
 
-class Room:
-    """Memory kept from pass to pass: fresh memory costs a pass as much as using it."""
+STRUCTURES = (
+    MatrixPart, LayerPart, ModelPart, PassPart, DraftPart, BlockPart, HeadsPart, HydraPart, MambaLayerPart, MambaPart,
+    SlabPart, WalkPart,
+)  # fmt: skip
+FEW = 16  # pairs of a row that a drafter's layer reads at once
+WIDEST = 256  # numbers of a head
+BLOCK = 32  # numbers of a block of weights
 
-    def __init__(self, part: ModelPart):
-        self.part = part
+
+def check(code: ctypes.CDLL) -> None:
+    """Raise RuntimeError where compiled code has structures of another size than these, or other constants."""
+    sizes = (whole * whole.in_dll(code, "structures").value).in_dll(code, "structure_sizes")
+    here = {part.__name__: ctypes.sizeof(part) for part in STRUCTURES}
+    there = dict(zip(here, sizes, strict=True))
+    for name, value in (("few_pairs", FEW), ("widest_head", WIDEST), ("block_numbers", BLOCK)):
+        here[name], there[name] = value, whole.in_dll(code, name).value
+    for name, value in here.items():
+        if there[name] != value:
+            raise RuntimeError(f"{name} is {value} in parts.py and {there[name]} in the compiled code: make them agree")
+
+
+def fresh(dtype: torch.dtype, **sizes: int) -> dict[str, Tensor]:
+    """Tensors of so many numbers each, side by side in one stretch of memory."""
+    if APART:
+        return {name: torch.empty(size, dtype=dtype) for name, size in sizes.items()}
+    parts = torch.empty(sum(sizes.values()), dtype=dtype).split(list(sizes.values()))
+    return dict(zip(sizes, parts, strict=True))
+
+
+class Room:
+    """A workspace: memory kept from pass to pass, since fresh memory costs a pass as much as using it.
+
+    Where the code is sanitized, each slice is an allocation of its own and exactly as large as was asked for, so that
+    writing past its end shows.
+
+    Args:
+        code: the compiled pass.
+        part: the model that it is for.
+    """
+
+    def __init__(self, code: ctypes.CDLL, part: ModelPart):
+        self.part, self.bytes = part, code.scratch_bytes
+        self.bytes.restype, self.bytes.argtypes = whole, [whole, whole]
         self.held: dict[str, Tensor] = {}
         self.found: dict[tuple[int, int], dict[str, int]] = {}  # what `addresses` gave last
 
     def of(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Room for so many numbers."""
         held = self.held.get(name)
-        if held is None or len(held) < size:
+        if held is None or len(held) < size or (APART and len(held) > size):
             held = self.held[name] = torch.empty(size, dtype=dtype)
             self.found.clear()
         return held
@@ -185,6 +238,8 @@ class Room:
 
     def cut(self, name: str, dtype: torch.dtype, **sizes: int) -> dict[str, int]:
         """Addresses of so many numbers each, side by side in one stretch of room."""
+        if APART:
+            return {part: self.of(f"{name}: {part}", size, dtype).data_ptr() for part, size in sizes.items()}
         at, found = self.of(name, sum(sizes.values()), dtype).data_ptr(), {}
         for part, size in sizes.items():
             found[part], at = at, at + size * dtype.itemsize
@@ -203,9 +258,16 @@ class Room:
         found = {name: self.of(name, rows * size).data_ptr() for name, size in sizes.items()}
         whole = self.cut("paths", torch.int32, paths=rows * nodes, live=rows)
         starts = self.of("starts", rows + 1, torch.long).data_ptr()
-        made = {**found, **whole, "starts": starts}
+        made = {**found, **whole, **self.cut("asked", torch.long, from_=rows, to=rows), "starts": starts}
         self.found = {(rows, nodes): made}
         return made
+
+    def hire(self, asks: PassPart, rows: int) -> None:
+        """Tell a pass over at most so many rows how many threads it may take, and their scratch."""
+        part, threads = self.part, torch.get_num_threads()
+        widest = max(part.hidden * (2 if part.norm_given else 1), part.joined, part.inner, part.heads * part.width)
+        asks.threads, asks.scratch_each = threads, self.bytes(rows, widest)
+        asks.scratch = self.of("scratch", threads * asks.scratch_each, torch.uint8).data_ptr()
 
 
 def project(part: LayerPart, kept: list[Any], hold: Hold, attention: Any, inner: Any) -> None:

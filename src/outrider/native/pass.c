@@ -1,7 +1,5 @@
 /* One pass of a Llama-shaped model over tree nodes, or over a chunk of prompts: `parts.py` has the same structures for Python. */
 
-#include <stdlib.h>
-
 #include "vectors.h"
 
 #include "team.h"
@@ -51,7 +49,8 @@ typedef struct {
     integer positions;               /* of `turns` */
     const float *given;              /* [rows * nodes, joined] */
     const integer *tokens;           /* [rows * nodes], whose embeddings are read; NULL: `states` are there */
-    const number *embeddings;        /* [of all tokens, hidden] */
+    const number *embeddings;        /* [entries, hidden] */
+    integer entries;
     float *states;                   /* [rows * nodes, hidden]: changed in place and moved together */
     input *normed, *query, *seen, *inside; /* room: [rows * nodes, hidden or joined], two of heads * width, inner */
     float *made;                     /* [rows * nodes, (heads + 2 groups) * width] */
@@ -67,7 +66,15 @@ typedef struct {
     float *logits;      /* [rows, asked, vocabulary] */
     integer threads;
     integer beside; /* layers whose keys and values lie side by side in a slot of the cache; 0 or 1: one */
+    integer *from, *to;   /* workspace: [rows * nodes]: the nodes whose logits are asked for, and where these go */
+    char *scratch;        /* workspace: [threads, scratch_each] bytes */
+    integer scratch_each; /* `scratch_bytes` at least */
 } Pass;
+
+/* Where the threads of a call meet, and what they write over. */
+INLINE Gate gate_of(const Pass *pass) {
+    return (Gate){.scratch = pass->scratch, .bytes = pass->scratch_each};
+}
 
 /* Numbers from one slot of the cache to the next. */
 INLINE integer slot_width(const Model *model, const Pass *pass) {
@@ -148,6 +155,7 @@ static void placed(const Model *model, const Pass *pass, integer layer, integer 
     const Layer *own = model->layer + layer;
     const integer width = model->width, heads = model->heads, row = pass->live[m] / pass->nodes;
     const integer node = pass->since + pass->live[m] % pass->nodes, place = pass->spots[row * pass->all + node];
+    EXPECT(place >= 0 && pass->lengths[row] + node < pass->capacity);
     float *made = pass->made + m * (heads + 2 * model->groups) * width;
     for (integer h = 0; h < heads; h++) turn(model, pass, own->norm_q, own->turned, place, made + h * width);
     to_inputs(made, heads * width, pass->query + m * heads * width);
@@ -162,7 +170,10 @@ static void walk(const Pass *pass, integer m) {
     int32_t *path = pass->paths + m * all;
     memset(path, 0, all * sizeof *path);
     for (integer j = 0; j < all; j++)
-        if (sees[j]) path[spots[j] - pass->lengths[row]] = (int32_t)j;
+        if (sees[j]) {
+            EXPECT(spots[j] >= pass->lengths[row] && spots[j] - pass->lengths[row] < all);
+            path[spots[j] - pass->lengths[row]] = (int32_t)j;
+        }
 }
 
 /* Attention of all nodes; threads take what is left, in any order. */
@@ -212,33 +223,44 @@ static void tap(const Model *model, const Pass *pass, integer layer, integer fir
     }
 }
 
-/* The logits of the asked places that are no padding: their norms first, in the room of `normed`. */
-static void spoken(const Model *model, const Pass *pass, const Team *team) {
-    const integer width = model->hidden;
-    integer to[pass->rows * pass->asked + 1], from[pass->rows * pass->asked + 1], count = 0;
+/* The asked places that are no padding. Returns how many there are. */
+static integer asked(const Pass *pass) {
+    integer count = 0;
+    EXPECT(pass->asked <= pass->nodes);
     for (integer i = 0; i < pass->rows * pass->asked; i++) {
         const integer row = i / pass->asked, node = pass->ask[i % pass->asked];
+        EXPECT(node >= 0 && node < pass->nodes);
         if (node >= pass->starts[row + 1] - pass->starts[row]) continue;
-        from[count] = pass->starts[row] + node;
-        to[count++] = i;
+        pass->from[count] = pass->starts[row] + node;
+        pass->to[count++] = i;
     }
+    return count;
+}
+
+/* The logits of these `count` places: their norms first, in the workspace of `normed`. */
+static void spoken(const Model *model, const Pass *pass, integer count, const Team *team) {
+    const integer width = model->hidden;
     for (integer i = own_first(team, count); i < own_last(team, count); i++) {
         float found[width];
-        scaled(pass->states + from[i] * width, model->norm, width, model->epsilon, found);
+        scaled(pass->states + pass->from[i] * width, model->norm, width, model->epsilon, found);
         to_inputs(found, width, pass->normed + i * width);
     }
     meet(team);
-    product(pass->normed, count, width, model->head, NULL, model->vocabulary, pass->logits, to, model->vocabulary, 0, team);
+    product(
+        pass->normed, count, width, model->head, NULL, model->vocabulary, pass->logits, pass->to, model->vocabulary, 0, team
+    );
 }
 
 /* Find the nodes that are no padding, and bring their states together. Returns how many there are. */
 static integer together(const Model *model, const Pass *pass) {
     integer count = 0;
+    EXPECT(pass->rows > 0 && pass->nodes > 0 && pass->since + pass->nodes == pass->all && pass->threads > 0);
     for (integer row = 0; row < pass->rows; row++) {
         const integer nodes = pass->sizes ? pass->sizes[row] - pass->since : pass->nodes;
         pass->starts[row] = count;
         for (integer i = 0; i < nodes && i < pass->nodes; i++, count++) {
             const integer place = row * pass->nodes + i;
+            EXPECT(!pass->tokens || (pass->tokens[place] >= 0 && pass->tokens[place] < pass->entries));
             pass->live[count] = (int32_t)place;
             if (pass->tokens)
                 for (integer k = 0; k < model->hidden; k += LANES)
@@ -260,9 +282,9 @@ static integer together(const Model *model, const Pass *pass) {
 void forward(const Model *model, const Pass *pass) {
     const integer rows = together(model, pass), hidden = model->hidden, width = model->width;
     const integer wide = model->heads * width, narrow = model->groups * width, stride = wide + 2 * narrow;
-    const integer since = now();
+    const integer spoken_of = model->head.data ? asked(pass) : 0, since = now();
     integer hired = 1; /* may be fewer than were asked for */
-    Gate gate = {0};
+    Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
@@ -310,18 +332,20 @@ void forward(const Model *model, const Pass *pass) {
         }
         tap(model, pass, model->layers, first, last);
         meet(&team);
-        if (model->head.data) spoken(model, pass, &team);
+        if (model->head.data) spoken(model, pass, spoken_of, &team);
         meet(&team);
     }
     if (rows <= ROWS) judge(pass->threads, hired, now() - since, gate.late); /* with many, uneven shares take longer than the spins */
 }
 
 #if defined(HALVES) && !defined(TILES)
-/* y = x W^T of one matrix, for those who check it. `given`: room for x, as the input of a product. */
+/* y = x W^T of one matrix, for those who check it. `given`: room for x, as the input of a product; `scratch`: of
+   `scratch_bytes` for each thread. */
 void multiply(
-    const Matrix *w, const float *x, integer n, integer width, integer outputs, float *y, integer threads, input *given
+    const Matrix *w, const float *x, integer n, integer width, integer outputs, float *y, integer threads, input *given,
+    char *scratch
 ) {
-    Gate gate = {0};
+    Gate gate = {.scratch = scratch, .bytes = scratch_bytes(n, width)};
     to_inputs(x, n * width, given);
 #pragma omp parallel num_threads((int)threads)
     {
@@ -346,3 +370,11 @@ void multiply(
 #include "heads.h"
 
 #include "walk.h"
+
+/* What parts.py is held to when this code is loaded. */
+const integer structure_sizes[] = {
+    sizeof(Matrix), sizeof(Layer),     sizeof(Model),      sizeof(Pass),  sizeof(Draft), sizeof(Block),
+    sizeof(Heads),  sizeof(HydraHead), sizeof(MambaLayer), sizeof(Mamba), sizeof(Slab),  sizeof(Walk),
+};
+const integer structures = sizeof structure_sizes / sizeof *structure_sizes;
+const integer few_pairs = FEW, widest_head = WIDEST, block_numbers = GROUP;

@@ -1,6 +1,9 @@
 /* y = x W^T, with W as the model keeps it: a row of `width` numbers for each output. */
 
 #define ROWS 64 /* of x, whose numbers stay in the processor's cache while the weights pass by */
+
+/* Bytes of scratch that each thread of a product needs, at most. */
+#define LINED(bytes) (((bytes) + 63) / 64 * 64)
 #ifdef TILES
 #include "tiles.h"
 #define ROOM(kind, n, width) ((n) > 1 ? LAID(n) * (width) : 1)
@@ -31,6 +34,17 @@ INLINE vector silu(vector x) {
     return DIV(x, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), x)))));
 }
 
+integer scratch_bytes(integer rows, integer width) {
+    const integer n = rows < ROWS ? rows : ROWS, most = ROOM(W8A8, n, width);
+    return LINED(most * (integer)sizeof(input));
+}
+
+/* The same of rows for a kind of weights: where `laid` writes them. */
+INLINE input *scratch_of(const Team *team, integer kind, integer rows, integer width) {
+    EXPECT(ROOM(kind, rows, width) * (integer)sizeof(input) <= team->gate->bytes || ROOM(kind, rows, width) == 1);
+    return (input *)team->scratch;
+}
+
 #ifdef TILES
 #include "many.h"
 #endif
@@ -44,12 +58,11 @@ static void product(
     float found[ROWS * LANES];
     share(outputs, team, &first, &last);
 #ifdef TILES
-    if (n > FEWER) return product_of_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add);
+    if (n > FEWER) return product_of_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add, team);
 #endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
-        input room[ROOM(w.kind, rows, width)] __attribute__((aligned(64)));
-        const input *given = laid(w.kind, x + m * width, rows, width, room);
+        const input *given = laid(w.kind, x + m * width, rows, width, scratch_of(team, w.kind, rows, width));
         begin(rows);
         for (integer j = first; j < last; j += LANES) {
             const integer count = last - j < LANES ? last - j : LANES;
@@ -81,12 +94,11 @@ static void gated(
     float opened[ROWS * LANES], found[ROWS * LANES];
     share(outputs, team, &first, &last);
 #ifdef TILES
-    if (n > FEWER) return gated_of_many(x, n, width, gate, up, outputs, first, last, y);
+    if (n > FEWER) return gated_of_many(x, n, width, gate, up, outputs, first, last, y, team);
 #endif
     for (integer m = 0; m < n; m += ROWS) {
         const integer rows = n - m < ROWS ? n - m : ROWS;
-        input room[ROOM(gate.kind, rows, width)] __attribute__((aligned(64)));
-        const input *given = laid(gate.kind, x + m * width, rows, width, room);
+        const input *given = laid(gate.kind, x + m * width, rows, width, scratch_of(team, gate.kind, rows, width));
         begin(rows);
         for (integer j = first; j < last; j += LANES) {
             const integer count = last - j < LANES ? last - j : LANES;

@@ -22,7 +22,8 @@ typedef struct {
     integer summed;             /* are `seconds` by the drafted nodes of all rows, or by those of the widest? */
     const double *seconds;
     double trust;
-    const held *embeddings;   /* [tokens, hidden] */
+    const held *embeddings;   /* [entries, hidden] */
+    integer entries;
     const integer *names;     /* token ids of the head's columns; NULL: the columns are the ids */
     const float *temperature; /* of each row */
     const uint64_t *seeds;    /* of the noise, [rows]; NULL: none */
@@ -30,7 +31,18 @@ typedef struct {
     const int32_t *knots, *slopes;
     const integer *root;      /* [rows] */
     float *last;              /* [rows, hidden]: what the candidates below the roots come from, the last pair's vector */
-    float *raced;             /* room: [rows * width, columns] */
+    /* Workspace of the ranking: scores with noise, and the best ones, of each of rows * width (or depth) nodes. */
+    float *raced;             /* [nodes, pool] */
+    float *top_values;        /* [nodes, pool + most] */
+    integer *top_columns;     /* the same */
+    /* Workspace of what keeps the best candidates. */
+    float *all, *sorted, *tops; /* [rows * nodes], the same, [nodes or width] */
+    integer *order, *renamed;   /* [rows * nodes], [candidates] */
+    double *gains;              /* [rows * nodes] */
+    integer *ends;              /* [rows]: the places behind those that each row feeds */
+    /* Workspace of reading many pairs: each row's last one. */
+    const held **last_features; /* [rows, taps] */
+    integer *last_behind, *last_waiting; /* [rows] */
     float *vectors;           /* room: [rows, fed, hidden], fed = (depth - 1) * width */
     integer *spots;           /* room: [rows, fed or waits] */
     uint8_t *ancestors;       /* room: [rows, fed, fed] */
@@ -78,12 +90,13 @@ static integer counted(const Pass *pass, const integer *waiting) {
 static integer given_pairs(const Model *step, const Pass *pass, const Draft *draft) {
     const integer hidden = step->hidden, taps = draft->taps, count = counted(pass, draft->waiting);
     float *given = (float *)pass->given;
-    Gate gate = {0};
+    Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
         const integer first = own_first(&team, count), last = own_last(&team, count);
         for (integer i = first; i < last; i++) {
+            EXPECT(draft->behind[i] >= 0 && draft->behind[i] < draft->entries);
             const held *embedding = draft->embeddings + draft->behind[i] * hidden;
             float *to = given + i * 2 * hidden;
             for (integer k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
@@ -107,7 +120,7 @@ static integer given_pairs(const Model *step, const Pass *pass, const Draft *dra
 static void read_keys(const Model *step, const Pass *pass, const Draft *draft) {
     const integer hidden = step->hidden, joined = step->joined;
     const integer count = given_pairs(step, pass, draft);
-    Gate gate = {0};
+    Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
@@ -157,8 +170,8 @@ static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
         feed_pairs(step, pass, draft);
         return;
     }
-    const held *features[rows * taps];
-    integer behind[rows], waiting[rows], count = 0, ends = 0;
+    const held **features = draft->last_features;
+    integer *behind = draft->last_behind, *waiting = draft->last_waiting, count = 0, ends = 0;
     read_keys(step, pass, draft);
     for (integer r = 0; r < rows; r++) { /* the layer reads the last one of each */
         waiting[r] = draft->waiting[r] > 0;

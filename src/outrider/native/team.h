@@ -17,11 +17,14 @@
 
 typedef struct {
     integer here, turn, late; /* threads that have come; how often all have met; nanoseconds of waiting behind the spins */
+    char *scratch;            /* of all threads, `bytes` each */
+    integer bytes;
 } Gate;
 
 typedef struct {
     integer thread, threads; /* this one's number, of so many */
     Gate *gate;
+    char *scratch; /* this one's own, which a product may write over */
 } Team;
 
 /* How many threads other programs leave to the thread that calls. In nanoseconds. */
@@ -64,7 +67,8 @@ void judge(integer allowed, integer threads, integer took, integer late) {
 
 /* This thread's team, at the beginning of a parallel region; the gate stands before it. */
 INLINE Team team_at(Gate *gate) {
-    return (Team){omp_get_thread_num(), omp_get_num_threads(), gate};
+    const integer thread = omp_get_thread_num();
+    return (Team){thread, omp_get_num_threads(), gate, gate->scratch + thread * gate->bytes};
 }
 
 /* This thread's share of `count` things: from the first to before the last. */

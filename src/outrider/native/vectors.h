@@ -10,6 +10,16 @@
 #include <stdint.h>
 #include <string.h>
 
+/* What a function relies on. Only the sanitized build looks (`make sanitize`). */
+#ifdef CHECKED
+#include <stdio.h>
+#include <stdlib.h>
+#define EXPECT(true) \
+    ((true) ? (void)0 : (fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #true), abort()))
+#else
+#define EXPECT(true) ((void)0)
+#endif
+
 typedef int64_t integer;
 #define INLINE static inline __attribute__((always_inline))
 

@@ -23,6 +23,8 @@ typedef struct {
     const float *const *biases;             /* [rows][changes] */
     const float *repetition, *presence, *frequency; /* [rows] */
     const integer *penalised;               /* [rows]: does what it says change its logits? */
+    integer changeable;                     /* tokens of a row that `scratch` has room for: the most `changes`, and a path */
+    char *scratch;                          /* [rows, changeable]: an id and four numbers each */
     const uint64_t *seeds;                  /* [rows] */
     const integer *starts;                  /* [rows]: positions of the roots */
     const int32_t *knots, *slopes;
@@ -98,7 +100,7 @@ static integer drawn(const Walk *walk, integer row, integer node, integer positi
         }
         if (!MAYBE_ABOVE(x, ALL(best))) continue;
         STORE(keys, x);
-        for (integer j = 0; j < LANES; j++) {
+        for (integer j = 0; j < LANES && i + j < v; j++) { /* no lane behind the vocabulary's end is ever drawn */
             if (keys[j] != keys[j]) return i + j;
             if (keys[j] > best && (floor == -INFINITY || logits[i + j] > floor)) {
                 best = keys[j];
@@ -154,7 +156,7 @@ static Mass weighed(const float *logits, integer v, float heat, float most, floa
 /* The largest key of the tokens that the row's filters keep; -1 where that is not sure. */
 static integer filtered(const Walk *walk, integer row, integer node, integer position) {
     const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary, heat = walk->temperature[row];
-    const integer v = walk->vocabulary, k = walk->top_k[row] < v ? walk->top_k[row] : 0;
+    const integer v = walk->vocabulary, k = walk->top_k[row] < v ? walk->top_k[row] : 0; /* 0: all */
     const double p = walk->top_p[row], m = walk->min_p[row];
     float tops[LIKELY], floor = -INFINITY, least = -INFINITY;
     integer ids[LIKELY];
@@ -186,12 +188,13 @@ typedef struct {
     float *said, *factors, *biases, *had;
 } Changes;
 
-/* Those of a row, with room for as many as its path can add. */
+/* Those of a row, in its part of `scratch`. */
 static Changes changes_of(const Walk *walk, integer row) {
-    const integer count = walk->changes ? walk->changes[row] : 0, room = count + walk->depth + 1;
+    const integer count = walk->changes ? walk->changes[row] : 0, room = walk->changeable;
     Changes found = {.count = count};
     if (!count) return found;
-    found.ids = malloc(room * (sizeof(integer) + 4 * sizeof(float)));
+    EXPECT(count + walk->depth < room);
+    found.ids = (integer *)(walk->scratch + row * room * (integer)(sizeof(integer) + 4 * sizeof(float)));
     found.said = (float *)(found.ids + room);
     found.factors = found.said + room;
     found.biases = found.factors + room;
@@ -227,6 +230,7 @@ static void say(const Walk *walk, integer row, integer token, Changes *changes) 
     if (!changes->ids || !walk->penalised[row]) return;
     while (at < changes->count && changes->ids[at] != token) at++;
     if (at == changes->count) {
+        EXPECT(at < walk->changeable);
         changes->ids[changes->count++] = token;
         changes->said[at] = changes->biases[at] = 0;
     }
@@ -243,6 +247,11 @@ void follow(const Walk *walk) {
         const integer whole_law = !walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0;
         const integer plain = whole_law || !(walk->temperature[row] > 0);
         Changes changes = changes_of(walk, row);
+        EXPECT(walk->temperature[row] >= 0 && isfinite(walk->temperature[row]));
+        EXPECT(walk->top_k[row] >= 0 && walk->top_k[row] <= walk->vocabulary);
+        EXPECT(walk->top_p[row] > 0 && walk->min_p[row] >= 0);
+        EXPECT(walk->sizes[row] >= 1 && walk->sizes[row] <= n);
+        for (integer i = 0; i < changes.count; i++) EXPECT(changes.ids[i] >= 0 && changes.ids[i] < walk->vocabulary);
         memset(found, 0, (walk->depth + 4) * sizeof(integer));
         found[2] = 1;
         for (;;) {
@@ -259,7 +268,6 @@ void follow(const Walk *walk) {
             found[3 + count++] = at = child;
             say(walk, row, token, &changes);
         }
-        free(changes.ids);
         found[0] = found[1] < 0 ? 0 : count;
     }
 }

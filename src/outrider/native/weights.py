@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from .blocks import W4A8, W8A8, Packed, plain
 from .pages import PAGE, in_large_pages
+from .parts import WIDEST as WIDEST
 from .parts import LayerPart, MatrixPart, ModelPart, project, small
 
 SHAPED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}  # families whose layers are these
 STEP = 32  # what widths are multiples of
-WIDEST = 256  # numbers of a head
 LINE = 64  # bytes
 
 

@@ -91,7 +91,7 @@ class CompiledLayer:
         self.step = ModelPart(**sizes, **given, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part))
         self.end = ModelPart(**sizes, layers=0)
         self.kept = kept
-        self.room, self.lock = Room(self.step), Lock()
+        self.code, self.room, self.lock = code, Room(code, self.step), Lock()
 
     def chain(self, cache: KVCache, given: Float[Tensor, "b m joined"]) -> Float[Tensor, "b m h"]:
         """Vectors behind each row's text, each seeing those before it."""
@@ -134,8 +134,9 @@ class CompiledLayer:
                 ancestors=None if ancestors is None else ancestors.data_ptr(), cache=ctypes.addressof(pointers),
                 turns=turns.data_ptr(), positions=len(turns), **self.room.addresses(b * m, n),
                 taps=layers, tap=tap.data_ptr(), tapped=vectors.data_ptr(),
-                asked=ask, ask=asked.data_ptr(), logits=logits.data_ptr(), threads=torch.get_num_threads(),
+                asked=ask, ask=asked.data_ptr(), logits=logits.data_ptr(),
             )  # fmt: skip
+            self.room.hire(asks, b * m)
             if layers:
                 asks.given, asks.states = states.data_ptr(), self.room.of("states", b * m * part.hidden).data_ptr()
             else:

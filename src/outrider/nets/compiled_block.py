@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ..native.arrays import addresses, integers
 from ..native.blocks import Packed, for_drafts
 from ..native.parts import BlockPart, DraftPart, LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
 from ..native.weights import STEP, WIDEST
@@ -75,7 +76,7 @@ class CompiledBlock:
             self.pairs = [_filled(w) for w in (net.markov_w1.weight, net.markov_w2.weight)]
             self.block.above, self.block.beneath = (w.data_ptr() for w in self.pairs)
             self.block.rank = self.pairs[0].shape[1]
-        self.kept, self.lock, self.room = kept, Lock(), Room(self.model)
+        self.kept, self.lock, self.room = kept, Lock(), Room(code, self.model)
         self.turns = Turns(net.rope)
         self.places, self.asks, self.wants = Places(0, 0, 0, 0, 0), PassPart(), DraftPart()
         self.seconds = Seconds()
@@ -117,7 +118,7 @@ class CompiledBlock:
         does."""
         depth, b = shape.depth, len(rows)
         with self.lock:
-            wanted = Wanted(rows, budget, shape, int(self.model.vocabulary), self.seconds)
+            wanted = Wanted(rows, budget, shape, int(self.model.vocabulary), self.seconds, self.room)
             depths, told = deepest(rows, depth), {**wanted.told, "candidates": shape.nodes}
             self.block.deepest = ctypes.addressof(depths)
             places = Places(b, int(self.block.first) + depth, 1, shape.nodes, wanted.most)
@@ -145,10 +146,10 @@ class CompiledBlock:
         cache.reserve(longest)
         turns, narrow = self.turns.upto(longest), cache.keys.element_size() * int(self.model.groups * self.model.width)
         at = [part.data_ptr() + i * narrow for i in range(self.model.layers) for part in (cache.keys, cache.values)]
-        pointers, lengths = (ctypes.c_void_p * len(at))(*at), (ctypes.c_int64 * b)(*cache.host)
-        waiting, vectors = (ctypes.c_int64 * b)(*counts), (ctypes.c_void_p * len(features))(*features)
+        pointers, lengths, waiting, vectors = addresses(at), integers(cache.host), integers(counts), addresses(features)
         asks.rows, asks.capacity, asks.beside = b, cache.keys.shape[1], self.model.layers
-        asks.cache, asks.threads = ctypes.addressof(pointers), torch.get_num_threads()
+        asks.cache = ctypes.addressof(pointers)
+        self.room.hire(asks, self.places.rows * max(self.places.slots, self.places.waits))
         asks.turns, asks.positions = turns.data_ptr(), len(turns)
         room = self.room.held["logits"] if kept is None else kept[1]
         asks.taps, asks.tapped, asks.logits = int(kept is not None), None, room.data_ptr()
@@ -175,8 +176,8 @@ class CompiledBlock:
             states=room.of("states", together * hidden).data_ptr(), **room.addresses(together, 1),
         )  # fmt: skip
         self.wants = DraftPart(
-            embeddings=self.embeddings.data_ptr(), spots=room.of("spots", b * slots, torch.long).data_ptr(),
-            **fit(room, self.block, places, columns, self.names),
+            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings), spots=room.of("spots", b * slots, torch.long).data_ptr(),
+            **fit(room, self.block, places, self.names),
         )  # fmt: skip
 
 

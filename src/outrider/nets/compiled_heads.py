@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..native.arrays import addresses
 from ..native.blocks import for_drafts
 from ..native.parts import BlockPart, DraftPart, HeadsPart, MatrixPart, ModelPart, PassPart, Room
 from ..native.weights import STEP
@@ -44,7 +45,7 @@ class CompiledHeads:
         self.model = ModelPart(hidden=self.hidden, vocabulary=self.columns, head=hold(head))
         self.heads = HeadsPart(blocks=hold(blocks.flatten(0, 1).contiguous()), bias=kept[0].data_ptr())
         self.block, self.asks, self.wants = BlockPart(), PassPart(), DraftPart()
-        self.kept, self.lock, self.room, self.seconds = kept, Lock(), Room(self.model), Seconds()
+        self.kept, self.lock, self.room, self.seconds = kept, Lock(), Room(code, self.model), Seconds()
         self.places = Places(0, 0, 0, 0, 0)
 
     def grow(self, features: Float[Tensor, "b h"], rows: Rows, budget: Budget, shape: Shape) -> DraftTree:
@@ -55,14 +56,15 @@ class CompiledHeads:
         """
         b, features = len(rows), features.to(self.dtype).contiguous()
         with self.lock:
-            wanted = Wanted(rows, budget, shape, self.columns, self.seconds)
+            wanted = Wanted(rows, budget, shape, self.columns, self.seconds, self.room)
             places = Places(b, shape.depth, 1, shape.nodes, wanted.most)
             if places.both(self.places) != self.places:
                 self._fit(places.both(self.places))
             step = self.hidden * features.element_size()
-            vectors = (ctypes.c_void_p * b)(*(features.data_ptr() + i * step for i in range(b)))
+            vectors = addresses(features.data_ptr() + i * step for i in range(b))
             asks, wants, depths = self.asks, self.wants, deepest(rows, shape.depth)
-            asks.rows, asks.threads, self.block.deepest = b, torch.get_num_threads(), ctypes.addressof(depths)
+            asks.rows, self.block.deepest = b, ctypes.addressof(depths)
+            self.room.hire(asks, self.places.rows * self.places.slots)
             wants.candidates, wants.features = shape.nodes, ctypes.addressof(vectors)
             for name, value in wanted.told.items():
                 setattr(wants, name, value)
@@ -75,7 +77,7 @@ class CompiledHeads:
         self.heads.made = room.of("blocks", together * self.hidden).data_ptr()
         logits = room.of("logits", together * self.columns).data_ptr()
         self.asks = PassPart(logits=logits, **room.addresses(together, 1))
-        self.wants = DraftPart(**fit(room, self.block, places, self.columns, self.names))
+        self.wants = DraftPart(**fit(room, self.block, places, self.names))
 
 
 def compiled_heads(

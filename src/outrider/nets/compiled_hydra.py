@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..native.arrays import addresses
 from ..native.blocks import for_drafts
 from ..native.parts import DraftPart, HydraPart, MatrixPart, ModelPart, PassPart, Room
 from ..native.weights import STEP
@@ -60,7 +61,7 @@ class CompiledHydra:
         for part, own in zip(self.heads, heads, strict=True):
             part.block, part.head = hold(own.block), hold(own.head)
             part.bias, part.shift = small(own.bias), small(own.shift)
-        self.kept, self.lock, self.room, self.seconds = kept, Lock(), Room(self.model), Seconds()
+        self.kept, self.lock, self.room, self.seconds = kept, Lock(), Room(code, self.model), Seconds()
         self.places, self.asks, self.wants = Places(), PassPart(), DraftPart()
 
     def grow(self, features: Float[Tensor, "b h"], rows: Rows, budget: Budget, shape: Shape) -> DraftTree:
@@ -71,14 +72,15 @@ class CompiledHydra:
         """
         b, features = len(rows), features.to(self.embeddings.dtype).contiguous()
         with self.lock:
-            wanted = Wanted(rows, budget, shape, self.columns, self.seconds)
+            wanted = Wanted(rows, budget, shape, self.columns, self.seconds, self.room)
             fed = (shape.depth - 1) * shape.width
             places = Places(b, max(1, fed), 1 + wanted.most * (1 + fed), shape.width).both(self.places)
             if places != self.places:
                 self._fit(places)
             step = self.hidden * features.element_size()
-            vectors = (ctypes.c_void_p * b)(*(features.data_ptr() + i * step for i in range(b)))
-            self.asks.rows, self.asks.threads = b, torch.get_num_threads()
+            vectors = addresses(features.data_ptr() + i * step for i in range(b))
+            self.asks.rows = b
+            self.room.hire(self.asks, self.places.rows * self.places.width)
             self.wants.features = ctypes.addressof(vectors)
             for name, value in wanted.told.items():
                 setattr(self.wants, name, value)
@@ -94,11 +96,11 @@ class CompiledHydra:
         logits = room.of("logits", together * self.columns).data_ptr()
         self.asks = PassPart(logits=logits, **room.addresses(together, 1))
         self.wants = DraftPart(
-            embeddings=self.embeddings.data_ptr(), names=None if self.names is None else self.names.data_ptr(),
+            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings), names=None if self.names is None else self.names.data_ptr(),
             knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
             place=room.of("place", b * places.fed, torch.long).data_ptr(),
             **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
-            **room.cut("values", torch.float32, value=candidates, raced=together * self.columns),
+            value=room.of("value", candidates).data_ptr(),
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..native.arrays import integers
 from ..native.blocks import for_drafts
 from ..native.parts import DraftPart, MambaLayerPart, MambaPart, MatrixPart, ModelPart, PassPart, Room, SlabPart
 from ..native.weights import STEP
@@ -57,9 +58,10 @@ class CompiledMamba:
             vocabulary=self.columns, outputs=self.outputs, normed=grouped(first),
             epsilon=net.backbone.norm_f.variance_epsilon, epsilon_out=first.norm.variance_epsilon,
             shortest=shortest, longest=longest, layer=layers, norm=self._small(net.backbone.norm_f.weight),
-            head=self._matrix(net.lm_head.weight), embeddings=self.table.data_ptr(),
+            head=self._matrix(net.lm_head.weight), embeddings=self.table.data_ptr(), entries=len(self.table),
         )  # fmt: skip
-        self.room, self.lock, self.seconds = Room(ModelPart(hidden=config.hidden_size)), Lock(), Seconds()
+        shape = ModelPart(hidden=config.hidden_size, inner=first.intermediate_size)
+        self.room, self.lock, self.seconds = Room(code, shape), Lock(), Seconds()
         self.places, self.asks, self.wants, self.together = Places(), PassPart(), DraftPart(), 0
 
     def grow(
@@ -80,7 +82,7 @@ class CompiledMamba:
         """
         b, fed = len(rows), (shape.depth - 1) * shape.width
         with self.lock:
-            wanted = Wanted(rows, budget, shape, self.columns, self.seconds)
+            wanted = Wanted(rows, budget, shape, self.columns, self.seconds, self.room)
             self._fit(Places(b, max(1, fed), 1 + wanted.most * (1 + fed), shape.width))
             with torch.inference_mode(False):
                 where = torch.empty(b * shape.nodes, dtype=torch.long)
@@ -110,17 +112,18 @@ class CompiledMamba:
             given = tokens.contiguous(), (base + above).contiguous(), base + since + torch.arange(w)
             slab = self._slab(states)
             slab.token, slab.from_, slab.to = (part.data_ptr() for part in given)
-            self.asks.rows, self.asks.threads = b, torch.get_num_threads()
+            self.asks.rows = b
+            self.room.hire(self.asks, self.together)
             self.move(*map(ctypes.byref, (self.part, slab, self.asks)), b * w)
             return self._logits(b * w).unflatten(0, (b, w))
 
     def _read(self, states: States, waits: Sequence[Sequence[int]]) -> None:
         counts, wants, slab = [len(row) for row in waits], self.wants, self._slab(states)
         assert min(counts) > 0, "every row's root waits"
-        waiting = (ctypes.c_int64 * len(waits))(*counts)
-        behind = (ctypes.c_int64 * sum(counts))(*chain(*waits))
+        waiting, behind = integers(counts), integers(chain(*waits))
         wants.waits, wants.waiting, wants.behind = max(counts), ctypes.addressof(waiting), ctypes.addressof(behind)
-        self.asks.rows, self.asks.threads = len(waits), torch.get_num_threads()
+        self.asks.rows = len(waits)
+        self.room.hire(self.asks, self.together)
         self.draft(*map(ctypes.byref, (self.part, slab, self.asks, wants)))
 
     def _slab(self, states: States) -> SlabPart:
@@ -143,7 +146,7 @@ class CompiledMamba:
             knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
             place=room.of("place", b * places.fed, torch.long).data_ptr(),
             **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
-            **room.cut("values", torch.float32, value=candidates, raced=self.together * self.columns),
+            value=room.of("value", candidates).data_ptr(),
         )  # fmt: skip
 
     def _write(self, part: MambaLayerPart, norm: Any, mixer: Any) -> None:

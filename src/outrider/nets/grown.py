@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..native.parts import DraftPart, PassPart, Room
+from ..native.arrays import addresses, integers
+from ..native.parts import FEW, DraftPart, PassPart, Room
 from ..types import Budget, DraftTree, Round, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
 
 LISTS = "token", "below", "level", "fed", "chosen"  # of all candidates
-FEW = 16  # of native/reading.h: the layer as a whole reads at most so many pairs of a row at once
 
 
 class Pairs(NamedTuple):
@@ -90,7 +90,7 @@ class Grower:
     wants: DraftPart = field(init=False)
 
     def __post_init__(self) -> None:
-        self.room, self.seconds = Room(self.net.step), Seconds()
+        self.room, self.seconds = Room(self.net.code, self.net.step), Seconds()
 
     def read(self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs]) -> None:
         """Feed pairs alone, as `grow` does first."""
@@ -117,7 +117,7 @@ class Grower:
             budget: its floor, reach and price.
         """
         with self.net.lock:
-            wanted = Wanted(rows, budget, shape, int(self.net.step.vocabulary), self.seconds)
+            wanted = Wanted(rows, budget, shape, int(self.net.step.vocabulary), self.seconds, self.room)
             fed = (shape.depth - 1) * shape.width
             places = Places(len(rows), fed, 1 + wanted.most * (1 + fed), shape.width)
             return wanted.tree(self._call(cache, last, pairs, places, wanted.told))
@@ -137,11 +137,16 @@ class Grower:
         self._fit(replace(places, waits=waits) if waits > 1 else places)
         cache.reserve(slots)
         asks, wants, turns = self.asks, self.wants, net.turned(slots)
-        waiting, lengths = (ctypes.c_int64 * b)(*counts), (ctypes.c_int64 * b)(*cache.host)
-        tokens, vectors = (ctypes.c_int64 * len(behind))(*behind), (ctypes.c_void_p * len(features))(*features)
-        pointers = (ctypes.c_void_p * 2)(cache.keys.data_ptr(), cache.values.data_ptr())
+        waiting, lengths, tokens, vectors = (
+            integers(counts),
+            integers(cache.host),
+            integers(behind),
+            addresses(features),
+        )
+        pointers = addresses((cache.keys.data_ptr(), cache.values.data_ptr()))
         asks.capacity, asks.cache = cache.keys.shape[1], ctypes.addressof(pointers)
-        asks.turns, asks.positions, asks.threads = turns.data_ptr(), len(turns), torch.get_num_threads()
+        asks.turns, asks.positions = turns.data_ptr(), len(turns)
+        self.room.hire(asks, self.places.rows * max(self.places.width, self.places.waits))
         wants.waits, wants.waiting, wants.lengths = waits, ctypes.addressof(waiting), ctypes.addressof(lengths)
         wants.features, wants.behind, wants.last = ctypes.addressof(vectors), ctypes.addressof(tokens), last.data_ptr()
         for name, value in told.items():
@@ -168,14 +173,15 @@ class Grower:
         )  # fmt: skip
         self.wants = DraftPart(
             fuse=net.fuse, taps=net.taps, wide=net.wide,
-            embeddings=self.embeddings.data_ptr(), names=None if self.names is None else self.names.data_ptr(),
+            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings),
+            names=None if self.names is None else self.names.data_ptr(),
             knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
             ancestors=room.of("ancestors", b * fed * fed, torch.uint8).data_ptr(),
-            **room.cut("fed", torch.long, spots=b * most, place=b * fed),
-            **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
             **room.cut(
-                "values", torch.float32, value=candidates, vectors=b * fed * hidden, raced=b * places.width * columns
+                "fed", torch.long, spots=b * most, place=b * fed, last_features=b * net.taps, last_behind=b, last_waiting=b
             ),
+            **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
+            **room.cut("values", torch.float32, value=candidates, vectors=b * fed * hidden),
         )  # fmt: skip
 
 

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..native.arrays import integers
 from ..native.parts import BlockPart, Room
 from ..types import Rows
-from .wanted import KNOTS, SLOPES, pooled
+from .wanted import KNOTS, SLOPES
 
 LISTS = "token", "below", "level", "chosen"  # of all nodes
 
@@ -35,20 +35,21 @@ class Places:
 
 def deepest(rows: Rows, depth: int) -> Any:
     """How deep the tree of each row may go, as the code reads it."""
-    return (ctypes.c_int64 * len(rows))(*(min(depth, remaining - 1) for remaining in rows.remaining))
+    return integers(min(depth, remaining - 1) for remaining in rows.remaining)
 
 
-def fit(room: Room, block: BlockPart, places: Places, columns: int, names: Tensor | None) -> dict[str, Any]:
+def fit(room: Room, block: BlockPart, places: Places, names: Tensor | None) -> dict[str, Any]:
     """Room for the trees of calls up to this size: `block` is told of its own, the rest is for the draft."""
     b, slots, nodes, most = places.rows, places.slots, places.nodes, places.most
-    pool = pooled(columns, most)
     for name, size, dtype in (
         ("columns", slots, torch.long), ("confidences", slots, torch.float32),
         ("logs", nodes, torch.float32), ("order", nodes, torch.long),
     ):  # fmt: skip
         setattr(block, name, room.of(name, b * size * most, dtype).data_ptr())
+    for name, dtype in (("next", torch.long), ("value", torch.float64)):
+        setattr(block, name, room.of(f"of a lattice: {name}", b * nodes, dtype).data_ptr())
     return {
         "names": None if names is None else names.data_ptr(), "knots": KNOTS.data_ptr(), "slopes": SLOPES.data_ptr(),
-        "value": room.of("value", b * nodes).data_ptr(), "raced": room.of("raced", b * slots * pool).data_ptr(),
+        "value": room.of("value", b * nodes).data_ptr(),
         **room.cut("nodes", torch.long, **dict.fromkeys(LISTS, b * nodes)),
     }  # fmt: skip

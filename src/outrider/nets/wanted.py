@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from ..core.noise import MASK64, tables
+from ..core.noise import tables
 from ..core.sampling import POOL, POOLED
+from ..native.arrays import doubles, floats, integers, seeds
+from ..native.parts import Room, fresh
 from ..types import Budget, DraftTree, Price, Rows
 
 KNOTS, SLOPES = tables()
@@ -38,7 +40,7 @@ class Seconds:
     def of(self, price: Price | None) -> int:
         """Their address."""
         if price is not None and self.price is not price:
-            self.price, self.held = price, (ctypes.c_double * len(price.seconds))(*price.seconds)
+            self.price, self.held = price, doubles(price.seconds)
         return ctypes.addressof(self.held)
 
 
@@ -51,37 +53,52 @@ class Wanted:
         shape: of every tree.
         columns: tokens that can be drafted.
         seconds: of the budget's price.
+        room: the workspace, used during the call.
     """
 
-    def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds):
+    def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds, room: Room):
         nodes, b, price = shape.nodes, len(rows), budget.price
         with torch.inference_mode(False):
-            self.found, self.worth = torch.empty(b * (3 * nodes + 1), dtype=torch.long), torch.empty(b * nodes)
-            self.sees = torch.empty(b * nodes * nodes, dtype=torch.bool)
-        self.rows, self.nodes, self.depth, self.most = b, nodes, shape.depth, min(shape.top_k, columns)
-        root, size = rows.root.contiguous(), self.found.data_ptr()
-        heats = (ctypes.c_float * b)(*(s.temperature for s in rows.sampling))
-        seeds = (ctypes.c_uint64 * b)(*(seed & MASK64 for seed in rows.seeds))
-        starts = (ctypes.c_int64 * b)(*rows.start)
-        self.kept = root, heats, seeds, starts
+            self.found = fresh(torch.long, size=b, tokens=b * nodes, parents=b * nodes, depths=b * nodes)
+            self.worth, self.sees = torch.empty(b * nodes), torch.empty(b * nodes * nodes, dtype=torch.bool)
+        self.rows, self.depth, self.most = b, shape.depth, min(shape.top_k, columns)
+        root, heats = rows.root.contiguous(), floats(s.temperature for s in rows.sampling)
+        keys, starts = seeds(rows.seeds), integers(rows.start)
+        self.kept = root, heats, keys, starts
+        pool = pooled(columns, self.most)
         self.told: dict[str, Any] = {
             "root": root.data_ptr(), "depth": shape.depth, "width": shape.width, "nodes": nodes, "most": self.most,
-            "scale": shape.scale, "pool": pooled(columns, self.most),
+            "scale": shape.scale, "pool": pool,
             "floor": _log(budget.floor), "reach": _log(budget.reach), "trust": price.trust if price else 1.0,
             "sizes": len(price.seconds) if price else 0, "summed": int(price.summed) if price else 0,
             "seconds": seconds.of(price),
             "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts),
-            "seeds": ctypes.addressof(seeds) if rows.rule == "coupled" and rows.hot else None,
-            "size": size, "values": self.worth.data_ptr(), "sees": self.sees.data_ptr(),
-            **{name: size + 8 * b * (1 + i * nodes) for i, name in enumerate(("tokens", "parents", "depths"))},
+            "seeds": ctypes.addressof(keys) if rows.rule == "coupled" and rows.hot else None,
+            "values": self.worth.data_ptr(), "sees": self.sees.data_ptr(),
+            **{name: part.data_ptr() for name, part in self.found.items()}, **workspace(room, b, shape, self.most, pool),
         }  # fmt: skip
 
     def tree(self, n: int) -> DraftTree:
         """What the code wrote, n nodes in the widest row."""
-        b, found = self.rows, self.found
-        tokens, parents, depths = (found[b * (1 + i * self.nodes) :][: b * n].view(b, n) for i in range(3))
+        b, size = self.rows, self.found["size"]
+        tokens, parents, depths = (self.found[name][: b * n].view(b, n) for name in ("tokens", "parents", "depths"))
         seen, values = self.sees[: b * n * n].view(b, n, n), self.worth[: b * n].view(b, n)
-        return DraftTree(tokens, parents, depths, found[:b], seen, self.depth, values)
+        return DraftTree(tokens, parents, depths, size, seen, self.depth, values)
+
+
+def workspace(room: Room, rows: int, shape: Shape, most: int, pool: int) -> dict[str, int]:
+    """What the code works in while it ranks and keeps candidates, `most` below a node, of `pool` that race."""
+    items, nodes, wide = rows * max(shape.depth, shape.width), rows * shape.nodes, max(shape.nodes, shape.width)
+    candidates = max(shape.nodes, 1 + most * (1 + (shape.depth - 1) * shape.width))
+    return {
+        **room.cut(
+            "ranks", torch.float32, raced=items * pool, top_values=items * (pool + most), all=nodes, sorted=nodes, tops=wide
+        ),
+        **room.cut(
+            "places", torch.long, top_columns=items * (pool + most), order=nodes, renamed=candidates, ends=rows,
+        ),
+        "gains": room.of("gains", nodes, torch.float64).data_ptr(),
+    }  # fmt: skip
 
 
 def pooled(columns: int, most: int) -> int:

@@ -36,7 +36,7 @@ class Forward:
         self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys, values and features
         self.walk = Walk(library)
         self.lock = Lock()  # of the room below
-        self.room = Room(weights.part)
+        self.room = Room(library, weights.part)
         self.turns = torch.zeros(0, 2, weights.part.width)
         self.embeddings = embeddings(target, weights.dtype)
         self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
@@ -81,9 +81,11 @@ class Forward:
                 turns=turns.data_ptr(), positions=len(turns), states=states.data_ptr(), **room,
                 tokens=None if tokens is None else tokens.data_ptr(),
                 embeddings=None if self.embeddings is None else self.embeddings.data_ptr(),
+                entries=0 if self.embeddings is None else len(self.embeddings),
                 taps=len(taps), tap=ctypes.addressof(taps), features=ctypes.addressof(features),
-                asked=len(ask), ask=ask.data_ptr(), logits=logits.data_ptr(), threads=torch.get_num_threads(),
+                asked=len(ask), ask=ask.data_ptr(), logits=logits.data_ptr(),
             )  # fmt: skip
+            self.room.hire(asks, b * m)
             self.call(ctypes.byref(part), ctypes.byref(asks))
         if self.kept != target.dtype:
             told = [states.to(target.dtype) for states in told]

@@ -7,38 +7,42 @@ ones.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.changes import Changes
-from ..core.noise import MASK64, tables
-from ..native.parts import WalkPart, address, real, whole
+from ..core.noise import tables
+from ..native.arrays import addresses, doubles, floats, integers, seeds
+from ..native.parts import WalkPart
 from ..types import DraftTree, Rows, Sampling, Verdict
 
 KNOTS, SLOPES = tables()
+CHANGED = 24  # bytes of a token that a row's text changes: its id and four numbers
 
 
 class Laws:
-    """What the code is told of the rows' laws alone: a structure to be copied, and the arrays that it points to."""
+    """What the code is told of the rows' sampling alone: a structure to be copied, and the arrays that it points to."""
 
-    def __init__(self, laws: Sequence[Sampling]):
-        b, self.laws = len(laws), laws
+    def __init__(self, laws: Sequence[Sampling], vocabulary: int):
+        self.laws, self.vocabulary = laws, vocabulary
         self.kept: list[Any] = [
-            (real * b)(*(s.temperature for s in laws)), (whole * b)(*(s.top_k for s in laws)),
-            (ctypes.c_double * b)(*(s.top_p for s in laws)), (ctypes.c_double * b)(*(s.min_p for s in laws)),
+            floats(s.temperature for s in laws), integers(min(s.top_k, vocabulary) for s in laws),
+            doubles(s.top_p for s in laws), doubles(s.min_p for s in laws),
         ]  # fmt: skip
         places = zip(("temperature", "top_k", "top_p", "min_p"), map(ctypes.addressof, self.kept), strict=True)
-        self.part = WalkPart(rows=b, knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), **dict(places))
+        self.part = WalkPart(
+            rows=len(laws), vocabulary=vocabulary, knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), **dict(places)
+        )
 
 
 class Walk:
     """`walk(rows, tree, logits)`."""
 
     def __init__(self, code: ctypes.CDLL):
-        self.call, self.laws = code.follow, Laws(())
+        self.call, self.laws = code.follow, Laws((), 0)
         self.call.restype, self.call.argtypes = None, [ctypes.c_void_p]
 
     def __call__(
@@ -58,31 +62,34 @@ class Walk:
         """
         if logits.dtype != torch.float32 or not logits.is_contiguous():
             return None
-        (b, n, v), depth, laws = logits.shape, tree.deepest, self.laws
-        if laws.laws != rows.sampling:
-            laws = self.laws = Laws(rows.sampling)
+        (b, n, v), laws = logits.shape, self.laws
+        depth = min(tree.deepest, n - 1)
+        if laws.laws != rows.sampling or laws.vocabulary != v:
+            laws = self.laws = Laws(rows.sampling, v)
         tokens, parents, sizes = (part.contiguous() for part in (tree.tokens, tree.parents, tree.size))
         found = torch.empty(b, depth + 4, dtype=torch.long)
         kept: list[Any] = []  # as long as the call
 
-        def row_by_row(kind: Any, values: Iterable[Any]) -> int:
-            kept.append((kind * b)(*values))
-            return ctypes.addressof(kept[-1])
+        def keep(array: Any) -> int:
+            kept.append(array)
+            return ctypes.addressof(array)
 
         asks = WalkPart.from_buffer_copy(laws.part)
-        asks.nodes, asks.depth, asks.vocabulary = n, depth, v
+        asks.nodes, asks.depth = n, depth
         asks.logits, asks.found = logits.data_ptr(), found.data_ptr()
         asks.tokens, asks.parents, asks.sizes = tokens.data_ptr(), parents.data_ptr(), sizes.data_ptr()
-        asks.seeds = row_by_row(ctypes.c_uint64, (seed & MASK64 for seed in rows.seeds))
-        asks.starts, asks.threads = row_by_row(whole, rows.start), min(b, torch.get_num_threads())
+        asks.seeds, asks.starts = keep(seeds(rows.seeds)), keep(integers(rows.start))
+        asks.threads = min(b, torch.get_num_threads())
         if any(changes):
-            asks.changes = row_by_row(whole, (len(c) if c else 0 for c in changes))
-            asks.penalised = row_by_row(whole, (s.penalised for s in rows.sampling))
+            counts = [len(c) if c else 0 for c in changes]
+            asks.changes, asks.changeable = keep(integers(counts)), max(counts) + depth + 1
+            kept.append(torch.empty(b * asks.changeable * CHANGED, dtype=torch.uint8))
+            asks.scratch = kept[-1].data_ptr()
+            asks.penalised = keep(integers(s.penalised for s in rows.sampling))
             for field, name in (("changed", "ids"), ("said", "said"), ("factors", "factors"), ("biases", "biases")):
-                arrays = (getattr(c, name).ctypes.data if c else None for c in changes)
-                setattr(asks, field, row_by_row(address, arrays))
+                setattr(asks, field, keep(addresses(getattr(c, name).ctypes.data if c else None for c in changes)))
             for name in ("repetition", "presence", "frequency"):
-                setattr(asks, name, row_by_row(real, (getattr(s, f"{name}_penalty") for s in rows.sampling)))
+                setattr(asks, name, keep(floats(getattr(s, f"{name}_penalty") for s in rows.sampling)))
         self.call(ctypes.byref(asks))
         host = found.tolist()
         if not all(row[0] for row in host):

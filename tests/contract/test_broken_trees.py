@@ -1,0 +1,122 @@
+"""A drafter from elsewhere that proposes broken trees is named and refused, before any memory is read by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from small import build
+
+from outrider.budgets.budgeter import FixedBudget
+from outrider.core.tree import chain, flaw, from_lists
+from outrider.engine import Engine, generate
+from outrider.request import Request
+from outrider.targets import load_target
+from outrider.types import Budget, Drafting, DraftTree, InputError, Round, Rows
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Drafts the tree [root, 5, 6, 7] in two branches, with these fields written over."""
+
+    wrong: dict[str, Any]
+    taps: tuple[int, ...] = ()
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting:
+        return ForeignDrafting(self)
+
+
+@dataclass
+class ForeignDrafting:
+    drafter: Foreign
+
+    def observe(self, round: Round) -> None: ...
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        roots = rows.root.tolist()
+        tree = from_lists([[root, 5, 6, 7] for root in roots], [[0, 0, 1, 0]] * len(roots))
+        return replace(tree, **{name: change(getattr(tree, name)) for name, change in self.drafter.wrong.items()})
+
+    def select(self, index: Sequence[int]) -> None: ...
+
+    def join(self, other: Drafting) -> None: ...
+
+
+def at(place: tuple[int, ...], value: Any) -> Any:
+    """The same tensor with another value at one place of its last row."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[(-1, *place)] = value
+        return tensor
+
+    return change
+
+
+BROKEN = {
+    "a huge token": ({"tokens": at((2,), 10**11)}, "token lies outside the vocabulary of 97"),
+    "the vocabulary's size": ({"tokens": at((2,), 97)}, "token lies outside the vocabulary of 97"),
+    "a negative token": ({"tokens": at((1,), -1)}, "token lies outside the vocabulary of 97"),
+    "another root": ({"tokens": at((0,), 4)}, "root is not the last token"),
+    "a parent behind its child": ({"parents": at((1,), 2)}, "a node comes before its parent"),
+    "its own parent": ({"parents": at((2,), 2)}, "a node comes before its parent"),
+    "a huge parent": ({"parents": at((3,), 10**9)}, "a node comes before its parent"),
+    "a negative parent": ({"parents": at((3,), -2)}, "a node comes before its parent"),
+    "another parent": ({"parents": at((2,), 0)}, "depth is not its parent's plus one"),
+    "a depth too many": ({"depths": at((3,), 2)}, "depth is not its parent's plus one"),
+    "a negative depth": ({"depths": at((3,), -5)}, "deeper than the tree's deepest"),
+    "a huge depth": ({"depths": at((3,), 10**6)}, "deeper than the tree's deepest, 2"),
+    "a deep root": ({"depths": at((0,), 1)}, "depth is not its parent's plus one"),
+    "a bound too low": ({"deepest": lambda _: 1}, "deeper than the tree's deepest, 1"),
+    "a size of 5,000": ({"size": at((), 5000)}, "more than 4"),
+    "an empty row": ({"size": at((), 0)}, "fewer than one node"),
+    "a stranger among the ancestors": ({"ancestors": at((3, 1), True)}, "ancestor matrix does not follow"),
+    "no root among the ancestors": ({"ancestors": at((2, 0), False)}, "ancestor matrix does not follow"),
+    "no ancestors": ({"ancestors": lambda _: None}, "no ancestor matrix"),
+    "ancestors of another tree": ({"ancestors": lambda a: a[:, :3, :3]}, "its ancestor matrix not"),
+    "tokens of another shape": ({"tokens": lambda t: t[:, :3]}, "are not all"),
+    "a row too few": ({"size": lambda s: s[:-1]}, "its size is not"),
+    "int32": ({"tokens": lambda t: t.int()}, "are not all of int64"),
+    "floats": ({"parents": lambda t: t.float()}, "are not all of int64"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["compiled", "torch"])
+def target(request: pytest.FixtureRequest) -> Any:
+    found = load_target(build("llama", torch.float32, **SIZES), native=request.param == "compiled")
+    if request.param == "compiled" and found.native is None:  # type: ignore[attr-defined]
+        pytest.skip("there is no compiled pass on this machine")
+    return found
+
+
+def written(target: Any, wrong: dict[str, Any]) -> list[list[int]]:
+    engine = Engine.of(target, Foreign(wrong), FixedBudget(8, 4))
+    found: dict[int, list[int]] = {}
+    for piece in generate(engine, [Request([3, 9, 2 + i], i, 8) for i in range(2)]):
+        found.setdefault(piece.row.index, []).extend(piece.tokens)
+    return [found[i] for i in sorted(found)]
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_tree_is_refused_and_its_drafter_named(target: Any, kind: str) -> None:
+    wrong, sentence = BROKEN[kind]
+    with pytest.raises(InputError, match=f"the drafter test_broken_trees.Foreign proposed a broken tree: .*{sentence}"):
+        written(target, wrong)
+
+
+def test_a_right_tree_passes(target: Any) -> None:
+    assert [len(text) for text in written(target, {})] == [8, 8]
+
+
+def test_padding_may_say_nothing() -> None:
+    """Rows of unequal size: what stands behind a row's nodes is not held to be a tree."""
+    tree = chain([[4, 5, 6], [7]])
+    root = torch.tensor([4, 7])
+    assert flaw(tree, root, 97) == ""
+    assert flaw(replace(tree, depths=at((2,), 1)(tree.depths)), root, 97) == ""
+    assert "vocabulary" in flaw(replace(tree, tokens=at((2,), 10**11)(tree.tokens)), root, 97)
