@@ -213,9 +213,9 @@ static void open_block_of(const Format *format, const uint8_t *block, float *to)
     } else {
         format->take(block, &taken);
         for (integer i = 0; format->values && i < format->elements; i++) taken.number[i] = format->values[taken.number[i]];
-        for (integer i = 0; i < format->elements; i++) {
-            const float scale = taken.d * (float)taken.scale[i / 16], minimum = taken.dmin * (float)taken.minimum[i / 16];
-            to[i] = scale * (float)taken.number[i] - minimum;
+        for (integer g = 0; g < format->elements / 16; g++) {
+            const float scale = taken.d * (float)taken.scale[g], minimum = taken.dmin * (float)taken.minimum[g];
+            for (integer i = 16 * g; i < 16 * (g + 1); i++) to[i] = scale * (float)taken.number[i] - minimum;
         }
     }
 }

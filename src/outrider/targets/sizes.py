@@ -9,7 +9,15 @@ import torch
 
 from ..types import InputError
 
-LAYERS = "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"
+LAYERS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
 MOST_LAYERS = 1000  # each is a module, and a million of them take minutes to make
 PER_BYTE = 16  # weights that a byte of a file may stand for: quantised ones take a few bits, tied ones none
 SPARE = 2**24  # weights that a model may have beyond that

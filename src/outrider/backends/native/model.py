@@ -85,13 +85,20 @@ def config_of(file: ModelFile) -> dict[str, Any]:
         "rope_parameters": _rope(known),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "dtype": _precision(file),
+        "dtype": kept_in(file),
     }
     config |= {
         f"{name}_token_id": file.metadata.get(f"tokenizer.ggml.{key}_token_id")
         for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
     }
     return config | FAMILIES[known.architecture](known, file)
+
+
+def kept_in(file: ModelFile) -> str:
+    """In what most matrices are kept: float32, float16, or bfloat16 for all that is quantised."""
+    kinds = [tensor.kind.name for tensor in file.tensors.values() if len(tensor.shape) > 1]
+    most = max(set(kinds), key=kinds.count, default="")
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
 
 def parameters(file: ModelFile, config: Mapping[str, Any]) -> Iterator[Parameter]:
@@ -166,13 +173,6 @@ def _rope(known: _Values) -> dict[str, Any]:
     if kind != "none":
         raise InputError(f"rotary embeddings that are scaled like {kind!r} are not supported in a .gguf file")
     return rope
-
-
-def _precision(file: ModelFile) -> str:
-    """float32 or float16 where most matrices are kept in that, else bfloat16."""
-    kinds = [tensor.kind.name for tensor in file.tensors.values() if len(tensor.shape) > 1]
-    most = max(set(kinds), key=kinds.count, default="")
-    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
 
 def _llama(known: _Values, file: ModelFile) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ...params import InputError
 
+KINDS = "gpt2", "llama", "gemma4"  # tokenizer.ggml.model: byte-level BPE; SentencePiece
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 SPACE = "\u2581"  # how SentencePiece spells a space
 
@@ -106,15 +107,11 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         InputError: the file has no vocabulary, a damaged one, or one of a kind that is not supported.
     """
     known = _Vocabulary(metadata)
-    if known.model in ("llama", "gemma4"):
-        tokenizer = _sentencepiece(known)
-    elif known.model == "gpt2":
-        tokenizer = _byte_level(known)
-    else:
+    if known.model not in KINDS:
         raise InputError(
-            f"tokenizers of the kind {known.model!r} are not supported, only gpt2 (byte-level BPE), llama and gemma4 "
-            "(SentencePiece)"
+            f"tokenizers of the kind {known.model!r} are not supported, only {', '.join(KINDS)} (tokenizer.ggml.model)"
         )
+    tokenizer = _byte_level(known) if known.model == "gpt2" else _sentencepiece(known)
     added = [
         AddedToken(text, normalized=False, special=kind != USER)
         for text, kind in zip(known.tokens, known.types, strict=True)
