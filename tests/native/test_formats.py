@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
+from quantised_blocks import random_blocks
 
-from outrider.backends.native.files import KINDS
 from outrider.native.build import library
 from outrider.native.formats import numbers
 
 READ = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 READ += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 WIDTH, ROWS = 512, 24
-SCALES = {  # bytes of a block that are a float16
-    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
-}  # fmt: skip
 EXTREME = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x3C00]  # zeros, subnormals, the largest
 
 
-def blocks(name: str, scales: list[int] | None) -> np.ndarray:
-    """Random rows; scales are finite, or one of these float16 bit patterns."""
-    (kind,) = (kind for kind in KINDS.values() if kind.name == name)
-    random = np.random.default_rng(len(name))
-    made = random.integers(0, 256, (ROWS, WIDTH // kind.elements, kind.bytes), dtype=np.uint8)
-    for at in SCALES.get(name, ()):
-        bits = random.choice(scales, made.shape[:2]) if scales else random.integers(0, 0x7C00, made.shape[:2])
-        made[..., at : at + 2] = np.ascontiguousarray(bits, np.uint16)[..., None].view(np.uint8)
-    return made.reshape(ROWS, -1)
+ANY = range(0x7C00)  # all that are not negative, and finite
 
 
-@pytest.mark.parametrize("scales", [None, EXTREME])
+@pytest.mark.parametrize("scales", [ANY, EXTREME])
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("name", READ)
-def test_numbers_are_gguf_pys_bit_for_bit(name: str, compiled: bool, scales: list[int] | None) -> None:
+def test_numbers_are_gguf_pys_bit_for_bit(name: str, compiled: bool, scales: Sequence[int]) -> None:
     code = library("bfloat16", "bfloat16") if compiled else None
     if compiled and code is None:
         pytest.skip("this machine has no compiled pass")
     kind = GGMLQuantizationType[name]
-    rows = blocks(name, scales)
+    rows = random_blocks(name, ROWS, WIDTH, scales)
     order = np.random.default_rng(0).permutation(ROWS)
     with np.errstate(all="ignore"):  # some bit patterns are infinite
         theirs = torch.from_numpy(np.array(quants.dequantize(rows, kind)))

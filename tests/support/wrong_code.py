@@ -15,8 +15,8 @@ from outrider.native import build as native
 @contextmanager
 def mutated(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, line: str, wrong: str) -> Iterator[None]:
     """Sources copied to a folder; in the one of this `name` the only `line` of this text is replaced by `wrong`."""
-    for source in native.SOURCES:
-        shutil.copy(native.HERE / source, folder)
+    for source in native.HERE.glob("*.[ch]"):
+        shutil.copy(source, folder)
     text = (folder / name).read_text(encoding="utf-8")
     assert text.count(line) == 1
     (folder / name).write_text(text.replace(line, wrong), encoding="utf-8")
