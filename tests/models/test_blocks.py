@@ -86,6 +86,7 @@ def wide() -> LlamaForCausalLM:
     """Wide enough for blocks of 256."""
     torch.manual_seed(3)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes["initializer_range"] = 0.05
     return LlamaForCausalLM(LlamaConfig(**{**BASE, **SIZES, **sizes, "bos_token_id": 1, "eos_token_id": 1})).eval()
 
 
