@@ -45,9 +45,10 @@ def info(
 
 def place(model: str) -> dict[str, str]:
     """What a model's name stands for here, as JSON: a folder or a hub id. A .gguf file is converted if it never was."""
+    from ..targets.names import as_folder
     from .loading import located
 
-    found = located(model)
+    found = as_folder(located(model))
     here = Path(found.where)
     if not found.gguf and here.exists() and not (here / "config.json").is_file():
         raise InputError(f"{model or 'an empty name'} has no config.json; it is not the folder of a model")

@@ -46,13 +46,14 @@ def parity(
     """
     from ..params import InputError
     from ..prompts import read
+    from ..targets.names import as_folder
     from .loading import located
 
     if to not in ("vllm", "speculators"):
         raise InputError(f"vLLM reads the formats vllm and speculators, not {to!r}")
     if min(1 if limit is None else limit, tokens, max_new_tokens) < 1:
         raise InputError("--limit, --tokens and --max-new-tokens must be at least 1")
-    where = located(model).where
+    where = as_folder(located(model)).where
     given = read(prompts_file, limit) if prompts_file else held_out(limit)
     from ..llm import load
     from ..proofs import parity as run

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..backends.native.model import Parameter, parameters
+from ..backends.native.files import open_gguf
+from ..backends.native.model import Parameter, parameters, supports
 from ..native import blocks as native
 from ..native.blocks import BLOCK, Packed, arranged, numbers, twelve_bits, twelve_size
 from ..native.weights import stretch, together
@@ -43,11 +44,11 @@ def read(model: nn.Module, file: Path | None, code: ctypes.CDLL) -> dict[int, Pa
 
 def _parts(model: nn.Module, file: Path | None) -> Iterator[tuple[Tensor, Parameter]]:
     """The weights of linear layers, and where their numbers lie in a file that is read as it lies."""
-    if file is None or not gguf.lies_ready(file):
+    if file is None or not supports(open_gguf(file)):
         return
     layers = {id(layer.weight) for layer in model.modules() if type(layer) is nn.Linear}
     weights = {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in layers}
-    for one in parameters(gguf.opened(file), gguf.config_of(gguf.opened(file))):
+    for one in parameters(open_gguf(file)):
         weight = weights.get(one.name)
         if weight is not None and one.tensor.shape == tuple(weight.shape):
             yield weight, one

@@ -120,7 +120,7 @@ def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
 
 
 def weights_of(model: Any, move: bool = False, file: Path | None = None, weights: str = "full") -> Weights | None:
-    """A stock model's weights for the compiled pass; None where it reads none of them, or cannot be had on this machine.
+    """A stock model's weights for the compiled pass; None where it does not read them, or there is no such pass here.
 
     Args:
         model: a stock model, whose parameters stay where they are.

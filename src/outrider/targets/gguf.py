@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,12 @@ FOUR_BITS, EIGHT_BITS = ("Q4_0", "Q4_1"), "Q8_0"
 _direct: set[Path] = set()  # files of which it was said that they are read anew each time
 
 
-def folder_of(file: Path) -> tuple[str, str | None]:
-    """(its own folder, its name) if it is read as it lies, or there is no place to keep it converted; else (folder of
-    the conversion, None).
+def converted(file: Path) -> tuple[str, str | None]:
+    """(folder, None) of the conversion, or (its own folder, its name) if there is no place to keep that.
 
-    The first use of a file that has to be converted takes a while, and is said once.
+    The first call for a file converts it, which takes a while and is said once.
     """
     file = file.resolve()
-    if lies_ready(file):
-        return str(file.parent), file.name
     root, stat = kept.folder("gguf"), file.stat()
     stamp = {"path": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     try:
@@ -77,8 +73,8 @@ def read(file: Path, dtype: Any = "auto") -> tuple[Any, dict[str, Any]]:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     kind = getattr(torch, precision(file)) if dtype == "auto" else dtype
-    if lies_ready(file):
-        return _built(opened(file), getattr(torch, kind) if isinstance(kind, str) else kind)
+    if supports(open_gguf(file)):
+        return _built(open_gguf(file), getattr(torch, kind) if isinstance(kind, str) else kind)
     with _explained(file):
         read_: Any = AutoModelForCausalLM.from_pretrained
         return read_(
@@ -89,18 +85,17 @@ def read(file: Path, dtype: Any = "auto") -> tuple[Any, dict[str, Any]]:
 
 def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """A stock model whose parameters are made of the file's blocks."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    described = config_of(file)
+    config = read_config(file.path)
     code = library("bfloat16", "bfloat16")
     state = {
         one.name: numbers(code, one.tensor.kind.number, one.tensor.rows, one.tensor.shape[-1], one.order, dtype).view(
             one.tensor.shape
         )
-        for one in parameters(file, described)
+        for one in parameters(file)
     }
     with _explained(file.path):
-        config = AutoConfig.for_model(**described)
         kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
         with _quiet():
             model, found = kind.from_pretrained(
@@ -127,11 +122,21 @@ def _quiet() -> Iterator[None]:
             theirs.enable_progress_bar()
 
 
+def read_config(file: Path) -> Any:
+    """The config of transformers that a .gguf file's metadata stand for."""
+    from transformers import AutoConfig
+
+    with _explained(file):
+        if supports(open_gguf(file)):
+            return AutoConfig.for_model(**config_of(open_gguf(file)))
+        return AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+
+
 def read_tokenizer(file: Path) -> Any:
     """The tokenizer of a .gguf file, chat template included."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    values = opened(file).metadata
+    values = open_gguf(file).metadata
     if values.get("tokenizer.ggml.model") in TOKENIZERS:
         words = values["tokenizer.ggml.tokens"]
         names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
@@ -146,28 +151,9 @@ def read_tokenizer(file: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
 
 
-def opened(file: Path) -> ModelFile:
-    """A file's header, and its tensors where they lie."""
-    try:
-        about = file.stat()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {(error.strerror or _line(error)).lower()}") from None
-    return _opened(file, about.st_size, about.st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _opened(file: Path, size: int, mtime_ns: int) -> ModelFile:
-    return open_gguf(file)
-
-
-def lies_ready(file: Path) -> bool:
-    """Is this a file that is read as it lies?"""
-    return supports(opened(file))
-
-
 def precision(file: Path) -> str:
     """float32 or float16 if that is what most of the matrices are kept in, else bfloat16."""
-    return kept_in(opened(file))
+    return kept_in(open_gguf(file))
 
 
 def file_of(where: str, direct: str | None) -> Path | None:
@@ -197,7 +183,7 @@ class Blocks:
 
 def blocks(file: Path) -> Iterator[Blocks]:
     """The matrices that a file keeps in blocks of four or eight bits."""
-    for tensor in opened(file).tensors.values():
+    for tensor in open_gguf(file).tensors.values():
         kind = tensor.kind.name
         if kind not in (*FOUR_BITS, EIGHT_BITS) or len(tensor.shape) != 2:
             continue
@@ -215,12 +201,9 @@ def blocks(file: Path) -> Iterator[Blocks]:
 
 def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:
     """Write the folder whole or not at all. OSError: there is no place for it."""
-    from transformers import AutoConfig
-
     kind = precision(file)
-    with _explained(file):  # an unknown architecture is told before anything is promised
-        AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    size = sum(math.prod(t.shape) for t in opened(file).tensors.values()) * getattr(torch, kind).itemsize
+    read_config(file)  # refuses an unknown architecture before anything is promised
+    size = sum(math.prod(t.shape) for t in open_gguf(file).tensors.values()) * getattr(torch, kind).itemsize
     kept.make(folder.parent)
     if shutil.disk_usage(folder.parent).free < 1.1 * size:
         raise OSError(None, f"it needs {size / 1e6:.0f} MB and less is free")

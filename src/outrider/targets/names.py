@@ -6,13 +6,15 @@ beside a model (its drafters) is named below it: `demo/hass`, `smollm2/eagle3` (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..backends.native.files import open_gguf
+from ..backends.native.model import supports
 from ..hub import is_id
 from ..params import InputError
 from ..shipped import DEMO, SMOLLM2, is_shipped, shipped
@@ -35,7 +37,7 @@ class Place:
     name: str  # as the user called it; `about` says more
     where: str  # a folder or a hub id
     about: str = ""  # which weights these are, where the name leaves it open
-    gguf: str | None = None  # the file in `where` that has to be read as it is: it could not be kept converted
+    gguf: str | None = None  # the file in `where` that is read as it lies
     dtype: str = "auto"  # what the precision `auto` is
     hint: str = ""  # how else to get the model, for an error
     drafter: str = "lookup"  # SPEC of the best drafter that ships for it
@@ -47,7 +49,8 @@ class Place:
 def find(model: Any = None) -> Place:
     """The model of a name. None: smollm2 where its package is installed, else the demo model.
 
-    A .gguf file is converted at its first use and kept (`gguf.py`). A folder or hub id is not looked into.
+    A .gguf file that is not read as it lies is converted at its first use and kept (`gguf.py`). A folder or hub id is
+    not looked into.
     """
     if isinstance(model, Place):
         return model
@@ -63,17 +66,35 @@ def find(model: Any = None) -> Place:
     if is_shipped(name):
         return Place(name, shipped(name))
     if name.lower().endswith(".gguf"):
-        from . import gguf
-
         file = installed()
         own = best(SMOLLM2) if file and Path(name).exists() and file.samefile(name) else "lookup"
-        where, direct = gguf.folder_of(Path(name).expanduser())
+        where, direct = _folder_of(Path(name).expanduser())
         return Place(name, where, gguf=direct, drafter=own)
     if not Path(name).expanduser().exists():
         _check_id(name)
     if name == HUB:
         return Place(name, name, drafter=best(SMOLLM2))
     return Place(name, str(Path(name).expanduser()))
+
+
+def _folder_of(file: Path) -> tuple[str, str | None]:
+    """(its own folder, its name) of a .gguf file that is read as it lies, else what `gguf.converted` says."""
+    file = file.resolve()
+    if supports(open_gguf(file)):
+        return str(file.parent), file.name
+    from . import gguf
+
+    return gguf.converted(file)
+
+
+def as_folder(place: Place) -> Place:
+    """The same model as a folder or hub id, for programs that read nothing else: a .gguf file is converted and kept."""
+    if place.gguf is None:
+        return place
+    from . import gguf
+
+    where, direct = gguf.converted(Path(place.where) / place.gguf)
+    return replace(place, where=where, gguf=direct)
 
 
 def _check_id(name: str) -> None:
@@ -89,9 +110,7 @@ def _smollm2() -> Place:
     if file is None:
         hint = f"to have it without the hub, {GET}"
         return Place(SMOLLM2, HUB, f"{HUB} of the hub", hint=hint, drafter=best(SMOLLM2))
-    from . import gguf
-
-    where, direct = gguf.folder_of(file)
+    where, direct = _folder_of(file)
     try:
         number = version(PACKAGE.replace("_", "-"))
     except PackageNotFoundError:

@@ -12,6 +12,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,10 @@ class ModelFile:
 
 
 def open_gguf(path: str | Path) -> ModelFile:
-    """Read the header of a .gguf file and map its tensors.
+    """Read the header of a .gguf file and map its tensors. A file that has not changed is not read again.
 
     Args:
-        path: a file of version 2 or 3, in this machine's byte order.
+        path: a file of version 2 or 3, little-endian.
 
     Returns:
         Metadata (numbers, strings and booleans; arrays of numbers as numpy arrays, of strings as lists) and tensors.
@@ -98,6 +99,15 @@ def open_gguf(path: str | Path) -> ModelFile:
         InputError: the file cannot be read, is not GGUF, or its header does not fit its size.
     """
     path = Path(path)
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    return _gguf(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _gguf(path: Path, size: int, mtime_ns: int) -> ModelFile:
     data = _mapped(path)
     if data[: len(MAGIC)] != MAGIC:
         raise InputError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")

@@ -101,10 +101,12 @@ def kept_in(file: ModelFile) -> str:
     return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
 
-def parameters(file: ModelFile, config: Mapping[str, Any]) -> Iterator[Parameter]:
+def parameters(file: ModelFile) -> Iterator[Parameter]:
     """Every parameter that the file holds, in the file's order."""
-    dims = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    interleaved = file.metadata["general.architecture"] in INTERLEAVED
+    known = _Values(file.metadata)
+    heads_ = known.count("attention.head_count")
+    dims = {"attn_q": heads_, "attn_k": known.count("attention.head_count_kv", heads_)}
+    interleaved = known.architecture in INTERLEAVED
     for name, tensor in file.tensors.items():
         parameter = _parameter(name)
         if parameter is not None:
