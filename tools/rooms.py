@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "plugins": ("params", "drafters, objectives and peers by name: our files, and other packages' entry points"),
     "encoding": ("params", "a caller's prompts as token ids"),
     "prompts": ("params", "JSON lines as rows and as prompts"),
-    "core": ("types", "trees, noise, sampling, verification, ends of text: pure functions of tensors"),
+    "core": ("types", "trees, noise, sampling, verification, tokens to text, ends of text: no models"),
     "backends": ("params", "ways to compute a target's passes: model files read in place, their tokenizers"),
     "native": ("kept", "passes of Llama-shaped layers in C, built for this processor when they are first wanted"),
     "nets": (

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from .core import nucleus, sampling, verify
 from .core.clock import Clock
 from .core.noise import GumbelNoise
 from .core.tree import flaw, root_only
+from .core.turns import turn
 from .params import check_rule
 from .request import Done, Piece, Request, Row, alike, check_prompt, penalised
 from .types import (
@@ -41,6 +43,8 @@ from .types import (
     TargetOutput,
     Verdict,
 )
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,10 @@ class Engine:
         gumbel = GumbelNoise(target.vocab, target.device) if gumbel is None else gumbel
         return cls(target, drafter, chosen, gumbel, check_rule(rule), **more)
 
+    def turn(self) -> AbstractContextManager[None]:
+        """One step of a batch: whoever else wants one over this target waits (`core/turns.py`)."""
+        return turn(self.target.lock, self.target.device)
+
 
 def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -> Iterator[Piece]:
     """Decode all requests, at most `batch_size` at a time, yielding what each round adds to each row.
@@ -86,22 +94,32 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
     """
     waiting = deque(Row(request, i) for i, request in enumerate(requests))
     batch: Batch | None = None
-    with torch.no_grad():
-        while waiting or batch:
-            free = batch_size - (len(batch.rows) if batch else 0)
-            if waiting and free:
-                for rows in alike([waiting.popleft() for _ in range(min(free, len(waiting)))]):
-                    newcomers, pieces = Batch.start(engine, rows)
-                    yield from pieces
-                    batch = newcomers if batch is None else batch.join(newcomers)
-            if batch:
-                yield from batch.round()
-                batch = batch.leave()
+    while waiting or batch:
+        free = batch_size - (len(batch.rows) if batch else 0)
+        if waiting and free:
+            for rows in alike([waiting.popleft() for _ in range(min(free, len(waiting)))]):
+                newcomers, pieces = Batch.start(engine, rows)
+                yield from pieces
+                batch = newcomers if batch is None else batch.join(newcomers)
+        if batch:
+            yield from batch.round()
+            batch = batch.leave()
+
+
+def _alone(step: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
+    """A step of a batch that takes its turn over the target (`core/turns.py`)."""
+
+    @wraps(step)
+    def taken(self: Batch, *args: P.args, **more: P.kwargs) -> T:
+        with self.engine.turn():
+            return step(self, *args, **more)
+
+    return taken
 
 
 @dataclass
 class Batch:
-    """Rows that decode side by side. Whoever drives one (`generate` does) calls, under `torch.no_grad()`,
+    """Rows that decode side by side. Whoever drives one (`generate` does) calls
 
         batch, pieces = Batch.start(engine, rows)     prompts read, first tokens drawn; `read` does it in steps
         pieces = batch.round()                        one round of every row
@@ -109,7 +127,9 @@ class Batch:
         batch = batch.join(newcomers)                 with rows that another `start` has made ready
         batch.cancel(row)                             ends a row, between rounds
 
-    A text depends on its own request alone, never on when its row came or who ran beside it.
+    A text depends on its own request alone, never on when its row came or who ran beside it. Each call is one step: it
+    takes the target's lock and turns gradients off, and gives both back before it returns. So batches of several
+    threads may share an engine, while each batch belongs to one thread at a time.
     """
 
     engine: Engine
@@ -144,8 +164,9 @@ class Batch:
             row.usage.prompt_tokens = len(row.request.prompt)
         longest = max(len(row.request.prompt) + row.request.max_new_tokens for row in rows)
         capacity = min(longest, engine.target.context) + engine.nodes
-        session = engine.target.open(capacity)
-        batch = cls(engine, rows, session, engine.drafter.open(prompts, capacity), torch.zeros(len(rows)).long())
+        with engine.turn():
+            session, drafting = engine.target.open(capacity), engine.drafter.open(prompts, capacity)
+        batch = cls(engine, rows, session, drafting, torch.zeros(len(rows)).long())
         taps = engine.drafter.taps
         if known is None:
             chunks = session.prefill(prompts, taps)
@@ -154,7 +175,7 @@ class Batch:
             chunks = session.resume(prompts[0], taps, *known)
         unread = set(range(len(rows)))
         while True:
-            with clock("prefill"):
+            with engine.turn(), clock("prefill"):
                 batch.take(chunk := next(chunks))
             unread.difference_update(i for i, last in enumerate(chunk.last) if last)
             if not unread:
@@ -187,6 +208,7 @@ class Batch:
         for row, tokens in zip(self.rows, first, strict=True):
             row.output += tokens
 
+    @_alone
     def round(self) -> list[Piece]:
         """One round of every row: schedule, draft, verify, commit, account. Returns what it added to each row."""
         clock, view = Clock(self.root.device), self.view()
@@ -324,17 +346,21 @@ class Batch:
         if not live:
             return None
         if len(live) < len(self.rows):
-            failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
-            if failed:
-                self.session.wipe(failed)
             stay = set(live)
-            live = [i if i in stay else live.pop() for i in range(len(live))]
-            self.session.select(live)
-            self.drafting.select(live)
-            self.rows = [self.rows[i] for i in live]
-            self.root = self.root[live]
+            self._select([i if i in stay else live.pop() for i in range(len(live))])
         return self
 
+    @_alone
+    def _select(self, live: list[int]) -> None:
+        failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
+        if failed:
+            self.session.wipe(failed)
+        self.session.select(live)
+        self.drafting.select(live)
+        self.rows = [self.rows[i] for i in live]
+        self.root = self.root[live]
+
+    @_alone
     def join(self, newcomers: Batch | None) -> Batch:
         """This batch with the newcomers' rows behind its own."""
         if newcomers is not None:

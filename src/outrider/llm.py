@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from .budgets.calibration import fits, learners
 from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
-from .core.stopping import Stop, TextStream
+from .core.stopping import Stop
+from .core.text import Detokenizer, detokenizer, text_of
 from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
 from .params import check_rule, whole
 from .request import Chunk, Output, Request, Row, check_prompt, spread_seeds
-from .targets import HFTarget, find, load_target, load_tokenizer
+from .targets import HFTarget, SeqTarget, find, load_target, load_tokenizer
 from .targets.graphs import PATIENCE
 from .targets.load import precision_of
 from .types import Drafter, InputError, Rule, Sampling, Target
@@ -62,7 +64,7 @@ class Stream(Iterator[str]):
         return self.llm.output(self.row, 0, self.stop)
 
     def _decode(self, engine: Engine, request: Request) -> Any:
-        text = TextStream(self.llm.decode, self.stop.strings)
+        text = self.stop.stream(request.prompt)
         for piece in generate(engine, [request]):
             self.row, shown = piece.row, self.stop.visible(piece.tokens)
             yield Chunk(text.push(shown[: piece.drafted]), text.push(shown[piece.drafted :]))
@@ -75,6 +77,11 @@ class LLM:
     """A target, its tokenizer and a drafter; made by `load`.
 
     `target.model` is the stock transformers model and `tokenizer` its own (None without one): nobody is locked in.
+
+    Threads may share it: they take turns, a round each, and every text is the one that a single thread would have
+    written. Nothing is held between rounds, so several streams may also be read by turns in one thread, and each in
+    whatever thread asks for its next piece. The model's own `forward` and `generate` take no turns: while they run in
+    one thread, let no other one decode here.
     """
 
     target: Target
@@ -184,7 +191,7 @@ class LLM:
         seeds = spread_seeds(seed, len(texts), n)
         stops = self._stop(whole("max_new_tokens", max_new_tokens), stop, ignore_eos)
         pairs = [(text, s) for text, own in zip(texts, seeds, strict=True) for s in own]
-        requests = [Request(text, s, max_new_tokens, made, stops.cut) for text, s in pairs]
+        requests = [Request(text, s, max_new_tokens, made, stops.cutting(text)) for text, s in pairs]
         for request in requests:
             check_prompt(request, self.target)
         return requests, stops
@@ -194,12 +201,13 @@ class LLM:
 
         Raises InputError for a rule or budget that there is not, or that does not go with the drafter.
         """
-        if self.gumbel is None:
-            self.gumbel = GumbelNoise(self.target.vocab, self.target.device)
         chosen = self.budget if budget is None else budget
-        if isinstance(chosen, str):
-            key = check_rule(rule), chosen
-            chosen = self.budgets[key] if key in self.budgets else self._begin(key)
+        with self.target.lock:
+            if self.gumbel is None:
+                self.gumbel = GumbelNoise(self.target.vocab, self.target.device)
+            if isinstance(chosen, str):
+                key = check_rule(rule), chosen
+                chosen = self.budgets[key] if key in self.budgets else self._begin(key)
         if chooses(chosen) != isinstance(self.drafter, ChoiceDrafter):
             raise InputError(
                 "a budget that names drafters ('1:3,2,1 2:1,1') and choose=True need one another; give both or neither"
@@ -221,12 +229,18 @@ class LLM:
 
     def remember(self) -> None:
         """Keep what the automatic budget has learnt for later runs, in the user's cache directory."""
-        for memory in self.memories:
-            memory.keep()
+        with self.target.lock:  # what is being learnt must not change while it is written
+            for memory in self.memories:
+                memory.keep()
 
     def prompts(self, prompts: Any) -> list[list[int]]:
         """Token ids of one prompt or many, a list for each; errors are those of `encode`."""
         return [self.encode(p) for p in encoding.listed(prompts)]
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """What the tokenizer's ids are as bytes."""
+        return detokenizer(self.tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids: text as the tokenizer has it, chat messages through the model's own template, ids as they are.
@@ -237,9 +251,7 @@ class LLM:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out; empty for a model in memory that has no tokenizer."""
-        if self.tokenizer is None:
-            return ""
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text_of(self.detokenizer.open(), [int(token) for token in tokens])
 
     def _stop(self, max_new_tokens: int, strings: Any, ignore_eos: bool) -> Stop:
         wanted = (strings,) if isinstance(strings, str) else strings or ()
@@ -249,11 +261,16 @@ class LLM:
             raise InputError("a stop string is empty; leave it out")
         if wanted and self.tokenizer is None:
             raise InputError("stop strings need a tokenizer, and this model has none")
-        return Stop(frozenset() if ignore_eos else self.eos, tuple(wanted), max_new_tokens, self.decode)
+        return self.stops(frozenset() if ignore_eos else self.eos, tuple(wanted), max_new_tokens)
+
+    def stops(self, eos: frozenset[int], strings: tuple[str, ...], max_new_tokens: int, min_tokens: int = 0) -> Stop:
+        """How this model's texts end; see `Stop`."""
+        apart = isinstance(self.target, SeqTarget)
+        return Stop(eos, strings, max_new_tokens, self.detokenizer, min_tokens, apart)
 
     def output(self, row: Row, prompt: int, stops: Stop) -> Output:
         """A row as the caller sees it; `prompt` is the index of its prompt."""
-        text = stops.text(row.output)
+        text = stops.text(row.request.prompt, row.output)
         return Output(
             prompt, text, row.output, row.finish or "interrupted", row.request.seed, row.usage, self.target.exact
         )
@@ -336,7 +353,9 @@ def load(
     if compile and isinstance(target, HFTarget):
         target.warm(chosen.taps)
     kept_as = name if place is not None and named else ""
-    return LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget, kept_as=kept_as)
+    made = LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget, kept_as=kept_as)
+    _ = made.detokenizer  # checked while nobody waits for text
+    return made
 
 
 def chooses(budget: Any) -> bool:

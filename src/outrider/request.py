@@ -169,7 +169,8 @@ class Output:
 
     Attributes:
         prompt: the index of its prompt.
-        text: without special tokens, and without the stop string that ended it.
+        text: what goes on from the prompt (its leading space included), without special tokens and without the stop
+            string that ended it.
         tokens: ids of what was written, the end of text and the tokens of a stop string included.
         finish_reason: eos, stop, length, interrupted (a stream was left) or error (logits were not numbers).
         seed: what its randomness came from; asked for again under the default rule, it gives the same text.

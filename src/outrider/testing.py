@@ -11,7 +11,9 @@ and values, at explicit slots; slots that nobody wrote hold poison, and a tree t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import torch
@@ -47,6 +49,7 @@ class TableTarget:
     layers: int = field(default=1, init=False)
     exact: str = field(default="bits", init=False)
     recorded: bool = field(default=False, init=False)
+    lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.vocab < 1 or self.order < 1 or self.context < 1 or self.chunk < 1:

@@ -7,6 +7,7 @@ Every tensor has a leading batch dimension `b`; rows have their own length, tree
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -288,6 +289,10 @@ class Target(Protocol):
     dtype: torch.dtype
     hidden: int  # the width of hidden states
     layers: int  # hidden states have the taps 0 .. layers; -1 is the last one, after the final norm
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held for each step of a batch over this target, never between two; always the same, re-entrant."""
 
     @property
     def config_dict(self) -> Mapping[str, Any]:

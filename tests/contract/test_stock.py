@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from contract_world import PROMPTS, World
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TextStreamer
+from contract_world import PROMPTS, World, needs
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import outrider
+from outrider.budgets.budgeter import FixedBudget
+from outrider.integrations.transformers import KEPT
 from outrider.targets import load_target
 from outrider.types import InputError
 
@@ -142,16 +148,14 @@ def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"num_beams": 2}, "beam search cannot be speculated"),
+        ({"num_beams": 2}, "num_beams=2 asks for beam search"),
         ({"prefix_allowed_tokens_fn": lambda i, ids: [1, 2]}, "PrefixConstrainedLogitsProcessor"),
-        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidance"),
-        ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores is not recorded"),
+        ({"guidance_scale": 2.0}, "guidance_scale=2.0 needs passes"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5 looks a row up"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True is not recorded"),
         ({"rule": "magic"}, "there is no rule 'magic'"),
-        ({"assistant_model": "the draft model"}, "assistant_model is another way .* drafter='model:DIR'"),
-        ({"streamer": TextStreamer(None, skip_prompt=True)}, "streamer is another way"),
-        ({"prompt_lookup_num_tokens": 5}, "prompt_lookup_num_tokens is another way .* drafter='lookup"),
-        ({"use_cache": False}, "use_cache=False cannot be honoured"),
+        ({"prompt_lookup_num_tokens": 5}, "prompt_lookup_num_tokens=5 is another way .* drafter='lookup"),
+        ({"use_cache": False}, "use_cache=False must be true"),
         ({"budget": "much"}, "a budget is auto"),
         ({"drafter": "magic"}, "there is no drafter 'magic'"),
     ],
@@ -165,16 +169,116 @@ def test_what_cannot_be_honoured_is_refused_by_name(world: World, options: dict[
         )
 
 
+def generated(model: Any, **more: Any) -> torch.Tensor:
+    asked = {**padded(PROMPTS[:1]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, **more}
+    return model.generate(**asked)
+
+
+def drafted(model: Any, drafter: Any = "lookup", **more: Any) -> torch.Tensor:
+    return generated(model, custom_generate=outrider.custom_generate, drafter=drafter, **more)
+
+
 def test_a_budget_is_taken_and_engines_stay_out_of_copies(world: World) -> None:
-    asked = {**padded(PROMPTS[:1]), "max_new_tokens": 8, "do_sample": False, "pad_token_id": PAD}
-    stock = world.model.generate(**asked)
-    ours = world.model.generate(**asked, custom_generate=outrider.custom_generate, budget="3,2")
-    assert torch.equal(stock, ours)
-    assert ("lookup", "coupled", "3,2") in world.model.outrider_engines
+    stock = generated(world.model)
+    assert torch.equal(stock, drafted(world.model, budget="3,2"))
+    assert ("coupled", "3,2") in world.model.outrider_engines.kept[-1].budgets
     other = copy.deepcopy(world.model)
-    assert other.outrider_engines == {}, "its engines would be another model's"
-    assert torch.equal(stock, other.generate(**asked, custom_generate=outrider.custom_generate))
-    assert all(e.target.model is other for e in other.outrider_engines.values())
+    assert other.outrider_engines.target is None, "its engines would be another model's"
+    assert torch.equal(stock, drafted(other))
+    assert other.outrider_engines.target.model is other
+
+
+CASTS = torch.bfloat16, torch.float32, torch.float64, torch.float32, torch.float64
+
+
+def test_casts_are_seen(world: World) -> None:
+    """An engine of another precision fails, or writes another text from some token on."""
+    model = copy.deepcopy(world.model)
+    for dtype in CASTS:
+        model.to(dtype)
+        text = drafted(model, seed=1)
+        assert model.outrider_engines.target.dtype == dtype
+        if dtype != torch.bfloat16:  # there stock decoding may round otherwise
+            assert torch.equal(text, generated(model))
+        assert torch.equal(text, drafted(model, "none")) or model.outrider_engines.target.exact != "bits"
+
+
+def test_changed_weights_are_seen(world: World) -> None:
+    """In place, by new tensors, by another head, and by a vocabulary of another size."""
+    model, eagle = copy.deepcopy(world.model), needs("eagle", world.folder)
+    for change in (
+        lambda: model.lm_head.weight.data.mul_(-1),
+        lambda: model.load_state_dict({name: t.clone() * 1.25 for name, t in model.state_dict().items()}),
+        lambda: setattr(model.model.norm.weight, "data", model.model.norm.weight.data * -0.5),
+        lambda: model.set_output_embeddings(copy.deepcopy(model.lm_head).requires_grad_(False)),
+    ):
+        with torch.no_grad():
+            change()
+        assert torch.equal(generated(model), drafted(model))
+        assert torch.equal(generated(model), drafted(model, eagle))
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    assert torch.equal(generated(model), drafted(model))
+    assert model.outrider_engines.target.vocab == model.config.vocab_size
+
+
+def test_a_drafter_that_reads_hidden_states_is_loaded_anew_with_other_weights_alone(world: World) -> None:
+    model, eagle = copy.deepcopy(world.model), needs("eagle", world.folder)
+
+    def loaded(spec: str) -> Any:
+        drafted(model, spec)
+        return model.outrider_engines.kept[-1].drafter
+
+    first, lookup = loaded(eagle), loaded("lookup")
+    assert loaded(eagle) is first
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.5)
+    assert loaded(eagle) is not first
+    assert loaded("lookup") is lookup
+
+
+def test_what_is_kept_is_bounded_and_goes_with_the_model(world: World) -> None:
+    """Neither budget objects nor drafters pile up, nor does a new object get what belongs to one that is gone."""
+    model = copy.deepcopy(world.model)
+    seen: list[weakref.ref[Any]] = []
+    for i in range(20):
+        drafter, budget = copy.copy(world.drafter("lookup")), FixedBudget(2 + i % 5, 3)
+        drafted(model, drafter, budget=budget)
+        assert model.outrider_engines.kept[-1].asked is drafter
+        seen += [weakref.ref(drafter), weakref.ref(budget)]
+    del drafter, budget
+    gc.collect()
+    assert sum(ref() is not None for ref in seen[1::2]) == 0, "budgets"
+    assert sum(ref() is not None for ref in seen[::2]) <= KEPT, "drafters"
+    target = weakref.ref(model.outrider_engines.target)
+    del model
+    gc.collect()
+    assert target() is None
+
+
+def test_what_a_spelled_budget_learnt_is_kept(world: World) -> None:
+    model = copy.deepcopy(world.model)
+    for drafter in ("lookup", world.drafter("lookup")):
+        drafted(model, drafter)
+        budget = model.outrider_engines.kept[-1].budgets["coupled", "auto"]
+        rounds = budget.rounds
+        drafted(model, drafter)
+        assert model.outrider_engines.kept[-1].budgets["coupled", "auto"] is budget
+        assert budget.rounds > rounds
+
+
+def test_threads_call_generate_on_one_model(world: World) -> None:
+    """As many engines as threads were made of one model, and their passes changed its config under each other."""
+    model, specs = copy.deepcopy(world.model), ("lookup", "suffix", "none", "lookup")
+    right = generated(model)
+    with ThreadPoolExecutor(len(specs)) as pool:
+        texts = list(pool.map(lambda spec: drafted(model, spec), specs * 2))
+    assert all(torch.equal(text, right) for text in texts)
+    assert len(model.outrider_engines.kept) == len(set(specs))
+
+
+def test_nothing_walks_the_stack() -> None:
+    """What was asked comes by arguments, or not at all."""
+    assert "_getframe" not in inspect.getsource(inspect.getmodule(outrider.custom_generate))  # type: ignore[arg-type]
 
 
 def test_right_padding_is_refused(world: World) -> None:
@@ -183,6 +287,14 @@ def test_right_padding_is_refused(world: World) -> None:
             input_ids=torch.tensor([[1, 2, 0]]), attention_mask=torch.tensor([[1, 1, 0]]), max_new_tokens=4,
             do_sample=False, pad_token_id=PAD, custom_generate=outrider.custom_generate,
         )  # fmt: skip
+
+
+def test_a_sharded_model_is_refused(world: World) -> None:
+    """Its processes would have to decode in step."""
+    model = copy.deepcopy(world.model)
+    model._is_fsdp_managed_module = True
+    with pytest.raises(InputError, match="FSDP"):
+        drafted(model)
 
 
 def test_the_model_is_left_as_it_was(world: World) -> None:
@@ -208,9 +320,9 @@ def test_drafts_change_no_text_in_bfloat16(world: World) -> None:
         texts.append(
             model.generate(**padded(PROMPTS), **options, custom_generate=outrider.custom_generate, drafter=drafter)
         )
-    engines = list(model.outrider_engines.values())
-    assert {engine.target.exact for engine in engines} == {load_target(model, exact="auto").exact}
-    if engines[0].target.exact == "bits":
+    exact = model.outrider_engines.target.exact
+    assert exact == load_target(model, exact="auto").exact
+    if exact == "bits":
         assert torch.equal(texts[0], texts[1])
         assert torch.equal(texts[0], texts[2])
     assert torch.equal(model.generate(**padded(PROMPTS), **stock), before)

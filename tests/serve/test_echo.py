@@ -15,7 +15,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from outrider.llm import LLM
 from outrider.serve.scoring import STEP, Scoring
 from outrider.serve.start import service_of
-from outrider.serve.texts import places
+from outrider.serve.texts import label, places
 from outrider.targets import SeqTarget
 
 pytestmark = pytest.mark.trained
@@ -38,7 +38,7 @@ def stock(llm: LLM, ids: list[int]) -> torch.Tensor:
 
 
 def names(served: Served, ids: list[int]) -> list[str]:
-    return [served.service.spelled.names(token)[0] for token in ids]
+    return [label(served.service.llm.detokenizer.name(token)) for token in ids]
 
 
 def test_logprobs_are_those_of_the_stock_model(served: Served, llm: LLM) -> None:
@@ -57,9 +57,9 @@ def test_logprobs_are_those_of_the_stock_model(served: Served, llm: LLM) -> None
     assert min(wanted) < -1, "all of it was certain: nothing is compared"
     for told, law in zip(scores["top_logprobs"][1:], laws, strict=True):
         best = law.topk(3)
-        assert list(told.values()) == pytest.approx(best.values.tolist(), abs=1e-3)
+        assert list(told.values())[:3] == pytest.approx(best.values.tolist(), abs=1e-3)
         if float(best.values[0] - best.values[1]) > 1e-2:
-            assert next(iter(told)) == served.service.spelled.names(int(best.indices[0]))[0]
+            assert next(iter(told)) == names(served, [int(best.indices[0])])[0]
 
 
 def test_a_token_has_the_logprob_that_it_had_when_it_was_written(served: Served, llm: LLM) -> None:
@@ -147,7 +147,7 @@ def test_offsets_are_places_in_the_text(served: Served, llm: LLM) -> None:
     made = complete(served, prompt=text, max_tokens=3, logprobs=0)["choices"][0]
     ids, offsets = llm.encode(text), made["logprobs"]["text_offset"]
     n = len(ids)
-    whole = [i for i in range(1, n) if (name := made["logprobs"]["tokens"][i]) and "\ufffd" not in name]
+    whole = [i for i in range(1, n) if (name := made["logprobs"]["tokens"][i]) and not name.startswith("bytes:")]
     assert len(whole) > 5
     for i in whole:
         assert made["text"].startswith(made["logprobs"]["tokens"][i], offsets[i])

@@ -297,8 +297,10 @@ def test_a_loop_that_has_ended_is_told(llm: LLM, loaded: Any, start: Serve, monk
 
 
 def test_nothing_slow_is_left_for_the_first_request(llm: LLM, loaded: Any) -> None:
-    """The fingerprint looks at all weights, and the spelling at all words: both are there before anybody asks."""
-    assert {"fingerprint", "spelled"} <= set(vars(service_of(llm, loaded, "demo")))
+    """The fingerprint looks at all weights, and the detokenizer at many tokens: both are there before anybody asks."""
+    fresh = replace(llm)
+    assert "fingerprint" in vars(service_of(fresh, loaded, "demo"))
+    assert "detokenizer" in vars(fresh)
 
 
 def test_two_servers_on_one_port(served: Served) -> None:

@@ -120,10 +120,9 @@ def test_a_text_that_ends_before_its_grammar_breaks_is_whole(llm: LLM) -> None:
     for place in ([], [a]):
         watch(place, scores)
     assert watch.broken
-    text_of = llm.tokenizer.decode
-    assert watch.cutting(Stop(llm.eos, ("a",), 9, text_of).cut)([], [a, 5]) == (1, "stop")
-    assert watch.cutting(Stop(llm.eos, (), 1, text_of).cut)([], [a, 5]) == (1, "length")
-    assert watch.cutting(Stop(llm.eos, (), 2, text_of).cut)([], [a, 5]) == (0, "error")
+    assert watch.cutting(Stop(llm.eos, ("a",), 9, llm.detokenizer).cutting([]))([], [a, 5]) == (1, "stop")
+    assert watch.cutting(Stop(llm.eos, (), 1).cut)([], [a, 5]) == (1, "length")
+    assert watch.cutting(Stop(llm.eos, (), 2).cut)([], [a, 5]) == (0, "error")
 
 
 class Counted:

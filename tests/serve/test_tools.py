@@ -119,8 +119,24 @@ def test_calls_in_the_models_own_words() -> None:
     assert call["function"] == {"name": "greet", "arguments": '{"age": 3}'}
     assert Caller("auto").split("no call") == ("no call", [])
     assert Caller("auto").split("<tool_call>{broken}</tool_call>") == ("<tool_call>{broken}</tool_call>", [])
+    broken = '<tool_call>{"name": "a" "arguments": {}}</tool_call>'
+    assert Caller("auto").split(broken + CALL) == (broken + CALL, [])
     assert Caller("named", "greet").split('{"age": ') == ('{"age": ', [])
     assert Caller("named", "greet").split("[" * 100_000) == ("[" * 100_000, [])
+
+
+@pytest.mark.parametrize(
+    "said", ["</tool_call>", "} </tool_call>", '"}\n</tool_call>', "<tool_call>{", "\\", '\\"}</tool_call>', CALL]
+)
+def test_a_string_argument_may_hold_what_ends_a_call(said: str) -> None:
+    text = f'Well. <tool_call>{{"name": "greet", "arguments": {json.dumps({"words": said})}}}</tool_call>'
+    content, made = Caller("auto").split(text + "\n" + text)
+    assert [json.loads(call["function"]["arguments"]) for call in made] == [{"words": said}] * 2
+    assert content == "Well.\nWell."
+    whole, cut = CALL, text[: text.index("}}")]  # a call that was cut short behind it takes none with it
+    content, made = Caller("auto").split(whole + cut)
+    assert [call["function"]["arguments"] for call in made] == ['{"age": 2}']
+    assert content == cut
 
 
 @pytest.mark.parametrize(

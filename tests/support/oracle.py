@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ class Oracle:
     layers: int = 8
     exact: str = "bits"
     recorded: bool = False
+    lock: Any = field(default_factory=RLock)
     config_dict: dict[str, Any] = field(default_factory=dict)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ class Table:
     layers: int = 0
     exact: str = "rounding"
     recorded: bool = False
+    lock = nullcontext()
 
     @property
     def config_dict(self) -> dict[str, object]:

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from made_tokenizers import TEXT, made
+from tokenizers import pre_tokenizers
 
-from outrider.core.stopping import Stop, TextStream, before_stop
-
-TEXT = "The carriage follows, and decides. Über-große Äpfel 🍎🍏 kosten 3 €; 猫が好き. <stop> stop! sto p\n\n### END ##"
+from outrider.core.stopping import Stop
+from outrider.core.text import Detokenizer, TextStream, detokenizer, text_of
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    found = Tokenizer(models.BPE())
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=290, initial_alphabet=alphabet, special_tokens=["<eos>"], show_progress=False
-    )  # fmt: skip
-    found.train_from_iterator(["the carriage follows stop stop END"] * 4, trainer)
+def tokenizer() -> Any:
+    return made("byte level")
+
+
+@pytest.fixture(scope="module")
+def table(tokenizer: Any) -> Detokenizer:
+    return detokenizer(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def ids(tokenizer: Any) -> list[int]:
+    found = tokenizer(TEXT)["input_ids"]
+    assert tokenizer.decode(found) == TEXT
+    assert any("\ufffd" in tokenizer.decode([t]) for t in found), "some tokens are half a character"
     return found
 
 
-@pytest.fixture(scope="module")
-def decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
-    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+def before(text: str, stops: tuple[str, ...]) -> str:
+    return text[: min((text.find(s) for s in stops if s in text), default=len(text))]
 
 
-@pytest.fixture(scope="module")
-def ids(tokenizer: Tokenizer, decode: Callable) -> list[int]:
-    found = tokenizer.encode(TEXT).ids
-    assert decode(found) == TEXT
-    assert any("\ufffd" in decode([t]) for t in found), "some tokens are half a character"
-    return found
+def in_bytes(tokenizer: Any, text: str) -> list[int]:
+    """Byte by byte, which is one of a text's tokenisations."""
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return [tokenizer.convert_tokens_to_ids(symbol) for word, _ in words for symbol in word]
 
 
 def pieces(ids: list[int], g: random.Random) -> list[list[int]]:
@@ -49,9 +51,9 @@ def pieces(ids: list[int], g: random.Random) -> list[list[int]]:
 
 
 def run(stop: Stop, chunks: list[list[int]]) -> tuple[list[int], str | None]:
-    output: list[int] = []
+    cut, output = stop.cutting([]), list[int]()
     for chunk in chunks:
-        kept, reason = stop.cut(output, chunk)
+        kept, reason = cut(output, chunk)
         output += chunk[:kept]
         if reason:
             return output, reason
@@ -96,155 +98,160 @@ def test_length() -> None:
     ],
 )
 def test_stop_strings_end_at_the_token_that_completes_them(
-    strings: tuple[str, ...], ids: list[int], decode: Callable
+    strings: tuple[str, ...], ids: list[int], tokenizer: Any, table: Detokenizer
 ) -> None:
     """Token by token, or in any pieces: the same tokens, and the text before the string."""
-    stop = Stop(frozenset({0}), strings, 10_000, decode)
-    wanted = next(i for i in range(1, len(ids) + 1) if any(s in decode(ids[:i]) for s in strings))
+    stop = Stop(frozenset({0}), strings, 10_000, table)
+    wanted = next(i for i in range(1, len(ids) + 1) if any(s in tokenizer.decode(ids[:i]) for s in strings))
     for seed in range(12):
         output, reason = run(stop, pieces(ids, random.Random(seed)))
         assert reason == "stop"
         assert output == ids[:wanted]
-        assert stop.text(output) == TEXT[: min(TEXT.find(s) for s in strings if s in TEXT)]
+        assert stop.text([], output) == before(TEXT, strings)
     assert run(stop, [ids])[0] == ids[:wanted]
 
 
-def test_a_stop_string_far_into_a_long_text(ids: list[int], decode: Callable) -> None:
-    """Only a window is decoded; a string that spans many tokens is found all the same."""
-    calls = []
-
-    def counted(tokens: list[int]) -> str:
-        calls.append(len(tokens))
-        return decode(tokens)
-
+def test_a_stop_string_far_into_a_long_text(ids: list[int], tokenizer: Any, table: Detokenizer) -> None:
+    """One that spans many tokens is found all the same, and each token is looked at once."""
     long = "🍎" * 30 + "END of the carriage"
-    stop = Stop(frozenset(), (long,), 10_000, counted)
-    before = ids * 40
-    fruit = [t for t in ids if decode([t]) == "\ufffd"]
-    assert fruit
-    tokens = before + _encode(decode, long)
-    output, reason = run(stop, [[t] for t in tokens])
-    assert (output, reason) == (tokens, "stop")
-    assert max(calls) < 1000
+    stop, looked = Stop(frozenset(), (long,), 10_000, table), []
+    tokens = ids * 40 + in_bytes(tokenizer, long)
+    cut, output = stop.cutting([]), list[int]()
+    for token in tokens:
+        kept, reason = cut(output, [token])
+        output.append(token)
+        looked.append(cut.__self__.stream.tokens)  # type: ignore[attr-defined]
+    assert (output, kept, reason) == (tokens, 1, "stop")
+    assert looked == list(range(1, len(tokens) + 1))
 
 
-def _encode(decode: Callable, text: str) -> list[int]:
-    """Byte by byte, which is one of a text's tokenisations."""
-    tok = decode.__closure__[0].cell_contents  # type: ignore[attr-defined]
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
-    found = [tok.token_to_id(symbol) for word, _ in words for symbol in word]
-    assert decode(found) == text
-    return found
+def test_a_request_may_be_run_again_and_beside_itself(ids: list[int], table: Detokenizer) -> None:
+    """Two rows of one request, in turn: neither sees what the other has written."""
+    cut, rows = Stop(strings=("decides.",), detokenizer=table).cutting([]), ([], [], [])
+    expected, _ = run(Stop(strings=("decides.",), detokenizer=table), [ids])
+    for token in expected[:-1]:
+        for row in rows[:2]:
+            assert cut(row, [token]) == (1, None)
+            row.append(token)
+    for token in expected[:-1]:
+        assert cut(rows[2], [token]) == (1, None)
+        rows[2].append(token)
+    assert [cut(row, expected[-1:]) for row in rows] == [(1, "stop")] * 3
 
 
-def test_which_end_wins(ids: list[int], decode: Callable) -> None:
-    n = next(i for i in range(1, len(ids) + 1) if "decides." in decode(ids[:i]))
-    early = Stop(frozenset({ids[1]}), ("decides.",), 10_000, decode)
-    assert early.cut([], ids) == (2, "eos")
-    same = Stop(frozenset({ids[n - 1]}) - set(ids[: n - 1]), ("decides.",), n, decode)
-    assert same.cut([], ids)[0] == n
-    assert Stop(frozenset(), ("decides.",), n, decode).cut([], ids) == (n, "stop")
-    assert Stop(frozenset(), ("decides.",), n - 1, decode).cut([], ids) == (n - 1, "length")
+def test_which_end_wins(ids: list[int], tokenizer: Any, table: Detokenizer) -> None:
+    n = next(i for i in range(1, len(ids) + 1) if "decides." in tokenizer.decode(ids[:i]))
+
+    def cut(eos: set[int], limit: int) -> tuple[int, str | None]:
+        return Stop(frozenset(eos), ("decides.",), limit, table).cutting([])([], ids)
+
+    assert cut({ids[1]}, 10_000) == (2, "eos")
+    assert cut({ids[n - 1]} - set(ids[: n - 1]), 10_000)[0] == n
+    assert cut(set(), n) == (n, "stop")
+    assert cut(set(), n - 1) == (n - 1, "length")
 
 
-def test_before_stop() -> None:
-    assert before_stop("one. two", ["."]) == "one"
-    assert before_stop("one. two", ["two", "e."]) == "on"
-    assert before_stop("one", ["."]) == "one"
-    assert before_stop(".one", ["."]) == ""
-    assert before_stop("one", []) == "one"
+def test_the_token_that_ends_a_text_completes_no_stop_string(tokenizer: Any, table: Detokenizer) -> None:
+    """A stop token that has text is no part of the text."""
+    end = in_bytes(tokenizer, "b")
+    stop = Stop(frozenset(end), ("ab",), 100, table)
+    ids = in_bytes(tokenizer, "xab")
+    assert stop.cutting([])([], ids) == (3, "eos")
+    assert stop.text([], ids) == "xa"
 
 
-def test_a_stop_needs_a_decoder() -> None:
+def test_half_a_surrogate_pair_stops_nothing(ids: list[int], table: Detokenizer) -> None:
+    """It is no text; in place of it, no question mark is looked for."""
+    assert run(Stop(strings=("\ud83d",), detokenizer=table), [ids, in_bytes_of(table, b"?")])[1] is None
+
+
+def in_bytes_of(table: Detokenizer, raw: bytes) -> list[int]:
+    return [next(i for i in range(300) if table.name(i) == bytes([b])) for b in raw]
+
+
+def test_a_stop_needs_a_detokenizer(table: Detokenizer) -> None:
     with pytest.raises(AssertionError):
         Stop(strings=("x",))
     with pytest.raises(AssertionError):
-        Stop(strings=("",), decode=str)
+        Stop(strings=("",), detokenizer=table)
 
 
 # --- streaming
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_streamed_text_is_the_text(seed: int, ids: list[int], decode: Callable) -> None:
-    stream, shown = TextStream(decode), ""
-    for chunk in pieces(ids, random.Random(seed)):
-        piece = stream.push(chunk)
-        assert "\ufffd" not in piece
-        shown += piece
-        assert TEXT.startswith(shown)
-    assert shown + stream.flush() == TEXT
-    assert stream.flush() == ""
+def stream_of(table: Detokenizer, *stops: str) -> TextStream:
+    return Stop(strings=stops, detokenizer=table).stream([])
 
 
-def test_whole_characters_are_not_held_back(decode: Callable) -> None:
-    stream = TextStream(decode)
-    apple = _encode(decode, "a🍎b")
+def test_whole_characters_are_not_held_back(tokenizer: Any, table: Detokenizer) -> None:
+    stream = stream_of(table)
+    apple = in_bytes(tokenizer, "a🍎b")
     assert [stream.push([t]) for t in apple] == ["a", "", "", "", "🍎", "b"]
-    stream = TextStream(decode)
+    stream = stream_of(table)
     assert stream.push(apple[:3]) == "a", "what comes before half a character is shown"
     assert stream.push(apple[3:]) == "🍎b"
 
 
-def test_half_a_character_at_the_end_comes_out_at_last(decode: Callable) -> None:
-    stream = TextStream(decode)
-    apple = _encode(decode, "a🍎")
-    assert stream.push(apple[:-1]) == "a"
+def test_half_a_character_at_the_end_comes_out_at_last(tokenizer: Any, table: Detokenizer) -> None:
+    stream = stream_of(table)
+    assert stream.push(in_bytes(tokenizer, "a🍎")[:-1]) == "a"
     assert stream.flush() == "\ufffd"
 
 
-def test_bytes_that_are_no_text(decode: Callable) -> None:
-    """Continuation bytes on their own decode to U+FFFD: held while they might be half a character, never lost."""
-    tail = _encode(decode, "🍎")[1:2]
-    stream = TextStream(decode)
-    shown = stream.push(_encode(decode, "x") + tail) + stream.push(_encode(decode, "y")) + stream.flush()
-    assert shown == "x\ufffdy"
+def test_bytes_that_are_no_text(table: Detokenizer) -> None:
+    """U+FFFD as Python has it: one for each start of a character that is none, and for each byte that starts none."""
+    for raw in (b"x\x9fy", b"\xf0\x9f\x8dz", b"\xff\xfe", b"\xe6\xe6\xbc\xa2", b"\xed\xa0\x80", b"\xc0\xaf"):
+        tokens = in_bytes_of(table, raw)
+        stream = stream_of(table)
+        assert "".join(stream.push([t]) for t in tokens) + stream.flush() == raw.decode(errors="replace")
+        assert text_of(table.open(), tokens) == raw.decode(errors="replace")
+
+
+def test_half_a_character_before_a_stop_string_is_shown_as_such(tokenizer: Any, table: Detokenizer) -> None:
+    tokens = in_bytes(tokenizer, "a🍎")[:-1] + in_bytes(tokenizer, "stop")
+    for chunks in ([tokens], [[t] for t in tokens]):
+        stream = stream_of(table, "stop")
+        assert "".join(map(stream.push, chunks)) + stream.flush() == "a\ufffd"
+    stop = Stop(strings=("stop",), detokenizer=table)
+    assert run(stop, [tokens]) == run(stop, [[t] for t in tokens]) == (tokens, "stop")
 
 
 @pytest.mark.parametrize(
     "stops", [("stop!",), ("sto p",), ("### END",), ("\n\n", "zzz"), ("🍏 kost",), ("nowhere",), ("aab",)]
 )
-def test_nothing_of_a_stop_string_is_shown(stops: tuple[str, ...], ids: list[int], decode: Callable) -> None:
+def test_nothing_of_a_stop_string_is_shown(stops: tuple[str, ...], ids: list[int], table: Detokenizer) -> None:
     for seed in range(10):
-        stream, shown = TextStream(decode, stops), ""
+        stream, shown = stream_of(table, *stops), ""
         for chunk in pieces(ids, random.Random(seed)):
             shown += stream.push(chunk)
-            assert before_stop(TEXT, stops).startswith(shown), "no character that would have to be taken back"
-        assert shown + stream.flush() == before_stop(TEXT, stops)
+            assert before(TEXT, stops).startswith(shown), "no character that would have to be taken back"
+        assert shown + stream.flush() == before(TEXT, stops)
 
 
-def test_a_prefix_that_comes_to_nothing_is_shown(decode: Callable) -> None:
-    stream = TextStream(decode, ("aab",))
-    out = [stream.push(_encode(decode, c)) for c in "aaabcx"]
+def test_a_prefix_that_comes_to_nothing_is_shown(tokenizer: Any, table: Detokenizer) -> None:
+    stream = stream_of(table, "aab")
+    out = [stream.push(in_bytes(tokenizer, c)) for c in "aaabcx"]
     assert out == ["", "", "a", "", "", ""]
     assert stream.stopped
-    stream = TextStream(decode, ("aab",))
-    assert [stream.push(_encode(decode, c)) for c in "aac"] == ["", "", "aac"]
-    stream = TextStream(decode, ("aab",))
-    stream.push(_encode(decode, "aa"))
+    stream = stream_of(table, "aab")
+    assert [stream.push(in_bytes(tokenizer, c)) for c in "aac"] == ["", "", "aac"]
+    stream = stream_of(table, "aab")
+    stream.push(in_bytes(tokenizer, "aa"))
     assert stream.flush() == "aa"
 
 
-def test_decoders_that_drop_a_leading_space() -> None:
-    """As SentencePiece does: the stream must not lose the space between two pushes."""
-    words = ["one", "two", "three", "four"]
-
-    def decode(tokens: list[int]) -> str:
-        return "".join(" " + words[t] for t in tokens).lstrip(" ")
-
-    stream = TextStream(decode)
-    assert "".join(stream.push([t]) for t in (0, 1, 2, 3)) + stream.flush() == "one two three four"
-
-
-def test_only_a_window_is_decoded(ids: list[int], decode: Callable) -> None:
-    longest = 0
-
-    def counted(tokens: list[int]) -> str:
-        nonlocal longest
-        longest = max(longest, len(tokens))
-        return decode(tokens)
-
-    stream = TextStream(counted)
-    for token in ids * 5:
-        stream.push([token])
-    assert longest < 20
+def test_the_matcher_finds_what_bytes_find(table: Detokenizer, tokenizer: Any) -> None:
+    """Stop strings with every kind of border, in texts of two letters, against a plain search."""
+    for seed in range(300):
+        dice = random.Random(seed)
+        text = "".join(dice.choices("ab", k=dice.randint(1, 20)))
+        stops = tuple("".join(dice.choices("ab", k=dice.randint(1, 5))) for _ in range(dice.randint(1, 3)))
+        least = dice.choice([0, 0, 3, 8])
+        ends = [e for e in range(least + 1, len(text) + 1) if any(text[:e].endswith(s) for s in stops)]
+        kept = ends[0] if ends else len(text)
+        shown = text[: min((kept - len(s) for s in stops if text[:kept].endswith(s)), default=kept)] if ends else text
+        stop = Stop(strings=stops, detokenizer=table, min_tokens=least)
+        ids = in_bytes(tokenizer, text)
+        output, reason = run(stop, pieces(ids, dice))
+        assert (output, reason) == (ids[:kept], "stop" if ends else None)
+        assert stop.text([], output) == shown

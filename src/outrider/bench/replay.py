@@ -12,7 +12,9 @@ model, if its ids were recorded. What a recording does not know, nobody is told:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any, NoReturn
 
 import torch
@@ -57,6 +59,7 @@ class ReplayTarget:
     config_dict: dict[str, Any] = field(default_factory=dict, init=False)
     exact: str = field(default="bits", init=False)
     recorded: bool = field(default=False, init=False)
+    lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
     answers: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,126 +1,95 @@
-"""Where a text ends, and how its pieces reach the reader: EOS, stop strings, the length, and streaming as text."""
+"""Where a text ends: EOS, stop strings, the length."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-Finish = Literal["eos", "stop", "length"]
-Decode = Callable[[list[int]], str]
+from .text import Decoding, Detokenizer, Pattern, TextStream
 
-HALF = "\ufffd"  # what decoders write for an unfinished UTF-8 character
+Finish = Literal["eos", "stop", "length"]
+Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, "Finish | None"]]
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The ways a row can end. Nothing after the token that ends it is returned or counted; that token is kept."""
+    """The ways a row can end. Nothing after the token that ends it is returned or counted; that token is kept.
+
+    Attributes:
+        eos: tokens that end a text; they are no part of it.
+        strings: stop strings; the text ends before them, at the first token that completes one.
+        max_new_tokens: tokens of a text at most.
+        detokenizer: of the tokens; stop strings and `text` need it.
+        min_tokens: stop strings that are completed by one of the first so many tokens do not count.
+        apart: the text does not go on from its prompt (encoder-decoder models).
+    """
 
     eos: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
     max_new_tokens: int = 1 << 30
-    decode: Decode | None = None  # needed by stop strings
+    detokenizer: Detokenizer | None = None
+    min_tokens: int = 0
+    apart: bool = False
 
     def __post_init__(self) -> None:
         assert all(self.strings), "a stop string is not empty"
-        assert not self.strings or self.decode is not None, "stop strings need a decoder"
+        assert not self.strings or self.detokenizer is not None, "stop strings need a detokenizer"
+
+    def cutting(self, prompt: Sequence[int]) -> Cut:
+        """`Request.cut` of one row: (output so far, new tokens) -> how many of the new ones are kept, and why the row
+        ends there (None: it goes on)."""
+        return Ending(self, prompt).cut if self.strings else self.cut
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
-        """How many of the `new` tokens are kept after `output`, and why the row ends there (None: it goes on)."""
-        remaining = self.max_new_tokens - len(output)
-        kept, reason = (remaining, "length") if len(new) >= remaining else (len(new), None)
-        end = self._completes(output, new[:kept]) if self.strings else None
-        if end is not None:
-            kept, reason = end, "stop"
+        """The same without stop strings, for any row."""
+        kept = max(0, min(len(new), self.max_new_tokens - len(output)))
         for i, token in enumerate(new[:kept], 1):
             if token in self.eos:
                 return i, "eos"
-        return max(kept, 0), reason  # type: ignore[return-value]
-
-    def _completes(self, output: Sequence[int], new: Sequence[int]) -> int | None:
-        """How many new tokens it takes to complete a stop string."""
-        assert self.decode is not None
-        tail = self._tail(output)
-        if not self._found(self.decode([*tail, *new])):
-            return None
-        return next(i for i in range(1, len(new) + 1) if self._found(self.decode([*tail, *new[:i]])))
-
-    def _tail(self, output: Sequence[int]) -> Sequence[int]:
-        """The last tokens of the output, enough to hold the beginning of any stop string."""
-        assert self.decode is not None
-        wanted = max(map(len, self.strings)) + 8  # a window may begin inside a character: leave a margin
-        n = 16
-        while n < len(output) and len(self.decode(list(output[-n:]))) < wanted:
-            n *= 2
-        return output[-n:]
-
-    def _found(self, text: str) -> bool:
-        return any(s in text for s in self.strings)
+        return kept, "length" if len(output) + len(new) >= self.max_new_tokens else None
 
     def visible(self, tokens: Sequence[int]) -> list[int]:
         """The tokens without the EOS that ends them: what a reader is shown."""
         return [*tokens[:-1], *(t for t in tokens[-1:] if t not in self.eos)]
 
-    def text(self, output: Sequence[int]) -> str:
-        """A finished row's text, cut before the stop string that ended it."""
-        assert self.decode is not None
-        return before_stop(self.decode(self.visible(output)), self.strings)
+    def open(self, prompt: Sequence[int]) -> Decoding:
+        """The decoding of an output behind its prompt."""
+        assert self.detokenizer is not None
+        return self.detokenizer.open(() if self.apart else prompt)
+
+    def stream(self, prompt: Sequence[int]) -> TextStream:
+        """The text of an output behind its prompt, as it comes. It is given the `visible` tokens."""
+        return TextStream(self.open(prompt), self.patterns, self.min_tokens)
+
+    def text(self, prompt: Sequence[int], output: Sequence[int]) -> str:
+        """An output's text, cut before the stop string that ended it."""
+        stream = self.stream(prompt)
+        return stream.push(self.visible(output)) + stream.flush()
+
+    @cached_property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The stop strings, prepared once for all rows."""
+        return tuple(Pattern(s.encode(errors="surrogatepass")) for s in dict.fromkeys(self.strings))
 
 
-def before_stop(text: str, strings: Sequence[str]) -> str:
-    """The text before the first stop string in it: ("one. two", ["."]) -> "one"."""
-    found = [i for i in (text.find(s) for s in strings) if i >= 0]
-    return text[: min(found)] if found else text
+class Ending:
+    """Where one row's stop strings end it. It reads on from what it was last asked about."""
 
+    def __init__(self, stop: Stop, prompt: Sequence[int]):
+        self.stop, self.prompt = stop, prompt
+        self.stream = stop.stream(prompt)
+        self.output: Sequence[int] | None = None  # the list that it has read
 
-class TextStream:
-    """Tokens in, text out: never half a character, nothing that may turn out to begin a stop string.
-
-    The pieces, joined, are the text of all tokens, cut before the first stop string. Only a short window is decoded
-    each time: it begins at the last place where the text was whole, one push earlier (some decoders drop a space at
-    the beginning).
-    """
-
-    def __init__(self, decode: Decode, stops: Sequence[str] = ()):
-        self.decode, self.stops = decode, tuple(stops)
-        self.window: list[int] = []
-        self.whole = 0  # window[:whole] decodes to whole characters
-        self.shown = 0  # characters of the window's text that have been taken
-        self.held = ""  # may begin a stop string
-        self.stopped = False
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """What can be shown now that these tokens have come."""
-        self.window += tokens
-        text = self.decode(self.window)
-        ready = text.rstrip(HALF)
-        fresh, self.shown = ready[self.shown :], max(self.shown, len(ready))
-        if len(ready) == len(text) and len(self.window) > self.whole:
-            self.window, self.whole = self.window[self.whole :], len(self.window) - self.whole
-            self.shown = len(self.decode(self.window))
-        return self._release(fresh)
-
-    def flush(self) -> str:
-        """The rest: the row has ended."""
-        fresh = self.decode(self.window)[self.shown :]
-        self.window, self.whole, self.shown = [], 0, 0
-        out = self._release(fresh) + ("" if self.stopped else self.held)
-        self.held = ""
-        return out
-
-    def _release(self, fresh: str) -> str:
-        """Hold back the longest end of the text that begins a stop string."""
-        if self.stopped:
-            return ""
-        text = self.held + fresh
-        cut = before_stop(text, self.stops)
-        if len(cut) < len(text):
-            self.stopped, self.held = True, ""
-            return cut
-        longest = min(len(text), max(map(len, self.stops), default=1) - 1)
-        for n in range(longest, 0, -1):
-            if any(s.startswith(text[-n:]) for s in self.stops):
-                self.held = text[-n:]
-                return text[:-n]
-        self.held = ""
-        return text
+    def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
+        """As `Stop.cut`, with stop strings."""
+        kept, reason = self.stop.cut(output, new)
+        if output is not self.output or len(output) != self.stream.tokens:  # the request is run once more
+            self.output, self.stream = output, self.stop.stream(self.prompt)
+            self.stream.push(output)
+        for i, token in enumerate(new[: kept - (reason == "eos")], 1):
+            self.stream.push([token])
+            if self.stream.stopped:
+                return i, "stop"
+        return kept, reason

@@ -7,8 +7,6 @@ tokens.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core.text import TokenBytes, detokenizer
 from ..types import InputError
 from ._common import fitted
 
@@ -41,23 +40,13 @@ class Spelling:
             raise InputError(
                 f"{where} has no fast tokenizer, whose tokens' bytes are needed; give one (tokenizer.json)"
             )
-        layout = json.loads(backend.to_str())
-        decoder = json.dumps(layout.get("decoder") or {})
-        if '"ByteLevel"' in decoder:
-            table = _alphabet()
-        elif any(word in decoder for word in ('"ByteFallback"', '"Metaspace"', '"\\u2581"')):
-            table = None
-        else:
+        table = detokenizer(tokenizer)
+        if not isinstance(table, TokenBytes) or table.spaced:
             raise InputError(
                 f"the tokens of {where} are neither of bytes nor of sentencepiece; their text is not known"
             )
-        special = {a["content"]: int(a["id"]) for a in layout["added_tokens"] if a["special"]}
-        marks, plain = set(special.values()), {int(a["id"]): a["content"] for a in layout["added_tokens"]}
-        names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        spelt = tuple(
-            None if i in marks or name is None else plain[i].encode() if i in plain else _bytes(name, table)
-            for i, name in enumerate(names)
-        )
+        special = {backend.id_to_token(i): i for i in sorted(table.special)}
+        spelt = tuple(None if i in table.special else table.name(i) or None for i in range(len(tokenizer)))
         return cls(tokenizer, spelt, special)
 
     @cached_property
@@ -137,21 +126,6 @@ def _complete(text: bytes) -> tuple[bytes, bytes]:
     except UnicodeDecodeError as error:
         return text[: error.start], text[error.start :]
     return text, b""
-
-
-def _bytes(name: str, table: dict[str, int] | None) -> bytes:
-    if table is not None:
-        return bytes(table[c] for c in name) if all(c in table for c in name) else name.encode()
-    if re.fullmatch("<0x[0-9A-Fa-f]{2}>", name):
-        return bytes([int(name[3:5], 16)])
-    return name.replace("\u2581", " ").encode()
-
-
-def _alphabet() -> dict[str, int]:
-    """How byte-level tokenizers show bytes: printable ones as they are, the others from U+0100 on, in order."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in shown]
-    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
 @dataclass(frozen=True)

@@ -6,50 +6,77 @@ exactly the ids that stock decoding would show it (left padding included).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
-from types import FrameType
+from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from .. import drafters
+from ..budgets import parse
 from ..budgets.budgeter import Budgeter
+from ..core.noise import GumbelNoise
 from ..core.padding import padded
 from ..engine import Engine, generate
 from ..params import check_rule
 from ..request import Cut, Process, Request, Row
 from ..targets import load_target, load_tokenizer
-from ..types import Drafter, InputError, Rule, Sampling
+from ..targets.carrier import CARRIERS
+from ..types import Drafter, InputError, Rule, Sampling, Target
 
-# Processors that run the model, keep a state of their own, or look a row up by its number in the batch.
-REFUSED = {
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-    "ClassifierFreeGuidanceLogitsProcessor",
-    "EncoderRepetitionPenaltyLogitsProcessor",
-    "EncoderNoRepeatNGramLogitsProcessor",
-    "PrefixConstrainedLogitsProcessor",
-    "SynthIDTextWatermarkLogitsProcessor",
-    "AlternatingCodebooksLogitsProcessor",
-    "BarkEosPrioritizerLogitsProcessor",
-    "WhisperTimeStampLogitsProcessor",
-    "WhisperNoSpeechDetection",
-    "DiaClassifierFreeGuidanceLogitsProcessor",
-    "DiaEOSChannelFilterLogitsProcessor",
-    "DiaEOSDelayPatternLogitsProcessor",
-    "ConfidenceCriteria",
+# Fields of GenerationConfig that are refused: the value that says the same as None, and why, or what to do instead.
+# All other fields are honoured, or say nothing where these are refused (docs/howto/transformers.md has all of them).
+OTHER = "is another way to decode than custom_generate; leave it out"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "num_beams": (1, "asks for beam search, which cannot be speculated; set num_beams=1"),
+    "num_beam_groups": (1, "asks for beam search, which cannot be speculated; leave it out"),
+    "diversity_penalty": (0.0, "asks for beam search, which cannot be speculated; leave it out"),
+    "constraints": (None, "asks for beam search, which cannot be speculated; leave it out"),
+    "force_words_ids": (None, "asks for beam search, which cannot be speculated; leave it out"),
+    "penalty_alpha": (0.0, OTHER),
+    "dola_layers": (None, OTHER),
+    "use_mtp": (False, f"{OTHER} and give a drafter"),
+    "prompt_lookup_num_tokens": (None, f"{OTHER} and give drafter='lookup?tokens=N'"),
+    "assistant_early_exit": (None, f"{OTHER} and give a drafter"),
+    "is_assistant": (False, "is for the draft models of transformers; leave it out"),
+    "use_cache": (True, "must be true: drafts are checked over a cache; leave it out"),
+    "cache_implementation": ("dynamic", "names another cache than the one that drafts are checked over; set 'dynamic'"),
+    "cache_config": (None, "is for another cache than the one that drafts are checked over; leave it out"),
+    "guidance_scale": (1, "needs passes of the model for each token of a draft; leave it out"),
+    "encoder_repetition_penalty": (1.0, "looks a row up by its number in the batch; leave it out"),
+    "encoder_no_repeat_ngram_size": (0, "looks a row up by its number in the batch; leave it out"),
+    "token_healing": (False, "needs a tokenizer, which transformers does not hand over; heal the prompt beforehand"),
+    "output_scores": (False, "is not recorded while speculating; leave it out"),
+    "output_logits": (False, "is not recorded while speculating; leave it out"),
+    "output_attentions": (False, "is not recorded while speculating; leave it out"),
+    "output_hidden_states": (False, "is not recorded while speculating; leave it out"),
 }
-UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# Other ways to decode, which transformers would let us ignore in silence; what to do instead.
-INSTEAD = {
-    "assistant_model": "give drafter='model:DIR'",
-    "streamer": "stream with outrider.load(model).stream(...)",
-    "prompt_lookup_num_tokens": "give drafter='lookup?tokens=N'",
-    "assistant_early_exit": "give a drafter",
+# Processors and criteria that run the model, keep a state of their own, or look a row up by its number in the batch;
+# and the argument of `generate` that asks for them.
+REFUSED_PARTS = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "ClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
+    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
+    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn",
+    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config",
+    "AlternatingCodebooksLogitsProcessor": "logits_processor",
+    "BarkEosPrioritizerLogitsProcessor": "logits_processor",
+    "WhisperTimeStampLogitsProcessor": "logits_processor",
+    "WhisperNoSpeechDetection": "logits_processor",
+    "DiaClassifierFreeGuidanceLogitsProcessor": "logits_processor",
+    "DiaEOSChannelFilterLogitsProcessor": "logits_processor",
+    "DiaEOSDelayPatternLogitsProcessor": "logits_processor",
+    "ConfidenceCriteria": "assistant_confidence_threshold",
 }
+INPUTS = ("attention_mask", "logits_to_keep", "use_cache")  # of the model, that are honoured or say nothing
+KEPT = 8  # drafters that are kept for a model
 
 
 def custom_generate(
@@ -63,6 +90,7 @@ def custom_generate(
     rule: Rule = "coupled",
     batch_size: int = 8,
     budget: str | Budgeter = "auto",
+    stream_to: Any = None,
     **stock: Any,
 ) -> Any:
     """Speculative decoding behind `model.generate`: `input_ids` [b, l] left-padded -> ids [b, l + new] right-padded.
@@ -73,25 +101,26 @@ def custom_generate(
         rule: coupled, rejection, block or typical.
         batch_size: rows decoded at a time.
         budget: how much to draft (`outrider.budgets.parse`).
+        stream_to: a streamer of transformers. `generate` keeps its own argument `streamer` to itself where a function
+            decodes, so it must be given by this name.
         The rest is what transformers gives to a decoding method.
 
     Returns:
         The ids, prompts included; with `return_dict_in_generate` transformers' output that holds them as `sequences`.
 
     Raises:
-        InputError: an option of `model.generate` that cannot be honoured, by name.
+        InputError: an option of `model.generate` that cannot be honoured, by name. `assistant_model`, `streamer`,
+            `synced_gpus` and `tokenizer` never arrive here and are not noticed.
 
-    Engines, and what their budgets learnt, lie on the model as `model.outrider_engines`: they hold the model, so a
-    registry elsewhere would keep it alive for good. Copies and pickles of the model leave them out.
+    What is kept between calls (the model as a target, drafters by SPEC, what budgets learnt) lies on the model as
+    `model.outrider_engines` and goes with it. Copies and pickles of the model leave it out.
     """
-    check(model, logits_processor, stopping_criteria, generation_config, rule, _asked_of_generate(sys._getframe(1)))
-    engine = _engine(model, drafter, rule, budget)
-    # Not an argument of our own: transformers would then pass it twice. It is None where all tokens count.
-    given = stock.get("attention_mask")
-    mask = torch.ones_like(input_ids) if given is None else given
-    if bool((mask[:, -1] == 0).any()):
-        raise InputError("the batch is right-padded; pad on the left (tokenizer.padding_side = 'left') to generate")
+    check(model, logits_processor, stopping_criteria, generation_config, rule)
+    mask = check_inputs(input_ids, stock)
     copies = generation_config.num_return_sequences or 1
+    if stream_to is not None and len(input_ids) > 1:
+        raise InputError(f"stream_to is for one text, not {len(input_ids)}; leave it out")
+    engine = engine_of(model, drafter, rule, budget)
     fresh = torch.randint(2**62, (len(input_ids) // copies,)).tolist() if seed is None else []
     law = Sampling(temperature=1.0 if generation_config.do_sample else 0.0)
     limit = generation_config.max_length - input_ids.shape[1]
@@ -107,67 +136,136 @@ def custom_generate(
         for i, (ids, m) in enumerate(zip(input_ids, mask, strict=True))
     ]
     rows: dict[int, Row] = {}
+    if stream_to is not None:
+        stream_to.put(input_ids.cpu())
     for piece in generate(engine, requests, batch_size):
         rows[piece.row.index] = piece.row
+        for token in piece.tokens if stream_to is not None else ():
+            stream_to.put(torch.tensor([token]))
+    if stream_to is not None:
+        stream_to.end()
     sequences = _pad(input_ids, [rows[i].output for i in range(len(requests))], _pad_id(generation_config))
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences.long())  # type: ignore[arg-type]
     return sequences
 
 
-def _asked_of_generate(frame: FrameType | None) -> dict[str, Any]:
-    """What `model.generate` was given and does not hand over to a decoding method of the user's own."""
-    names = ("assistant_model", "streamer")
-    while frame is not None:
-        if frame.f_code.co_name == "generate" and names[0] in frame.f_locals:
-            return {name: frame.f_locals.get(name) for name in names}
-        frame = frame.f_back
-    return {}
-
-
-def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str, asked: Mapping[str, Any]) -> None:
-    """Refuse by name what cannot be honoured. `asked`: arguments of `generate` that are not in its config."""
+def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str) -> None:
+    """Refuse by name what cannot be honoured of a generation config, its processors and its criteria."""
     check_rule(rule)
-    for name, instead in INSTEAD.items():
-        if asked.get(name) is not None or getattr(config, name, None) is not None:
-            raise InputError(f"{name} is another way to decode than custom_generate; leave it out and {instead}")
-    if config.use_cache is False:
-        raise InputError("use_cache=False cannot be honoured: drafts are checked over a cache; leave it out")
     if model.config.is_encoder_decoder:
         raise InputError("custom_generate serves decoder-only models; load an encoder-decoder with outrider.load")
-    if (config.num_beams or 1) > 1:
-        raise InputError("beam search cannot be speculated; set num_beams=1")
-    for name in UNSUPPORTED:
-        if config.return_dict_in_generate and getattr(config, name, False):
-            raise InputError(f"{name} is not recorded while speculating; leave it out")
+    if is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled():  # synced_gpus, which is not handed over
+        raise InputError("custom_generate serves no model that FSDP or ZeRO-3 shards; gather its weights first")
+    for name, (neutral, why) in REFUSED.items():
+        value = getattr(config, name, None)
+        if value is not None and value != neutral:
+            shown = f"{name}={value!r}" if isinstance(value, bool | int | float | str) else name
+            raise InputError(f"{shown} {why}")
     for part in [*processors, *criteria]:
-        if type(part).__name__ in REFUSED:
-            raise InputError(f"{type(part).__name__} cannot be applied to one row of a draft; leave it out")
+        if (kind := type(part).__name__) in REFUSED_PARTS:
+            raise InputError(f"{REFUSED_PARTS[kind]} ({kind}) cannot be applied to one row of a draft; leave it out")
 
 
-class Engines(dict[Any, Engine]):
-    """The engines of one model by drafter, rule and budget; a copy or pickle of it is empty."""
+def check_inputs(input_ids: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """Which of `input_ids` [b, l] are tokens and no padding, [b, l]; all other inputs of the model are refused by name,
+    unless they are what transformers itself would give it."""
+    cache = next((given[name] for name in CARRIERS if given.get(name) is not None), None)
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+        raise InputError("past_key_values (cache) cannot be continued: give all tokens as input_ids, and leave it out")
+    for name, value in given.items():
+        if value is not None and name not in (*INPUTS, *CARRIERS, "position_ids"):
+            raise InputError(f"{name} cannot be given to a model whose drafts are checked; give input_ids alone")
+    # None where all tokens count. (No argument of custom_generate's own: transformers would then pass it twice.)
+    mask = given.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    if bool((mask[:, -1] == 0).any()):
+        raise InputError("the batch is right-padded; pad on the left (tokenizer.padding_side = 'left') to generate")
+    places, usual = given.get("position_ids"), mask.long().cumsum(-1) - 1
+    if places is not None and bool(((places != usual) & (mask != 0)).any()):
+        raise InputError("position_ids other than 0, 1, 2, ... of each row's tokens cannot be honoured; leave them out")
+    return mask
+
+
+@dataclass
+class Kept:
+    """A drafter as it was asked for, and what the budgets beside it have learnt."""
+
+    asked: Any  # a SPEC, a tuple of them, or the drafter itself
+    drafter: Drafter | None = None
+    budgets: dict[tuple[str, str], Budgeter] = field(default_factory=dict)  # by rule and spelling
+
+
+class Engines:
+    """What is kept on a model between calls; a copy or pickle of it is empty.
+
+    The target is made anew when the model was cast, moved or built differently, and drafters that read its hidden
+    states are loaded anew when any of its weights changed.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.form: Any = None
+        self.weights: Any = None
+        self.target: Target | None = None
+        self.noise: GumbelNoise | None = None
+        self.kept: list[Kept] = []  # the last one was asked for last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Engines, ()
 
+    def engine(self, model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
+        """The engine for the model as it is now."""
+        with self.lock:
+            target = self._target(model)
+            one = self._kept(tuple(drafter) if isinstance(drafter, list) else drafter)
+            if isinstance(budget, str) and (rule, budget) not in one.budgets:
+                one.budgets[rule, budget] = parse(budget)
+            if one.drafter is None:
+                spelled = isinstance(one.asked, str | tuple)
+                one.drafter = (
+                    drafters.load(one.asked, target, _tokenizer(model)) if spelled else drafters.alone(one.asked)
+                )
+            chosen = one.budgets[rule, budget] if isinstance(budget, str) else budget
+            return Engine.of(target, one.drafter, chosen, rule, self.noise)
 
-def _engine(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
-    """One engine per model, drafter, rule and budget, which keeps what it learnt."""
-    spec: Any = drafter if isinstance(drafter, str) else id(drafter)
-    if isinstance(drafter, Sequence) and not isinstance(drafter, str):
-        spec = tuple(drafter)
-    key = spec, rule, budget if isinstance(budget, str) else id(budget)
-    if not hasattr(model, "outrider_engines"):
-        model.outrider_engines = Engines()
-    if key not in model.outrider_engines:
-        target = load_target(model, exact="auto")
-        if isinstance(drafter, str | Sequence):
-            loaded = drafters.load(drafter, target, _tokenizer(model))
-        else:
-            loaded = drafters.alone(drafter)
-        model.outrider_engines[key] = Engine.of(target, loaded, budget, rule)
-    return model.outrider_engines[key]
+    def _target(self, model: Any) -> Target:
+        form, weights = _form(model), _weights(model)
+        if self.target is None or form != self.form:
+            self.target, self.kept = load_target(model, exact="auto"), []
+            self.noise = GumbelNoise(self.target.vocab, self.target.device)
+        elif weights != self.weights:
+            for one in self.kept:
+                if one.drafter is not None and one.drafter.taps:
+                    one.drafter = None
+        self.form, self.weights = form, weights
+        return self.target
+
+    def _kept(self, asked: Any) -> Kept:
+        spelled = isinstance(asked, str | tuple)
+        one = next((k for k in self.kept if (k.asked == asked if spelled else k.asked is asked)), None) or Kept(asked)
+        self.kept = [*(k for k in self.kept if k is not one), one][-KEPT:]
+        return one
+
+
+def engine_of(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
+    """The engine of a model, from what is kept on it."""
+    engines: Engines = vars(model).setdefault("outrider_engines", Engines())
+    return engines.engine(model, drafter, rule, budget)
+
+
+def _form(model: Any) -> tuple[Any, ...]:
+    """All parameters and buffers by name, shape, precision and place."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return tuple((name, t.shape, t.dtype, t.device) for name, t in named)
+
+
+def _weights(model: Any) -> tuple[Any, ...]:
+    """Where all parameters lie in memory, and how often they were written to."""
+    return tuple(
+        (p.data_ptr() if type(p.data) is Tensor else 0, 0 if p.is_inference() else p._version)
+        for p in model.parameters()
+    )
 
 
 def _tokenizer(model: Any) -> Any:

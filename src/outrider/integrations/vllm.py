@@ -14,7 +14,8 @@ Nothing of vLLM is imported: what its configuration is asked for was read in vLL
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ class Sizes:
     config_dict: Mapping[str, Any]
     exact: str = "rounding"
     recorded: bool = False
+    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)  # it takes no steps
 
     @classmethod
     def of(cls, vllm_config: Any) -> Sizes:

@@ -10,7 +10,7 @@ from typing import Any
 from .call import Call
 from .protocol import ChatRequest, Refusal
 from .service import Service
-from .texts import Delta, Voice, figures, usage_of
+from .texts import Delta, Voice, chat_logprobs, echoed, figures, text_logprobs, usage_of
 from .tools import Caller
 
 DONE = b"data: [DONE]\n\n"
@@ -59,7 +59,7 @@ def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: D
         if calls:
             message["tool_calls"] = calls
             finish = called(finish)
-    logprobs = {"content": service.spelled.chat(delta.scores), "refusal": None} if call.request.logprobs else None
+    logprobs = {"content": chat_logprobs(delta.scores), "refusal": None} if call.request.logprobs else None
     return {
         "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish,
         **of_choice(service, call, voice, delta),
@@ -76,7 +76,7 @@ def text_choice(service: Service, call: Call, index: int, voice: Voice, delta: D
     before = call.echoes[index] if call.echoes else ""
     logprobs = None
     if call.request.logprobs is not None:
-        logprobs = service.spelled.completion(delta.scores, len(before))
+        logprobs = text_logprobs(delta.scores, len(before))
         if (first := heading(service, call, index, delta)) is not None:
             logprobs = {name: first[name] + logprobs[name] for name in logprobs}
     return {
@@ -89,7 +89,8 @@ def heading(service: Service, call: Call, index: int, delta: Delta) -> dict[str,
     """The logprobs of a prompt that is given back, if they have come."""
     if delta.heading is None:
         return None
-    return service.spelled.echoed(call.echoes[index], call.voices[index].job.request.prompt, delta.heading)
+    prompt = call.voices[index].job.request.prompt
+    return echoed(service.llm.detokenizer, call.echoes[index], prompt, delta.heading)
 
 
 def prompt_ids(call: Call, voice: Voice) -> dict[str, list[int]]:
@@ -117,7 +118,7 @@ def rounds(service: Service, delta: Delta) -> list[dict[str, Any]]:
             "tree": None
             if shown is None
             else {
-                "tokens": [service.spelled.names(token)[0] for token in shown.tokens],
+                "tokens": [service.name_of(token) for token in shown.tokens],
                 "parents": shown.parents,
                 "path": shown.path,
             },
@@ -172,7 +173,6 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
             yield event(chunk(index, text=call.echoes[index]))
     unheard = set(range(len(call.voices))) if call.scored else set()
     tails = [Tail(call.caller) for _ in call.voices]
-    offsets = [len(text) for text in call.echoes] or [0] * len(call.voices)
     while any(voice.end is None for voice in call.voices):
         for index, events in sorted((await call.channel.take()).items()):
             voice = call.voices[index]
@@ -188,7 +188,7 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
                 yield event({**chunk(index), **first})
             text, calls = tails[index].add(delta.text, finish is not None)
             if text or news(call, delta):
-                yield event(piece(service, call, index, delta, text, offsets, chat))
+                yield event(piece(service, call, index, delta, text, chat))
             for number, made in enumerate(calls):
                 yield event(chunk(index, delta={"tool_calls": [{"index": number, **made}]}))
             if finish is not None:
@@ -225,16 +225,13 @@ def news(call: Call, delta: Delta) -> bool:
     return bool(delta.scores or (ids and delta.tokens) or (rounds and delta.rounds))
 
 
-def piece(
-    service: Service, call: Call, index: int, delta: Delta, text: str, offsets: list[int], chat: bool
-) -> dict[str, Any]:
+def piece(service: Service, call: Call, index: int, delta: Delta, text: str, chat: bool) -> dict[str, Any]:
     """What one text has gained; `text` is what is sent of it."""
     made = chunk(index, **({"delta": {"content": text} if text else {}} if chat else {"text": text}))
     if delta.scores and chat:
-        made["logprobs"] = {"content": service.spelled.chat(delta.scores), "refusal": None}
+        made["logprobs"] = {"content": chat_logprobs(delta.scores), "refusal": None}
     elif delta.scores:
-        scored = made["logprobs"] = service.spelled.completion(delta.scores, offsets[index])
-        offsets[index] += sum(map(len, scored["tokens"]))
+        made["logprobs"] = text_logprobs(delta.scores, len(call.echoes[index]) if call.echoes else 0)
     if call.request.return_token_ids:
         made["token_ids"] = delta.tokens
     if call.ours is not None and call.ours.rounds:

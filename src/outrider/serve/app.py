@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .. import __version__
+from ..core.text import text_of
 from ..targets.load import precision_of
 from . import answers
 from .call import Call, Channel
@@ -168,7 +169,7 @@ class Endpoints:
             raise Refusal(f"a token lies outside the vocabulary of {llm.target.vocab}", "tokens")
         if llm.tokenizer is None:
             raise Refusal("this model has no tokenizer", "tokens")
-        return str(llm.tokenizer.decode(tokens))
+        return text_of(llm.detokenizer.open(special=True), tokens)
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(document())

@@ -8,14 +8,15 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
 import torch
 
 from .. import __version__, kept
-from ..core.stopping import Stop, TextStream
+from ..core.stopping import Stop
+from ..core.text import Places
 from ..llm import LLM
 from ..request import Request, check_prompt
 from ..targets import SeqTarget
@@ -28,7 +29,7 @@ from .job import Job, Watch
 from .protocol import ChatRequest, Common, CompletionRequest, Message, Ours, Refusal
 from .scheduler import Scheduler
 from .scoring import Scoring
-from .texts import Spelled, Voice
+from .texts import Voice
 from .tools import Caller, caller_of
 
 
@@ -70,25 +71,11 @@ class Service:
             seen.update(value.flatten()[:64].float().cpu().numpy().tobytes())
         return f"fp_{seen.hexdigest()[:12]}"
 
-    @cached_property
-    def spelled(self) -> Spelled:
-        tokenizer = self.llm.tokenizer
-        try:
-            from ..drafters._words import Spelling
-
-            spelling = Spelling.of(tokenizer, self.name)
-        except InputError:
-            spelling = None
-
-        @lru_cache(maxsize=1 << 16)
-        def names(token: int) -> tuple[str, list[int]]:
-            spelt = spelling.bytes_of(token) if spelling is not None else None
-            if spelt is None:
-                text = str(tokenizer.decode([token])) if tokenizer is not None else str(token)
-                return text, list(text.encode())
-            return spelt.decode(errors="replace"), list(spelt)
-
-        return Spelled(names)
+    def name_of(self, token: int) -> str:
+        """A single token, for those who look at trees."""
+        if self.llm.tokenizer is None:
+            return str(token)
+        return self.llm.detokenizer.name(token).decode(errors="replace")
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -162,7 +149,7 @@ class Service:
                 guide = first.fork() if first else None
                 watch = Watch(top, request.min_tokens, tuple(sorted(stops.eos)), guide)
                 used = top is not None or request.min_tokens or guide
-                row = Request(prompt, seed + j, limit, law, stops.cut)
+                row = Request(prompt, seed + j, limit, law, stops.cutting(prompt))
                 try:
                     check_prompt(row if limit else replace(row, max_new_tokens=1), self.llm.target)
                 except InputError as error:
@@ -172,7 +159,7 @@ class Service:
                     watch if used else None, bool(request.outrider and request.outrider.rounds),
                     request.cache_salt or "", scoring,
                 )  # fmt: skip
-                voices.append(Voice(job, stops, TextStream(self.llm.decode, stops.strings)))
+                voices.append(Voice(job, stops, stops.stream(prompt), Places(stops.open(prompt))))
         return Call(name, request, channel, voices, sum(map(len, prompts)), echoes, caller)
 
     def check_room(self, prompt: Sequence[int], limit: int) -> None:
@@ -208,7 +195,7 @@ class Service:
         if (last := max(request.stop_token_ids, default=0)) >= vocab:
             raise Refusal(f"the token {last} lies outside the vocabulary of {vocab}", "stop_token_ids")
         ends = frozenset() if request.ignore_eos else self.llm.eos
-        return Stop(ends | frozenset(request.stop_token_ids), strings, limit, self.llm.decode)
+        return self.llm.stops(ends | frozenset(request.stop_token_ids), strings, limit, request.min_tokens)
 
     def choice(self, ours: Ours | None) -> Choice:
         """Who drafts: the default drafter, the one that was named, or nobody."""

@@ -120,5 +120,5 @@ def service_of(
     scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share, prefixes)
     limits = Limits(texts=min(Limits.texts, rows + queue), seconds=seconds)  # more could never be taken
     service = Service(llm, scheduler, name or llm.name, limits)
-    _ = service.fingerprint, service.spelled  # both look at all weights or words: not while somebody waits
+    _ = service.fingerprint, llm.detokenizer  # looking at weights and tokens takes a while: not while somebody waits
     return service

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.stopping import Stop, TextStream
+from ..core.stopping import Stop
+from ..core.text import Detokenizer, Places, TextStream
 from ..types import Usage
 from .job import End, Event, Heading, Job, Scored, Shown
 
@@ -15,38 +16,79 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort", "
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """What tokens are called in answers; `names` gives a token's text and its bytes."""
+class Placed:
+    """A token's scores at its place in a text."""
 
-    names: Callable[[int], tuple[str, list[int]]]
+    scored: Scored
+    spelt: bytes  # what it adds to the text; of a special token the name
+    top: tuple[bytes, ...]  # the same of its alternatives
+    place: int  # characters before it
 
-    def chat(self, scores: Sequence[Scored]) -> list[dict[str, Any]]:
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            text, spelt = self.names(token)
-            return {"token": text, "logprob": finite(logprob), "bytes": spelt}
+    @classmethod
+    def of(cls, scored: Scored, places: Places) -> Placed:
+        """The text's next token, which `places` then has passed."""
+        spelt, *top = (places.decoding.peek(token) for token in (scored.token, *(t for t, _ in scored.top)))
+        return cls(scored, spelt, tuple(top), places.push(scored.token))
 
-        return [{**entry(s.token, s.logprob), "top_logprobs": [entry(t, p) for t, p in s.top]} for s in scores]
+    @property
+    def alternatives(self) -> dict[str, float]:
+        """Logprobs by name, likeliest first, of this token too: one more where it is not among the likeliest. Of two
+        tokens that read the same, the less likely one goes by its id."""
+        own, named = label(self.spelt), dict[str, float]()
+        for (token, logprob), spelt in zip(self.scored.top, self.top, strict=True):
+            name = label(spelt)
+            if token != self.scored.token and (name == own or name in named):
+                name = f"token_id:{token}"
+            named[name] = finite(logprob)
+        return named if own in named else {**named, own: finite(self.scored.logprob)}
 
-    def echoed(self, text: str, tokens: Sequence[int], scores: Sequence[Scored]) -> dict[str, Any]:
-        """Of a prompt and the text that it is: nothing is known of its first token."""
-        texts, spelt = zip(*map(self.names, tokens), strict=True)
-        rest = self.completion(scores, 0)
-        return {
-            "tokens": list(texts),
-            "token_logprobs": [None, *rest["token_logprobs"]],
-            "top_logprobs": [None, *rest["top_logprobs"]],
-            "text_offset": places(text, spelt),
+
+def label(spelt: bytes) -> str:
+    """A token in the logprobs of a completion: its text, or its bytes where they are no whole characters."""
+    try:
+        return spelt.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
+
+
+def chat_logprobs(scores: Sequence[Placed]) -> list[dict[str, Any]]:
+    """The logprobs of a chat's tokens."""
+
+    def entry(spelt: bytes, logprob: float) -> dict[str, Any]:
+        return {"token": spelt.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(spelt)}
+
+    return [
+        {
+            **entry(s.spelt, s.scored.logprob),
+            "top_logprobs": [entry(b, p) for (_, p), b in zip(s.scored.top, s.top, strict=True)],
         }
+        for s in scores
+    ]
 
-    def completion(self, scores: Sequence[Scored], offset: int) -> dict[str, Any]:
-        texts = [self.names(s.token)[0] for s in scores]
-        offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
-        return {
-            "tokens": texts,
-            "token_logprobs": [finite(s.logprob) for s in scores],
-            "top_logprobs": [{self.names(t)[0]: finite(p) for t, p in s.top} for s in scores],
-            "text_offset": offsets,
-        }
+
+def text_logprobs(scores: Sequence[Placed], offset: int) -> dict[str, Any]:
+    """The logprobs of a completion's tokens; `offset`: characters before its text."""
+    return {
+        "tokens": [label(s.spelt) for s in scores],
+        "token_logprobs": [finite(s.scored.logprob) for s in scores],
+        "top_logprobs": [s.alternatives for s in scores],
+        "text_offset": [offset + s.place for s in scores],
+    }
+
+
+def echoed(reader: Detokenizer, text: str, tokens: Sequence[int], scores: Sequence[Scored]) -> dict[str, Any]:
+    """The same of a prompt, and the text that it is: nothing is known of its first token."""
+    reading = Places(reader.open())
+    first = reading.decoding.peek(tokens[0])
+    reading.push(tokens[0])
+    placed = [Placed.of(s, reading) for s in scores]
+    rest = text_logprobs(placed, 0)
+    return {
+        "tokens": [label(first), *rest["tokens"]],
+        "token_logprobs": [None, *rest["token_logprobs"]],
+        "top_logprobs": [None, *rest["top_logprobs"]],
+        "text_offset": places(text, [first, *(s.spelt for s in placed)]),
+    }
 
 
 def places(text: str, tokens: Sequence[Sequence[int]]) -> list[int]:
@@ -72,7 +114,7 @@ class Delta:
 
     segments: list[tuple[str, bool]] = field(default_factory=list)  # text, and was it drafted?
     tokens: list[int] = field(default_factory=list)
-    scores: list[Scored] = field(default_factory=list)
+    scores: list[Placed] = field(default_factory=list)
     rounds: list[tuple[list[tuple[str, bool]], int, Shown | None]] = field(default_factory=list)  # see `hear`
     heading: list[Scored] | None = None  # scores of the prompt
     end: End | None = None
@@ -89,6 +131,7 @@ class Voice:
     job: Job
     stops: Stop
     stream: TextStream
+    places: Places  # of tokens with logprobs
     tokens: list[int] = field(default_factory=list)
     end: End | None = None
 
@@ -108,7 +151,7 @@ class Voice:
                 found = [(self.stream.push(seen[:accepted]), True), (self.stream.push(seen[accepted:]), False)]
                 self.tokens += event.tokens
                 delta.tokens += event.tokens
-                delta.scores += event.scores or []
+                delta.scores += [Placed.of(score, self.places) for score in event.scores or ()]
             segments = [(text, drafted) for text, drafted in found if text]
             delta.segments += segments
             if segments or shown is not None:

@@ -17,7 +17,8 @@ from .guide import of_schema
 from .protocol import ChatRequest, Refusal, Tool, ToolChoice
 
 OPEN = "<tool_call>"
-CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+# Strings are read as one, so that a </tool_call> within one ends nothing.
+CALL = re.compile(r'<tool_call>\s*(\{(?:[^"]|"[^"\\]*(?:\\.[^"\\]*)*")*?\})\s*</tool_call>', re.DOTALL)
 # In a template: {"name" behind <tool_call>, with what stands between them in Jinja and in its strings.
 WRITES = re.compile(r"<tool_call>(\\n|\W){1,30}name\b")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from . import aligned
 
 NAME = "outrider"
 OPEN = "outrider_open"  # set on a mask that hides nothing: kernels are faster without one
+# A pass of a stock model changes the model while it runs: its config here, a function or a layer of it elsewhere. So
+# such passes of all threads run one at a time, whichever target they belong to. Nobody waits for anything inside.
+passing = RLock()
 
 
 def attend(
@@ -78,15 +82,16 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 def switched(config: Any, attention: str | None, experts: str | None) -> Iterator[None]:
     """This attention, and these kernels for mixtures of experts, for the passes inside; the user's own afterwards.
 
-    None leaves things as they are.
+    None leaves things as they are. All who share the model share its config, so other passes wait (`passing`).
     """
-    before = config._attn_implementation, config._experts_implementation
-    after = attention or before[0], experts or before[1]
-    if after == before:
-        yield
-        return
-    config._attn_implementation, config._experts_implementation = after
-    try:
-        yield
-    finally:
-        config._attn_implementation, config._experts_implementation = before
+    with passing:
+        before = config._attn_implementation, config._experts_implementation
+        after = attention or before[0], experts or before[1]
+        if after == before:
+            yield
+            return
+        config._attn_implementation, config._experts_implementation = after
+        try:
+            yield
+        finally:
+            config._attn_implementation, config._experts_implementation = before

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..core.padding import padded
 from ..core.tree import chain_of
+from ..core.turns import without_cudnn
 from ..nets import products
 from ..types import InputError, Prefill, TargetOutput
 from . import aligned, attention, exact, families
@@ -39,7 +41,7 @@ class HFTarget:
 
     def __init__(self, model: Any):
         self.family = families.of(model)
-        self.model = model.eval()
+        self.model, self.lock = model.eval(), RLock()
         self.config = families.text_config(model)
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.context = families.context_of(model, self.family)
@@ -186,9 +188,10 @@ class HFTarget:
         """One forward pass of the model over the tree cache: compiled, or else those over trees may be recorded."""
         if self.native is not None:
             return self.native.run(session, given)
-        if self.graphs is not None and given.ancestors is not None and given.asked is None:
-            return self.graphs.run(session, given, self.stock)
-        return self.stock(session, given)
+        with attention.passing, without_cudnn(self.device):
+            if self.graphs is not None and given.ancestors is not None and given.asked is None:
+                return self.graphs.run(session, given, self.stock)
+            return self.stock(session, given)
 
     def stock(self, session: TreeSession, given: Pass) -> TargetOutput:
         """The same by the stock model's own forward."""

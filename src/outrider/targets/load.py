@@ -93,8 +93,6 @@ def load_target(
         if exact == "bits":
             raise InputError("encoder-decoders cannot promise the same bits yet; leave exact out")
         return SeqTarget(stock)
-    if stock.device.type == "cuda":  # its attention is planned anew for every length, which takes longer than a pass
-        torch.backends.cuda.enable_cudnn_sdp(False)
     target = HFTarget(stock)
     target.mark = mark
     if not target.family.proved:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..core.padding import padded
 from ..core.tree import chain_of
+from ..core.turns import without_cudnn
 from ..types import InputError, Prefill, TargetOutput
+from .attention import passing
 from .cache import TreeCache
 from .carrier import carrying
 from .exact import Exactness
@@ -76,7 +79,7 @@ class SeqTarget:
         kind = model.config.model_type
         if kind not in FAMILIES:
             raise InputError(f"{kind} is an encoder-decoder whose positions are not known for a tree; only T5 is")
-        self.model, self.config = model.eval(), model.config
+        self.model, self.config, self.lock = model.eval(), model.config, RLock()
         self.exactness: Exactness | None = None
         self.exact, self.whole = "rounding", False
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
@@ -131,7 +134,7 @@ class SeqTarget:
         cache = EncoderDecoderCache(session.cache, encoded.cross)
         cache.is_updated = dict.fromkeys(range(len(session.cache.layers)), len(encoded.layers) > 0)
         name, read = ("input_ids", given.tokens) if given.embeds is None else ("inputs_embeds", given.embeds)
-        with _biased(self.model, given):
+        with passing, without_cudnn(self.device), _biased(self.model, given):
             out = self.model(
                 **{f"decoder_{name}": read},
                 encoder_outputs=(encoded.states,),

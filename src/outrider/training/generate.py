@@ -9,8 +9,10 @@ from typing import Any
 
 from .. import files
 from ..core.stopping import Stop
+from ..core.text import detokenizer, text_of
 from ..engine import Engine, Request, Row, generate
 from ..params import Interrupted
+from ..targets import SeqTarget
 from ..types import Drafter, Sampling, Target
 from .questions import finished
 
@@ -47,16 +49,17 @@ def write(
     def cut(output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
         return stop.cut(output, new)
 
-    def text_of(ids: Sequence[int]) -> str:
-        return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def answer_of(row: Row) -> str:
+        return stop.text(row.request.prompt, row.output)
 
     def line(i: int, what: Any, ids: Sequence[int], row: Row) -> dict[str, Any]:
-        answer, ends = text_of(row.output), row.finish == "eos"  # an answer that was cut off has no end to learn
+        answer, ends = answer_of(row), row.finish == "eos"  # an answer that was cut off has no end to learn
         if isinstance(what, str):
-            return {"id": i, "prompt": text_of(ids), "completion": answer, "ends": ends}
+            return {"id": i, "prompt": text_of(words.open(), ids), "completion": answer, "ends": ends}
         return {"id": i, "messages": [*what, {"role": "assistant", "content": answer}], "ends": ends}
 
-    stop = Stop(eos, (), max_new_tokens, text_of)
+    words = detokenizer(tokenizer)
+    stop = Stop(eos, (), max_new_tokens, words, apart=isinstance(target, SeqTarget))
     engine = Engine.of(target, drafter)
     sampling = Sampling(temperature=temperature)
     try:
@@ -69,7 +72,7 @@ def write(
             for piece in generate(engine, requests, batch_size):
                 if piece.row.finish is None:
                     continue
-                if text_of(piece.row.output).strip():
+                if answer_of(piece.row).strip():
                     files.append(out, json.dumps(line(*todo[piece.row.index], piece.row)))
                     written += 1
                 done(1)

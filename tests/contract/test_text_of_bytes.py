@@ -1,0 +1,95 @@
+"""Texts of a tokenizer with byte fallback, drafted and plain: the same tokens, ends and texts, streamed or not."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_tokenizers import FALLBACK, made
+
+from outrider import drafters
+from outrider.llm import LLM
+from outrider.testing import TableTarget
+from outrider.training.generate import write
+
+WRITES = "\n🚀ž the 漢字 cat\n\nnaïve 🍎"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return made(FALLBACK)
+
+
+def llm_of(tokenizer: Any, target: TableTarget, spec: str) -> LLM:
+    return LLM(target, tokenizer, drafters.load(spec, target, tokenizer), budget="16x6")
+
+
+def table(tokenizer: Any, follows: list[list[int]], certain: float) -> TableTarget:
+    """A target that mostly writes one of these token sequences over and over, half of them in single bytes."""
+    target = TableTarget(len(tokenizer), order=1, seed=3, context=512, scale=1.0)
+    for ids in follows:
+        for token, after in zip(ids, ids[1:] + ids[:1], strict=True):
+            target.table[token, after] += certain
+    return target
+
+
+def in_bytes(tokenizer: Any, text: str) -> list[int]:
+    return [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in text.encode()]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 5, 6])
+def test_a_stop_string_in_a_run_of_bytes_ends_drafted_text_where_it_ends_plain_text(tokenizer: Any, depth: int) -> None:
+    """Also where the accepted run goes on behind it, and ends inside a character."""
+    ids = in_bytes(tokenizer, "\n🚀ž")
+    target = table(tokenizer, [ids], 100.0)
+    asked: dict[str, Any] = {"max_new_tokens": 40, "stop": "🚀", "budget": f"16x{depth}"}
+    plain, drafted = (llm_of(tokenizer, target, spec).generate([ids * 4], **asked)[0] for spec in ("none", "lookup"))
+    assert drafted.usage.accepted > 0, "nothing was drafted: this test proves nothing"
+    assert drafted.tokens == plain.tokens == ids[:5]
+    assert drafted.text == plain.text == "\n"
+
+
+@pytest.mark.parametrize("spec", ["lookup", "suffix"])
+def test_drafts_change_no_text_whatever_stops_it(tokenizer: Any, spec: str) -> None:
+    written = tokenizer(WRITES, add_special_tokens=False)["input_ids"]
+    target = table(tokenizer, [written, in_bytes(tokenizer, WRITES)], 7.0)
+    plain, drafted = llm_of(tokenizer, target, "none"), llm_of(tokenizer, target, spec)
+    accepted = stopped = 0
+    for seed in range(24):
+        dice = random.Random(seed)
+        prompt = (written * 2)[: dice.randint(1, len(written) + 10)]
+        free = plain.generate([prompt], max_new_tokens=60, seed=seed, temperature=dice.choice([0.0, 1.0]))[0].text
+        stops = [free[i : i + dice.randint(1, 4)] for i in (dice.randrange(len(free)) for _ in range(2))]
+        stops = [s for s in stops if "\ufffd" not in s]
+        kind: dict[str, Any] = {"max_new_tokens": 60, "seed": seed, "stop": stops, "temperature": dice.choice([0.0, 1])}
+        one, two = plain.generate([prompt], **kind)[0], drafted.generate([prompt], **kind)[0]
+        assert (two.tokens, two.finish_reason, two.text) == (one.tokens, one.finish_reason, one.text)
+        chunks = [(c.drafted, c.own) for c in drafted.stream(prompt, **kind).chunks()]
+        assert "".join(a + b for a, b in chunks) == one.text
+        accepted, stopped = accepted + two.usage.accepted, stopped + (one.finish_reason == "stop")
+    assert accepted > 24
+    assert stopped > 6
+
+
+def test_data_that_the_model_writes_is_one_text(tokenizer: Any, tmp_path: Path) -> None:
+    """A prompt and its completion, which are trained on as one text."""
+    prompt, words = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the", "carriage follows"))
+    target, out = table(tokenizer, [prompt + words], 100.0), tmp_path / "made.jsonl"
+    drafter = drafters.load("lookup", target, tokenizer)
+    write(target, drafter, tokenizer, [("", "the end")], out, len(words), 0.0, 1, 1, len(prompt), frozenset())
+    (line,) = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert (line["prompt"], line["completion"]) == ("the", " carriage follows")
+
+
+def test_prompt_and_text_are_one_text(tokenizer: Any) -> None:
+    """The model's words begin with their space, in streams too."""
+    prompt, words = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the", "carriage follows"))
+    target = table(tokenizer, [prompt + words], 100.0)
+    llm = llm_of(tokenizer, target, "lookup")
+    made = llm.generate("the", max_new_tokens=len(words))[0]
+    assert made.tokens == words
+    assert made.text == " carriage follows" == "".join(llm.stream("the", max_new_tokens=len(words)))
+    assert "the" + made.text == llm.decode(prompt + words)
