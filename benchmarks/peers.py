@@ -227,7 +227,7 @@ def main() -> None:
             parser.error(f"there is no {weights} in {folder}")
     if names.installed() is None:
         parser.error(f"SmolLM2's file is not installed; {names.GET}")
-    place = names.find("smollm2")
+    place = names.as_folder(names.find("smollm2"))
     try:
         texts, ends = prompts(place, given.data, given.limit)
     except InputError as error:

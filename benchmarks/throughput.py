@@ -84,7 +84,7 @@ def main() -> None:
         parser.error(f"SmolLM2's file is not installed; {names.GET}")
     try:
         texts = prompts.read(given.text)
-        place = names.find("smollm2")
+        place = names.as_folder(names.find("smollm2"))
         ids = stream(place, texts, longest)
     except InputError as error:
         parser.error(str(error))

@@ -19,6 +19,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "encoding": ("params", "a caller's prompts as token ids"),
     "prompts": ("params", "JSON lines as rows and as prompts"),
     "core": ("types", "trees, noise, sampling, verification, tokens to text, ends of text: no models"),
+    "backends": ("params", "ways to compute a target's passes: model files read in place, their tokenizers"),
     "native": ("kept", "passes of Llama-shaped layers in C, built for this processor when they are first wanted"),
     "nets": (
         "params types core native",
@@ -27,7 +28,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "budgets": ("params types kept", "how much to draft in each round"),
     "testing": ("types core", "an exact table target, for tests of a drafter"),
     "targets": (
-        "params files kept hub shipped types core native nets",
+        "params files kept hub shipped types core backends native nets",
         "stock models as targets: tree cache, masks, positions, compiled and recorded passes",
     ),
     "checkpoints": (

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gguf_files import tokens, write
 from small import BASE
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import outrider
 from outrider import cli
@@ -33,6 +33,12 @@ def stock() -> LlamaForCausalLM:
 @pytest.fixture
 def file(tmp_path: Path, stock: LlamaForCausalLM) -> Path:
     return write(tmp_path / "m.gguf", stock)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, stock: LlamaForCausalLM) -> Path:
+    """A file with a tensor that no Llama has: transformers' own code reads it, and it is kept converted."""
+    return write(tmp_path / "foreign.gguf", stock, extra="other.weight")
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -70,56 +76,60 @@ def test_the_precision_is_the_files(
 
 
 def test_the_second_start_reads_a_folder(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    foreign: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        first = find(file)
+        first = find(foreign)
     (said,) = [r.getMessage() for r in caplog.records]
     assert "MB in" in said
     assert first.where in said
     caplog.clear()
     monkeypatch.setattr(gguf, "_digest", lambda file: pytest.fail("hashed again"))
-    assert find(str(file)) == find(file) != first.where
+    assert find(str(foreign)) == find(foreign) != first.where
     assert not caplog.records
     assert load_target(first.where).dtype == torch.float32, "what is kept is a folder like any other"
 
 
 def test_a_copy_is_not_converted_and_another_file_is(
-    file: Path, tmp_path: Path, stock: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    foreign: Path, tmp_path: Path, stock: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = find(file).where
+    first = find(foreign).where
     copy = tmp_path / "copy.GGUF"
-    shutil.copyfile(file, copy)
+    shutil.copyfile(foreign, copy)
     with monkeypatch.context() as patch:
         patch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
         assert find(copy).where == first
-    write(file, stock, "F16")
-    assert find(file).where != first
+    write(foreign, stock, "F16", extra="other.weight")
+    assert find(foreign).where != first
 
 
-def test_nothing_half_written_is_left(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_half_written_is_left(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(gguf, "read_tokenizer", broken)
         with pytest.raises(KeyboardInterrupt):
-            find(file)
-    folder = Path(find(file).where)
+            find(foreign)
+    folder = Path(find(foreign).where)
     assert [f.name for f in folder.parent.iterdir()] == [folder.name]
 
 
 @pytest.mark.parametrize("trouble", ["no folder", "no room"])
 def test_without_a_place_to_keep_it_the_file_is_read(
-    file: Path, stock: LlamaForCausalLM, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    foreign: Path,
+    stock: LlamaForCausalLM,
+    trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if trouble == "no folder":
-        monkeypatch.setenv("OUTRIDER_CACHE", str(file))  # a file: no folder can be made in it, not even by root
+        monkeypatch.setenv("OUTRIDER_CACHE", str(foreign))  # a file: no folder can be made in it, not even by root
     else:
-        full = shutil.disk_usage(file.parent)._replace(free=10)
+        full = shutil.disk_usage(foreign.parent)._replace(free=10)
         monkeypatch.setattr(gguf.shutil, "disk_usage", lambda path: full)
     with caplog.at_level(logging.WARNING):
-        target, tokenizer = load_target(file), load_tokenizer(file)
+        target, tokenizer = load_target(foreign), load_tokenizer(foreign)
     torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
     assert len(tokenizer) == VOCAB
     (said,) = [r.getMessage() for r in caplog.records if "outrider" in r.name]
@@ -129,10 +139,10 @@ def test_without_a_place_to_keep_it_the_file_is_read(
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", gguf.SOURCE])
 @pytest.mark.parametrize("damage", ["cut", "zeroed", "gone"])
 def test_a_damaged_conversion_is_made_anew(
-    name: str, damage: str, file: Path, stock: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
+    name: str, damage: str, foreign: Path, stock: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It advised to fetch the file again, which changes nothing; weights of zeros wrote another text."""
-    part = Path(find(file).where) / name
+    part = Path(find(foreign).where) / name
     whole = part.read_bytes()
     if damage == "gone":
         part.unlink()
@@ -141,29 +151,54 @@ def test_a_damaged_conversion_is_made_anew(
         part.write_bytes(whole[:half] + bytes(half if damage == "zeroed" else 0))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        target, tokenizer = load_target(file), load_tokenizer(file)
+        target, tokenizer = load_target(foreign), load_tokenizer(foreign)
     torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
     assert len(tokenizer) == VOCAB
     said = [r.getMessage() for r in caplog.records if "outrider" in r.name]
     assert ["made anew" in line or "converting" in line for line in said] == [True, True]
 
 
-def test_a_conversion_whose_times_alone_differ_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_whose_times_alone_differ_is_used(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the cache folder was copied."""
-    folder = Path(find(file).where)
+    folder = Path(find(foreign).where)
     for part in folder.iterdir():
         os.utime(part, (1, 1))
     monkeypatch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
-    assert find(file).where == str(folder)
+    assert find(foreign).where == str(folder)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_a_conversion_that_others_can_write_is_not_used(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_conversion_that_others_can_write_is_not_used(foreign: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its config could name code."""
-    folder = Path(find(file).where)
+    folder = Path(find(foreign).where)
     folder.chmod(0o777)
-    assert find(file).gguf == file.name, "the file itself is read"
+    assert find(foreign).gguf == foreign.name, "the file itself is read"
     assert "others can write" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_1"])
+def test_a_file_of_llamas_layers_is_not_converted(
+    tmp_path: Path, stock: LlamaForCausalLM, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And it is the model that transformers' own code makes of it, parameter for parameter."""
+    file = write(tmp_path / "m.gguf", stock, kind)
+    with caplog.at_level(logging.WARNING):
+        place = find(file)
+    assert (place.where, place.gguf) == (str(file.parent), file.name)
+    assert not caplog.records
+    ours, report = gguf.read(file)
+    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=ours.dtype)
+    assert not report["missing_keys"]
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor), name
+    for name in ("rope_parameters", "rms_norm_eps", "num_key_value_heads", "eos_token_id", "tie_word_embeddings"):
+        assert getattr(ours.config, name) == getattr(theirs.config, name), name
+
+
+def test_a_file_that_lacks_a_tensor_is_refused(tmp_path: Path, stock: LlamaForCausalLM) -> None:
+    file = write(tmp_path / "m.gguf", stock, leave_out="blk.1.ffn_up.weight")
+    refused(file, "lack 1 tensors, model.layers.1.mlp.up_proj.weight")
 
 
 def test_text_and_chat_come_from_the_file(file: Path) -> None:

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quantize
+from quantised_blocks import random_blocks
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}<end>{% endfor %}"
@@ -31,8 +32,11 @@ def tokens(count: int) -> list[str]:
     return [*made, *(f"<unused{i}>" for i in range(count - len(made)))]
 
 
-def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama") -> Path:
-    """A tiny Llama as a file of this kind; the queries' and keys' rows in llama.cpp's order."""
+def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_out: str = "", extra: str = "") -> Path:
+    """A tiny Llama as a file of this kind; the queries' and keys' rows in llama.cpp's order.
+
+    `leave_out`: a tensor that it lacks; `extra`: one that no Llama has.
+    """
     config, out = model.config, gguf.GGUFWriter(str(file), arch)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
@@ -52,18 +56,32 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama") -> Pat
     out.add_eos_token_id(1)
     out.add_chat_template(TEMPLATE)
     for name, tensor in model.state_dict().items():
+        if renamed(name) == leave_out:
+            continue
         array = permuted(name, tensor, config).float().numpy()
         wide = array.ndim > 1 and kind not in ("F32", "F16")
         if wide:
-            of = gguf.GGMLQuantizationType[kind]
-            out.add_tensor(renamed(name), quantize(array, of), raw_dtype=of)
+            out.add_tensor(renamed(name), blocks_of(array, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             out.add_tensor(renamed(name), array.astype(np.float16) if kind == "F16" and array.ndim > 1 else array)
+    if extra:
+        out.add_tensor(extra, np.zeros(8, np.float32))
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
     return file
+
+
+SMALL = range(0x1000, 0x1400)  # bit patterns of float16 scales of about 0.001
+
+
+def blocks_of(array: np.ndarray, kind: str) -> np.ndarray:
+    """A matrix in blocks; random ones of its shape, where the `gguf` package does not quantise to this kind."""
+    try:
+        return quantize(array, gguf.GGMLQuantizationType[kind])
+    except NotImplementedError:
+        return random_blocks(kind, *array.shape, SMALL, seed=array.size)
 
 
 def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:

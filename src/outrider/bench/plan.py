@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..params import InputError
@@ -104,9 +105,11 @@ def read(place: Place) -> Target:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from ..targets import gguf
+
     try:
-        gguf = {"gguf_file": place.gguf} if place.gguf else {}
-        config = AutoConfig.from_pretrained(place.where, **gguf)
+        where = Path(place.where)
+        config = gguf.read_config(where / place.gguf) if place.gguf else AutoConfig.from_pretrained(place.where)
         if config.is_encoder_decoder:
             raise InputError(f"{place.name} has an encoder; a plan is for decoders alone")
         text = config.get_text_config()

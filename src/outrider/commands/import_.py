@@ -74,9 +74,10 @@ def import_(
 
 def facts_of(model: str | Place | None) -> Facts:
     """A target's facts by its name."""
+    from ..targets.names import as_folder
     from .loading import located
 
-    where = located(model).where  # before torch is imported
+    where = as_folder(located(model)).where  # before torch is imported
     from ..checkpoints import Facts
 
     return Facts.at(where)

@@ -44,9 +44,10 @@ def info(
 
 def place(model: str) -> dict[str, str]:
     """What a model's name stands for here, as JSON: a folder or a hub id. A .gguf file is converted if it never was."""
+    from ..targets.names import as_folder
     from .loading import located
 
-    found = located(model)
+    found = as_folder(located(model))
     return {"model": found.name, "where": found.where, "weights": found.about, "drafter": found.drafter}
 
 

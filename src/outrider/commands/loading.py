@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from .. import hub, plugins, shipped
+from ..backends.native.files import open_gguf
 from ..params import InputError, check_exact, check_weights
-from ..targets.names import DEMO, GGUF, SMOLLM2, Place, check_folder, check_gguf, check_native, find
+from ..targets.names import DEMO, GGUF, SMOLLM2, Place, check_folder, check_native, find
 from . import check_place
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def check_weights_of(drafter: str, where: str) -> None:
     elif drafter in NETWORKS and not where:
         raise InputError(plugins.unnamed(drafter))
     elif drafter in MODELS and where.lower().endswith(GGUF):
-        check_gguf(Path(where).expanduser())
+        open_gguf(Path(where).expanduser())
     elif where and not (drafter in MODELS and where in (DEMO, SMOLLM2)):
         reached(Place(where, shipped.place_of(shipped.placed(where, drafter))))
 

@@ -46,6 +46,7 @@ def parity(
     """
     from ..params import InputError
     from ..prompts import read
+    from ..targets.names import as_folder
     from .loading import check_drafter, located
 
     if to not in ("vllm", "speculators"):
@@ -54,7 +55,7 @@ def parity(
         raise InputError("--limit, --tokens and --max-new-tokens must be at least 1")
     for spec in drafter:
         check_drafter(spec)
-    where = located(model).where
+    where = as_folder(located(model)).where
     given = read(prompts_file, limit) if prompts_file else held_out(limit)
     from ..proofs import vllm
 

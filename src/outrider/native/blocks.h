@@ -13,12 +13,19 @@
    bytes for two rows, the first row's in the lower four bits. Of a row's 32 bytes, byte 16 a + 8 b + 2 i + c is of number
    16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single blocks, or 0.
 
+   The other kinds of a .gguf file, for sixteen lanes. Numbers of five bits (FIVE): those of four, and then 32 bits for each
+   row, the fifth ones. Of six (SIX): those of four, and then 32 bytes, byte i with the upper two bits of number i of each
+   row, the first row's in the lowest ones; 32 is taken off each number, and there is no minimum, but a scale for each
+   sixteen numbers. THIN has numbers of four bits with scale and minimum for each sixteen. The numbers of IQ4 stand for those
+   of a table. Scales and minima of FOUR_K, FIVE_K, SIX, THIN and IQ4_K are signed bytes, in the order of `know`; before those
+   of 256 numbers stand eight float16: what scales and minima of each row are multiplied by.
+
    W4A8 and W8A8 are four and eight bits for products of whole numbers (`integers.h`), in code without tiles. Rows lie in
    eights: a block has eight vectors, four with eight numbers each of rows 0, 1, 4 and 5, and four of rows 2, 3, 6 and 7.
    Of four bits two share their bytes, the first one's numbers in the lower bits. Behind
    all blocks lie eight scales for each, and of four bits eight minima. */
 
-enum { PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 };
+enum { PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8, FOUR_K, FIVE, FIVE_K, SIX, THIN, IQ4, IQ4_K };
 
 typedef struct {
     const void *data; /* rows, each for one output */
@@ -27,18 +34,30 @@ typedef struct {
 
 #define LINE 64 /* bytes that memory gives at a time */
 #define GROUP 32
-#define KEPT(kind) ((kind) == FOUR ? 64 : (kind) == EIGHT ? 128 : 192) /* bytes of a block of four rows, without their scales */
-#define SCALES(kind) ((kind) == FOUR ? 8 : 4)   /* their scales, or scales and minima */
+#define WIDE_GROUP 256 /* numbers that share what their scales are multiplied by */
+#define SUPER(kind) ((kind) == FOUR_K || (kind) == FIVE_K || (kind) == SIX || (kind) == THIN || (kind) == IQ4_K)
+
+/* How the numbers of a kind lie; kinds that differ in their scales alone share it. */
+#define SHAPE(kind) ((kind) == FOUR_K ? FOUR : (kind) == FIVE_K ? FIVE : (kind) == IQ4_K ? IQ4 : (kind))
+#define KEPT(shape) /* bytes of a block of four rows, without their scales */ \
+    ((shape) == FOUR || (shape) == THIN || (shape) == IQ4 ? 64 \
+     : (shape) == FIVE                                    ? 80 \
+     : (shape) == SIX                                     ? 96 \
+     : (shape) == EIGHT                                   ? 128 \
+                                                          : 192)
+#define SCALES(shape) ((shape) == THIN ? 16 : (shape) == EIGHT ? 4 : 8) /* scales, or scales and minima, of four rows */
 #if LANES == 16
-#define KNOWN(kind) SCALES(kind) /* floats that are made of these */
+#define KNOWN(shape) SCALES(shape) /* floats that are made of these */
 #else
-#define KNOWN(kind) ((kind) == FOUR ? 32 : (kind) == EIGHT ? 4 : 0)
+#define KNOWN(shape) ((shape) == FOUR ? 32 : (shape) == EIGHT ? 4 : 0)
 #endif
 INLINE integer bytes(integer kind, integer width) {
-    return kind == FOUR || kind == W4A8    ? width / GROUP * 20
-           : kind == EIGHT || kind == W8A8 ? width / GROUP * 34
-           : kind == TWELVE                ? width / GROUP * 48 + 16
-                                           : width * (integer)sizeof(number);
+    if (kind == PLAIN) return width * (integer)sizeof(number);
+    if (kind == TWELVE) return width / GROUP * 48 + 16;
+    if (kind == W4A8 || kind == W8A8) return width / GROUP * (kind == W4A8 ? 20 : 34);
+    const integer shape = SHAPE(kind), numbers = width / GROUP * KEPT(shape);
+    const integer scales = SUPER(kind) ? width / WIDE_GROUP * (16 + 8 * SCALES(shape)) : width / GROUP * 2 * SCALES(shape);
+    return (numbers + scales) / 4;
 }
 
 /* Where memory is fetched to, and how many columns ahead. AMD's processors, and tiles a little, gain by the second cache. */
@@ -57,6 +76,8 @@ const integer block_lanes = LANES;
 #else
 #include "opened16.h"
 #endif
+
+#include "arranged.h"
 
 /* All rows of a matrix, [outputs, width], of which there are four times some: for those who check them. */
 void numbers(const Matrix *w, integer outputs, integer width, number *to, integer threads) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from .parts import BLOCK as BLOCK
 from .parts import MatrixPart
 
 OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
-PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 = range(6)  # kinds of rows, as in blocks.h
+PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 = range(6)  # kinds of rows, as in blocks.h, which has further ones
 HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as products of whole numbers have them in a vector
 
 
@@ -58,6 +59,36 @@ def packed(
     known = torch.stack([_fours(scales), _fours(minima)], -1).transpose(1, 2).half()
     rows = torch.cat([_bytes(words), _bytes(known)], 1)
     return Packed(FOUR, rows.reshape(4 * len(rows), -1))
+
+
+def arranged(
+    code: ctypes.CDLL, kind: int, rows: np.ndarray, width: int, order: np.ndarray | None = None
+) -> Packed | None:
+    """A file's matrix in the order in which passes read it.
+
+    Args:
+        code: the compiled pass, which must read blocks.
+        kind: GGUF's number of the kind of its blocks.
+        rows: uint8 [o, bytes of a row], as they lie in the file.
+        width: weights in a row.
+        order: int64 [o], the file's row that each row is; None: the same.
+
+    Returns:
+        The rows, with rows of zeros that make the last four whole; None where this code does not read that kind.
+    """
+    code.arranged_bytes.restype = code.arranged.restype = ctypes.c_int64
+    size = code.arranged_bytes(ctypes.c_int64(kind), ctypes.c_int64(width))
+    if not size:
+        return None
+    given = np.ascontiguousarray(rows)
+    place = None if order is None else np.ascontiguousarray(order, np.int64)
+    made = torch.empty(len(rows) + -len(rows) % 4, size, dtype=torch.uint8)
+    own = code.arranged(
+        ctypes.c_int64(kind), ctypes.c_void_p(given.ctypes.data), ctypes.c_int64(len(rows)), ctypes.c_int64(width),
+        None if place is None else ctypes.c_void_p(place.ctypes.data), ctypes.c_void_p(made.data_ptr()),
+        ctypes.c_int64(torch.get_num_threads()),
+    )  # fmt: skip
+    return Packed(own, made)
 
 
 def whole(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None) -> Packed:

@@ -9,8 +9,9 @@
 
 typedef struct { /* memory that will be read soon */
     const char *from, *to;
-    integer lines; /* of it, asked for in each step */
-    int near;      /* into the first cache or the second? */
+    integer lines;   /* of it, asked for in each step */
+    int near;        /* into the first cache or the second? */
+    integer column;  /* bytes from a block to the one that is read later, which is asked for beside it */
 } Ahead;
 
 /* `n` rows of x with so many outputs, LANES results or those of MOST rows with four. The outputs' rows lie at `rows`, or in fours if they are in
@@ -23,9 +24,6 @@ INLINE void tile(
     const integer lines = ahead->from < ahead->to ? ahead->lines : 0;
     const char *line = ahead->from;
     const int near = ahead->near;
-#ifdef NARROW
-    const integer column = AHEAD * LANES * bytes(kind, width);
-#endif
     const int results = n * outputs <= LANES ? LANES : 2 * LANES;
     float made[2 * LANES];
     vector found[2 * LANES];
@@ -48,7 +46,7 @@ INLINE void tile(
                 for (int r = 0; r < 4; r++) weights[r] = WEIGHT((const number *)rows[j + r] + k);
 #ifdef NARROW
             else
-                spread(rows[j / 4] + at, kind, known + j / 4 * (width / GROUP) * KNOWN(kind), column, weights);
+                spread(rows[j / 4] + at, kind, known + j / 4 * (width / GROUP) * KNOWN(kind), ahead->column, weights);
             if (room)
                 for (int r = 0; r < 4; r++) _mm512_storeu_si512(room + r * width + k, (__m512i)weights[r]);
 #endif
@@ -108,10 +106,10 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
     const integer tiles = n < 3 ? n : n > MOST ? (n + TILE - 1) / TILE * 4 : 4;
     const int near = 2 * column <= FIRST * 4 / 5; /* this column and the next, beside rows of x */
     const char *next = data + first * size + (near ? 1 : 2) * column;
-    Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near};
+    Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near, AHEAD * column};
     for (integer j = 0; j < LANES; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
 #ifdef NARROW
-    const integer apart = width / GROUP * KNOWN(w.kind);
+    const integer shape = SHAPE(w.kind), apart = width / GROUP * KNOWN(shape);
     float known[w.kind != PLAIN ? LANES / 4 * apart + 16 : 1];
     number room[w.kind != PLAIN && n > MOST ? 4 * width : 1];
     if (w.kind != PLAIN) {
@@ -120,8 +118,9 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
             rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
             know(rows[j], w.kind, width, AHEAD * column, known + j * apart);
         }
-        if (n <= MOST && w.kind == FOUR) return some(FOUR, x, n, width, rows, known, &ahead, y);
-        if (n <= MOST) return some(EIGHT, x, n, width, rows, known, &ahead, y);
+#define SOME(shape) return some(shape, x, n, width, rows, known, &ahead, y);
+        if (n <= MOST) EACH_SHAPE(shape, SOME)
+#undef SOME
     }
 #endif
     if (n <= MOST) return some(PLAIN, x, n, width, rows, NULL, &ahead, y);
@@ -135,10 +134,9 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
             for (integer r = 0; r < 4; r++) opened[r] = (const char *)(room + r * width);
             from = opened;
             i = 4;
-            if (w.kind == FOUR)
-                tile(4, 4, FOUR, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
-            else
-                tile(4, 4, EIGHT, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
+#define FIRST_FOUR(shape) tile(4, 4, shape, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
+            EACH_SHAPE(shape, FIRST_FOUR)
+#undef FIRST_FOUR
         }
 #endif
 #define REST(rows, left) \

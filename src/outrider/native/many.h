@@ -8,19 +8,19 @@
 
 /* The weights of LANES outputs from `first` on, as tiles read them beside rows: for each step, pairs of all outputs.
    Outputs beyond `last` are those of the last ones, and nobody's. */
-INLINE void turned_kind(const int kind, Matrix w, integer width, integer first, integer last, number *to) {
-    const integer size = bytes(kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(kind);
+INLINE void turned_shape(const int shape, Matrix w, integer width, integer first, integer last, number *to) {
+    const integer size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(shape);
     const char *data = w.data, *rows[LANES];
-    float known[kind != PLAIN ? LANES / 4 * apart + 16 : 1];
+    float known[shape != PLAIN ? LANES / 4 * apart + 16 : 1];
     number room[LANES][STEP] __attribute__((aligned(64)));
-    for (integer j = 0; j < LANES && kind == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
-    for (integer j = 0; j < LANES / 4 && kind != PLAIN; j++) {
+    for (integer j = 0; j < LANES && shape == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
+    for (integer j = 0; j < LANES / 4 && shape != PLAIN; j++) {
         rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
-        know(rows[j], kind, width, ahead, known + j * apart);
+        know(rows[j], w.kind, width, ahead, known + j * apart);
     }
     for (integer s = 0; s < width / STEP; s++) {
         vector pairs[LANES];
-        open_step(kind, rows, known, apart, s, ahead, room);
+        open_step(shape, rows, known, apart, s, ahead, room);
 #pragma GCC unroll 16
         for (int j = 0; j < LANES; j++) pairs[j] = LOAD((const float *)room[j]);
         transpose(pairs);
@@ -30,9 +30,10 @@ INLINE void turned_kind(const int kind, Matrix w, integer width, integer first, 
 }
 
 static void turned(Matrix w, integer width, integer first, integer last, number *to) {
-    if (w.kind == FOUR) return turned_kind(FOUR, w, width, first, last, to);
-    if (w.kind == EIGHT) return turned_kind(EIGHT, w, width, first, last, to);
-    turned_kind(PLAIN, w, width, first, last, to);
+#define TURNED(shape) return turned_shape(shape, w, width, first, last, to);
+    if (w.kind == PLAIN) TURNED(PLAIN)
+    EACH_SHAPE(SHAPE(w.kind), TURNED)
+#undef TURNED
 }
 
 /* PAIR rows of x, sixteen and sixteen, with two columns of turned weights. */

@@ -4,6 +4,8 @@
 
 #include "team.h"
 
+#include "formats.h"
+
 #include "blocks.h"
 
 #include "products.h"

@@ -47,10 +47,10 @@ INLINE void settle(void) { __asm__ volatile("" ::: "memory"); }
 
 /* Step `s` of LANES outputs, whose rows (or fours of rows) these are, as numbers. */
 INLINE void open_step(
-    const int kind, const char *const *rows, const float *known, integer apart, integer s, integer ahead,
+    const int shape, const char *const *rows, const float *known, integer apart, integer s, integer ahead,
     number (*opened)[STEP]
 ) {
-    if (kind == PLAIN) {
+    if (shape == PLAIN) {
         for (integer j = 0; j < LANES; j++) _mm512_store_si512(opened[j], _mm512_loadu_si512(rows[j] + s * STEP * 2));
         settle();
         return;
@@ -58,7 +58,7 @@ INLINE void open_step(
 #pragma GCC unroll 4
     for (integer j = 0; j < LANES / 4; j++) {
         operand found[4];
-        spread(rows[j] + s * KEPT(kind), kind, known + j * apart + s * KNOWN(kind), ahead, found);
+        spread(rows[j] + s * KEPT(shape), shape, known + j * apart + s * KNOWN(shape), ahead, found);
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) _mm512_store_si512(opened[4 * j + r], (__m512i)found[r]);
     }
@@ -68,26 +68,26 @@ INLINE void open_step(
 /* The results of `n` rows of x, which are `laid` in so many groups of sixteen, for the LANES outputs from `first` on, as
    rows of LANES numbers. Outputs beyond `last` are those of the last ones, and nobody's. */
 INLINE void outputs_of(
-    const int kind, const int groups, const input *x, integer n, integer width, Matrix w, integer first, integer last,
+    const int shape, const int groups, const input *x, integer n, integer width, Matrix w, integer first, integer last,
     float *y
 ) {
-    const integer size = bytes(kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(kind);
+    const integer size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(shape);
     const integer stride = n == 1 ? 4 : 64, steps = width / STEP, next = n == 1 ? STEP : LANES * STEP;
-    const integer direct = kind == PLAIN && first + LANES <= last; /* tiles can be read where the weights lie */
+    const integer direct = shape == PLAIN && first + LANES <= last; /* tiles can be read where the weights lie */
     const char *data = w.data, *rows[LANES], *own = data + first * size;
-    float known[kind != PLAIN ? LANES / 4 * apart + 16 : 1];
+    float known[shape != PLAIN ? LANES / 4 * apart + 16 : 1];
     number room[RING][LANES][STEP] __attribute__((aligned(64)));
-    for (integer j = 0; j < LANES && kind == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
-    for (integer j = 0; j < LANES / 4 && kind != PLAIN; j++) {
+    for (integer j = 0; j < LANES && shape == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
+    for (integer j = 0; j < LANES / 4 && shape != PLAIN; j++) {
         rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
-        know(rows[j], kind, width, ahead, known + j * apart);
+        know(rows[j], w.kind, width, ahead, known + j * apart);
     }
     _tile_zero(0);
     if (groups > 1) _tile_zero(1);
     if (groups > 2) _tile_zero(2);
     if (groups > 3) _tile_zero(3);
     for (integer s = 0; s < steps && s < DELAY && !direct; s++)
-        open_step(kind, rows, known, apart, s, ahead, room[s % RING]);
+        open_step(shape, rows, known, apart, s, ahead, room[s % RING]);
     for (integer s = 0; s < steps; s++) {
         if (direct) {
 #pragma GCC unroll 16
@@ -109,7 +109,7 @@ INLINE void outputs_of(
         GATHERED(3)
 #undef GATHERED
         if (s + DELAY < steps && !direct)
-            open_step(kind, rows, known, apart, s + DELAY, ahead, room[(s + DELAY) % RING]);
+            open_step(shape, rows, known, apart, s + DELAY, ahead, room[(s + DELAY) % RING]);
     }
     _tile_stored(0, y, stride);
     if (n == 1) return;
@@ -126,17 +126,16 @@ INLINE void outputs_of(
     }
 }
 
-/* The same for each kind of weights and number of groups. */
+/* The same for each shape of weights and number of groups. */
 static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
-#define GROUPS(kind)                                                                    \
-    switch (LAID(n) / LANES) {                                                          \
-    case 1: return outputs_of(kind, 1, x, n, width, w, first, last, y);                 \
-    case 2: return outputs_of(kind, 2, x, n, width, w, first, last, y);                 \
-    case 3: return outputs_of(kind, 3, x, n, width, w, first, last, y);                 \
-    default: return outputs_of(kind, 4, x, n, width, w, first, last, y);                \
+#define GROUPS(shape)                                                                    \
+    switch (LAID(n) / LANES) {                                                           \
+    case 1: return outputs_of(shape, 1, x, n, width, w, first, last, y);                 \
+    case 2: return outputs_of(shape, 2, x, n, width, w, first, last, y);                 \
+    case 3: return outputs_of(shape, 3, x, n, width, w, first, last, y);                 \
+    default: return outputs_of(shape, 4, x, n, width, w, first, last, y);                \
     }
-    if (w.kind == FOUR) GROUPS(FOUR)
-    if (w.kind == EIGHT) GROUPS(EIGHT)
-    GROUPS(PLAIN)
+    if (w.kind == PLAIN) GROUPS(PLAIN)
+    EACH_SHAPE(SHAPE(w.kind), GROUPS)
 #undef GROUPS
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -95,11 +96,11 @@ def read(model: Any, config: Any, windows: dict[str, int | None], packed: dict[i
     return Weights(model_, model.lm_head.weight.dtype, [parts, *kept], whole)
 
 
-def gather(model: Any) -> None:
-    """Move a model's parameters to large pages of memory."""
+def gather(model: Any, but: Container[int]) -> None:
+    """Move a model's parameters to large pages of memory, except those with these ids."""
     places: dict[tuple[int, torch.Size], list[torch.nn.Parameter]] = {}
     for parameter in model.parameters():
-        if parameter.is_contiguous():  # tied ones lie at one place
+        if parameter.is_contiguous() and id(parameter) not in but:  # tied ones lie at one place
             places.setdefault((parameter.data_ptr(), parameter.shape), []).append(parameter)
     for same, moved in zip(places.values(), together([same[0].data for same in places.values()]), strict=True):
         for parameter in same:

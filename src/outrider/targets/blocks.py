@@ -9,85 +9,56 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .. import kept
+from ..backends.native.files import open_gguf
+from ..backends.native.model import Parameter, parameters, supports
 from ..native import blocks as native
-from ..native.blocks import BLOCK, Packed, kind_of, numbers, packed, reads, twelve_bits, twelve_size
+from ..native.blocks import BLOCK, Packed, arranged, numbers, twelve_bits, twelve_size
 from ..native.weights import stretch, together
 from . import gguf
 from .gguf import Blocks
 
-# Beside the converted model, by the lanes of the code that reads them: the file itself takes seconds to read.
-KEPT = {16: "weights.fours", 8: "weights.words"}
-KEPT_INTEGERS = "weights.integers"
 GATED = "gate_proj", "up_proj"
 
 
-def read(
-    model: nn.Module, file: Path | None, folder: Path | None, code: ctypes.CDLL, integers: bool = False
-) -> dict[int, Packed]:
-    """By the id of a linear layer's weight, the blocks that are this weight.
+def read(model: nn.Module, file: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
+    """By the id of a linear layer's weight, the file's blocks that are this weight.
 
     Args:
         model: a stock model in bfloat16.
-        file: what it was made from; None: that is not there (any more).
-        folder: of the model, where its blocks are kept for the next time; None: nowhere.
-        code: the compiled pass, which must read blocks; or multiply whole numbers, for `integers`.
-        integers: in the order in which products of whole numbers read them.
+        file: what it was made from; None: that is not there (any more), and there are no blocks.
+        code: the compiled pass, which must read blocks.
     """
-    layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
-    lanes = reads(code)
-    place = None if folder is None else folder / (KEPT_INTEGERS if integers else KEPT[lanes])
-    rows = _kept(place)
-    found = {} if rows is None else _right(rows, layers, code, integers)
-    if file is not None and (rows is None or (rows and not found)):  # the second: kept by another version
-        rows = _made(model, file, lanes, integers)
-        _keep(place, rows)
-        found = _right(rows, layers, code, integers)
+    found = {}
+    for weight, one in _parts(model, file):
+        made = arranged(code, one.tensor.kind.number, one.tensor.rows, one.tensor.shape[-1], one.order)
+        if made is not None and torch.equal(numbers(code, made, weight.shape[1])[: len(weight)], weight):
+            found[id(weight)] = made
     return _moved(found)
 
 
-def _made(model: nn.Module, file: Path, lanes: int, integers: bool) -> dict[str, Tensor]:
-    """By the name of a linear layer, the rows of its blocks."""
-    names, made = {layer: name for name, layer in model.named_modules()}, {}
-    for layer, b in blocks_of(model, file):
-        given = b.numbers, b.scales, b.minima
-        made[names[layer]] = (native.whole(*given) if integers else packed(*given, lanes)).rows
-    return made
+def _parts(model: nn.Module, file: Path | None) -> Iterator[tuple[Tensor, Parameter]]:
+    """The weights of linear layers, and where their numbers lie in a file that is read as it lies."""
+    if file is None or not supports(open_gguf(file)):
+        return
+    layers = {id(layer.weight) for layer in model.modules() if type(layer) is nn.Linear}
+    weights = {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in layers}
+    for one in parameters(open_gguf(file)):
+        weight = weights.get(one.name)
+        if weight is not None and one.tensor.shape == tuple(weight.shape):
+            yield weight, one
 
 
-def _right(
-    rows: dict[str, Tensor], layers: dict[str, nn.Linear], code: ctypes.CDLL, integers: bool
-) -> dict[int, Packed]:
-    """Those of the rows that are their layer's weight."""
-    found, together_ = {}, 8 if integers else 4
-    for name, own in rows.items():
-        weight = layers[name].weight if name in layers else torch.empty(0, 1)
-        outputs, width = weight.shape
-        kind = kind_of(own, width, integers)
-        if kind and len(own) == outputs + -outputs % together_:
-            one = Packed(kind, own)
-            read_ = native.opened(one, width).to(weight.dtype) if integers else numbers(code, one, width)
-            if torch.equal(read_[:outputs], weight.detach()):
-                found[id(weight)] = one
-    return found
-
-
-def integers(
-    model: nn.Module, weights: str, file: Path | None, folder: Path | None, code: ctypes.CDLL
-) -> dict[int, Packed]:
+def integers(model: nn.Module, weights: str, file: Path | None) -> dict[int, Packed]:
     """By the id of a linear layer's weight, its whole numbers for products of such: the nearest ones of eight bits
     ("int8"), or a .gguf file's own ("native"; the other layers stay full). None at all where that is less than half."""
     if weights == "native":
-        found = read(model, file, folder, code, integers=True)
+        found = {} if file is None else _moved(dict(_whole(model, file)))
     else:
         layers = [m.weight for m in model.modules() if type(m) is nn.Linear and m.in_features % BLOCK == 0]
         found = _moved({id(weight): native.whole(*native.rounded(weight), None) for weight in layers})
@@ -98,6 +69,14 @@ def integers(
                 found.pop(key, None)
     sizes = {id(m.weight): m.weight.numel() for m in model.modules() if type(m) is nn.Linear}
     return found if sum(sizes[key] for key in found) >= sum(sizes.values()) / 2 else {}
+
+
+def _whole(model: nn.Module, file: Path) -> Iterator[tuple[int, Packed]]:
+    """The ids of weights, and their blocks in the order of products of whole numbers, where these are the weights."""
+    for layer, given in blocks_of(model, file):
+        one, weight = native.whole(given.numbers, given.scales, given.minima), layer.weight.detach()
+        if torch.equal(native.opened(one, weight.shape[1]).to(weight.dtype)[: len(weight)], weight):
+            yield id(layer.weight), one
 
 
 def _moved(found: dict[int, Packed]) -> dict[int, Packed]:
@@ -119,26 +98,6 @@ def twelve(model: nn.Module, packed: dict[int, Packed], code: ctypes.CDLL) -> di
             if torch.equal(made.view(torch.int16), weight.contiguous().view(torch.int16)):
                 found[key] = one
     return found
-
-
-def _kept(place: Path | None) -> dict[str, Tensor] | None:
-    try:
-        return None if place is None else load_file(place)
-    except (OSError, SafetensorError):
-        return None
-
-
-def _keep(place: Path | None, rows: dict[str, Tensor]) -> None:
-    if place is not None:
-        with kept.keeping():
-            kept.replace(place, partial(_save, rows))
-
-
-def _save(rows: dict[str, Tensor], file: Path) -> None:
-    try:
-        save_file(rows, file)
-    except SafetensorError as error:  # a full disk is reported as this
-        raise OSError(None, str(error)) from None
 
 
 def blocks_of(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..native.blocks import EIGHT, FOUR, TWELVE, Packed, multiplies, reads
+from ..native.blocks import PLAIN, Packed, multiplies, reads
 from ..native.build import library
 from ..native.parts import PassPart, Room
 from ..native.weights import Weights, gather, lacking, read
@@ -119,26 +119,28 @@ def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
     return weight if weight.dtype == dtype and weight.is_contiguous() else None
 
 
-def weights_of(
-    model: Any, move: bool = False, file: Path | None = None, kept: Path | None = None, weights: str = "full"
-) -> Weights | None:
-    """A stock model's weights for the compiled pass: moved to one stretch of memory first, or written to one in twelve
-    bits. None where it reads none of them, or is not to be had on this machine. `file`: the .gguf file that it was made
-    from, whose blocks are read in place of the weights that they are; `kept`: the folder of the model, which keeps
-    them. `weights`: "int8" or "native" are for products of whole numbers; None too where most would not take part."""
+def weights_of(model: Any, move: bool = False, file: Path | None = None, weights: str = "full") -> Weights | None:
+    """A stock model's weights for the compiled pass; None where it does not read them, or there is no such pass here.
+
+    Args:
+        model: a stock model, whose parameters stay where they are.
+        move: move those that a pass reads to one stretch of memory first.
+        file: the .gguf file that it was made from, whose blocks are read in place of the weights that they are.
+        weights: "full"; "int8" or "native" for integer products, and None where most would not take part.
+    """
     config = families.text_config(model)
     code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
     if code is None:
         return None
     lanes = reads(code)
-    if move and lanes != 8:
-        gather(model)
     if weights != "full":
-        packed = blocks.integers(model, weights, file, kept, code) if multiplies(code) else {}
+        packed = blocks.integers(model, weights, file) if multiplies(code) else {}
         if not packed:
             return None
     else:
-        packed = blocks.read(model, file, kept, code) if lanes else {}
+        packed = blocks.read(model, file, code) if lanes else {}
+    if move and lanes != 8:
+        gather(model, packed)
     if lanes == 8:
         packed |= blocks.twelve(model, packed, code)
     return read(model, config, families.windows(config, families.of(model)), packed)
@@ -148,7 +150,7 @@ def forward_of(target: Any, weights: Weights) -> Forward | None:
     """The compiled pass over these weights, in the precision of the target; None where there is none, or where it does
     not read the blocks among them."""
     found = library(_name(weights.dtype), _name(target.dtype))
-    blocked = any(isinstance(one, Packed) and one.kind in (FOUR, EIGHT, TWELVE) for one in weights.kept)
+    blocked = not weights.whole and any(isinstance(one, Packed) and one.kind != PLAIN for one in weights.kept)
     if found is None or (blocked and not reads(found)) or (weights.whole and not multiplies(found)):
         return None
     return Forward(found, target, weights)

@@ -1,18 +1,19 @@
-""".gguf files: read by transformers' own code, and kept as folders so that the second start is as quick as a folder's.
+""".gguf files as stock models. Those whose layers are Llama's are read as they lie (`backends/native`), at each start.
 
-The folders lie in the user's cache directory (`kept.py`), one for each file's SHA-256. A quantised file's weights
-become bfloat16, others keep their precision. `source.json` in a folder records path, size and time of the file it was
-made from, and size, time and SHA-256 of the files in the folder: a file is hashed again only if its time has changed,
-and a damaged folder is made anew.
+Other architectures are read by transformers' own code, which takes minutes, and kept converted as folders in the user's
+cache directory (`kept.py`), one for each file's SHA-256. A quantised file's weights become bfloat16, others keep their
+precision. `source.json` in a folder records path, size and time of the file it was made from, and size, time and
+SHA-256 of the files in the folder: a file is hashed again only if its time has changed, and a damaged folder is made
+anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,24 +25,29 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from .. import kept
+from ..backends.native.files import ModelFile, open_gguf
+from ..backends.native.model import config_of, frequency_factors, kept_in, parameters, supports
+from ..backends.native.tokenizer import KINDS as TOKENIZERS
+from ..backends.native.tokenizer import from_gguf
 from ..files import filling
 from ..native.blocks import BLOCK
+from ..native.build import library
+from ..native.formats import numbers
 from ..types import InputError
-from .names import SOURCE, check_gguf
+from .names import SOURCE
 
 logger = logging.getLogger(__name__)
 
-KEPT = {"F32": "float32", "F64": "float32", "F16": "float16"}  # precision of files that are not quantised
 FOUR_BITS, EIGHT_BITS = ("Q4_0", "Q4_1"), "Q8_0"
 _direct: set[Path] = set()  # files of which it was said that they are read anew each time
 
 
-def folder_of(file: Path) -> tuple[str, str | None]:
-    """(folder, None) of the converted file; (its own folder, its name) if there is no place to keep that.
+def converted(file: Path) -> tuple[str, str | None]:
+    """(folder, None) of the conversion, or (its own folder, its name) if there is no place to keep that.
 
-    The first use of a file converts it, which takes a while and is said once.
+    The first call for a file converts it, which takes a while and is said once.
     """
-    file = check_gguf(file).resolve()
+    file = file.resolve()
     root, stat = kept.folder("gguf"), file.stat()
     stamp = {"path": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     try:
@@ -64,29 +70,92 @@ def folder_of(file: Path) -> tuple[str, str | None]:
     return str(folder), None
 
 
-def read(file: Path, dtype: Any = "auto") -> Any:
-    """The stock model of a .gguf file, its weights in `dtype`; one sentence where it fails."""
+def read(file: Path, dtype: Any = "auto") -> tuple[Any, dict[str, Any]]:
+    """The stock model of a .gguf file, its weights in `dtype`, and transformers' report of what was missing."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    kind = getattr(torch, precision(file)) if dtype == "auto" else dtype
+    if supports(open_gguf(file)):
+        return _built(open_gguf(file), getattr(torch, kind) if isinstance(kind, str) else kind)
     with _explained(file):
-        return AutoModelForCausalLM.from_pretrained(
-            str(file.parent), gguf_file=file.name, quantization_config=GgufConfig(dequantize=True),
-            dtype=precision(file) if dtype == "auto" else dtype, output_loading_info=True,
+        read_: Any = AutoModelForCausalLM.from_pretrained
+        return read_(
+            str(file.parent), gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=kind,
+            output_loading_info=True,
         )  # fmt: skip
+
+
+def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """A stock model whose parameters are made of the file's blocks."""
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(file.path)
+    code = library("bfloat16", "bfloat16")
+    state = {
+        one.name: numbers(code, one.tensor.kind.number, one.tensor.rows, one.tensor.shape[-1], one.order, dtype).view(
+            one.tensor.shape
+        )
+        for one in parameters(file)
+    }
+    with _explained(file.path):
+        kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+        with _quiet():
+            model, found = kind.from_pretrained(
+                None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+            )
+    if (factors := frequency_factors(file)) is not None:
+        rotary = model.model.rotary_emb
+        rotary.inv_freq.div_(torch.tensor(factors))
+        rotary.original_inv_freq = rotary.inv_freq.clone()
+    return model, found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bar of progress: nothing is read from a disk."""
+    from transformers.utils import logging as theirs
+
+    shown = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            theirs.enable_progress_bar()
+
+
+def read_config(file: Path) -> Any:
+    """The config of transformers that a .gguf file's metadata stand for."""
+    from transformers import AutoConfig
+
+    with _explained(file):
+        if supports(open_gguf(file)):
+            return AutoConfig.for_model(**config_of(open_gguf(file)))
+        return AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
 
 
 def read_tokenizer(file: Path) -> Any:
     """The tokenizer of a .gguf file, chat template included."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    values = open_gguf(file).metadata
+    if values.get("tokenizer.ggml.model") in TOKENIZERS:
+        words = values["tokenizer.ggml.tokens"]
+        names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+        known = {name: values.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in names.items()}
+        special = {f"{name}_token": words[i] for name, i in known.items() if i is not None and 0 <= i < len(words)}
+        made = PreTrainedTokenizerFast(
+            tokenizer_object=from_gguf(values), clean_up_tokenization_spaces=False, **special
+        )
+        made.chat_template = values.get("tokenizer.chat_template")
+        return made
     with _explained(file, "has no tokenizer that transformers can read"):
         return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
 
 
 def precision(file: Path) -> str:
     """float32 or float16 if that is what most of the matrices are kept in, else bfloat16."""
-    counts = Counter(t.tensor_type.name for t in _reader(file).tensors if len(t.shape) > 1)
-    return KEPT.get(counts.most_common(1)[0][0], "bfloat16") if counts else "bfloat16"
+    return kept_in(open_gguf(file))
 
 
 def file_of(where: str, direct: str | None) -> Path | None:
@@ -116,13 +185,13 @@ class Blocks:
 
 def blocks(file: Path) -> Iterator[Blocks]:
     """The matrices that a file keeps in blocks of four or eight bits."""
-    for tensor in _reader(file).tensors:
-        kind = tensor.tensor_type.name
+    for tensor in open_gguf(file).tensors.values():
+        kind = tensor.kind.name
         if kind not in (*FOUR_BITS, EIGHT_BITS) or len(tensor.shape) != 2:
             continue
         head = 4 if kind == "Q4_1" else 2  # bytes of scale, and of minimum, before a block's numbers
-        data = torch.from_numpy(tensor.data.copy()).view(torch.uint8)
-        raw = data.view(len(data), -1, head + (32 if kind == EIGHT_BITS else 16))
+        data = torch.from_numpy(tensor.rows.copy())
+        raw = data.view(len(data), -1, tensor.kind.bytes)
         known = raw[..., :head].contiguous().view(torch.float16).float()
         scales, own = known[..., 0], raw[..., head:].contiguous()
         if kind == EIGHT_BITS:
@@ -134,12 +203,9 @@ def blocks(file: Path) -> Iterator[Blocks]:
 
 def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:
     """Write the folder whole or not at all. OSError: there is no place for it."""
-    from transformers import AutoConfig
-
     kind = precision(file)
-    with _explained(file):  # an unknown architecture is told before anything is promised
-        AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    size = sum(int(t.n_elements) for t in _reader(file).tensors) * getattr(torch, kind).itemsize
+    read_config(file)  # refuses an unknown architecture before anything is promised
+    size = sum(math.prod(t.shape) for t in open_gguf(file).tensors.values()) * getattr(torch, kind).itemsize
     kept.make(folder.parent)
     if shutil.disk_usage(folder.parent).free < 1.1 * size:
         raise OSError(None, f"it needs {size / 1e6:.0f} MB and less is free")
@@ -164,15 +230,6 @@ def _save(model: Any, folder: Path) -> None:
         model.save_pretrained(folder)
     except SafetensorError as error:  # a full disk comes as this
         raise OSError(None, _line(error)) from None
-
-
-def _reader(file: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise InputError("reading a .gguf file needs the package gguf; run: pip install gguf") from None
-    with _explained(file):
-        return GGUFReader(file)
 
 
 @contextmanager

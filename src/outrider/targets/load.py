@@ -80,8 +80,7 @@ def load_target(
             if drafting:
                 vocabulary.cut(stock)
             if processes == 1 and native is not False:
-                file, folder = gguf.file_of(place.where, place.gguf), None if place.gguf else Path(place.where)
-                own = compiled.weights_of(stock, move=True, file=file, kept=folder)
+                own = compiled.weights_of(stock, move=True, file=gguf.file_of(place.where, place.gguf))
             if dtype == "auto" and (exact != "bits" or products.can_halve()):
                 stock = widened(stock, training or processes > 1)
         else:
@@ -135,8 +134,7 @@ def packed(
     stock = from_pretrained(place, "bfloat16", "cpu", trust, options)
     mark = mark_of(stock)
     if native is not False:
-        folder = None if place.gguf else Path(place.where)
-        own = compiled.weights_of(stock, file=file, kept=folder, weights=weights)
+        own = compiled.weights_of(stock, file=file, weights=weights)
         if own is not None:
             return widened(stock) if dtype == "auto" else stock, mark, own
     share = pack(stock, weights, file)

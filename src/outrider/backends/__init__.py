@@ -1,0 +1,1 @@
+"""Ways to compute a target's passes; each stands behind the protocols of `types`."""

@@ -1,0 +1,1 @@
+"""Our own passes on CPUs, from a file to its logits, without torch."""

@@ -1,0 +1,43 @@
+"""Every kind of a GGUF's tensors: the numbers are gguf-py's, bit for bit, whatever the blocks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from quantised_blocks import random_blocks
+
+from outrider.native.build import library
+from outrider.native.formats import numbers
+
+READ = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+READ += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+WIDTH, ROWS = 512, 24
+EXTREME = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x3C00]  # zeros, subnormals, the largest
+
+
+ANY = range(0x7C00)  # all that are not negative, and finite
+
+
+@pytest.mark.parametrize("scales", [ANY, EXTREME])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", READ)
+def test_numbers_are_gguf_pys_bit_for_bit(name: str, compiled: bool, scales: Sequence[int]) -> None:
+    code = library("bfloat16", "bfloat16") if compiled else None
+    if compiled and code is None:
+        pytest.skip("this machine has no compiled pass")
+    kind = GGMLQuantizationType[name]
+    rows = random_blocks(name, ROWS, WIDTH, scales)
+    order = np.random.default_rng(0).permutation(ROWS)
+    with np.errstate(all="ignore"):  # some bit patterns are infinite
+        theirs = torch.from_numpy(np.array(quants.dequantize(rows, kind)))
+        ours = numbers(code, kind, rows, WIDTH, None, torch.float32)
+        moved = {d: numbers(code, kind, rows, WIDTH, order, d) for d in (torch.float32, torch.bfloat16, torch.float16)}
+    finite = theirs.isfinite()
+    assert torch.equal(ours.view(torch.int32)[finite], theirs.view(torch.int32)[finite])
+    assert torch.equal(ours.isfinite(), finite)
+    for dtype, other in moved.items():
+        assert torch.equal(other[finite[order]], theirs[order].to(dtype)[finite[order]])
