@@ -1,9 +1,9 @@
 """Questions and the model's own answers to them, part after part: `python -m recipes.qwen_coder.data MODEL --parts 8`.
 
-First the model writes questions of its own (`openings.py`); they are mixed with those made of texts (`questions.py`);
-then it answers, even parts at T = 0 and odd ones at T = 0.7. Every stage continues where it was interrupted, so stop at
-any time and start again. The answers to part K are `answers-K.jsonl` in the work folder; a larger model answers the same
-questions with `--answers larger`, into `larger-K.jsonl`.
+First the model writes questions of its own (`openings.py`); they are mixed with those made of texts
+(`questions.py`); then it answers, even parts at T = 0 and odd ones at T = 0.7. Every stage continues where it was
+interrupted, so stop at any time and start again. The answers to part K are `answers-K.jsonl` in the work folder; a
+larger model answers the same questions with `--answers larger`, into `larger-K.jsonl`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def main() -> None:
     for part in range(a.parts):
         generate(
             a.model, a.work / f"questions-{part}.jsonl", a.work / f"{a.answers}-{part}.jsonl",
-            "--temperature", TEMPERATURES[part % 2], "--max-new-tokens", TOKENS, "--seed", 1_000_000 * part, batch_size=a.batch_size,
+            "--temperature", TEMPERATURES[part % 2], "--max-new-tokens", TOKENS, "--seed", 1_000_000 * part,
+            batch_size=a.batch_size,
         )  # fmt: skip
 
 
