@@ -21,10 +21,10 @@ SPARE = 1.25  # questions written for each that is wanted: some have no end, som
 TOKENS = 256  # of an answer, at most
 
 
-def generate(target: str, data: Path, out: Path, *options: object) -> None:
+def generate(target: str, data: Path, out: Path, *options: object, batch_size: int = 128) -> None:
     """`outrider data generate`: appends what is missing."""
     command = [sys.executable, "-m", "outrider.cli", "data", "generate", target, "--drafter", "none"]
-    command += ["--data", str(data), "--out", str(out), "--batch-size", "128"]
+    command += ["--data", str(data), "--out", str(out), "--batch-size", str(batch_size)]
     if subprocess.run([*command, *map(str, options)], check=False).returncode:
         raise SystemExit(f"{out} was not finished; start again to continue")
 
