@@ -2,11 +2,12 @@
 
 `address` is AddressSanitizer with UndefinedBehaviorSanitizer, where each slice of the workspace is an allocation of its
 own; `thread` is ThreadSanitizer. Both look at the code's own preconditions (`EXPECT`). A sanitizer's library must be
-loaded first, so each runs in a process of its own; the builds lie in cache folders of their own.
+loaded first, so each runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -35,12 +36,11 @@ TESTS = {
 }  # fmt: skip
 
 
-def main(kinds: list[str]) -> int:
+def main() -> int:
     """Run them; the first exit code that is not 0."""
-    for kind in kinds or list(OPTIONS):
-        if kind not in OPTIONS:
-            print(f"there is no sanitizer {kind!r}; choose one of {', '.join(OPTIONS)}", file=sys.stderr)
-            return 2
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", choices=[*OPTIONS, []], help="address, thread; default: both")
+    for kind in parser.parse_args().kinds or OPTIONS:
         print(f"{kind} sanitizer:", flush=True)
         if code := run(kind):
             return code
@@ -49,22 +49,12 @@ def main(kinds: list[str]) -> int:
 
 def run(kind: str) -> int:
     """The tests of one sanitizer."""
-    name, options = OPTIONS[kind]
+    name, settings = OPTIONS[kind]
     libraries = [_library(name), _library("libstdc++.so.6")]  # the second: exceptions are intercepted from the start
-    environment = {**os.environ, **options, "LD_PRELOAD": " ".join(libraries), "OUTRIDER_SANITIZE": kind}
+    environment = {**os.environ, **settings, "LD_PRELOAD": " ".join(libraries), "OUTRIDER_SANITIZE": kind}
     shuffled = ["setarch", "-R"] if kind == "thread" else []  # addresses that ThreadSanitizer does not expect
-    pytest = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "--capture=no",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "timeout=3600",
-    ]
+    options = ["-q", "-x", "--capture=no", "-p", "no:cacheprovider", "-o", "timeout=3600"]
+    pytest = [sys.executable, "-m", "pytest", *options]
     return subprocess.run([*shuffled, *pytest, *TESTS[kind]], cwd=ROOT, env=environment, check=False).returncode
 
 
@@ -75,4 +65,4 @@ def _library(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

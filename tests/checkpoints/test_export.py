@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from outrider.checkpoints import Facts, Found, native, read
 from outrider.checkpoints.check import check
-from outrider.checkpoints.write import FORMATS, keep, write
+from outrider.checkpoints.write import FORMATS_OF, keep, write
+from outrider.params import FORMATS
 from outrider.types import InputError
 
 LAYER = {
@@ -354,5 +355,5 @@ def test_the_checker_knows_the_target(tmp_path: Path, facts: Facts) -> None:
     write(eagle3(), "vllm", facts, tmp_path / "out")
     other = Facts.at(foreign.target(tmp_path / "deep", num_hidden_layers=8))
     assert any("lie outside 1 to 7" in fault for fault in check(tmp_path / "out", "vllm", other))
-    assert set(FORMATS) == {"safeailab", "medusa", "speculators", "vllm", "sglang"}
+    assert {to for known in FORMATS_OF.values() for to in known} == {*FORMATS}
     assert LLAMA["vocab_size"] == V

@@ -63,8 +63,10 @@ def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
     assert (shown.code, shown.out) == (2, "")
     assert "there is no folder" in shown.err
     (tmp_path / "notes.txt").write_text("no model")
-    for wrong in (str(tmp_path), str(tmp_path / "notes.txt"), ""):
-        assert (run("info", wrong).code, "no config.json" in run("info", wrong).err) == (2, True)
+    wrong = {str(tmp_path): "no config.json", str(tmp_path / "notes.txt"): "is not a model", "": "no config.json"}
+    for name, why in wrong.items():
+        shown = run("info", name)
+        assert (shown.code, why in shown.err) == (2, True), shown.err
 
 
 @pytest.mark.parametrize("name", [n for n in cli.COMMANDS if (COMMANDS / f"{cli.file_of(n)}.py").is_file()])

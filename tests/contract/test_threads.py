@@ -275,6 +275,7 @@ ALLOWED = {
     "targets/kernels.py": "random numbers, inside fork_rng",
     "training/loop.py": "a training run is the process's own",
     "training/objectives/medusa2.py": "set_grad_enabled as a context",
+    "commands/loading.py": "a command's process is its own",
     "bench/instrument.py": "a measurement is the process's own",
     "bench/peers/transformers.py": "a measurement is the process's own",
 }

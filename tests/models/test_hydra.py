@@ -279,7 +279,7 @@ def test_bad_input(tmp_path: Path) -> None:
         hydra.fresh(load_target(build("opt", word_embed_proj_dim=16)))
     tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
     for change, sentence in (
-        ({"heads": 0}, "heads of Hydra must be"),
+        ({"heads": 0}, "heads in the config must be"),
         ({"heads": 5}, "lack heads.4"),
         ({"prefix": True}, "if and only if"),
         ({"prefix": True, "layer": asdict(SHAPE)}, "lack prefix"),

@@ -12,7 +12,6 @@ import pytest
 import torch
 from bits import opened, trees_differ
 from gguf_files import write
-from safetensors.torch import load_file, save_file
 from small import BASE, build
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,7 +22,6 @@ from outrider import InputError
 from outrider.bench import checks
 from outrider.bench.types import law_of
 from outrider.budgets.budgeter import FixedBudget
-from outrider.kept import folder
 from outrider.native import blocks as packs
 from outrider.native import build as native
 from outrider.nets.products import HalfLinear
@@ -209,39 +207,12 @@ def test_what_a_file_has_in_other_blocks_stays_full(tmp_path: Path, stock: Any) 
     layer = model.model.layers[0]
     layer.self_attn.o_proj.weight[3, 5] += 1
     layer.mlp.gate_proj.weight[0, 0] += 1
-    found = blocks.integers(model, "native", file, None, code())
+    found = blocks.integers(model, "native", file)
     names = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and id(m.weight) not in found}
     assert names == {"model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"}
     for p in model.parameters():
         p += 1
-    assert not blocks.integers(model, "native", file, None, code()), "less than half"
-
-
-@torch.no_grad()
-def test_whole_numbers_are_kept_beside_the_converted_model(
-    tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(tmp_path / "m.gguf", stock, "Q4_1")
-    first = opened(loaded(file, "native"), [[1, 2, 3]])[1]
-    kept = list(folder("gguf").rglob(blocks.KEPT_INTEGERS))
-    assert len(kept) == 1
-    with monkeypatch.context() as gone:
-        gone.setattr(gguf, "blocks", lambda file: pytest.fail("it is read again"))
-        assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
-    kept[0].write_bytes(kept[0].read_bytes()[:100])
-    assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
-
-
-@torch.no_grad()
-def test_what_another_version_kept_is_made_anew(tmp_path: Path, stock: Any) -> None:
-    file = write(tmp_path / "m.gguf", stock, "Q4_1")
-    first = opened(loaded(file, "native"), [[1, 2, 3]])[1]
-    (kept,) = folder("gguf").rglob(blocks.KEPT_INTEGERS)
-    right = load_file(kept)
-    for wrong in ({n: rows.flip(1) for n, rows in right.items()}, {n: rows[:-1] for n, rows in right.items()}):
-        save_file({n: rows.contiguous() for n, rows in wrong.items()}, kept)
-        assert torch.equal(opened(loaded(file, "native"), [[1, 2, 3]])[1], first)
-        assert all(torch.equal(rows, right[name]) for name, rows in load_file(kept).items())
+    assert not blocks.integers(model, "native", file), "less than half"
 
 
 def test_what_knows_the_stock_model_alone_refuses(tmp_path: Path, stock: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import outrider
-from outrider import drafters
+from outrider import drafters, hub
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
@@ -207,6 +207,7 @@ def test_a_hub_id(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made = net("mamba").double()
     places = {"some/authors": str(authors(made, tmp_path / "a")), "some/stock": folder(made, tmp_path / "b")}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: places[name])
+    monkeypatch.setattr(hub, "ensure", lambda name, hint="": True)
     laws = [law_after(load(f"mamba:{name}", target).net, TEXTS[0]) for name in places]
     assert torch.equal(*laws)
 

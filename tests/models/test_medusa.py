@@ -261,7 +261,7 @@ def test_bad_input(tmp_path: Path) -> None:
         drafters.load(where, load_target(build("llama", vocab_size=50)))
     tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
     for change, sentence in (
-        ({"heads": 0}, "heads of Medusa must be"),
+        ({"heads": 0}, "heads in the config must be"),
         ({"colour": 1}, "colour"),
         ({"heads": 5}, "lack heads.4"),
         ({"heads": 3}, "hold heads.3"),

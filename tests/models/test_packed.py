@@ -199,10 +199,10 @@ def test_what_cannot_be_packed_says_so(tmp_path: Path, stock: Any) -> None:
     folder = saved(tmp_path / "gpt2", "gpt2")  # layers of another class
     for where, more, words in (
         (file, {"weights": "native"}, "0% are in blocks .* take weights=int8"),
-        (folder, {"weights": "native"}, "has none; take weights=int8"),
+        (folder, {"weights": "native"}, "is none; choose int8 or full"),
         (folder, {"weights": "int8"}, "are in linear layers that can be packed; leave weights out"),
         (file, {"weights": "int4"}, "weights are full, int8 or native, not 'int4'"),
-        (file, {"weights": "int8", "device": "cuda"}, "is for CPUs"),
+        (file, {"weights": "int8", "device": "cuda"}, "are for CPUs"),
         (file, {"weights": "int8", "dtype": "float16"}, "want dtype=bfloat16"),
         (stock, {"weights": "int8"}, "loaded by name"),
     ):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from outrider.native import build, parts, sanitized
+from outrider.native import parts, sanitized
 from outrider.native.build import FLAGS, HERE, library
 from outrider.native.parts import ModelPart, Room, check, fresh
 
@@ -84,11 +82,9 @@ def test_slices_of_a_sanitized_workspace_are_allocations_of_their_own(monkeypatc
 
 
 def test_a_sanitizer_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: dict[str, Any] = {"": "native", "address": "native-address", "thread": "native-thread"}
-    for kind, folder in kinds.items():
+    for kind in ("", "address", "thread"):
         monkeypatch.setenv(sanitized.VARIABLE, kind)
         assert sanitized.sanitizer() == kind
-        assert Path(build._file(())).parent.name == folder
     monkeypatch.setenv(sanitized.VARIABLE, "memory")
     with pytest.raises(ValueError, match="address or thread, or not set, not 'memory'"):
         sanitized.sanitizer()

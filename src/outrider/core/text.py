@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ CLEANED = {
 }  # fmt: skip
 
 
+@runtime_checkable
 class Decoding(Protocol):
     """One text while it is decoded, token by token."""
 
@@ -46,6 +47,7 @@ class Decoding(Protocol):
         """The text has ended: bytes that were waiting for more tokens."""
 
 
+@runtime_checkable
 class Detokenizer(Protocol):
     """What a tokenizer's ids are as bytes; shared by all texts."""
 

@@ -89,17 +89,20 @@ def load_target(
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
         raise InputError(f"{type(stock).__name__} is not a language model: it has no head to write tokens with")
-    if stock is not model and processes == 1:
-        sizes.try_out(stock, model)
     if stock.config.is_encoder_decoder:
         if exact == "bits":
             raise InputError("encoder-decoders cannot promise the same bits yet; leave exact out")
-        return SeqTarget(stock)
+        encoding = SeqTarget(stock)
+        if stock is not model:
+            sizes.try_out(encoding, model)
+        return encoding
     target = HFTarget(stock)
     target.mark = mark
+    target.native = None if own is None else compiled.forward_of(target, own)
+    if stock is not model and processes == 1:
+        sizes.try_out(target, model)
     if not target.family.proved:
         ensure(target)
-    target.native = None if own is None else compiled.forward_of(target, own)
     if own is not None and weights != "full":
         place = replace(names.find(model), dtype="bfloat16")  # as `packed` reads it
         again = partial(load_target, place, dtype, device, trust_remote_code, exact, **options)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..params import NOT_FINITE, InputError, out_of_memory
+from ..types import Target
 
 COUNTS = {  # by the names that families have for them: the least and the most
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), (1, 1000)),
@@ -46,17 +47,15 @@ def check(config: Any, folder: Path, kind: Any) -> None:
 
 
 @torch.no_grad()
-def try_out(model: Any, name: object) -> None:
-    """One pass over two tokens. Raises InputError where it fails or its logits are NaN: nothing else would say why."""
-    token = torch.full((1, 2), model.config.get_text_config().vocab_size // 2, device=model.device)
-    more = {"decoder_input_ids": token} if model.config.is_encoder_decoder else {}
+def try_out(target: Target, name: object) -> None:
+    """Read a prompt of two tokens. Raises InputError where that fails or logits are NaN: nothing else would say why."""
     try:
-        logits = model(token, **more).logits
+        (read,) = target.open(2).prefill([[target.vocab // 2] * 2])
     except Exception as error:
         if out_of_memory(error):
             raise
         raise InputError(f"{name} cannot run: its config.json does not fit its weights ({_why(error)})") from None
-    if bool(logits.isnan().any()):
+    if bool(read.output.logits.isnan().any()):
         raise InputError(f"{name} cannot be used: {NOT_FINITE}")
 
 
