@@ -203,7 +203,7 @@ def test_what_cannot_be_packed_says_so(tmp_path: Path, stock: Any) -> None:
         (folder, {"weights": "int8"}, "are in linear layers that can be packed; leave weights out"),
         (file, {"weights": "int4"}, "weights are full, int8 or native, not 'int4'"),
         (file, {"weights": "int8", "device": "cuda"}, "are for CPUs"),
-        (file, {"weights": "int8", "dtype": "float16"}, "want dtype=bfloat16"),
+        (file, {"weights": "int8", "dtype": "float16"}, "need bfloat16"),
         (stock, {"weights": "int8"}, "loaded by name"),
     ):
         with pytest.raises(InputError, match=words):

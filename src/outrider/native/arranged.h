@@ -51,20 +51,23 @@ static void write_numbers(const integer shape, const Taken *rows, int at, int lo
 #endif
 }
 
-INLINE void write_half(float value, uint8_t *to) {
+/* Returns 0 where float16 does not hold the number. */
+INLINE int write_half(float value, uint8_t *to) {
     const _Float16 half = (_Float16)value;
     memcpy(to, &half, sizeof half);
+    return (float)half == value;
 }
 
-/* What is known of one block of four rows: its scales, and what is added. Returns where it ends. */
-static uint8_t *write_scales(const integer kind, const Taken *rows, int at, int lowest, uint8_t *to) {
+/* What is known of one block of four rows: its scales, and what is added. Returns where it ends; `fits` becomes 0 where
+   float16 does not hold one of them. */
+static uint8_t *write_scales(const integer kind, const Taken *rows, int at, int lowest, uint8_t *to, int *fits) {
     const integer shape = SHAPE(kind);
     const int g = at / 16;
     for (int r = 0; r < 4; r++) {
         const Taken *own = rows + r;
         if (!SUPER(kind)) {
-            write_half(own->d, to);
-            if (shape != EIGHT) write_half(-own->dmin - (float)lowest * own->d, to + 2);
+            *fits &= write_half(own->d, to);
+            if (shape != EIGHT) *fits &= write_half(-own->dmin - (float)lowest * own->d, to + 2);
             to += shape == EIGHT ? 2 : 4;
             continue;
         }
@@ -77,29 +80,31 @@ static uint8_t *write_scales(const integer kind, const Taken *rows, int at, int 
 }
 
 /* What the scales and minima of 256 numbers of four rows are multiplied by. */
-static uint8_t *write_factors(const integer kind, const Taken *rows, int lowest, uint8_t *to) {
+static uint8_t *write_factors(const integer kind, const Taken *rows, int lowest, uint8_t *to, int *fits) {
     for (int r = 0; r < 4; r++, to += 4) {
-        write_half(rows[r].d, to);
-        write_half(kind == SIX ? rows[r].d : lowest ? -rows[r].d : -rows[r].dmin, to + 2);
+        *fits &= write_half(rows[r].d, to);
+        *fits &= write_half(kind == SIX ? rows[r].d : lowest ? -rows[r].d : -rows[r].dmin, to + 2);
     }
     return to;
 }
 
-/* Four rows of a file, which begin at `from`; NULL: of zeros. */
-static void arrange_four(const Format *format, const uint8_t *const from[4], integer width, char *to) {
+/* Four rows of a file, which begin at `from`; NULL: of zeros. Returns 0 where they cannot be written so. */
+static int arrange_four(const Format *format, const uint8_t *const from[4], integer width, char *to) {
     const integer kind = kind_of(format), shape = SHAPE(kind), kept = KEPT(shape);
     uint8_t *numbers_ = (uint8_t *)to, *scales = (uint8_t *)to + width / GROUP * kept;
     Taken rows[4];
+    int fits = 1;
     memset(rows, 0, sizeof rows);
     for (integer b = 0; b < width / format->elements; b++) {
         for (int r = 0; r < 4; r++)
             if (from[r]) format->take(from[r] + b * format->bytes, rows + r);
-        if (SUPER(kind)) scales = write_factors(kind, rows, format->lowest, scales);
+        if (SUPER(kind)) scales = write_factors(kind, rows, format->lowest, scales, &fits);
         for (int at = 0; at < format->elements; at += GROUP, numbers_ += kept) {
             write_numbers(shape, rows, at, format->lowest, numbers_);
-            scales = write_scales(kind, rows, at, format->lowest, scales);
+            scales = write_scales(kind, rows, at, format->lowest, scales, &fits);
         }
     }
+    return fits;
 }
 
 /* Bytes that a row of a file takes in our order; 0: this code does not read its kind. */
@@ -110,17 +115,18 @@ integer arranged_bytes(integer number, integer width) {
 }
 
 /* Write `rows` of a file's rows in our order: those that `order` says, or the same if it is NULL. There is room for four
-   times some, and the last ones are zeros. Returns their kind. */
+   times some, and the last ones are zeros. Returns their kind; PLAIN where a number does not fit, as of a scale that is NaN. */
 integer arranged(
     integer number, const uint8_t *from, integer rows, integer width, const integer *order, char *to, integer threads
 ) {
     const Format *format = format_of(number);
     const integer size = width / format->elements * format->bytes, own = arranged_bytes(number, width);
-#pragma omp parallel for num_threads((int)threads)
+    int fits = 1;
+#pragma omp parallel for num_threads((int)threads) reduction(&& : fits)
     for (integer i = 0; i < rows; i += 4) {
         const uint8_t *four[4];
         for (integer r = 0; r < 4; r++) four[r] = i + r < rows ? from + (order ? order[i + r] : i + r) * size : NULL;
-        arrange_four(format, four, width, to + i * own);
+        fits = arrange_four(format, four, width, to + i * own) && fits;
     }
-    return kind_of(format);
+    return fits ? kind_of(format) : PLAIN;
 }

@@ -61,34 +61,43 @@ def packed(
     return Packed(FOUR, rows.reshape(4 * len(rows), -1))
 
 
+def arranged_bytes(code: ctypes.CDLL, kind: int, width: int) -> int:
+    """Bytes that a row of a file's matrix takes in the order in which passes read it; 0 where this code does not read
+    its kind, GGUF's number `kind`."""
+    code.arranged_bytes.restype = ctypes.c_int64
+    return code.arranged_bytes(ctypes.c_int64(kind), ctypes.c_int64(width))
+
+
 def arranged(
-    code: ctypes.CDLL, kind: int, rows: np.ndarray, width: int, order: np.ndarray | None = None
+    code: ctypes.CDLL,
+    kind: int,
+    rows: np.ndarray,
+    width: int,
+    order: np.ndarray | None,
+    room: Integer[Tensor, " bytes"],
 ) -> Packed | None:
     """A file's matrix in the order in which passes read it.
 
     Args:
-        code: the compiled pass, which must read blocks.
+        code: the compiled pass, which must read blocks of this kind (`arranged_bytes`).
         kind: GGUF's number of the kind of its blocks.
         rows: uint8 [o, bytes of a row], as they lie in the file.
         width: weights in a row.
         order: int64 [o], the file's row that each row is; None: the same.
+        room: where it is written; `arranged_bytes` for each row, and for rows of zeros that make the last four whole.
 
     Returns:
-        The rows, with rows of zeros that make the last four whole; None where this code does not read that kind.
+        The rows; None where a scale is NaN or infinite, or times 16 is more than float16 holds.
     """
-    code.arranged_bytes.restype = code.arranged.restype = ctypes.c_int64
-    size = code.arranged_bytes(ctypes.c_int64(kind), ctypes.c_int64(width))
-    if not size:
-        return None
     given = np.ascontiguousarray(rows)
     place = None if order is None else np.ascontiguousarray(order, np.int64)
-    made = torch.empty(len(rows) + -len(rows) % 4, size, dtype=torch.uint8)
+    code.arranged.restype = ctypes.c_int64
     own = code.arranged(
         ctypes.c_int64(kind), ctypes.c_void_p(given.ctypes.data), ctypes.c_int64(len(rows)), ctypes.c_int64(width),
-        None if place is None else ctypes.c_void_p(place.ctypes.data), ctypes.c_void_p(made.data_ptr()),
+        None if place is None else ctypes.c_void_p(place.ctypes.data), ctypes.c_void_p(room.data_ptr()),
         ctypes.c_int64(torch.get_num_threads()),
     )  # fmt: skip
-    return Packed(own, made)
+    return Packed(own, room.view(len(rows) + -len(rows) % 4, -1)) if own else None
 
 
 def whole(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None) -> Packed:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from ..backends.native.files import open_gguf
 from ..backends.native.model import Parameter, parameters, supports
 from ..native import blocks as native
-from ..native.blocks import BLOCK, Packed, arranged, numbers, twelve_bits, twelve_size
+from ..native.blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
 from ..native.weights import stretch, together
 from . import gguf
 from .gguf import Blocks
 
 GATED = "gate_proj", "up_proj"
+SAMPLE = 16  # fours of rows of a matrix that are compared with the model's weights
 
 
 def read(model: nn.Module, file: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
@@ -34,12 +35,29 @@ def read(model: nn.Module, file: Path | None, code: ctypes.CDLL) -> dict[int, Pa
         file: what it was made from; None: that is not there (any more), and there are no blocks.
         code: the compiled pass, which must read blocks.
     """
-    found = {}
+    parts, found = [], {}
     for weight, one in _parts(model, file):
-        made = arranged(code, one.tensor.kind.number, one.tensor.rows, one.tensor.shape[-1], one.order)
-        if made is not None and torch.equal(numbers(code, made, weight.shape[1])[: len(weight)], weight):
+        size = arranged_bytes(code, one.tensor.kind.number, weight.shape[1])
+        if size:
+            parts.append((weight, one, size * (len(weight) + -len(weight) % 4)))
+    for (weight, one, _), room in zip(parts, stretch([size for *_, size in parts]), strict=True):
+        made = arranged(code, one.tensor.kind.number, one.tensor.rows, weight.shape[1], one.order, room)
+        if made is not None and _agrees(code, made, weight.detach()):
             found[id(weight)] = made
-    return _moved(found)
+    return found
+
+
+def _agrees(code: ctypes.CDLL, made: Packed, weight: Float[Tensor, "o i"]) -> bool:
+    """Are the weights that a pass reads the model's, in a sample of rows?"""
+    fours = max(1, len(weight) // 4)
+    starts = [4 * int(four) for four in torch.linspace(0, fours - 1, min(fours, SAMPLE)).long()]
+    return all(
+        torch.equal(
+            numbers(code, Packed(made.kind, made.rows[i : i + 4]), weight.shape[1])[: len(weight) - i],
+            weight[i : i + 4],
+        )
+        for i in starts
+    )
 
 
 def _parts(model: nn.Module, file: Path | None) -> Iterator[tuple[Tensor, Parameter]]:
