@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .budgets import parse
 from .budgets.budgeter import Budgeter, Report, may_draft
+from .budgets.calibration import inside
 from .core import nucleus, sampling, verify
 from .core.clock import Clock
 from .core.noise import GumbelNoise
@@ -281,7 +282,7 @@ class Batch:
             budget = replace(budget, floor=0.0, reach=0.0, price=None, rate=0.0)
         tree = self.drafting.propose(view, budget)
         if wrong := flaw(tree, view.root, self.engine.target.vocab):
-            kind = type(self.engine.drafter)
+            kind = type(inside(self.engine.drafter))
             raise InputError(f"the drafter {kind.__module__}.{kind.__qualname__} proposed a broken tree: {wrong}")
         return tree
 

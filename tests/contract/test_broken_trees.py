@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small import build
 
+import outrider
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.tree import chain, flaw, from_lists
 from outrider.engine import Engine, generate
 from outrider.request import Request
-from outrider.targets import load_target
+from outrider.shipped import shipped
+from outrider.targets import load_target, sizes
 from outrider.types import Budget, Drafting, DraftTree, InputError, Round, Rows
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
@@ -123,3 +128,15 @@ def test_padding_may_say_nothing() -> None:
         assert "of a node or of padding is not one of 0 to" in flaw(
             replace(tree, **{part: at((2,), value)(getattr(tree, part))}), root, 97
         )
+
+
+def test_a_draft_model_that_computes_nan_changes_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its trees were sorted by NaN, and their roots were lost: another text was written."""
+    folder = shutil.copytree(shipped("demo/llama"), tmp_path / "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][100:1000] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(sizes, "try_out", lambda target, name: None)  # which refuses it when it is loaded
+    llm = outrider.load("demo", f"model:{folder}")
+    with pytest.raises(InputError, match="ModelDrafter proposed a broken tree: its confidences are NaN"):
+        llm.generate("Once upon a time", max_new_tokens=8)

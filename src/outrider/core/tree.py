@@ -326,7 +326,9 @@ def flaw(tree: DraftTree, root: Int[Tensor, " b"], vocab: int) -> str:
                 return f"the {what} of a node or of padding is not one of 0 to {most - 1}"
     seen, size = sees.cpu().numpy().tobytes(), n * n
     rows = zip(tree.host, tree.depths.tolist(), root.tolist(), strict=True)
-    for r, ((ids, ups, _), levels, first) in enumerate(rows):
+    for r, ((ids, ups, values), levels, first) in enumerate(rows):
+        if any(math.isnan(value) for value in values):
+            return "its confidences are NaN, so its weights are damaged or too large for its precision"
         if min(ids) < 0 or max(ids) >= vocab:
             return f"a token lies outside the vocabulary of {vocab}"
         if ids[0] != first:
