@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=UNSENT, low=UNSENT * 3 // 4)
+        # The system's own buffer would grow to megabytes, thousands of tokens that nobody takes.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
         if len(self.connections) > self.room:
             others = [c for c in cast(Any, self.connections) if c is not self and c.idle]
             if not others:
