@@ -1,6 +1,6 @@
 """The compiled pass: built by this machine's gcc for its own processor, once, in the user's cache folder.
 
-It takes about six seconds. Without gcc, or on another processor than x86 with AVX2, there is none: models run as before.
+It takes six seconds. Without gcc, or on another processor than x86 with AVX2, there is none: models run as before.
 """
 
 from __future__ import annotations

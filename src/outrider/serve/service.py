@@ -198,16 +198,14 @@ class Service:
             bias = {int(token): value for token, value in request.logit_bias.items()}
         except ValueError:
             raise Refusal("logit_bias: its keys are token ids", "logit_bias") from None
-        return Sampling(
-            temperature=request.temperature,
-            top_k=max(0, request.top_k),
-            top_p=request.top_p,
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            logit_bias=bias,
-        )
+        names = (
+            "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        )  # fmt: skip
+        fields = {name: getattr(request, name) for name in names}
+        try:
+            return Sampling(top_k=max(0, request.top_k), logit_bias=bias, **fields)
+        except InputError as error:
+            raise Refusal(str(error), str(error).partition(" ")[0]) from None
 
     def stops(self, request: Common, limit: int) -> Stop:
         strings = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
