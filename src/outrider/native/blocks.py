@@ -38,27 +38,12 @@ def plain(weight: Float[Tensor, "o i"]) -> Packed:
     return Packed(PLAIN, weight.detach().contiguous())
 
 
-def packed(
-    numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None, lanes: int
-) -> Packed:
-    """Rows of number * scale + minimum: of four bits, or signed ones of eight without minima. Scales become float16.
-
-    Rows lie in fours, and rows of zeros make the last four whole. `lanes`: of the code that reads them; eight bits lie
-    alike for all.
-    """
-    if minima is None:
-        eights = _fours(numbers.to(torch.int8)).unflatten(2, (-1, BLOCK))
-        rows = torch.cat([_bytes(eights.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
-        return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
-    fours = _fours(numbers.to(torch.int32)).unflatten(2, (-1, BLOCK))  # [o / 4, 4, g, 32]
-    if lanes == 8:
-        own = sum((fours[..., 8 * i : 8 * i + 8] << 4 * i for i in range(1, 4)), fours[..., :8])  # [o / 4, 4, g, 8]
-        words = torch.stack([own[:, ::2], own[:, 1::2]], -1).to(torch.uint16).transpose(1, 2)
-    else:
-        words = sum((fours[:, r] << 4 * r for r in range(1, 4)), fours[:, 0]).to(torch.uint16)
-    known = torch.stack([_fours(scales), _fours(minima)], -1).transpose(1, 2).half()
-    rows = torch.cat([_bytes(words), _bytes(known)], 1)
-    return Packed(FOUR, rows.reshape(4 * len(rows), -1))
+def eights(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"]) -> Packed:
+    """Rows of number * scale, with signed numbers of eight bits and a scale for each 32, which becomes float16. Rows of
+    zeros make the last four rows whole."""
+    fours = _fours(numbers.to(torch.int8)).unflatten(2, (-1, BLOCK))
+    rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
+    return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
 
 
 def arranged_bytes(code: ctypes.CDLL, kind: int, width: int) -> int:
@@ -184,7 +169,7 @@ def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
     if not multiplies(code) and not reads(code):
         return plain(weight)
     numbers, scales = rounded(weight)
-    return whole(numbers, scales, None) if multiplies(code) else packed(numbers, scales, None, reads(code))
+    return whole(numbers, scales, None) if multiplies(code) else eights(numbers, scales)
 
 
 def rounded(weight: Float[Tensor, "o i"]) -> tuple[Integer[Tensor, "o i"], Float[Tensor, "o g"]]:
@@ -193,14 +178,6 @@ def rounded(weight: Float[Tensor, "o i"]) -> tuple[Integer[Tensor, "o i"], Float
     scales = (blocks.abs().amax(-1) / 127).clamp(min=1e-7).half().float()
     numbers = (blocks / scales[..., None]).round().clamp(-127, 127)
     return numbers.flatten(1).to(torch.int8), scales
-
-
-def kind_of(rows: Tensor, width: int, integers: bool = False) -> int:
-    """Which kind of rows these are, for matrices of this width; 0 where it is neither. `integers`: for products of
-    whole numbers."""
-    four, eight = (W4A8, W8A8) if integers else (FOUR, EIGHT)
-    sizes = {width // BLOCK * 20: four, width // BLOCK * 34: eight}
-    return sizes.get(rows.shape[1], PLAIN) if rows.dtype == torch.uint8 and rows.dim() == 2 else PLAIN
 
 
 def numbers(code: ctypes.CDLL, matrix: Packed, width: int) -> Float[Tensor, "o i"]:
