@@ -50,7 +50,7 @@ def test_every_form_finds_its_fields() -> None:
     assert all(value is not None for name, value in given.items() if name != "half"), given
     for forms in FUNCTION.values():
         for form in forms:
-            assert "{" not in form.format(**{name: "x" for name in given})
+            assert "{" not in form.format(**dict.fromkeys(given, "x"))
 
 
 def test_a_longer_list_of_openings_begins_with_a_shorter_one() -> None:
