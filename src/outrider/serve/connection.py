@@ -65,8 +65,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=UNSENT, low=UNSENT * 3 // 4)
-        # The system's own buffer would grow to megabytes, thousands of tokens that nobody takes.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
+        own = transport.get_extra_info("socket")
+        if own.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > UNSENT:  # else it grows to thousands of unread tokens
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
         if len(self.connections) > self.room:
             others = [c for c in cast(Any, self.connections) if c is not self and c.idle]
             if not others:
