@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import outrider
 from outrider import cli
+from outrider.backends.native.files import KINDS, open_gguf
+from outrider.backends.native.model import parameters, supports
 from outrider.targets import find, gguf, load, load_target, load_tokenizer, names
 from outrider.types import InputError
 
@@ -199,6 +202,23 @@ def test_a_file_of_llamas_layers_is_not_converted(
 def test_a_file_that_lacks_a_tensor_is_refused(tmp_path: Path, stock: LlamaForCausalLM) -> None:
     file = write(tmp_path / "m.gguf", stock, leave_out="blk.1.ffn_up.weight")
     refused(file, "lack 1 tensors, model.layers.1.mlp.up_proj.weight")
+
+
+def test_a_kind_that_is_not_read_here_is_left_to_transformers(file: Path) -> None:
+    held = open_gguf(file)
+    name, tensor = next(iter(held.tensors.items()))
+    other = replace(held, tensors={**held.tensors, name: replace(tensor, kind=KINDS[16])})
+    assert supports(held)
+    assert not supports(other)
+
+
+def test_heads_that_do_not_fit_the_queries_are_refused(file: Path) -> None:
+    """Rows beyond the order's end would be read."""
+    held = open_gguf(file)
+    for heads in (3, 1 << 30):
+        wrong = replace(held, metadata={**held.metadata, "llama.attention.head_count": heads})
+        with pytest.raises(InputError, match="cannot be divided into"):
+            list(parameters(wrong))
 
 
 def test_text_and_chat_come_from_the_file(file: Path) -> None:

@@ -1,8 +1,8 @@
-"""What a compiled pass reads in place of a model's weights: a .gguf file's blocks, twelve bits, or whole numbers.
+"""What a compiled pass reads in place of a model's weights: a .gguf file's blocks, twelve bits, or integers.
 
-A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes, and nothing
-changes: the compiled code's own weights are held to the model's, bit for bit, and where one differs it stays as it is.
-(Products of whole numbers, which are asked for, are another target.)
+A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes and changes no
+result: of a file's blocks a sample of rows is compared with the model's weights at load, bit for bit, and twelve bits
+are compared as a whole; a matrix that differs stays in bfloat16. (Integer products are another target.)
 """
 
 from __future__ import annotations

@@ -194,15 +194,15 @@ class _Header:
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise _Damaged(f"its alignment is {alignment!r}")
         content = np.frombuffer(self.data, np.uint8)[-(-self.at // alignment) * alignment :]
-        found: dict[str, Tensor] = {}
+        placed: dict[str, Tensor] = {}
         for name, shape, kind, offset in headers:
             size = math.prod(shape) // kind.elements * kind.bytes
             if offset % alignment or offset + size > len(content):
                 raise _Damaged(f"tensor {name!r} lies outside the file")
-            if name in found:
+            if name in placed:
                 raise _Damaged(f"tensor {name!r} stands in it twice")
-            found[name] = Tensor(name, kind, shape, content[offset : offset + size])
-        return ModelFile(self.path, metadata, found)
+            placed[name] = Tensor(name, kind, shape, content[offset : offset + size])
+        return ModelFile(self.path, metadata, placed)
 
     def take(self, size: int) -> int:
         """Where the next `size` bytes lie."""
@@ -256,17 +256,17 @@ class _Header:
     def strings(self) -> list[str]:
         """An array of strings: hundreds of thousands in a vocabulary, so the loop is as tight as it gets."""
         count, data, at, end = self.count("strings", 8), self.data, self.at, len(self.data)
-        length, found = struct.Struct("<Q").unpack_from, []
+        length, strings = struct.Struct("<Q").unpack_from, []
         for _ in range(count):
             if at + 8 > end:
                 raise _Damaged("its header ends too early")
             stop = at + 8 + length(data, at)[0]
             if stop > end:
                 raise _Damaged("its header ends too early")
-            found.append(data[at + 8 : stop].decode("utf-8", "surrogateescape"))
+            strings.append(data[at + 8 : stop].decode("utf-8", "surrogateescape"))
             at = stop
         self.at = at
-        return found
+        return strings
 
     def tensor(self) -> tuple[str, tuple[int, ...], Kind, int]:
         name = self.string()

@@ -24,6 +24,10 @@ LAYER = {
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+READABLE = {  # kinds of tensors whose numbers `native/formats.h` makes
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "MXFP4",
+}  # fmt: skip
 FREQUENCIES = "rope_freqs.weight"  # by what each rotary frequency is divided
 INTERLEAVED = {"llama", "smollm3"}  # architectures whose files keep the rows of queries and keys pair by pair
 
@@ -47,7 +51,8 @@ def supports(file: ModelFile) -> bool:
     """Can `config_of` and `parameters` read this file?"""
     architecture = file.metadata.get("general.architecture")
     experts = file.metadata.get(f"{architecture}.expert_count", 0)
-    return architecture in FAMILIES and not experts and not unknown(file)
+    readable = all(tensor.kind.name in READABLE for tensor in file.tensors.values())
+    return architecture in FAMILIES and not experts and readable and not unknown(file)
 
 
 def unknown(file: ModelFile) -> list[str]:
@@ -111,6 +116,8 @@ def parameters(file: ModelFile) -> Iterator[Parameter]:
         parameter = _parameter(name)
         if parameter is not None:
             heads = dims.get(name.split(".")[-2]) if interleaved else None
+            if heads is not None and tensor.shape[0] % (2 * heads):
+                raise InputError(f"{file.path}: tensor {name!r} cannot be divided into {heads} heads; fetch it again")
             order = None if heads is None else halves_of_pairs(heads, tensor.shape[0] // heads)
             yield Parameter(parameter, tensor, order)
 

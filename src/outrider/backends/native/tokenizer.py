@@ -21,7 +21,6 @@ SPACE = "\u2581"  # how SentencePiece spells a space
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 HAN = "[一-龥\u0800-\u4e00가-\ud7ff]+"
@@ -209,13 +208,13 @@ def _sentencepiece(known: _Vocabulary) -> Tokenizer:
 
 def merges_of(pieces: Iterable[tuple[str, float]], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges that give SentencePiece's BPE: of two adjacent pieces, those whose joined piece has the best score."""
-    found = [
+    merges = [
         (-score, ids[piece[:i]], ids[piece[i:]], piece[:i], piece[i:])
         for piece, score in pieces
         for i in range(1, len(piece))
         if piece[:i] in ids and piece[i:] in ids
     ]
-    return [(left, right) for *_, left, right in sorted(found)]
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
