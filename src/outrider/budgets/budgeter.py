@@ -41,8 +41,8 @@ class Budgeter(Protocol):
 def may_draft(rows: Rows, drafting: Drafting) -> Rows:
     """The rows as a budget is shown them: those that never draft, as `drafting.plain` says, have one token left.
     (True: none of them does.)"""
-    never: Sequence[bool] | Literal[True] | None = getattr(drafting, "plain", None)
-    if never is None:
+    never = drafting.plain
+    if never is False:
         return rows
     if never is True:
         return replace(rows, remaining=(1,) * len(rows))

@@ -232,7 +232,7 @@ def fits(drafter: Any) -> list[Fit]:
     """The fits of a drafter, or of those that it is made of."""
     if isinstance(drafter, Calibrated):
         return [drafter.fit]
-    return [fit for part in getattr(drafter, "parts", ()) for fit in fits(part)]
+    return [fit for part in drafter.parts for fit in fits(part)]
 
 
 @runtime_checkable
@@ -248,8 +248,7 @@ class Learner(Protocol):
 
 def learners(drafter: Any) -> list[Learner]:
     """What a drafter, or those that it is made of, learns beside its fits."""
-    own = [*getattr(drafter, "learners", ())]
-    return own + [learner for part in getattr(drafter, "parts", ()) for learner in learners(inside(part))]
+    return [*drafter.learners] + [learner for part in drafter.parts for learner in learners(inside(part))]
 
 
 def inside(drafter: Drafter) -> Drafter:

@@ -6,18 +6,17 @@ A GPU works on while the host goes ahead, so there a part ends when the device h
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
-
-import torch
 
 
 class Clock:
     """Seconds by part: `with clock("draft"): ...`, then `clock["draft"]`. A part may be entered several times, never
-    within another one. `device`: where the parts compute."""
+    within another one. `settle` waits for the device that the parts compute on."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.device = device
+    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
+        self.settle = settle
         self.began = perf_counter()
         self.parts: dict[str, float] = defaultdict(float)
         self.part, self.entered = "", 0.0
@@ -30,7 +29,7 @@ class Clock:
         self.entered = perf_counter()
 
     def __exit__(self, *failure: Any) -> None:
-        settled(self.device)
+        self.settle()
         self.parts[self.part] += perf_counter() - self.entered
 
     def __getitem__(self, part: str) -> float:
@@ -41,9 +40,3 @@ class Clock:
     def total(self) -> float:
         """Seconds since the clock was made."""
         return perf_counter() - self.began
-
-
-def settled(device: torch.device | None) -> None:
-    """Wait until the device has done all that it was given; nothing to wait for on the CPU."""
-    if device is not None and device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -1,8 +1,8 @@
 """Counter-based Gumbel noise: randomness that belongs to the position, not to the step.
 
 `G(seed, position, token)` is Gumbel noise computed by integer hashing, so that it is the same in any batch, for any
-subset of token ids, eager or compiled, on any device. `argmax(log p + G)` then draws from p (the Gumbel-max form of
-sampling), and a text is a function of (p, seed) alone.
+subset of token ids, and on any device (`backends/torch/noise.py` has it in tensors, `backends/native/c` in C).
+`argmax(log p + G)` then draws from p (the Gumbel-max form of sampling), and a text is a function of (p, seed) alone.
 
     key  = splitmix64 of (seed, position, stream), as two 32-bit halves k0, k1
     bits = mix(mix(id ^ k0) + k1), `mix` a 32-bit avalanche        (one xor key alone would merely permute the ids)
@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float32, Float64, Int32
-from torch import Tensor
+
+from .types import Array
 
 MASK64 = (1 << 64) - 1
 GRID = 1 << 18  # G is a multiple of 2^-18, |G| < 24
@@ -51,99 +50,65 @@ def digest(seed: int, tokens: Sequence[int]) -> int:
     return _splitmix(seed & MASK64)
 
 
-def _signed(x: int) -> int:
-    x &= 0xFFFFFFFF
-    return x - (1 << 32) if x >> 31 else x
+def keys(seeds: Sequence[int], counters: Sequence[int], stream: int = RACE) -> Array:
+    """The two 32-bit keys of each seed and counter, uint32 [b, 2]. Counters are not negative."""
+    first = np.array([s & MASK64 for s in seeds], np.uint64)
+    k = _splitmix(_splitmix(_splitmix(first) ^ np.array(counters, np.uint64)) ^ np.uint64(stream))
+    return k.astype("<u8").view(np.uint32).reshape(-1, 2)
 
 
-def key(seed: int, position: int, stream: int = RACE) -> tuple[int, int]:
-    """The two signed 32-bit keys of (seed, position, stream)."""
-    k = _splitmix(_splitmix(_splitmix(seed & MASK64) ^ position) ^ stream)
-    return _signed(k), _signed(k >> 32)
+_A, _B = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 
-_A, _B = _signed(0x7FEB352D), _signed(0x846CA68B)
+def _mix(x: Array) -> Array:
+    x = x ^ (x >> 16)
+    x *= _A
+    x ^= x >> 15
+    x *= _B
+    return x ^ (x >> 16)
 
 
-def _mix(x: Int32[Tensor, ...]) -> Int32[Tensor, ...]:
-    # Right shifts of int32 are arithmetic: the masks make them logical.
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * _A
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * _B
-    return x ^ ((x >> 16) & 0xFFFF)
-
-
-def bits(k0: Int32[Tensor, ...], k1: Int32[Tensor, ...], ids: Int32[Tensor, ...]) -> Int32[Tensor, ...]:
-    """32 random bits per id; the arguments broadcast."""
+def bits(k0: Array, k1: Array, ids: Array) -> Array:
+    """32 random bits per id, uint32; the arguments are uint32 and broadcast."""
     return _mix(_mix(ids ^ k0) + k1)
 
 
-def _build_table() -> tuple[Tensor, Tensor]:
+def _build_table() -> tuple[Array, Array]:
     # Knots at the float32 numbers x in [1, 2^32] with BITS mantissa bits; u = x / 2^33 below the median, 1 - u above.
     knots = (np.arange(SIDE + 1, dtype=np.int64) << SHIFT) + (127 << 23)
     x = np.minimum(knots.astype(np.uint32).view(np.float32).astype(np.float64) * 2.0**-33, 0.75)
     gumbels = np.stack([-np.log(-np.log1p(-x)), -np.log(-np.log(x))])
     values = np.rint(gumbels * GRID).astype(np.int32)
-    flat = values[:, :-1].ravel(), (values[:, 1:] - values[:, :-1]).ravel()
-    value, slope = (torch.from_numpy(t.copy()) for t in flat)
-    return value, slope
+    return values[:, :-1].ravel(), (values[:, 1:] - values[:, :-1]).ravel()
 
 
-_tables: dict[torch.device, tuple[Tensor, Tensor]] = {torch.device("cpu"): _build_table()}
+# The values and slopes of `gumbel`'s linear pieces, int32 [2 * SIDE].
+VALUES, SLOPES = _build_table()
 
 
-def gumbel(h: Int32[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
-    """The Gumbel variate of 32 random bits."""
-    if h.device not in _tables:
-        value, slope = _tables[torch.device("cpu")]
-        _tables[h.device] = value.to(h.device), slope.to(h.device)
-    value, slope = _tables[h.device]
-    side = h >> 31  # 0 or -1: which side of the median
-    x = ((h ^ side).to(torch.float32) * 2 + 1).view(torch.int32).clamp(max=(159 << 23) - 1)
+def gumbel(h: Array) -> Array:
+    """The Gumbel variate of 32 random bits (uint32), in float32."""
+    side = h.view(np.int32) >> 31  # 0 or -1: which side of the median
+    x = ((h.view(np.int32) ^ side).astype(np.float32) * np.float32(2) + np.float32(1)).view(np.int32)
+    x = np.minimum(x, np.int32((159 << 23) - 1))
     i = (x >> SHIFT) - BASE - side * SIDE
-    g = value[i] + ((slope[i] * (x & ((1 << SHIFT) - 1))) >> SHIFT)
-    return g.to(torch.float32) * (1.0 / GRID)
+    g = VALUES[i] + ((SLOPES[i] * (x & ((1 << SHIFT) - 1))) >> SHIFT)
+    return g.astype(np.float32) * np.float32(1.0 / GRID)
 
 
-def tables() -> tuple[Int32[Tensor, " knots"], Int32[Tensor, " knots"]]:
-    """Values and slopes of `gumbel`'s table, on the host."""
-    return _tables[torch.device("cpu")]
+def gumbels(seeds: Sequence[int], counters: Sequence[int], ids: Array, stream: int = RACE) -> Array:
+    """G in float32 for explicit ids: `ids` [b, ...], or [v] for the same ids in every row."""
+    k, ids = keys(seeds, counters, stream), np.asarray(ids).astype(np.uint32)
+    shape = (len(seeds),) + (1,) * max(1, ids.ndim - 1)
+    return gumbel(bits(k[:, 0].reshape(shape), k[:, 1].reshape(shape), ids))
 
 
-def keys(
-    seeds: Sequence[int], counters: Sequence[int], stream: int = RACE, device: torch.device | None = None
-) -> Int32[Tensor, "b 2"]:
-    """The keys of each seed and counter; many at once by arrays."""
-    if len(seeds) < 16:
-        pairs = [key(s, c, stream) for s, c in zip(seeds, counters, strict=True)]
-        return torch.tensor(pairs, dtype=torch.int32, device=device).view(len(pairs), 2)
-    first = np.array([s & MASK64 for s in seeds], dtype=np.uint64)
-    k = _splitmix(_splitmix(_splitmix(first) ^ np.array(list(counters), dtype=np.uint64)) ^ np.uint64(stream))
-    return torch.from_numpy(k.astype("<u8").view(np.int32).reshape(-1, 2)).to(device)
-
-
-def gumbels(
-    seeds: Sequence[int], counters: Sequence[int], ids: Tensor, stream: int = RACE
-) -> Float32[Tensor, b * rest]:  # noqa: F821
-    """G for explicit ids: `ids` [b, ...], or [v] for the same ids in every row."""
-    k = keys(seeds, counters, stream, ids.device)
-    ids = ids.to(torch.int32)
-    if ids.dim() == 1:
-        ids = ids.expand(len(seeds), -1)
-    shape = (len(seeds),) + (1,) * (ids.dim() - 1)
-    return gumbel(bits(k[:, 0].view(shape), k[:, 1].view(shape), ids))
-
-
-def uniforms(
-    seeds: Sequence[int], serials: Sequence[int], n: int, stream: int = ACCEPT, device: torch.device | None = None
-) -> Float64[Tensor, "b n"]:
-    """n uniform numbers in (0, 1) per row with 53 random bits, keyed by (seed, round, stream)."""
-    k = keys(seeds, serials, stream, device)
-    ids = torch.arange(2 * n, dtype=torch.int32, device=device)
-    h = bits(k[:, :1], k[:, 1:], ids).to(torch.int64) & 0xFFFFFFFF
+def uniforms(seeds: Sequence[int], serials: Sequence[int], n: int, stream: int = ACCEPT) -> Array:
+    """n uniform numbers in (0, 1) per row with 53 random bits, float64 [b, n], keyed by (seed, round, stream)."""
+    k, ids = keys(seeds, serials, stream), np.arange(2 * n, dtype=np.uint32)
+    h = bits(k[:, :1], k[:, 1:], ids).astype(np.int64)
     # Number i is made of ids 2i and 2i + 1, so that it does not depend on how many are asked for.
-    return (((h[:, 0::2] << 20) + (h[:, 1::2] >> 12)).to(torch.float64) + 0.5) * 2.0**-52
+    return (((h[:, 0::2] << 20) + (h[:, 1::2] >> 12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 class GumbelNoise:
@@ -152,25 +117,26 @@ class GumbelNoise:
     One instance serves any number of rows and rounds; it is a cache of a pure function, never a state.
     """
 
-    def __init__(self, vocab: int, device: torch.device | str = "cpu"):
-        self.ids = torch.arange(vocab, dtype=torch.int32, device=device)
+    def __init__(self, vocab: int):
+        self.vocab, self.ids = vocab, np.arange(vocab, dtype=np.uint32)
         self.block = max(1, min(32, BLOCK // vocab))
         self.limit = max(8, STORE // (vocab * self.block))
-        self.store: dict[tuple[int, int], Tensor] = {}
+        self.store: dict[tuple[int, int], Array] = {}
 
-    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Float[Tensor, b * rest]:  # noqa: F821
-        """G [b, v], or for `ids` [b, ...] the same shape."""
-        if ids is not None or self.ids.device.type != "cpu":  # there one call for all is quicker than what is kept
-            return gumbels(seeds, positions, self.ids if ids is None else ids)
-        return torch.stack([self._row(s, p) for s, p in zip(seeds, positions, strict=True)])
+    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Array | None = None) -> Array:
+        """G [b, v] in float32, or for `ids` [b, ...] the same shape."""
+        if ids is not None:
+            return gumbels(seeds, positions, ids)
+        return np.stack([self._row(s, p) for s, p in zip(seeds, positions, strict=True)])
 
-    def _row(self, seed: int, position: int) -> Float32[Tensor, " v"]:
+    def _row(self, seed: int, position: int) -> Array:
         number, offset = divmod(position, self.block)
-        found = self.store.get((seed, number))
-        if found is None:
+        kept = self.store.get((seed, number))
+        if kept is None:
             while len(self.store) >= self.limit:
                 self.store.pop(next(iter(self.store)))
             first = number * self.block
-            found = gumbels([seed] * self.block, range(first, first + self.block), self.ids)
-            self.store[seed, number] = found
-        return found[offset]
+            kept = gumbels([seed] * self.block, range(first, first + self.block), self.ids)
+            self.store[seed, number] = kept
+        row: Array = kept[offset]
+        return row

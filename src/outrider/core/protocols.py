@@ -1,25 +1,30 @@
-"""The two seams: what a target and a drafter are to the engine, and what passes through."""
+"""The two seams: what a target and a drafter are to the engine, and what passes through.
+
+Whoever implements one subclasses it, so that the optional verbs have their defaults. The engine knows these protocols
+alone.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from .types import Budget, DraftTree, Rows
+from .types import Budget, DraftTree, HostRow, Question, Rows, Verdict
 
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What a verification pass returns, per node it was asked about."""
+    """What a verification pass returns, per node it was asked about.
 
-    logits: Float[Tensor, "b n v"]
-    features: Mapping[int, Float[Tensor, "b m h"]] = field(default_factory=dict)  # by tap; m = n, but in prompts
+    On the CPU these are numpy arrays: logits in float32 or float64, features in the precision of the target, bfloat16
+    as the uint16 that holds its bits. On another device they are its tensors.
+    """
+
+    logits: Any  # [b, n, v]
+    features: Mapping[int, Any] = field(default_factory=dict)  # by tap: [b, m, h]; m = n, but in prompts
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,8 @@ class Round:
     rows: Rows
     tree: DraftTree
     output: TargetOutput
-    path: Int[Tensor, "b k"]  # node ids from the root; -1: not one of this drafter's nodes
-    count: Int[Tensor, " b"]  # nodes committed; 0 for a row whose prompt ended in an earlier chunk
-    next: Int[Tensor, " b"]  # the next root
+    paths: list[list[int]]  # committed node ids from the root on; -1: not one of this drafter's; [] where none is
+    next: list[int]  # the next root; in a prompt's chunk its next token, -1 where the prompt ended in an earlier one
     tokens: list[list[int]]  # the tokens this round added to the text, `next` included
 
 
@@ -39,11 +43,10 @@ class Round:
 class Prefill:
     """One chunk of a batch's prompts, already committed: a right-padded chain."""
 
-    tree: DraftTree  # without an ancestor matrix
+    tree: DraftTree  # without an ancestor matrix; `size` is 0 for a row that ended earlier
     output: TargetOutput  # logits [b, 1, v] at each row's last token of this chunk; features of every token
-    count: Int[Tensor, " b"]  # tokens of this chunk per row; 0 for a row that ended earlier
     last: tuple[bool, ...]  # does the row's prompt end in this chunk?
-    next: Int[Tensor, " b"]  # the prompt's next token; -1 where the prompt ends here or before
+    next: list[int]  # the prompt's next token; -1 where the prompt ends here or before
 
 
 @dataclass(frozen=True)
@@ -51,59 +54,61 @@ class Kept:
     """A text that a target has read, kept for prompts that begin like it."""
 
     tokens: tuple[int, ...]
-    layers: Sequence[tuple[Tensor, ...]]  # every layer's keys and values [1, heads, n, d]; () where it has none
-    features: Mapping[int, Float[Tensor, "n h"]] = field(default_factory=dict)  # by tap
+    layers: Sequence[tuple[Any, ...]]  # every layer's keys and values; () where it has none
+    features: Mapping[int, Any] = field(default_factory=dict)  # by tap: [n, h]
 
     @property
     def bytes(self) -> int:
-        """Of all its tensors."""
-        tensors = [part for layer in self.layers for part in layer] + list(self.features.values())
-        return sum(t.numel() * t.element_size() for t in tensors)
+        """Of all its arrays."""
+        return sum(part.nbytes for part in [*(p for layer in self.layers for p in layer), *self.features.values()])
 
 
 @runtime_checkable
 class Session(Protocol):
     """The state of one batch inside a target: the tree cache."""
 
-    lengths: Tensor  # [b] committed tokens, on the device; a new tensor where they change
-    longest: int  # an upper bound of `lengths`, on the host
+    lengths: list[int]  # [b] committed tokens
 
+    @abstractmethod
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
         """Read and commit the prompts, a chunk at a time. Each chunk holds the features of its tokens for the taps."""
 
+    @abstractmethod
     def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
+        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None
     ) -> TargetOutput:
         """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already.
 
         `embeds` [b, n - since, h]: embeddings to read in place of the tokens'.
         """
 
-    def keep(self, path: Tensor, count: Tensor) -> None:
-        """Commit `path[:, :count]` (node ids of the last tree; gathers, never crops)."""
+    @abstractmethod
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Commit each row's path: node ids of the last tree, the root first (gathers, never crops)."""
 
+    @abstractmethod
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first `lengths[b]` tokens of row b."""
 
+    @abstractmethod
     def wipe(self, rows: Sequence[int]) -> None:
-        """Leave nothing in these rows that is not a number; they are left out next."""
+        """Leave no NaN in these rows; they are left out next."""
 
+    @abstractmethod
     def select(self, index: Sequence[int]) -> None:
         """Row i becomes old row index[i]; repeats are forks."""
 
+    @abstractmethod
     def join(self, other: Session) -> None:
         """Append the rows of another session of this target."""
 
-
-@runtime_checkable
-class Keeper(Protocol):
-    """A session whose texts can be kept, and that can go on from one."""
-
-    def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Tensor]) -> Kept | None:
-        """A copy of what this row has read: `tokens`, its first ones. None where rows hold more than that."""
+    def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Any]) -> Kept | None:
+        """A copy of what this row has read: `tokens`, its first ones. None where texts cannot be kept."""
+        return None
 
     def resume(self, prompt: Sequence[int], taps: tuple[int, ...], kept: Kept, same: int) -> Iterator[Prefill]:
         """As `prefill` of one prompt, whose first `same` tokens are copied from `kept`."""
+        raise NotImplementedError("this target keeps no texts")
 
 
 @runtime_checkable
@@ -112,66 +117,90 @@ class Target(Protocol):
 
     vocab: int  # the size of the logits
     context: int  # how many positions there are
-    device: torch.device
-    dtype: torch.dtype
     hidden: int  # the width of hidden states
     layers: int  # hidden states have the taps 0 .. layers; -1 is the last one, after the final norm
+    precision: str  # of hidden states: float32, bfloat16, float16 or float64
+    device: str = "cpu"
+    exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
+    mark: str = ""  # of the weights as they were loaded
+    ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
 
     @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held for each step of a batch over this target, never between two; always the same, re-entrant."""
-
-    @property
+    @abstractmethod
     def config_dict(self) -> Mapping[str, Any]:
         """The model's configuration as its config.json says it; {} where there is none."""
 
-    @property
-    def exact(self) -> str:
-        """What logits with drafts are equal to: "bits", those without; "rounding", those up to rounding."""
+    @abstractmethod
+    def turn(self) -> AbstractContextManager[Any]:
+        """One step of a batch, alone over this target and without gradients: threads that share it wait for each
+        other. Re-entrant; never held between two steps."""
 
-    @property
-    def recorded(self) -> bool:
-        """Are passes recorded and replayed? Draft models then do the same."""
-
-    def embed(self, tokens: Tensor) -> Tensor:
+    @abstractmethod
+    def embed(self, tokens: Any) -> Any:
         """Token embeddings [.., h] of ids [..], with the family's scaling."""
 
-    def head(self, features: Tensor) -> Tensor:
+    @abstractmethod
+    def head(self, features: Any) -> Any:
         """Logits [.., v] of hidden states [.., h] after the final norm, with the family's scale and soft cap."""
 
+    @abstractmethod
     def open(self, capacity: int) -> Session:
         """An empty session whose rows have room for `capacity` tokens, those of a tree included."""
+
+    def settle(self) -> None:
+        """Wait until the device has done what it was given; nothing to wait for on a CPU."""
+
+    def judge(self, question: Question) -> Verdict | None:
+        """Apply a rule where the logits are, with the results of `core.verify.judge`; None: that one shall do it."""
+        return None
 
 
 @runtime_checkable
 class Drafting(Protocol):
     """A drafter's state for one batch. `select` and `join` come only between `observe` and `propose`."""
 
+    @abstractmethod
     def observe(self, round: Round) -> None:
-        """Learn what was committed: told of every chunk of a prompt and of every round."""
+        """Learn what was committed: called for every chunk of a prompt and for every round."""
 
+    @abstractmethod
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         """A tree below each row's root: at most `budget.nodes` nodes, the root included, and `budget.depth` deep."""
 
+    @abstractmethod
     def select(self, index: Sequence[int]) -> None:
         """Row i becomes old row index[i]; repeats are forks that share nothing that changes."""
 
+    @abstractmethod
     def join(self, other: Drafting) -> None:
         """Append the rows of another drafting of this drafter."""
+
+    def sketch(self, rows: Rows, budget: Budget) -> Sequence[HostRow] | None:
+        """What `propose` would propose, as lists with values and before any is cut by its price; None: it has no
+        cheaper way to say so."""
+        return None
+
+    @property
+    def plain(self) -> Sequence[bool] | bool:
+        """Rows (or all: True) that are never drafted for."""
+        return False
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Weights and configuration; immutable, shared by concurrent generations.
+    """Weights and configuration; immutable, shared by concurrent generations."""
 
-    A drafter whose `observe` looks at a round's tokens alone may say so by `reads_tree = False`; then a mix does not
-    translate the round into the drafter's own nodes. One whose confidences are counts may say so by `counts = True`;
-    then it is learnt how often they come true.
-    """
+    taps: tuple[int, ...] = ()  # the target's layers whose hidden states it reads
+    counts: bool = False  # are its confidences counts? Then it is learnt how often they come true
+    reads_tree: bool = True  # does `observe` look at a round's nodes, or at its tokens alone?
+    reopens: bool = True  # is its state that of the text alone, so that reading a text as a prompt restores it?
+    parts: Sequence[Drafter] = ()  # of a mix or a choice
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's layers whose hidden states it reads; () for none."""
+    def learners(self) -> Sequence[Any]:
+        """What it learns while it is used, for `budgets.memory`."""
+        return ()
 
+    @abstractmethod
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting:
         """The state for rows that begin with these prompts; text and tree of a row have at most `capacity` tokens."""

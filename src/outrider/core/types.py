@@ -1,23 +1,24 @@
-"""Plain values that pass between target, drafter, rule and engine.
+"""Plain values that pass between target, drafter, rule and engine. They live on the host: numpy arrays and lists.
 
-Every tensor has a leading batch dimension `b`; rows have their own length, tree and acceptance. In shape strings
-`n` counts tree nodes (root included), `v` the target's vocabulary, `h` a hidden size.
+Arrays have a leading batch dimension `b`; each row (one sequence of a batch) has its own length, tree and acceptance.
+In shape strings `n` counts tree nodes (root included), `v` is the target's vocabulary, `h` a hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..params import Rule, Sampling
+from .changes import Changes
 from .price import Price
 
+Array = NDArray[Any]
 HostRow = tuple[list[int], list[int], list[float]]  # tokens, parents and values (zeros where there are none) of nodes
 
 
@@ -28,67 +29,86 @@ class DraftTree:
     Built by the functions of `outrider.core.tree`. Nodes at index `size` and beyond are padding: parent 0, depth 0.
     Siblings carry distinct tokens, except under rejection with replacement, where order and multiplicity are kept
     (the index order of siblings is the order in which they were drawn).
+
+    Attributes:
+        tokens: int64 [b, n].
+        parents: int64 [b, n].
+        depths: int64 [b, n].
+        size: int64 [b].
+        ancestors: bool [b, n, n]; [b, i, j]: j is on the path from the root to i, i included. None: a prompt.
+        deepest: an upper bound of the depths.
+        values: float32 [b, n], log of the product of confidences on the path; None: there are none.
+        q: [b, inner, v], the distribution that each inner node's children were drawn from, inner nodes first: an
+            array, or a tensor of the device that the target computes on.
+        replacement: with q: were siblings drawn with replacement?
+        lists: every row's own nodes as lists, where the maker had them.
     """
 
-    tokens: Int[Tensor, "b n"]
-    parents: Int[Tensor, "b n"]
-    depths: Int[Tensor, "b n"]
-    size: Int[Tensor, " b"]
-    ancestors: Bool[Tensor, "b n n"] | None  # [b, i, j]: j is on the path from root to i, i included; None: a prompt
-    deepest: int  # an upper bound of the depths, known to the host
-    values: Float[Tensor, "b n"] | None = None  # log of the product of confidences on the path
-    q: Float[Tensor, "b inner v"] | None = None  # the law each inner node's children were drawn from; inner nodes first
-    replacement: bool = False  # with q: were siblings drawn with replacement?
+    tokens: Array
+    parents: Array
+    depths: Array
+    size: Array
+    ancestors: Array | None
+    deepest: int
+    values: Array | None = None
+    q: Any = None
+    replacement: bool = False
+    lists: list[HostRow] | None = field(default=None, repr=False, compare=False)
 
     @property
     def nodes(self) -> int:
         """Nodes of the widest row, the root and padding included."""
-        return self.tokens.shape[1]
+        return int(self.tokens.shape[1])
 
     @cached_property
     def host(self) -> list[HostRow]:
-        """Every row's own nodes on the host, read once: away from the CPU this waits for the device."""
-        values = torch.zeros_like(self.tokens, dtype=torch.float32) if self.values is None else self.values
-        parts = [self.tokens, self.parents, values, self.size[:, None]]
-        if values.device.type != "cpu":  # one fetch
-            whole = torch.cat([part.double() for part in parts], 1).cpu().split([part.shape[1] for part in parts], 1)
-            parts = [there.to(part.dtype) for there, part in zip(whole, parts, strict=True)]
-        tokens, parents, logs, sizes = (part.tolist() for part in parts)
-        rows = zip(tokens, parents, logs, sizes, strict=True)
-        return [(ids[:n], ups[:n], worth[:n]) for ids, ups, worth, (n,) in rows]
+        """Every row's own nodes as lists."""
+        if self.lists is not None:
+            return self.lists
+        values = np.zeros(self.tokens.shape, np.float32) if self.values is None else self.values
+        rows = zip(self.tokens.tolist(), self.parents.tolist(), values.tolist(), self.size.tolist(), strict=True)
+        return [(tokens[:n], parents[:n], logs[:n]) for tokens, parents, logs, n in rows]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The accepted path (node ids from the root, padded by 0) and the one token the target adds itself."""
+    """What a rule accepted, row by row."""
 
-    path: Int[Tensor, "b k"]
-    count: Int[Tensor, " b"]  # valid entries of `path`, root included = tokens whose keys and values are committed
-    next: Int[Tensor, " b"]
-    sound: list[bool] | None = None  # are the logits of all tokens chosen finite? None: nobody has looked yet
+    paths: list[list[int]]  # node ids of the accepted path, the root first: the tokens whose keys and values stay
+    next: list[int]  # the one token that the target adds itself
+    finite: list[bool]  # are the logits of all tokens chosen finite?
 
-    @cached_property
-    def host(self) -> list[tuple[list[int], int]]:
-        """Every row's path without padding, and its token, on the host."""
-        parts = zip(self.path.tolist(), self.count.tolist(), self.next.tolist(), strict=True)
-        return [(path[:count], token) for path, count, token in parts]
+
+# (output so far, logits [v]) -> scores [v]: what a caller does to the logits, after penalties.
+Process = Callable[[list[int], Array], Array]
+
+
+@dataclass(frozen=True)
+class RowText:
+    """What a row's own text does to its logits, beside its sampling."""
+
+    prompt: Sequence[int]
+    output: list[int]
+    changes: Changes | None = None  # by biases and penalties, counted up to the end of `output`; None: nothing
+    process: Process | None = None
 
 
 @runtime_checkable
 class Gumbel(Protocol):
     """Gumbel noise, a function of (seed, absolute position, token id) alone; see `outrider.core.noise`."""
 
-    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Tensor:
+    vocab: int
+
+    def at(self, seeds: Sequence[int], positions: Sequence[int], ids: Array | None = None) -> Array:
         """Noise [b, v] in float32, row b's for seeds[b] at positions[b]; of tokens `ids` [b, ...] in their shape."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a drafter may know about the requests of a batch."""
+    """What a drafter may know about the requests of a batch. Every field has one entry for each row."""
 
-    root: Int[Tensor, " b"]  # token of node 0
-    position: Int[Tensor, " b"]  # absolute position of node 0 = number of committed tokens before it
-    start: tuple[int, ...]  # the same, on the host
+    root: tuple[int, ...]  # token of node 0
+    start: tuple[int, ...]  # absolute position of node 0 = number of committed tokens before it
     seeds: tuple[int, ...]
     serial: tuple[int, ...]  # rounds since the row began
     sampling: tuple[Sampling, ...]
@@ -100,22 +120,25 @@ class Rows:
         return len(self.start)
 
     @property
-    def hot(self) -> bool:
+    def sampled(self) -> bool:
         """Is any row sampled (T > 0)?"""
         return any(s.temperature > 0 for s in self.sampling)
 
-    @property
-    def temperature(self) -> Float[Tensor, " b"]:
-        """Of each row; 0 is greedy."""
-        return torch.tensor([s.temperature for s in self.sampling], device=self.root.device)
+    def noise(self, depth: int, ids: Array | None = None) -> Array:
+        """G for a token at `start + depth`: float32 [b, v], or for `ids` [b, ...] the same shape."""
+        return self.gumbel.at(self.seeds, [p + depth for p in self.start], ids)
 
-    def noise(self, depth: int, ids: Tensor | None = None) -> Tensor:
-        """G for a token at `position + depth`: [b, v], or for `ids` [b, ...] the same shape."""
-        return self.gumbel.at(self.seeds, tuple(p + depth for p in self.start), ids)
 
-    def some_noise(self, depth: int, rows: Sequence[int], ids: Tensor | None = None) -> Tensor:
-        """The same for some of the rows alone."""
-        return self.gumbel.at([self.seeds[i] for i in rows], [self.start[i] + depth for i in rows], ids)
+@dataclass(frozen=True)
+class Question:
+    """What a rule is asked: which nodes of a tree are accepted, and which token comes after them."""
+
+    rows: Rows
+    tree: DraftTree
+    logits: Any  # [b, n, v] of its nodes, where the target computes; may be overwritten
+    texts: Sequence[RowText]
+    epsilon: float = 0.09  # typical acceptance only
+    delta: float = 0.3
 
 
 @dataclass(frozen=True)

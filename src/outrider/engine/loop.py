@@ -11,24 +11,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import torch
-from torch import Tensor
 
 from ..budgets import parse
 from ..budgets.budgeter import Budgeter, Report, may_draft
 from ..budgets.calibration import inside
-from ..core import nucleus, sampling, verify
+from ..core import verify
 from ..core.clock import Clock
 from ..core.noise import GumbelNoise
-from ..core.protocols import Drafter, Drafting, Keeper, Kept, Prefill, Round, Session, Target, TargetOutput
+from ..core.protocols import Drafter, Drafting, Kept, Prefill, Round, Session, Target
 from ..core.tree import flaw, root_only
-from ..core.turns import turn
-from ..core.types import Budget, DraftTree, Rows, Verdict
+from ..core.types import Budget, DraftTree, Question, Rows, Verdict
 from ..params import InputError, Rule, check_rule
-from .request import Done, Piece, Request, Row, alike, check_prompt, penalised
+from .request import Done, Piece, Request, Row, alike, check_prompt
 
 P, T = ParamSpec("P"), TypeVar("T")
 
@@ -64,12 +61,8 @@ class Engine:
         chosen = parse(budget) if isinstance(budget, str) else budget
         if not isinstance(chosen, Budgeter):
             raise InputError(f"a budget is text such as auto or 16x6, or a budget object, not {budget!r}")
-        gumbel = GumbelNoise(target.vocab, target.device) if gumbel is None else gumbel
+        gumbel = GumbelNoise(target.vocab) if gumbel is None else gumbel
         return cls(target, drafter, chosen, gumbel, check_rule(rule), **more)
-
-    def turn(self) -> AbstractContextManager[None]:
-        """One step of a batch: whoever else wants one over this target waits (`core/turns.py`)."""
-        return turn(self.target.lock, self.target.device)
 
 
 def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -> Iterator[Piece]:
@@ -93,11 +86,11 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
 
 
 def _alone(step: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
-    """A step of a batch that takes its turn over the target (`core/turns.py`)."""
+    """A step of a batch that takes its turn over the target."""
 
     @wraps(step)
     def taken(self: Batch, *args: P.args, **more: P.kwargs) -> T:
-        with self.engine.turn():
+        with self.engine.target.turn():
             return step(self, *args, **more)
 
     return taken
@@ -114,15 +107,15 @@ class Batch:
         batch.cancel(row)                             ends a row, between rounds
 
     A text depends on its own request alone, never on when its row came or who ran beside it. Each call is one step: it
-    takes the target's lock and turns gradients off, and gives both back before it returns. So batches of several
-    threads may share an engine, while each batch belongs to one thread at a time.
+    takes its turn over the target, and gives it back before it returns. So batches of several threads may share an
+    engine, while each batch belongs to one thread at a time.
     """
 
     engine: Engine
     rows: list[Row]
     session: Session
     drafting: Drafting
-    root: Tensor  # [b] the last committed token, whose keys and values the next pass writes
+    root: list[int]  # [b] the last committed token, whose keys and values the next pass writes
 
     @classmethod
     def start(cls, engine: Engine, rows: list[Row]) -> tuple[Batch | None, list[Piece]]:
@@ -144,30 +137,29 @@ class Batch:
     ) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
         """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between.
         `known`: a kept text, and how many of its tokens are the beginning of the one row's prompt."""
-        clock, prompts = Clock(engine.target.device), [row.request.prompt for row in rows]
+        clock, prompts = Clock(engine.target.settle), [row.request.prompt for row in rows]
         for row in rows:
             check_prompt(row.request, engine.target)
             row.usage.prompt_tokens = len(row.request.prompt)
         longest = max(len(row.request.prompt) + row.request.max_new_tokens for row in rows)
         capacity = min(longest, engine.target.context) + engine.nodes
-        with engine.turn():
+        with engine.target.turn():
             session, drafting = engine.target.open(capacity), engine.drafter.open(prompts, capacity)
-        batch = cls(engine, rows, session, drafting, torch.zeros(len(rows)).long())
+        batch = cls(engine, rows, session, drafting, [0] * len(rows))
         taps = engine.drafter.taps
         if known is None:
             chunks = session.prefill(prompts, taps)
         else:
-            assert isinstance(session, Keeper)
             chunks = session.resume(prompts[0], taps, *known)
         unread = set(range(len(rows)))
         while True:
-            with engine.turn(), clock("prefill"):
+            with engine.target.turn(), clock("prefill"):
                 batch.take(chunk := next(chunks))
             unread.difference_update(i for i, last in enumerate(chunk.last) if last)
             if not unread:
                 break
             yield
-        batch.root = torch.tensor([row.output[-1] for row in rows], device=batch.root.device)
+        batch.root = [row.output[-1] for row in rows]
         pieces = []
         for row in rows:
             tokens, row.output = row.output, []
@@ -177,27 +169,28 @@ class Batch:
 
     def take(self, chunk: Prefill) -> None:
         """A chunk of the prompts has been read: rows whose prompt ends in it draw their first token."""
-        for row, count in zip(self.rows, chunk.count.tolist(), strict=True):
+        sizes = chunk.tree.size.tolist()
+        for row, count in zip(self.rows, sizes, strict=True):
             row.length += count
-        last = torch.tensor(chunk.last, device=chunk.next.device)
-        self.root = chunk.next
-        view, logits = self.view(back=1), chunk.output.logits[:, 0]
+        self.root, view = list(chunk.next), self.view(back=1)
         if any(chunk.last):
-            self.root = torch.where(last, self.draw(view, logits), chunk.next)
-            sound = logits.gather(1, self.root.clamp(min=0)[:, None]).isfinite()[:, 0]
-            for row, good, end in zip(self.rows, sound.tolist(), chunk.last, strict=True):
-                if end and not good:
+            first = replace(view, rule="coupled")
+            texts = [row.text() for row in self.rows]
+            verdict = self.judge(Question(first, root_only(first.root), chunk.output.logits, texts))
+            self.root = [new if end else old for new, end, old in zip(verdict.next, chunk.last, self.root, strict=True)]
+            for row, finite, end in zip(self.rows, verdict.finite, chunk.last, strict=True):
+                if end and not finite:
                     self.fail(row)
-        first = [[t] if end else [] for t, end in zip(self.root.tolist(), chunk.last, strict=True)]
-        path = torch.arange(chunk.tree.nodes, device=last.device).expand(len(self.rows), -1)
-        self.drafting.observe(Round(view, chunk.tree, chunk.output, path, chunk.count, self.root, first))
-        for row, tokens in zip(self.rows, first, strict=True):
-            row.output += tokens
+        tokens = [[token] if end else [] for token, end in zip(self.root, chunk.last, strict=True)]
+        paths = [list(range(count)) for count in sizes]
+        self.drafting.observe(Round(view, chunk.tree, chunk.output, paths, self.root, tokens))
+        for row, new in zip(self.rows, tokens, strict=True):
+            row.output += new
 
     @_alone
     def round(self) -> list[Piece]:
         """One round of every row: schedule, draft, verify, commit, account. Returns what it added to each row."""
-        clock, view = Clock(self.root.device), self.view()
+        clock, view = Clock(self.engine.target.settle), self.view()
         asking = may_draft(view, self.drafting)
         budget = self.engine.budget.choose(asking)
         with clock("draft"):
@@ -205,37 +198,39 @@ class Batch:
         with clock("verify"):
             output = self.session.forward(tree, self.engine.drafter.taps)
         with clock("rest"):
-            verdict = self.judge(view, tree, output)
-            done = Done.of(tree, verdict, output.logits)
-        self.session.keep(verdict.path, verdict.count)
+            texts = [row.text() for row in self.rows]
+            engine = self.engine
+            verdict = self.judge(Question(view, tree, output.logits, texts, engine.epsilon, engine.delta))
+            done = Done.of(tree, verdict)
+        self.session.keep(verdict.paths)
         self.root = verdict.next
         with clock("draft"):
-            self.drafting.observe(Round(view, tree, output, verdict.path, verdict.count, verdict.next, done.tokens))
+            self.drafting.observe(Round(view, tree, output, verdict.paths, verdict.next, done.tokens))
         pieces = [self.advance(row, done, i, view.remaining[i]) for i, row in enumerate(self.rows)]
         self.account(clock, asking, budget, tree, done)
         return pieces
 
     def advance(self, row: Row, done: Done, i: int, remaining: int) -> Piece:
         """Row i after a round: its new tokens and its counts."""
-        row.length += done.counts[i]
+        count = len(done.tokens[i])
+        row.length += count
         row.serial += 1
-        added = self.extend(row, done.tokens[i], remaining) if done.sound[i] else self.fail(row)
-        accepted = min(done.counts[i] - 1, len(added))
-        whole = len(added) == len(done.tokens[i])
-        row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if whole else accepted)
+        added = self.extend(row, done.tokens[i], remaining) if done.finite[i] else self.fail(row)
+        accepted = min(count - 1, len(added))
+        row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if len(added) == count else accepted)
         return Piece(row, added, accepted)
 
     def account(self, clock: Clock, asking: Rows, budget: Budget, tree: DraftTree, done: Done) -> None:
         """Times into every row's usage; times and hits to the budget."""
         draft, verify, seconds = clock["draft"], clock["verify"], clock.total
         asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(asking.remaining) - 1))
-        counts = [count for count, left in zip(done.counts, asking.remaining, strict=True) if left > 1]
+        counts = [len(new) for new, left in zip(done.tokens, asking.remaining, strict=True) if left > 1]
         hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
-        values, n, b, promised = tree.values, tree.nodes, len(self.rows), 0.0
-        if values is not None and (values.device.type == "cpu" or "host" in tree.__dict__):  # else looking would wait
+        n, b, promised = tree.nodes, len(self.rows), 0.0
+        if tree.values is not None:
             promised = math.fsum(math.exp(value) for _, _, logs in tree.host for value in logs[1:])
         drafted, rest = min(asked, tree.deepest), seconds - draft - verify
-        total = sum(done.sizes) if getattr(self.engine.target, "native", None) is not None else 0
+        total = sum(done.sizes) if self.engine.target.ragged else 0
         report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
         self.engine.budget.learn(report)
         seconds = clock.total  # with what the budget's learning took
@@ -249,8 +244,7 @@ class Batch:
         start = tuple(row.length - back for row in self.rows)
         context = self.engine.target.context
         return Rows(
-            root=self.root,
-            position=self.session.lengths - back if back else self.session.lengths,
+            root=tuple(self.root),
             start=start,
             seeds=tuple(row.key(self.engine.rule) for row in self.rows),
             serial=tuple(row.serial for row in self.rows),
@@ -271,40 +265,9 @@ class Batch:
             raise InputError(f"the drafter {kind.__module__}.{kind.__qualname__} proposed a broken tree: {wrong}")
         return tree
 
-    def judge(self, view: Rows, tree: DraftTree, output: TargetOutput) -> Verdict:
-        """Apply the rule."""
-        rule, depth = self.engine.rule, tree.deepest
-        if rule == "coupled":
-            native = getattr(self.engine.target, "native", None)
-            if native is not None and not any(row.request.process for row in self.rows):
-                changes = [row.changes if row.changes is None else row.changes.upto(row.output) for row in self.rows]
-                found: Verdict | None = native.walk(view, tree, output.logits, changes)
-                if found is not None:
-                    return found
-
-            def choose(logits: Tensor, depth: int, path: Tensor) -> Tensor:
-                return self.draw(view, logits, depth, path)
-
-            return verify.coupled(tree, output.logits, choose, depth)
-
-        def law(logits: Tensor, depth: int, path: Tensor) -> Tensor:
-            return self.law(view, logits, path)
-
-        if rule == "typical":
-            return verify.typical(tree, output.logits, law, self.engine.epsilon, self.engine.delta, depth)
-        dice = verify.Dice(view.seeds, view.serial)
-        if rule == "block" and tree.q is not None and max(tree.q.shape[1], 1) == tree.deepest == tree.nodes - 1:
-            return verify.block(tree, output.logits, law, dice, depth)
-        return verify.rejection(tree, output.logits, law, dice, depth)
-
-    def draw(self, view: Rows, logits: Tensor, depth: int = 1, path: Tensor | None = None) -> Tensor:
-        """The target's own choice at one node per row, logits [b, v] -> [b]."""
-        return nucleus.choose(penalised(self.rows, logits, path), view.sampling, partial(view.some_noise, depth))
-
-    def law(self, view: Rows, logits: Tensor, path: Tensor) -> Tensor:
-        """The target's law at one node per row, [b, v] in float64."""
-        scores = penalised(self.rows, logits, path).double()
-        return sampling.laws(scores, view.sampling)
+    def judge(self, question: Question) -> Verdict:
+        """Apply the rule: where the logits are, or by the reference."""
+        return self.engine.target.judge(question) or verify.judge(question)
 
     @staticmethod
     def fail(row: Row) -> list[int]:
@@ -344,7 +307,7 @@ class Batch:
         self.session.select(live)
         self.drafting.select(live)
         self.rows = [self.rows[i] for i in live]
-        self.root = self.root[live]
+        self.root = [self.root[i] for i in live]
 
     @_alone
     def join(self, newcomers: Batch | None) -> Batch:
@@ -353,5 +316,5 @@ class Batch:
             self.session.join(newcomers.session)
             self.drafting.join(newcomers.drafting)
             self.rows += newcomers.rows
-            self.root = torch.cat([self.root, newcomers.root])
+            self.root = self.root + newcomers.root
         return self

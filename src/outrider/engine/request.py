@@ -7,23 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from ..core.changes import Changes
 from ..core.noise import digest
 from ..core.protocols import Target
-from ..core.sampling import penalise, wide
-from ..core.types import DraftTree, Usage, Verdict
+from ..core.types import DraftTree, Process, RowText, Usage, Verdict
 from ..params import InputError, Rule, Sampling, whole
 
 MOST_SAMPLES = 4096  # texts of one prompt in one call
 PADDING = 64, 0.25  # in one pass, so many tokens of filling are allowed, or this share of all its tokens
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
-# (output so far, logits [1, v]) -> scores [1, v]. An output that ends in -1 is that of a row whose walk has ended while
-# others go on: anything may be returned.
-Process = Callable[[list[int], Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,33 +57,14 @@ class Row:
             self.mixed = digest(self.request.seed, self.request.prompt)
         return self.mixed
 
+    def text(self) -> RowText:
+        """What its text so far does to its logits."""
+        changes = None if self.changes is None else self.changes.upto(self.output)
+        return RowText(self.request.prompt, self.output, changes, self.request.process)
+
     def remaining(self, context: int) -> int:
         """Tokens it may still emit, in a context of so many positions."""
         return min(self.request.max_new_tokens - len(self.output), context - 1 - self.length)
-
-
-def altered(rows: Sequence[Row]) -> bool:
-    """Are any row's logits changed, by a bias, by what it wrote, or by a processor?"""
-    return any(row.request.process or row.changes is not None for row in rows)
-
-
-def penalised(rows: Sequence[Row], logits: Tensor, path: Tensor | None) -> Tensor:
-    """Logits [b, v] after whatever depends on a row's own text: penalties, bias, transformers' processors. `path`
-    [b, d]: tokens accepted below the root so far."""
-    if not altered(rows):
-        return logits
-    requests = [row.request for row in rows]
-    if any(r.process for r in requests):
-        tails = [[]] * len(rows) if path is None else path.tolist()
-        scores = wide(logits)
-        logits = torch.stack(
-            [
-                r.process([*row.output, *tail], z[None])[0] if r.process else z
-                for r, row, tail, z in zip(requests, rows, tails, scores, strict=True)
-            ]
-        )
-    history = [(r.prompt, row.output) for r, row in zip(requests, rows, strict=True)]
-    return penalise(logits, [r.sampling for r in requests], history, path)
 
 
 @dataclass(frozen=True)
@@ -105,63 +78,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Done:
-    """What a round came to, on the host, per row."""
+    """What a round came to, per row."""
 
     tokens: list[list[int]]  # accepted drafts and the target's own token
-    counts: list[int]  # committed nodes, the root included
     tested: list[int]  # depths at which a draft was tested
     sizes: list[int]  # nodes drafted, the root included
-    sound: list[bool]  # are the logits of the row's tokens finite?
+    finite: list[bool]  # are the logits of the row's tokens finite?
 
     @classmethod
-    def of(cls, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
-        """The round's one host sync. `logits` [b, n, v] are those of the tree's nodes."""
-        if logits.device.type == "cpu":
-            return cls._listed(tree, verdict, logits)
-        count, following = verdict.count[:, None], verdict.next[:, None]
-        last = verdict.path.gather(1, count - 1)
-        index = torch.arange(tree.nodes, device=last.device)
-        child = (tree.parents == last) & (index > 0) & (index < tree.size[:, None])
-        tested = verdict.count - 1 + child.any(1)
-        spelled = tree.tokens.gather(1, verdict.path)
-        said = torch.cat([spelled[:, 1:], following], 1).scatter(1, count - 1, following)
-        seen = logits[torch.arange(len(last), device=last.device)[:, None], verdict.path, said]
-        sound = (seen.isfinite() | (torch.arange(seen.shape[1], device=last.device) >= count)).all(1)
-        columns = [*(x[:, None] for x in (tree.size, verdict.count, tested, sound.long(), verdict.next)), spelled]
-        packed = torch.cat(columns, 1).tolist()
-        return cls(
-            tokens=[[*p[6 : 5 + p[1]], p[4]] for p in packed],
-            counts=[p[1] for p in packed],
-            tested=[p[2] for p in packed],
-            sizes=[p[0] for p in packed],
-            sound=[bool(p[3]) for p in packed],
-        )
-
-    @classmethod
-    def _listed(cls, tree: DraftTree, verdict: Verdict, logits: Tensor) -> Done:
-        """The same on the host, where a few numbers are read sooner than a tensor is made."""
-        tokens, tested, rows, at, said = [], [], [], [], []
-        for row, ((ids, parents, _), (path, following)) in enumerate(zip(tree.host, verdict.host, strict=True)):
-            text = [*(ids[node] for node in path[1:]), following]
-            tokens.append(text)
+    def of(cls, tree: DraftTree, verdict: Verdict) -> Done:
+        """The accepted nodes of a tree as tokens."""
+        tokens, tested = [], []
+        for (ids, parents, _), path, following in zip(tree.host, verdict.paths, verdict.next, strict=True):
+            tokens.append([*(ids[node] for node in path[1:]), following])
             tested.append(len(path) - 1 + (path[-1] in parents[1:]))
-            rows += [row] * len(path)
-            at += path
-            said += text
-        whole = verdict.sound
-        if whole is None:
-            whole = [True] * len(tokens)
-            for row, fine in zip(rows, finite(logits, rows, at, said), strict=True):
-                whole[row] = whole[row] and fine
-        counts, sizes = [len(text) for text in tokens], [len(ids) for ids, _, _ in tree.host]
-        return cls(tokens, counts, tested, sizes, whole)
-
-
-def finite(logits: Tensor, rows: list[int], nodes: list[int], tokens: list[int]) -> list[bool]:
-    """Are these logits on the host numbers? Arrays are read sooner than tensors."""
-    if logits.dtype in (torch.float32, torch.float64):
-        return np.isfinite(logits.numpy()[rows, nodes, tokens]).tolist()
-    return logits[torch.tensor(rows), torch.tensor(nodes), torch.tensor(tokens)].isfinite().tolist()
+        return cls(tokens, tested, [len(ids) for ids, _, _ in tree.host], verdict.finite)
 
 
 @dataclass(frozen=True)
