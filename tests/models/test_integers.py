@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from wrong_code import mutated
 
 import outrider
 from outrider import InputError
+from outrider.backends.native.abi import Library
 from outrider.bench import checks
 from outrider.bench.types import law_of
 from outrider.budgets.budgeter import FixedBudget
@@ -39,7 +39,7 @@ KINDS = {"native": packs.W4A8, "int8": packs.W8A8}
 FOREIGN = torch.backends.cpu.get_cpu_capability().startswith("AVX512")  # the code for AVX2 is not this processor's
 
 
-def code() -> ctypes.CDLL:
+def code() -> Library:
     found = native.library("bfloat16", "bfloat16" if load.multiplies_halves() else "float32")
     assert found is not None
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from grown_world import (
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
+from outrider.backends.native.abi import Library
 from outrider.drafters._growth import Growth
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, MambaDrafting, Slab
@@ -79,7 +79,7 @@ def made(
     return outrider.LLM(target, None, drafter, "tiny", "mamba", frozenset({3}))
 
 
-def floats() -> ctypes.CDLL:
+def floats() -> Library:
     found = native.library("float32", "float32")
     assert found is not None
     return found

@@ -12,7 +12,6 @@ proved with full weights, by the same code but for its products.
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import hashlib
 import json
@@ -28,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import kept
+from ..backends.native.abi import Library
 from ..core.tree import chain_of, from_paths
 from ..native.blocks import BLOCK, Packed, multiply, nearest, opened
 from ..types import DraftTree, InputError
@@ -252,7 +252,7 @@ def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
     return _passed(validate(target), proof)
 
 
-def multiplied(code: ctypes.CDLL, matrix: Packed, outputs: int, width: int) -> bool:
+def multiplied(code: Library, matrix: Packed, outputs: int, width: int) -> bool:
     """Is a matrix multiplied as whole numbers should be, up to float32's rounding? With activations that bfloat16 holds
     and no rounding takes to either of two numbers: whole ones, and a quarter above the small ones."""
     dice = torch.Generator().manual_seed(0)
@@ -273,7 +273,7 @@ def multiplied(code: ctypes.CDLL, matrix: Packed, outputs: int, width: int) -> b
 def _proof(target: HFTarget) -> Path:
     """Where it is remembered that the compiled pass is proved for this configuration."""
     assert target.native is not None
-    code, kinds = Path(target.native.code._name).stem, sorted(target.native.weights.kinds)
+    code, kinds = target.native.library_name, sorted(target.native.weights.kinds)
     ways = "-".join([_key(target, target.dtype), code, *kinds])
     return kept.folder("validated") / f"{ways}.json"
 
