@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from outrider.backends.native import build as native
 from outrider.backends.native.abi import Library
-from outrider.native import build as native
 
 MILLISECONDS = 1_000_000
 library = native.library("float32", "float32")

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.backends.native import abi, abi_source, workspace
+from outrider.backends.native import abi, abi_source, sanitized, workspace
 from outrider.backends.native.abi import ffi, struct
+from outrider.backends.native.build import FLAGS, HERE, library
 from outrider.backends.native.workspace import Workspace, fresh
-from outrider.native import sanitized
-from outrider.native.build import FLAGS, HERE, library
 
 CODE = library("float32", "float32")
 pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")

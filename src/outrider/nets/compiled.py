@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, struct
+from ..backends.native.arrays import addresses
+from ..backends.native.blocks import for_drafts, reads
+from ..backends.native.build import library
+from ..backends.native.weights import STEP, projections, small
 from ..backends.native.workspace import Workspace
-from ..native.arrays import addresses
-from ..native.blocks import for_drafts, reads
-from ..native.build import library
-from ..native.weights import STEP, projections, small
 from .kv_cache import KVCache
 from .layer import Layer, RMSNorm, Rope
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
+from ..backends.native.arrays import addresses, integers
+from ..backends.native.blocks import Packed, for_drafts
+from ..backends.native.weights import STEP, projections, small
 from ..backends.native.workspace import Workspace
-from ..native.arrays import addresses, integers
-from ..native.blocks import Packed, for_drafts
-from ..native.weights import STEP, projections, small
-from ..types import Budget, DraftTree, Rows
+from ..core.types import Budget, DraftTree, Rows
 from .block import BlockNet
 from .compiled import Turns
 from .grown import Pairs, listed

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..backends.native.abi import Library, Struct, address, struct
+from ..backends.native.arrays import addresses
+from ..backends.native.blocks import for_drafts
+from ..backends.native.weights import STEP
 from ..backends.native.workspace import Workspace
-from ..native.arrays import addresses
-from ..native.blocks import for_drafts
-from ..native.weights import STEP
-from ..types import Budget, DraftTree, Rows
+from ..core.types import Budget, DraftTree, Rows
 from .lattice import Places, deepest, fit
 from .wanted import Seconds, Shape, Wanted
 

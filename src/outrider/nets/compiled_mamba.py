@@ -13,11 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
+from ..backends.native.arrays import integers
+from ..backends.native.blocks import for_drafts
+from ..backends.native.weights import STEP
 from ..backends.native.workspace import Workspace
-from ..native.arrays import integers
-from ..native.blocks import for_drafts
-from ..native.weights import STEP
-from ..types import Budget, DraftTree, Rows
+from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
 

@@ -16,9 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..backends.native.abi import MAX_FED_PAIRS, Struct, address, struct
+from ..backends.native.arrays import addresses, integers
 from ..backends.native.workspace import Workspace
-from ..native.arrays import addresses, integers
-from ..types import Budget, DraftTree, Round, Rows
+from ..core.protocols import Round
+from ..core.types import Budget, DraftTree, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted

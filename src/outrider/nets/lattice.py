@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..backends.native.abi import Pointer, Struct, address
+from ..backends.native.arrays import integers
 from ..backends.native.workspace import Workspace
-from ..native.arrays import integers
-from ..types import Rows
+from ..core.types import Rows
 from .wanted import KNOTS, SLOPES
 
 LISTS = "token", "parent", "level", "chosen"  # of all nodes

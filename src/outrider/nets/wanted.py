@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from ..backends.native.abi import NULL, Pointer, address
+from ..backends.native.arrays import doubles, floats, integers, seeds
 from ..backends.native.workspace import Workspace, fresh
 from ..core.noise import tables
+from ..core.price import Price
 from ..core.sampling import POOL, POOLED
-from ..native.arrays import doubles, floats, integers, seeds
-from ..types import Budget, DraftTree, Price, Rows
+from ..core.types import Budget, DraftTree, Rows
 
 KNOTS, SLOPES = tables()
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...native.sanitized import sanitizer
 from .abi import Library, Pointer, Struct, address
+from .sanitized import sanitizer
 
 APART = sanitizer() != ""  # is each part of a workspace an allocation of its own?
 
