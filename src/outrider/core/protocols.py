@@ -155,6 +155,9 @@ class Target(Protocol):
     def open(self, capacity: int) -> Session:
         """An empty session whose rows have room for `capacity` tokens, those of a tree included."""
 
+    def warm(self, taps: tuple[int, ...]) -> None:
+        """Do now what would make the first rounds slow."""
+
     def settle(self) -> None:
         """Wait until the device has done what it was given; nothing to wait for on a CPU."""
 
