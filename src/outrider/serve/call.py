@@ -13,7 +13,9 @@ from .protocol import ChatRequest, CompletionRequest, Ours
 from .texts import Voice
 from .tools import Caller
 
-AHEAD = 256  # tokens of one text that its reader has not taken: beyond this the texts of the request pause
+# Where a reader has not taken so many tokens of one text, and this share of all that text's tokens, the texts of the
+# request pause. The share bounds what prefilling again may cost: a text of L tokens has L/4 new ones each time.
+AHEAD, SHARE = 64, 1 / 4
 MOST = 1 << 17  # what may lie undelivered in one channel, in `job.size`s: some 15 MB
 
 
@@ -35,11 +37,16 @@ class Channel:
         self.ahead: Counter[int] = Counter()  # tokens among these, by text
         self.ready = asyncio.Event()
 
-    def deliver(self, index: int) -> Callable[[Event], None]:
+    def deliver(self, index: int, tokens: int) -> Callable[[Event], None]:
+        """Where the events of text `index` go; its prompt has so many tokens."""
+
         def put(event: Event) -> None:
+            nonlocal tokens
             self.pending.setdefault(index, []).append(event)
-            self.ahead[index] += len(event.tokens) if isinstance(event, Part) else 0
-            if self.ahead[index] > AHEAD or self.sent - self.taken > MOST // 2:
+            if isinstance(event, Part):
+                tokens += len(event.tokens)
+                self.ahead[index] += len(event.tokens)
+            if self.ahead[index] > AHEAD + SHARE * tokens or self.sent - self.taken > MOST // 2:
                 self.behind = True
             self.ready.set()
 

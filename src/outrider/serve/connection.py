@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .service import Limits
 
 ACCEPTED = 4  # connections that are accepted in one turn of the event loop; it looks at them some turns later
-UNSENT = 64 << 10  # bytes that wait in a connection before its answer is held back
+UNSENT = 16 << 10  # bytes that wait in a connection, and as many in the system, before its answer is held back
 RESERVE = 32 + 8 * ACCEPTED  # descriptors that connections leave to everything else
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n"
@@ -66,8 +66,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=UNSENT, low=UNSENT * 3 // 4)
         own = transport.get_extra_info("socket")
-        if own.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > UNSENT:  # else it grows to thousands of unread tokens
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # else the system takes thousands of tokens that nobody reads
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         if len(self.connections) > self.room:
             others = [c for c in cast(Any, self.connections) if c is not self and c.idle]
             if not others:

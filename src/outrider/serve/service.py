@@ -179,7 +179,7 @@ class Service:
                 except InputError as error:
                     raise Refusal(str(error)) from None
                 job = Job(
-                    row, choice, channel.deliver(len(voices)), time.monotonic() + self.limits.seconds,
+                    row, choice, channel.deliver(len(voices), len(prompt)), time.monotonic() + self.limits.seconds,
                     watch if used else None, bool(request.outrider and request.outrider.rounds),
                     request.cache_salt or "", scoring, behind,
                 )  # fmt: skip
