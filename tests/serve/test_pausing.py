@@ -12,7 +12,6 @@ from serve_world import Reader, Serve, finishes
 
 from outrider.engine import Batch
 from outrider.llm import LLM
-from outrider.serve import call
 from outrider.serve.fleet import Choice
 from outrider.serve.job import End, Event, Job, Part
 from outrider.serve.service import Limits
@@ -20,7 +19,7 @@ from outrider.serve.start import service_of
 
 pytestmark = pytest.mark.trained
 PATH = "/v1/completions"
-LONG = {"prompt": "Once upon a time", "temperature": 0.9, "max_tokens": 900, "ignore_eos": True, "seed": 1}
+LONG = {"prompt": "Once upon a time", "temperature": 0.9, "max_tokens": 700, "ignore_eos": True, "seed": 1}
 BESIDE = {**LONG, "seed": 2, "max_tokens": 60}
 PENALTIES = {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": {"7": 2.0}}
 
@@ -127,7 +126,7 @@ def test_a_stream_that_is_not_read_pauses(llm: LLM, loaded: Any, start: Serve, n
     assert until_paused(scheduler, n)
     jobs = list(scheduler.waiting)
     written = [len(job.row.output) for job in jobs]
-    assert max(written) < 900 - call.AHEAD, "it ran on to its end"
+    assert max(written) < 600, "it ran on"
     assert served.post(PATH, BESIDE)["choices"] == beside
     assert [len(job.row.output) for job in jobs] == written, "a paused text went on"
     events = reader.rest()

@@ -386,6 +386,8 @@ class Scheduler:
             torch.cuda.empty_cache()
 
     def _end(self, job: Job, finish: str, error: str = "") -> None:
+        if job.watch is not None and job.watch.guide is not None:
+            job.watch.guide.close()
         if job.row is not None:
             self.jobs.pop(job.row.index, None)
             if finish in ("eos", "stop", "length"):
