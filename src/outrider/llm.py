@@ -6,12 +6,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from . import drafters, encoding
+from .backends.torch import HFTarget, SeqTarget, find, load_target, load_tokenizer
+from .backends.torch.graphs import PATIENCE
+from .backends.torch.load import precision_of
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
@@ -20,17 +22,14 @@ from .budgets.calibration import fits, learners
 from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
-from .core.stopping import Stop
+from .core.protocols import Drafter, Target
 from .core.text import Detokenizer, detokenizer, text_of
 from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
-from .params import check_rule, whole
-from .request import Chunk, Output, Request, Row, check_prompt, spread_seeds
-from .targets import HFTarget, SeqTarget, find, load_target, load_tokenizer
-from .targets.graphs import PATIENCE
-from .targets.load import precision_of
-from .types import Drafter, InputError, Rule, Sampling, Target
+from .engine.request import Chunk, Output, Request, Row, check_prompt, spread_seeds
+from .engine.stopping import Stop
+from .params import InputError, Rule, Sampling, check_rule, whole
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +220,7 @@ class LLM:
             target = self.target
             about = self.kept_as, self.drafter_name, precision_of(target), target.exact
             native = getattr(target, "native", None)  # other code takes other times
-            way = () if native is None else ("compiled", Path(native.code._name).stem)
+            way = () if native is None else ("compiled", native.library_name)
             learnt = fits(self.drafter), learners(self.drafter)
             self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, *learnt))
             self.memories[-1].recall()

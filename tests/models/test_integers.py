@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,17 @@ from wrong_code import mutated
 
 import outrider
 from outrider import InputError
+from outrider.backends.native import blocks as packs
+from outrider.backends.native import build as native
+from outrider.backends.native.abi import Library
+from outrider.backends.torch import HFTarget, blocks, gguf, load, load_target
+from outrider.backends.torch.packed import PACKED
+from outrider.backends.torch.products import HalfLinear
+from outrider.backends.torch.validate import multiplied, validate
 from outrider.bench import checks
 from outrider.bench.types import law_of
 from outrider.budgets.budgeter import FixedBudget
-from outrider.native import blocks as packs
-from outrider.native import build as native
-from outrider.nets.products import HalfLinear
 from outrider.proofs.audit import audit
-from outrider.targets import HFTarget, blocks, gguf, load, load_target
-from outrider.targets.packed import PACKED
-from outrider.targets.validate import multiplied, validate
 from outrider.training.data import Document
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe
@@ -39,7 +39,7 @@ KINDS = {"native": packs.W4A8, "int8": packs.W8A8}
 FOREIGN = torch.backends.cpu.get_cpu_capability().startswith("AVX512")  # the code for AVX2 is not this processor's
 
 
-def code() -> ctypes.CDLL:
+def code() -> Library:
     found = native.library("bfloat16", "bfloat16" if load.multiplies_halves() else "float32")
     assert found is not None
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +22,15 @@ from grown_world import (
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
+from outrider.backends.native import build as native
+from outrider.backends.native.abi import Library
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters._growth import Growth
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, MambaDrafting, Slab
-from outrider.native import build as native
 from outrider.nets import mamba as ssm
 from outrider.nets.compiled import code_for
 from outrider.nets.compiled_mamba import compiled_mamba
-from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
@@ -79,7 +79,7 @@ def made(
     return outrider.LLM(target, None, drafter, "tiny", "mamba", frozenset({3}))
 
 
-def floats() -> ctypes.CDLL:
+def floats() -> Library:
     found = native.library("float32", "float32")
     assert found is not None
     return found
