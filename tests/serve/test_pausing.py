@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +122,7 @@ def test_a_stream_that_is_not_read_pauses(llm: LLM, loaded: Any, start: Serve, n
     wanted = served.post(PATH, wordy)["choices"]
     beside = served.post(PATH, BESIDE)["choices"]
     reader = Reader(served.port, PATH, wordy)
-    assert until_paused(scheduler, n)
+    assert served.paused(n)
     jobs = list(scheduler.waiting)
     written = [len(job.row.output) for job in jobs]
     assert max(written) < 300, "it ran on"
@@ -138,12 +137,3 @@ def test_a_stream_that_is_not_read_pauses(llm: LLM, loaded: Any, start: Serve, n
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert [value for line in lines for value in line[name]] == choice["logprobs"][name]
     assert served.idle()
-
-
-def until_paused(scheduler: Any, n: int) -> bool:
-    """Wait until the last row has left the batch, with n texts that wait."""
-    for _ in range(1200):
-        if scheduler.batch is None and scheduler.reading is None and len(scheduler.waiting) == n:
-            return True
-        threading.Event().wait(0.05)
-    return False
