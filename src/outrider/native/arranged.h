@@ -114,19 +114,35 @@ integer arranged_bytes(integer number, integer width) {
     return kind == PLAIN ? 0 : bytes(kind, width);
 }
 
+typedef struct {
+    const Format *format;
+    const uint8_t *from;
+    const integer *order;
+    integer rows, width;
+    char *to;
+    integer *fits;
+} Arranging;
+
+static void arrange_task(const Team *team, const void *call) {
+    const Arranging *of = call;
+    const Format *format = of->format;
+    const integer size = of->width / format->elements * format->bytes, own = bytes(kind_of(format), of->width);
+    const integer fours = (of->rows + 3) / 4;
+    for (integer i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4) {
+        const uint8_t *four[4];
+        for (integer r = 0; r < 4; r++)
+            four[r] = i + r < of->rows ? of->from + (of->order ? of->order[i + r] : i + r) * size : NULL;
+        if (!arrange_four(format, four, of->width, of->to + i * own)) __atomic_store_n(of->fits, 0, __ATOMIC_RELAXED);
+    }
+}
+
 /* Write `rows` of a file's rows in our order: those that `order` says, or the same if it is NULL. There is room for four
    times some, and the last ones are zeros. Returns their kind; PLAIN where a number does not fit, as of a scale that is NaN. */
 integer arranged(
     integer number, const uint8_t *from, integer rows, integer width, const integer *order, char *to, integer threads
 ) {
     const Format *format = format_of(number);
-    const integer size = width / format->elements * format->bytes, own = arranged_bytes(number, width);
-    int fits = 1;
-#pragma omp parallel for num_threads((int)threads) reduction(&& : fits)
-    for (integer i = 0; i < rows; i += 4) {
-        const uint8_t *four[4];
-        for (integer r = 0; r < 4; r++) four[r] = i + r < rows ? from + (order ? order[i + r] : i + r) * size : NULL;
-        fits = arrange_four(format, four, width, to + i * own) && fits;
-    }
+    integer fits = 1;
+    run(threads, NULL, 0, arrange_task, &(Arranging){format, from, order, rows, width, to, &fits});
     return fits ? kind_of(format) : PLAIN;
 }

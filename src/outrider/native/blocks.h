@@ -60,13 +60,25 @@ INLINE integer bytes(integer kind, integer width) {
     return (numbers + scales) / 4;
 }
 
-/* Where memory is fetched to, and how many columns ahead. AMD's processors, and tiles a little, gain by the second cache. */
-#ifndef SOON
-#define SOON _MM_HINT_T0
-#endif
-#ifndef AHEAD
-#define AHEAD 1
-#endif
+/* What suits this processor, as `library.py` says when it loads this code. */
+static struct {
+    integer first_cache; /* its bytes */
+    integer second;      /* is memory fetched into the second cache? AMD's processors, and tiles a little, gain by it */
+    integer ahead;       /* columns of weights from the one that is multiplied to the one that is fetched */
+} machine = {32768, 0, 1};
+
+void suit(integer first_cache, integer second, integer ahead) {
+    machine.first_cache = first_cache;
+    machine.second = second;
+    machine.ahead = ahead;
+}
+
+INLINE void prefetch(const void *line) {
+    if (machine.second)
+        _mm_prefetch(line, _MM_HINT_T1);
+    else
+        _mm_prefetch(line, _MM_HINT_T0);
+}
 
 #if defined(NARROW) || defined(HALVES) && LANES == 8
 const integer block_lanes = LANES;
@@ -79,11 +91,22 @@ const integer block_lanes = LANES;
 
 #include "arranged.h"
 
+typedef struct {
+    const Matrix *w;
+    integer outputs, width;
+    number *to;
+} Numbers;
+
+static void numbers_task(const Team *team, const void *call) {
+    const Numbers *of = call;
+    const integer kind = of->w->kind, width = of->width, fours = of->outputs / 4;
+    for (integer i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4)
+        unpack((const char *)of->w->data + i * bytes(kind, width), kind, width, 0, of->to + i * width);
+}
+
 /* All rows of a matrix, [outputs, width], of which there are four times some: for those who check them. */
 void numbers(const Matrix *w, integer outputs, integer width, number *to, integer threads) {
-#pragma omp parallel for num_threads((int)threads)
-    for (integer i = 0; i < outputs; i += 4)
-        unpack((const char *)w->data + i * bytes(w->kind, width), w->kind, width, 0, to + i * width);
+    run(threads, NULL, 0, numbers_task, &(Numbers){w, outputs, width, to});
 }
 
 #endif

@@ -23,7 +23,7 @@ from .sanitized import sanitizer
 
 HERE = Path(__file__).parent
 SOURCE = "pass.c"
-FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
+FLAGS = "-O3", "-march=native", "-pthread", "-ffp-contract=off", "-shared", "-fPIC"
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ INLINE void direct(
             if (kind == PLAIN) {
                 const number *row = (const number *)rows[r] + k;
                 const char *line = rows[0] + ahead + (4 * k + r * GROUP) * (integer)sizeof(number); /* as memory lies */
-                _mm_prefetch(line, SOON);
-                if (sizeof(number) == 4) _mm_prefetch(line + LINE, SOON);
+                prefetch(line);
+                if (sizeof(number) == 4) prefetch(line + LINE);
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) weights[i] = READ(row + LANES * i);
             }
@@ -89,7 +89,7 @@ INLINE void meet_rows(const int n, const input *x, integer width, const float *c
         for (int r = 0; r < 4; r++) {
             const vector weights = PINNED(LOAD(w[r] + k));
 #ifndef HALVES
-            if (r % 2 == 0) _mm_prefetch((const char *)(w[0] + 4 * k + r * LANES) + ahead, SOON);
+            if (r % 2 == 0) prefetch((const char *)(w[0] + 4 * k + r * LANES) + ahead);
 #endif
 #pragma GCC unroll 3
             for (int i = 0; i < n; i++) found[4 * i + r] = FMA(given[i], weights, found[4 * i + r]);
@@ -112,7 +112,7 @@ INLINE void widen_four(const char *const *rows, integer width, integer ahead, fl
     for (integer r = 0; r < 4; r++)
         for (integer k = 0; k < width; k += GROUP) {
             const number *own = (const number *)rows[r] + k;
-            _mm_prefetch((const char *)own + ahead, SOON); /* line by line */
+            prefetch((const char *)own + ahead); /* line by line */
 #pragma GCC unroll 4
             for (int i = 0; i < GROUP; i += LANES) STORE(to + r * width + k + i, READ(own + i));
         }
@@ -129,7 +129,7 @@ INLINE void four_of(
     float known[width / GROUP * KNOWN(kind) + 1];
 #ifdef HALVES
     if (kind == FOUR || kind == EIGHT) know(rows[0], kind, width, ahead, known);
-    if (kind == TWELVE) _mm_prefetch((const char *)uppers(rows[0], width) + ahead, SOON);
+    if (kind == TWELVE) prefetch((const char *)uppers(rows[0], width) + ahead);
 #endif
     if (n == 1) return few(1, kind, x, width, rows, known, ahead, y);
     if (n == 2) return few(2, kind, x, width, rows, known, ahead, y);
@@ -161,7 +161,7 @@ INLINE void four_of(
 INLINE void column_of(
     const int kind, const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y
 ) {
-    const integer size = bytes(kind, width), ahead = AHEAD * LANES * size;
+    const integer size = bytes(kind, width), ahead = machine.ahead * LANES * size;
     const char *data = w.data;
     for (integer j = first; j < first + LANES; j += 4, y += 4) {
         const char *rows[4];

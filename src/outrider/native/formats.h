@@ -220,6 +220,34 @@ static void open_block_of(const Format *format, const uint8_t *block, float *to)
     }
 }
 
+typedef struct {
+    const Format *format;
+    const uint8_t *from;
+    integer rows, width;
+    const integer *order;
+    void *to;
+    integer halves;
+} Dequantise;
+
+static void dequantise_task(const Team *team, const void *call) {
+    const Dequantise *of = call;
+    const Format *format = of->format;
+    const integer width = of->width, blocks = width / format->elements;
+    for (integer r = own_first(team, of->rows); r < own_last(team, of->rows); r++) {
+        const uint8_t *block = of->from + (of->order ? of->order[r] : r) * blocks * format->bytes;
+        float some[256];
+        for (integer b = 0; b < blocks; b++, block += format->bytes) {
+            const integer at = r * width + b * format->elements;
+            if (!of->halves) {
+                open_block_of(format, block, (float *)of->to + at);
+                continue;
+            }
+            open_block_of(format, block, some);
+            for (integer i = 0; i < format->elements; i++) ((uint16_t *)of->to)[at + i] = rounded(some[i]);
+        }
+    }
+}
+
 /* Rows of `width` numbers of a file's kind, as float32 or rounded to bfloat16. `order`: the file's row for each row that
    is written; NULL: the same. Returns how many rows were written: none where the kind is not in the table, or `width` is
    not a multiple of its blocks. */
@@ -229,20 +257,6 @@ integer dequantise(
 ) {
     const Format *format = format_of(number);
     if (!format || width % format->elements) return 0;
-    const integer blocks = width / format->elements;
-#pragma omp parallel for num_threads((int)threads)
-    for (integer r = 0; r < rows; r++) {
-        const uint8_t *block = from + (order ? order[r] : r) * blocks * format->bytes;
-        float some[256];
-        for (integer b = 0; b < blocks; b++, block += format->bytes) {
-            const integer at = r * width + b * format->elements;
-            if (!halves) {
-                open_block_of(format, block, (float *)to + at);
-                continue;
-            }
-            open_block_of(format, block, some);
-            for (integer i = 0; i < format->elements; i++) ((uint16_t *)to)[at + i] = rounded(some[i]);
-        }
-    }
+    run(threads, NULL, 0, dequantise_task, &(Dequantise){format, from, rows, width, order, to, halves});
     return rows;
 }

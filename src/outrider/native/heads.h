@@ -7,29 +7,41 @@ typedef struct {
     float *made;       /* room: [rows, depth * hidden] */
 } Heads;
 
-void draft_heads(const Model *model, const Heads *heads, const Block *block, Pass *pass, Draft *draft) {
+typedef struct {
+    const Model *model;
+    const Heads *heads;
+    const Pass *pass;
+    const Draft *draft;
+} HeadsCall;
+
+/* The logits of all heads. */
+static void heads_logits(const Team *team, const void *call) {
+    const HeadsCall *of = call;
+    const Model *model = of->model;
+    const Heads *heads = of->heads;
+    const Pass *pass = of->pass;
+    const Draft *draft = of->draft;
     const integer rows = pass->rows, depth = draft->depth, hidden = model->hidden, wide = depth * hidden;
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        collected(pass, draft->features, hidden, own_first(&team, rows), own_last(&team, rows));
-        meet(&team);
-        product(pass->normed, rows, hidden, heads->blocks, heads->bias, wide, heads->made, NULL, wide, 0, &team);
-        meet(&team);
-        for (integer i = own_first(&team, rows * depth); i < own_last(&team, rows * depth); i++) {
-            const float *own = heads->made + i * hidden;
-            float found[hidden];
-            for (integer k = 0; k < hidden; k += LANES)
-                STORE(found + k, ADD(HELD(draft->features[i / depth] + k), silu(LOAD(own + k))));
-            to_inputs(found, hidden, pass->normed + i * hidden);
-        }
-        meet(&team);
-        product(
-            pass->normed, rows * depth, hidden, model->head, NULL, model->vocabulary, pass->logits, NULL,
-            model->vocabulary, 0, &team
-        );
-        meet(&team);
+    collected(pass, draft->features, hidden, own_first(team, rows), own_last(team, rows));
+    meet(team);
+    product(pass->normed, rows, hidden, heads->blocks, heads->bias, wide, heads->made, NULL, wide, 0, team);
+    meet(team);
+    for (integer i = own_first(team, rows * depth); i < own_last(team, rows * depth); i++) {
+        const float *own = heads->made + i * hidden;
+        float found[hidden];
+        for (integer k = 0; k < hidden; k += LANES)
+            STORE(found + k, ADD(HELD(draft->features[i / depth] + k), silu(LOAD(own + k))));
+        to_inputs(found, hidden, pass->normed + i * hidden);
     }
+    meet(team);
+    product(
+        pass->normed, rows * depth, hidden, model->head, NULL, model->vocabulary, pass->logits, NULL,
+        model->vocabulary, 0, team
+    );
+    meet(team);
+}
+
+void draft_heads(const Model *model, const Heads *heads, const Block *block, Pass *pass, Draft *draft) {
+    run_pass(pass, heads_logits, &(HeadsCall){model, heads, pass, draft});
     best_trees(model, block, pass, draft);
 }

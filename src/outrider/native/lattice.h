@@ -20,30 +20,57 @@ typedef struct {
     double *value;               /* room: the same: the log of the product of confidences */
 } Block;
 
+typedef struct {
+    const Model *model;
+    const Block *block;
+    const Pass *pass;
+    const Draft *draft;
+    integer count; /* positions that wait */
+} Context;
+
+static void read_context_task(const Team *team, const void *call) {
+    const Context *of = call;
+    const Model *model = of->model;
+    const Block *block = of->block;
+    const Pass *pass = of->pass;
+    const Draft *draft = of->draft;
+    const integer hidden = model->hidden, joined = block->taps * hidden, count = of->count;
+    const integer first = own_first(team, count), last = own_last(team, count);
+    collected(pass, draft->features, hidden, first * block->taps, last * block->taps);
+    meet(team);
+    product(pass->normed, count, joined, block->join, NULL, hidden, pass->states, NULL, hidden, 0, team);
+    meet(team);
+    normed(model, pass, block->norm, first, last);
+    for (integer m = first; m < last; m++) {
+        const integer row = pass->live[m];
+        if (m == pass->starts[row] + draft->waiting[row] - 1)
+            scaled(pass->states + m * hidden, block->norm, hidden, model->epsilon, draft->last + row * hidden);
+    }
+    meet(team);
+    for (integer l = 0; l < model->layers; l++)
+        remembered(model, pass, l, hidden, count, draft->lengths, team);
+}
+
 /* Context vectors of the positions that wait, and their keys and values. */
 static void read_context(const Model *model, const Block *block, Pass *pass, Draft *draft) {
-    const integer hidden = model->hidden, joined = block->taps * hidden;
     const integer count = counted(pass, draft->waiting);
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const integer first = own_first(&team, count), last = own_last(&team, count);
-        collected(pass, draft->features, hidden, first * block->taps, last * block->taps);
-        meet(&team);
-        product(pass->normed, count, joined, block->join, NULL, hidden, pass->states, NULL, hidden, 0, &team);
-        meet(&team);
-        normed(model, pass, block->norm, first, last);
-        for (integer m = first; m < last; m++) {
-            const integer row = pass->live[m];
-            if (m == pass->starts[row] + draft->waiting[row] - 1)
-                scaled(pass->states + m * hidden, block->norm, hidden, model->epsilon, draft->last + row * hidden);
-        }
-        meet(&team);
-        for (integer l = 0; l < model->layers; l++)
-            remembered(model, pass, l, hidden, count, draft->lengths, &team);
-    }
+    run_pass(pass, read_context_task, &(Context){model, block, pass, draft, count});
     for (integer r = 0; r < pass->rows; r++) draft->lengths[r] += draft->waiting[r];
+}
+
+typedef struct {
+    const Block *block;
+    const Pass *pass;
+    integer hidden, slots;
+} Seeds;
+
+/* What the last context vectors and the anchors add to the slots. */
+static void add_seeds(const Team *team, const void *call) {
+    const Seeds *of = call;
+    const Pass *pass = of->pass;
+    const integer reads = 2 * of->hidden, makes = of->slots * of->hidden;
+    product(pass->normed, pass->rows, reads, of->block->seed, NULL, makes, pass->states, NULL, makes, 1, team);
+    meet(team);
 }
 
 /* One pass over the slots that draft, and those before them. */
@@ -63,15 +90,7 @@ static void read_block(const Model *model, const Block *block, Pass *pass, Draft
             STORE_INPUT(pass->normed + at, LOAD(draft->last + i));
             STORE_INPUT(pass->normed + at + hidden, HELD(draft->embeddings + draft->root[row] * hidden + i % hidden));
         }
-        Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-        {
-            const Team team = team_at(&gate);
-            product(
-                pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->states, NULL, slots * hidden, 1, &team
-            );
-            meet(&team);
-        }
+        run_pass(pass, add_seeds, &(Seeds){block, pass, hidden, slots});
     }
     pass->nodes = pass->all = slots;
     pass->asked = draft->depth;
@@ -151,21 +170,24 @@ static void best_nodes(const Block *block, const Draft *draft, integer row) {
     }
 }
 
+static void best_trees_task(const Team *team, const void *call) {
+    const Context *of = call;
+    const Block *block = of->block;
+    const Draft *draft = of->draft;
+    const integer rows = of->pass->rows, depth = draft->depth, most = draft->most, columns = of->model->vocabulary;
+    for (integer i; (i = take(team)) < rows * depth;)
+        rank(
+            draft, of->pass->logits + i * columns, i, columns, i / depth, i % depth,
+            block->columns + i * most, block->confidences + i * most
+        );
+    meet(team);
+    for (integer r; (r = take(team)) < rows;) best_nodes(block, draft, r);
+}
+
 /* The best tree of every row, from the logits of its slots. */
 static void best_trees(const Model *model, const Block *block, const Pass *pass, Draft *draft) {
-    const integer rows = pass->rows, depth = draft->depth, most = draft->most, columns = model->vocabulary;
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (integer i = 0; i < rows * depth; i++)
-            rank(
-                draft, pass->logits + i * columns, i, columns, i / depth, i % depth,
-                block->columns + i * most, block->confidences + i * most
-            );
-#pragma omp for schedule(dynamic, 1)
-        for (integer r = 0; r < rows; r++) best_nodes(block, draft, r);
-    }
-    keep(draft, rows, draft->candidates);
+    run_pass(pass, best_trees_task, &(Context){model, block, pass, draft, 0});
+    keep(draft, pass->rows, draft->candidates);
 }
 
 /* Draft for every row; `depth` 0: read what waits and no more; `nodes` 0: no tree, the slots' logits alone. */

@@ -84,53 +84,63 @@ static void read_norms(const Mamba *mamba, const Pass *pass, const float *weight
     }
 }
 
-/* A step of `count` nodes from slots to slots, each by its token; with `speak`, the logits behind them. */
-static void advance(const Mamba *mamba, const Slab *slab, Pass *pass, integer count, integer speak) {
-    const integer hidden = mamba->hidden, inner = mamba->inner, kept = mamba->kernel - 1;
+typedef struct {
+    const Mamba *mamba;
+    const Slab *slab;
+    const Pass *pass;
+    integer count, speak;
+} Step;
+
+static void advance_task(const Team *team, const void *call) {
+    const Step *of = call;
+    const Mamba *mamba = of->mamba;
+    const Slab *slab = of->slab;
+    const Pass *pass = of->pass;
+    const integer hidden = mamba->hidden, inner = mamba->inner, kept = mamba->kernel - 1, count = of->count;
     const integer channels = inner + 2 * mamba->groups * mamba->states, memory = inner * mamba->states;
     const integer all = pass->rows * slab->slots;
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const integer first = own_first(&team, count), last = own_last(&team, count);
-        for (integer i = first; i < last; i++)
-            EXPECT(slab->token[i] >= 0 && slab->token[i] < mamba->entries && slab->from[i] < all && slab->to[i] < all);
-        for (integer i = first; i < last; i++)
-            for (integer k = 0; k < hidden; k += LANES)
-                STORE(pass->states + i * hidden + k, HELD(mamba->embeddings + slab->token[i] * hidden + k));
-        for (integer l = 0; l < mamba->layers; l++) {
-            const MambaLayer *own = mamba->layer + l;
-            read_norms(mamba, pass, own->norm, first, last);
-            meet(&team);
-            product(
-                pass->normed, count, hidden, own->in, NULL, mamba->outputs, pass->made, NULL, mamba->outputs, 0, &team
+    const integer first = own_first(team, count), last = own_last(team, count);
+    for (integer i = first; i < last; i++)
+        EXPECT(slab->token[i] >= 0 && slab->token[i] < mamba->entries && slab->from[i] < all && slab->to[i] < all);
+    for (integer i = first; i < last; i++)
+        for (integer k = 0; k < hidden; k += LANES)
+            STORE(pass->states + i * hidden + k, HELD(mamba->embeddings + slab->token[i] * hidden + k));
+    for (integer l = 0; l < mamba->layers; l++) {
+        const MambaLayer *own = mamba->layer + l;
+        read_norms(mamba, pass, own->norm, first, last);
+        meet(team);
+        product(
+            pass->normed, count, hidden, own->in, NULL, mamba->outputs, pass->made, NULL, mamba->outputs, 0, team
+        );
+        meet(team);
+        for (integer i = first; i < last; i++) {
+            const integer from = l * all + slab->from[i], to = l * all + slab->to[i];
+            float *made = pass->made + i * mamba->outputs;
+            convolved(
+                mamba, own, slab->inputs + from * channels * kept, slab->inputs + to * channels * kept, made + inner
             );
-            meet(&team);
-            for (integer i = first; i < last; i++) {
-                const integer from = l * all + slab->from[i], to = l * all + slab->to[i];
-                float *made = pass->made + i * mamba->outputs;
-                convolved(
-                    mamba, own, slab->inputs + from * channels * kept, slab->inputs + to * channels * kept, made + inner
-                );
-                remembers(
-                    mamba, own, slab->memory + from * memory, slab->memory + to * memory, made, pass->seen + i * inner
-                );
-            }
-            meet(&team);
-            product(pass->seen, count, inner, own->out, NULL, hidden, pass->states, NULL, hidden, 1, &team);
-            meet(&team);
-        }
-        if (speak) {
-            read_norms(mamba, pass, mamba->norm, first, last);
-            meet(&team);
-            product(
-                pass->normed, count, hidden, mamba->head, NULL, mamba->vocabulary, pass->logits, NULL,
-                mamba->vocabulary, 0, &team
+            remembers(
+                mamba, own, slab->memory + from * memory, slab->memory + to * memory, made, pass->seen + i * inner
             );
-            meet(&team);
         }
+        meet(team);
+        product(pass->seen, count, inner, own->out, NULL, hidden, pass->states, NULL, hidden, 1, team);
+        meet(team);
     }
+    if (of->speak) {
+        read_norms(mamba, pass, mamba->norm, first, last);
+        meet(team);
+        product(
+            pass->normed, count, hidden, mamba->head, NULL, mamba->vocabulary, pass->logits, NULL,
+            mamba->vocabulary, 0, team
+        );
+        meet(team);
+    }
+}
+
+/* A step of `count` nodes from slots to slots, each by its token; with `speak`, the logits behind them. */
+static void advance(const Mamba *mamba, const Slab *slab, Pass *pass, integer count, integer speak) {
+    run_pass(pass, advance_task, &(Step){mamba, slab, pass, count, speak});
 }
 
 /* Read what waits, `behind`, row by row, into slot 0; the logits are those behind each row's last token. */

@@ -9,7 +9,7 @@
 /* The weights of LANES outputs from `first` on, as tiles read them beside rows: for each step, pairs of all outputs.
    Outputs beyond `last` are those of the last ones, and nobody's. */
 INLINE void turned_shape(const int shape, Matrix w, integer width, integer first, integer last, number *to) {
-    const integer size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(shape);
+    const integer size = bytes(w.kind, width), ahead = machine.ahead * LANES * size, apart = width / GROUP * KNOWN(shape);
     const char *data = w.data, *rows[LANES];
     float known[shape != PLAIN ? LANES / 4 * apart + 16 : 1];
     number room[LANES][STEP] __attribute__((aligned(64)));
@@ -77,7 +77,7 @@ static void product_of_many(
 ) {
     number *kept[2] = {(number *)team->scratch, (number *)team->scratch + LANES * width};
     input *room = (input *)(kept[1] + LANES * width);
-    EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
+    EXPECT((char *)(room + LANES * width) <= team->scratch + team->region->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
     for (integer m = 0; m < n; m += SOME)
@@ -112,7 +112,7 @@ static void gated_of_many(
 ) {
     number *kept[2] = {(number *)team->scratch, (number *)team->scratch + LANES * width};
     input *room = (input *)(kept[1] + LANES * width);
-    EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
+    EXPECT((char *)(room + LANES * width) <= team->scratch + team->region->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
     for (integer m = 0; m < n; m += SOME)

@@ -8,7 +8,7 @@ INLINE void know(const char *four, integer kind, integer width, integer ahead, f
     const char *from = four + width / GROUP * KEPT(shape);
     if (!SUPER(kind)) {
         for (integer i = 0; i < count; i += 16) {
-            _mm_prefetch(from + 2 * i + ahead, SOON);
+            prefetch(from + 2 * i + ahead);
             const __mmask16 there = count - i < 16 ? (__mmask16)((1u << (count - i)) - 1) : 0xffff;
             STORE(known + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from + 2 * i)));
         }
@@ -23,7 +23,7 @@ INLINE void know(const char *four, integer kind, integer width, integer ahead, f
         for (integer i = 0; i < WIDE_GROUP / GROUP * SCALES(shape); i += 16, from += 16, known += 16) {
             const __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
             STORE(known, MUL(_mm512_cvtepi32_ps(scales), by)); /* no product is rounded */
-            if (i % 64 == 0) _mm_prefetch(from + ahead, SOON);
+            if (i % 64 == 0) prefetch(from + ahead);
         }
     }
 }
@@ -45,7 +45,7 @@ INLINE operand scaled_halves(__m512i low, __m512i high, float first, float secon
 
 /* The numbers of one block of four rows, which lie at `four`. */
 INLINE void spread(const char *four, const int shape, const float *known, integer ahead, operand to[4]) {
-    _mm_prefetch(four + ahead, SOON);
+    prefetch(four + ahead);
     if (shape == EIGHT) {
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
@@ -54,7 +54,7 @@ INLINE void spread(const char *four, const int shape, const float *known, intege
                 _mm512_cvtepi8_epi32(_mm_loadu_si128(from)), _mm512_cvtepi8_epi32(_mm_loadu_si128(from + 1)), known[r], known[r]
             );
         }
-        _mm_prefetch(four + ahead + 64, SOON);
+        prefetch(four + ahead + 64);
         return;
     }
     const __m512i words = _mm512_loadu_si512(four), nibble = _mm512_set1_epi16(15), fifth = _mm512_set1_epi16(16);

@@ -2,7 +2,7 @@
 
 #include "vectors.h"
 
-#include "team.h"
+#include "threads.h"
 
 #include "formats.h"
 
@@ -71,9 +71,9 @@ typedef struct {
     integer scratch_each; /* `scratch_bytes` at least */
 } Pass;
 
-/* Where the threads of a call meet, and what they write over. */
-INLINE Gate gate_of(const Pass *pass) {
-    return (Gate){.scratch = pass->scratch, .bytes = pass->scratch_each};
+/* Run a task on the threads that a pass may take. */
+static Region run_pass(const Pass *pass, Task *task, const void *call) {
+    return run(hands(pass->threads), pass->scratch, pass->scratch_each, task, call);
 }
 
 /* Numbers from one slot of the cache to the next. */
@@ -187,8 +187,7 @@ static void mix(const Model *model, const Pass *pass, integer layer, Work *work,
     const integer goes = uneven ? least * team->threads : least, together = goes ? (pass->nodes + goes - 1) / goes : 1;
     const integer stride = slot_width(model, pass);
     begin_few(2, heads < LANES ? heads : LANES);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (integer item = 0; item < pass->rows * groups * cuts * goes; item++) {
+    for (integer item; (item = take(team)) < pass->rows * groups * cuts * goes;) {
         const integer go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
         const integer row = item / goes / cuts / groups, first = go * together;
         const integer nodes = pass->starts[row + 1] - pass->starts[row];
@@ -279,79 +278,93 @@ static integer together(const Model *model, const Pass *pass) {
     return count;
 }
 
-void forward(const Model *model, const Pass *pass) {
-    const integer rows = together(model, pass), hidden = model->hidden, width = model->width;
+typedef struct {
+    const Model *model;
+    const Pass *pass;
+    integer rows, asked; /* nodes; those whose logits are asked for */
+} Forward;
+
+static void forward_task(const Team *team, const void *call) {
+    const Forward *of = call;
+    const Model *model = of->model;
+    const Pass *pass = of->pass;
+    const integer rows = of->rows, hidden = model->hidden, width = model->width;
     const integer wide = model->heads * width, narrow = model->groups * width, stride = wide + 2 * narrow;
-    const integer spoken_of = model->head.data ? asked(pass) : 0, since = now();
-    integer hired = 1; /* may be fewer than were asked for */
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        if (!team.thread) hired = team.threads;
-        const integer first = own_first(&team, rows), last = own_last(&team, rows);
-        Work work;
-        for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
-        if (model->join.data) {
-            to_inputs(
-                pass->given + first * model->joined, (last - first) * model->joined, pass->normed + first * model->joined
-            );
-            meet(&team);
-            product(
-                pass->normed, rows, model->joined, model->join, model->bias_join, hidden, pass->states, NULL, hidden, 0,
-                &team
-            );
-            meet(&team);
-        }
-        for (integer l = 0; l < model->layers; l++) {
-            const Layer *own = model->layer + l;
-            const integer pair = !l && model->norm_given, reads = pair ? 2 * hidden : hidden;
-            tap(model, pass, l, first, last);
-            if (pair)
-                paired(model, pass, first, last);
-            else
-                normed(model, pass, own->norm, first, last);
-            meet(&team);
-            product(pass->normed, rows, reads, own->q, own->bias_q, wide, pass->made, NULL, stride, 0, &team);
-            product(pass->normed, rows, reads, own->k, own->bias_k, narrow, pass->made + wide, NULL, stride, 0, &team);
-            product(
-                pass->normed, rows, reads, own->v, own->bias_v, narrow, pass->made + wide + narrow, NULL, stride, 0, &team
-            );
-            meet(&team);
-            for (integer m = first; m < last; m++) placed(model, pass, l, m);
-            meet(&team);
-            mix(model, pass, l, &work, &team);
-            product(pass->seen, rows, wide, own->o, own->bias_o, hidden, pass->states, NULL, hidden, 1, &team);
-            meet(&team);
-            normed(model, pass, own->norm_inner, first, last);
-            meet(&team);
-            gated(pass->normed, rows, hidden, own->gate, own->up, model->inner, pass->inside, &team);
-            meet(&team);
-            product(pass->inside, rows, model->inner, own->down, NULL, hidden, pass->states, NULL, hidden, 1, &team);
-            meet(&team);
-        }
-        tap(model, pass, model->layers, first, last);
-        meet(&team);
-        if (model->head.data) spoken(model, pass, spoken_of, &team);
-        meet(&team);
+    const integer first = own_first(team, rows), last = own_last(team, rows);
+    Work work;
+    for (integer m = first; m < last && pass->ancestors; m++) walk(pass, m);
+    if (model->join.data) {
+        to_inputs(
+            pass->given + first * model->joined, (last - first) * model->joined, pass->normed + first * model->joined
+        );
+        meet(team);
+        product(
+            pass->normed, rows, model->joined, model->join, model->bias_join, hidden, pass->states, NULL, hidden, 0,
+            team
+        );
+        meet(team);
     }
-    if (rows <= ROWS) judge(pass->threads, hired, now() - since, gate.late); /* with many, uneven shares take longer than the spins */
+    for (integer l = 0; l < model->layers; l++) {
+        const Layer *own = model->layer + l;
+        const integer pair = !l && model->norm_given, reads = pair ? 2 * hidden : hidden;
+        tap(model, pass, l, first, last);
+        if (pair)
+            paired(model, pass, first, last);
+        else
+            normed(model, pass, own->norm, first, last);
+        meet(team);
+        product(pass->normed, rows, reads, own->q, own->bias_q, wide, pass->made, NULL, stride, 0, team);
+        product(pass->normed, rows, reads, own->k, own->bias_k, narrow, pass->made + wide, NULL, stride, 0, team);
+        product(
+            pass->normed, rows, reads, own->v, own->bias_v, narrow, pass->made + wide + narrow, NULL, stride, 0, team
+        );
+        meet(team);
+        for (integer m = first; m < last; m++) placed(model, pass, l, m);
+        meet(team);
+        mix(model, pass, l, &work, team);
+        product(pass->seen, rows, wide, own->o, own->bias_o, hidden, pass->states, NULL, hidden, 1, team);
+        meet(team);
+        normed(model, pass, own->norm_inner, first, last);
+        meet(team);
+        gated(pass->normed, rows, hidden, own->gate, own->up, model->inner, pass->inside, team);
+        meet(team);
+        product(pass->inside, rows, model->inner, own->down, NULL, hidden, pass->states, NULL, hidden, 1, team);
+        meet(team);
+    }
+    tap(model, pass, model->layers, first, last);
+    meet(team);
+    if (model->head.data) spoken(model, pass, of->asked, team);
+    meet(team);
+}
+
+void forward(const Model *model, const Pass *pass) {
+    const integer since = now(), rows = together(model, pass), count = model->head.data ? asked(pass) : 0;
+    const Region region = run_pass(pass, forward_task, &(Forward){model, pass, rows, count});
+    if (rows <= ROWS) /* with many, uneven shares take longer than the spins */
+        judge(pass->threads, region.threads, now() - since, region.late);
 }
 
 #if defined(HALVES) && !defined(TILES)
+typedef struct {
+    const Matrix *w;
+    const input *x;
+    integer n, width, outputs;
+    float *y;
+} Multiply;
+
+static void multiply_task(const Team *team, const void *call) {
+    const Multiply *of = call;
+    product(of->x, of->n, of->width, *of->w, NULL, of->outputs, of->y, NULL, of->outputs, 0, team);
+}
+
 /* y = x W^T of one matrix, for those who check it. `given`: room for x, as the input of a product; `scratch`: of
    `scratch_bytes` for each thread. */
 void multiply(
     const Matrix *w, const float *x, integer n, integer width, integer outputs, float *y, integer threads, input *given,
     char *scratch
 ) {
-    Gate gate = {.scratch = scratch, .bytes = scratch_bytes(n, width)};
     to_inputs(x, n * width, given);
-#pragma omp parallel num_threads((int)threads)
-    {
-        const Team team = team_at(&gate);
-        product(given, n, width, *w, NULL, outputs, y, NULL, outputs, 0, &team);
-    }
+    run(threads, scratch, scratch_bytes(n, width), multiply_task, &(Multiply){w, given, n, width, outputs, y});
 }
 #endif
 
@@ -370,10 +383,6 @@ void multiply(
 #include "heads.h"
 
 #include "walk.h"
-
-#ifdef OWN_THREADS
-#include "own_threads.h"
-#endif
 
 /* What parts.py is held to when this code is loaded. */
 const integer structure_sizes[] = {

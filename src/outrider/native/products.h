@@ -41,7 +41,7 @@ integer scratch_bytes(integer rows, integer width) {
 
 /* The same of rows for a kind of weights: where `laid` writes them. */
 INLINE input *scratch_of(const Team *team, integer kind, integer rows, integer width) {
-    EXPECT(ROOM(kind, rows, width) * (integer)sizeof(input) <= team->gate->bytes || ROOM(kind, rows, width) == 1);
+    EXPECT(ROOM(kind, rows, width) * (integer)sizeof(input) <= team->region->bytes || ROOM(kind, rows, width) == 1);
     return (input *)team->scratch;
 }
 

@@ -85,59 +85,71 @@ static integer counted(const Pass *pass, const integer *waiting) {
     return count;
 }
 
+typedef struct {
+    const Model *step;
+    const Pass *pass;
+    const Draft *draft;
+    integer count; /* pairs that wait */
+} Reading;
+
+static void given_pairs_task(const Team *team, const void *call) {
+    const Reading *of = call;
+    const Pass *pass = of->pass;
+    const Draft *draft = of->draft;
+    const integer hidden = of->step->hidden, taps = draft->taps, count = of->count;
+    float *given = (float *)pass->given;
+    const integer first = own_first(team, count), last = own_last(team, count);
+    for (integer i = first; i < last; i++) {
+        EXPECT(draft->behind[i] >= 0 && draft->behind[i] < draft->entries);
+        const held *embedding = draft->embeddings + draft->behind[i] * hidden;
+        float *to = given + i * 2 * hidden;
+        for (integer k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
+        for (integer k = 0; k < hidden && !draft->fuse.data; k += LANES)
+            STORE(to + hidden + k, HELD(draft->features[i] + k));
+    }
+    if (draft->fuse.data) {
+        collected(pass, draft->features, draft->wide, first * taps, last * taps);
+        meet(team);
+        product(
+            pass->normed, count, taps * draft->wide, draft->fuse, NULL, hidden, given + hidden, NULL, 2 * hidden, 0,
+            team
+        );
+    }
+    meet(team);
+}
+
 /* The first product's input of each pair that waits: its embedding, and beside it its feature, or for EAGLE-3 one vector
    of its features. Returns how many pairs there are. */
 static integer given_pairs(const Model *step, const Pass *pass, const Draft *draft) {
-    const integer hidden = step->hidden, taps = draft->taps, count = counted(pass, draft->waiting);
-    float *given = (float *)pass->given;
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const integer first = own_first(&team, count), last = own_last(&team, count);
-        for (integer i = first; i < last; i++) {
-            EXPECT(draft->behind[i] >= 0 && draft->behind[i] < draft->entries);
-            const held *embedding = draft->embeddings + draft->behind[i] * hidden;
-            float *to = given + i * 2 * hidden;
-            for (integer k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
-            for (integer k = 0; k < hidden && !draft->fuse.data; k += LANES)
-                STORE(to + hidden + k, HELD(draft->features[i] + k));
-        }
-        if (draft->fuse.data) {
-            collected(pass, draft->features, draft->wide, first * taps, last * taps);
-            meet(&team);
-            product(
-                pass->normed, count, taps * draft->wide, draft->fuse, NULL, hidden, given + hidden, NULL, 2 * hidden, 0,
-                &team
-            );
-        }
-        meet(&team);
-    }
+    const integer count = counted(pass, draft->waiting);
+    run_pass(pass, given_pairs_task, &(Reading){step, pass, draft, count});
     return count;
+}
+
+static void read_keys_task(const Team *team, const void *call) {
+    const Reading *of = call;
+    const Model *step = of->step;
+    const Pass *pass = of->pass;
+    const integer hidden = step->hidden, joined = step->joined, count = of->count;
+    const integer first = own_first(team, count), last = own_last(team, count);
+    if (step->join.data) {
+        to_inputs(pass->given + first * joined, (last - first) * joined, pass->normed + first * joined);
+        meet(team);
+        product(pass->normed, count, joined, step->join, step->bias_join, hidden, pass->states, NULL, hidden, 0, team);
+        meet(team);
+    }
+    if (step->norm_given)
+        paired(step, pass, first, last);
+    else
+        normed(step, pass, step->layer->norm, first, last);
+    meet(team);
+    remembered(step, pass, 0, step->norm_given ? 2 * hidden : hidden, count, of->draft->lengths, team);
 }
 
 /* Keys and values of the pairs that wait. */
 static void read_keys(const Model *step, const Pass *pass, const Draft *draft) {
-    const integer hidden = step->hidden, joined = step->joined;
     const integer count = given_pairs(step, pass, draft);
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const integer first = own_first(&team, count), last = own_last(&team, count);
-        if (step->join.data) {
-            to_inputs(pass->given + first * joined, (last - first) * joined, pass->normed + first * joined);
-            meet(&team);
-            product(pass->normed, count, joined, step->join, step->bias_join, hidden, pass->states, NULL, hidden, 0, &team);
-            meet(&team);
-        }
-        if (step->norm_given)
-            paired(step, pass, first, last);
-        else
-            normed(step, pass, step->layer->norm, first, last);
-        meet(&team);
-        remembered(step, pass, 0, step->norm_given ? 2 * hidden : hidden, count, draft->lengths, &team);
-    }
+    run_pass(pass, read_keys_task, &(Reading){step, pass, draft, count});
 }
 
 /* Feed the pairs that wait to the layer, behind each row's text. */

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 VARIABLE = "OUTRIDER_SANITIZE"
-# The compiler's flags behind the usual ones. CHECKED: `EXPECT` looks. OWN_THREADS: threads that the sanitizer sees.
+# The compiler's flags behind the usual ones. CHECKED: `EXPECT` looks.
 FLAGS: dict[str, tuple[str, ...]] = {
     "": (),
     "address": (
@@ -19,8 +19,8 @@ FLAGS: dict[str, tuple[str, ...]] = {
         "-fno-sanitize-recover=all",
         "-DCHECKED",
     ),
-    "thread": ("-O1", "-g", "-fsanitize=thread", "-DCHECKED", "-DOWN_THREADS", "-Wl,-Bsymbolic"),
-}  # fmt: skip
+    "thread": ("-O1", "-g", "-fsanitize=thread", "-DCHECKED"),
+}
 
 
 def sanitizer() -> str:

@@ -71,7 +71,7 @@ INLINE void outputs_of(
     const int shape, const int groups, const input *x, integer n, integer width, Matrix w, integer first, integer last,
     float *y
 ) {
-    const integer size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(shape);
+    const integer size = bytes(w.kind, width), ahead = machine.ahead * LANES * size, apart = width / GROUP * KNOWN(shape);
     const integer stride = n == 1 ? 4 : 64, steps = width / STEP, next = n == 1 ? STEP : LANES * STEP;
     const integer direct = shape == PLAIN && first + LANES <= last; /* tiles can be read where the weights lie */
     const char *data = w.data, *rows[LANES], *own = data + first * size;

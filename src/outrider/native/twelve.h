@@ -131,13 +131,29 @@ static int tighten(const number *four, integer width, char *to, Other *others, i
     return 1;
 }
 
+typedef struct {
+    const number *from;
+    integer outputs, width;
+    char *to;
+    Other *others;
+    integer room, *used, *done;
+} Tightening;
+
+static void tighten_task(const Team *team, const void *call) {
+    const Tightening *of = call;
+    const integer width = of->width, fours = of->outputs / 4;
+    for (integer i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4)
+        if (!tighten(of->from + i * width, width, of->to + i * bytes(TWELVE, width), of->others, of->room, of->used)) {
+            __atomic_store_n(of->done, 0, __ATOMIC_RELAXED);
+            return;
+        }
+}
+
 /* All rows of a matrix, [outputs, width], of which there are four times some. Returns 0 where they cannot be written so. */
 integer twelve_bits(
     const number *from, integer outputs, integer width, char *to, Other *others, integer room, integer threads
 ) {
     integer done = 1, used = 0;
-#pragma omp parallel for num_threads((int)threads) reduction(&& : done)
-    for (integer i = 0; i < outputs; i += 4)
-        done = done && tighten(from + i * width, width, to + i * bytes(TWELVE, width), others, room, &used);
+    run(threads, NULL, 0, tighten_task, &(Tightening){from, outputs, width, to, others, room, &used, &done});
     return done;
 }

@@ -238,10 +238,10 @@ static void say(const Walk *walk, integer row, integer token, Changes *changes) 
     changes->factors[at] = walk->repetition[row];
 }
 
-void follow(const Walk *walk) {
+static void follow_task(const Team *team, const void *call) {
+    const Walk *walk = call;
     const integer n = walk->nodes;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(hands(walk->threads))
-    for (integer row = 0; row < walk->rows; row++) {
+    for (integer row; (row = take(team)) < walk->rows;) {
         const integer *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
         integer *found = walk->found + row * (walk->depth + 4), at = 0, count = 1;
         const integer whole_law = !walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0;
@@ -270,4 +270,8 @@ void follow(const Walk *walk) {
         }
         found[0] = found[1] < 0 ? 0 : count;
     }
+}
+
+void follow(const Walk *walk) {
+    run(hands(walk->threads), NULL, 0, follow_task, walk);
 }
