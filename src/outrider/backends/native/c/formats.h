@@ -164,7 +164,7 @@ static void take_mxfp4(const uint8_t *block, Taken *to) {
 }
 
 typedef struct {
-    integer number, elements, bytes; /* of a block; `number` as in the file */
+    int64_t number, elements, bytes; /* of a block; `number` as in the file */
     int lowest;                      /* number, but for those of a table: minus this */
     const int8_t *values;            /* what numbers stand for; NULL: for themselves */
     Take *take;                      /* NULL: numbers as they are */
@@ -194,7 +194,7 @@ static const Format formats[] = {
     {MXFP4, 32, 17, 0, mxfp4_values, take_mxfp4},
 };
 
-static const Format *format_of(integer number) {
+static const Format *format_of(int64_t number) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (formats[i].number == number) return formats + i;
     return NULL;
@@ -212,10 +212,10 @@ static void open_block_of(const Format *format, const uint8_t *block, float *to)
         memcpy(to, &bits, sizeof bits);
     } else {
         format->take(block, &taken);
-        for (integer i = 0; format->values && i < format->elements; i++) taken.number[i] = format->values[taken.number[i]];
-        for (integer g = 0; g < format->elements / 16; g++) {
+        for (int64_t i = 0; format->values && i < format->elements; i++) taken.number[i] = format->values[taken.number[i]];
+        for (int64_t g = 0; g < format->elements / 16; g++) {
             const float scale = taken.d * (float)taken.scale[g], minimum = taken.dmin * (float)taken.minimum[g];
-            for (integer i = 16 * g; i < 16 * (g + 1); i++) to[i] = scale * (float)taken.number[i] - minimum;
+            for (int64_t i = 16 * g; i < 16 * (g + 1); i++) to[i] = scale * (float)taken.number[i] - minimum;
         }
     }
 }
@@ -223,27 +223,27 @@ static void open_block_of(const Format *format, const uint8_t *block, float *to)
 typedef struct {
     const Format *format;
     const uint8_t *from;
-    integer rows, width;
-    const integer *order;
+    int64_t rows, width;
+    const int64_t *order;
     void *to;
-    integer halves;
-} Dequantise;
+    int64_t halves;
+} Dequantising;
 
 static void dequantise_task(const Team *team, const void *call) {
-    const Dequantise *of = call;
+    const Dequantising *of = call;
     const Format *format = of->format;
-    const integer width = of->width, blocks = width / format->elements;
-    for (integer r = own_first(team, of->rows); r < own_last(team, of->rows); r++) {
+    const int64_t width = of->width, blocks = width / format->elements;
+    for (int64_t r = own_first(team, of->rows); r < own_last(team, of->rows); r++) {
         const uint8_t *block = of->from + (of->order ? of->order[r] : r) * blocks * format->bytes;
         float some[256];
-        for (integer b = 0; b < blocks; b++, block += format->bytes) {
-            const integer at = r * width + b * format->elements;
+        for (int64_t b = 0; b < blocks; b++, block += format->bytes) {
+            const int64_t at = r * width + b * format->elements;
             if (!of->halves) {
                 open_block_of(format, block, (float *)of->to + at);
                 continue;
             }
             open_block_of(format, block, some);
-            for (integer i = 0; i < format->elements; i++) ((uint16_t *)of->to)[at + i] = rounded(some[i]);
+            for (int64_t i = 0; i < format->elements; i++) ((uint16_t *)of->to)[at + i] = rounded(some[i]);
         }
     }
 }
@@ -251,12 +251,12 @@ static void dequantise_task(const Team *team, const void *call) {
 /* Rows of `width` numbers of a file's kind, as float32 or rounded to bfloat16. `order`: the file's row for each row that
    is written; NULL: the same. Returns how many rows were written: none where the kind is not in the table, or `width` is
    not a multiple of its blocks. */
-integer dequantise(
-    integer number, const uint8_t *from, integer rows, integer width, const integer *order, void *to, integer halves,
-    integer threads
+int64_t dequantise(
+    int64_t number, const uint8_t *from, int64_t rows, int64_t width, const int64_t *order, void *to, int64_t halves,
+    int64_t threads
 ) {
     const Format *format = format_of(number);
     if (!format || width % format->elements) return 0;
-    run(threads, NULL, 0, dequantise_task, &(Dequantise){format, from, rows, width, order, to, halves});
+    run(threads, NULL, 0, dequantise_task, &(Dequantising){format, from, rows, width, order, to, halves});
     return rows;
 }

@@ -25,7 +25,7 @@
 #define MOST_THREADS 256
 #define JUDGED (50 * MILLISECONDS) /* of passes, after which their threads are judged */
 #define FIRST_REST (200 * MILLISECONDS) /* of passes, before one thread more is tried; twice as long when it fails */
-#define LONGEST_REST (3200 * (integer)MILLISECONDS)
+#define LONGEST_REST (3200 * (int64_t)MILLISECONDS)
 
 typedef struct Team Team;
 typedef void Task(const Team *team, const void *call);
@@ -34,38 +34,38 @@ typedef void Task(const Team *team, const void *call);
 typedef struct {
     Task *task;
     const void *call; /* its arguments */
-    integer threads;  /* that run it: at most those asked for */
+    int64_t threads;  /* that run it: at most those asked for */
     char *scratch;    /* of all threads, `bytes` each */
-    integer bytes;
-    integer here, turn; /* threads that have come to the barrier; how often all have */
-    integer taken;      /* items of a loop whose items are taken in any order */
-    integer late;       /* nanoseconds of waiting behind the spins */
+    int64_t bytes;
+    int64_t here, turn; /* threads that have come to the barrier; how often all have */
+    int64_t taken;      /* items of a loop whose items are taken in any order */
+    int64_t late;       /* nanoseconds of waiting behind the spins */
 } Region;
 
 struct Team {
-    integer thread, threads; /* this one's number, of so many */
+    int64_t thread, threads; /* this one's number, of so many */
     Region *region;
     char *scratch; /* this one's own, which a product may write over */
 };
 
 /* A thread of the pool. */
 typedef struct {
-    integer job; /* the address of the region that it runs; 0: none */
-    integer thread, threads, asleep;
+    int64_t job; /* the address of the region that it runs; 0: none */
+    int64_t thread, threads, asleep;
     pthread_mutex_t lock;
     pthread_cond_t woken;
 } __attribute__((aligned(64))) Worker;
 
 static struct {
     Worker worker[MOST_THREADS];
-    integer count; /* that are there */
-    integer busy;  /* does a call use them? */
+    int64_t count; /* that are there */
+    int64_t busy;  /* does a call use them? */
 } pool;
 
 #ifdef __SANITIZE_THREAD__
-integer own_pool = 1; /* the sanitizer does not see what OpenMP's runtime orders */
+int64_t own_pool = 1; /* the sanitizer does not see what OpenMP's runtime orders */
 #else
-integer own_pool; /* never use OpenMP's threads */
+int64_t own_pool; /* never use OpenMP's threads */
 #endif
 
 typedef void Parallel(void (*task)(void *), void *data, unsigned threads, unsigned flags);
@@ -77,19 +77,19 @@ static struct {
 
 /* How many threads other programs leave to the thread that calls. In nanoseconds. */
 static _Thread_local struct {
-    integer out;          /* threads that are left out */
-    integer passes, lost; /* since the last judgement: of passes; of these, lost in waiting */
-    integer rest, left;   /* before one thread more is tried: the whole time; what is left of it */
+    int64_t out;          /* threads that are left out */
+    int64_t passes, lost; /* since the last judgement: of passes; of these, lost in waiting */
+    int64_t rest, left;   /* before one thread more is tried: the whole time; what is left of it */
 } crew;
 
-INLINE integer now(void) {
+INLINE int64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
-    return 1000 * MILLISECONDS * (integer)time.tv_sec + time.tv_nsec;
+    return 1000 * MILLISECONDS * (int64_t)time.tv_sec + time.tv_nsec;
 }
 
 /* Threads for the next region, of so many that are allowed. (This and `judge` can be called from outside for tests.) */
-integer hands(integer threads) {
+int64_t hands(int64_t threads) {
 #ifdef __SANITIZE_THREAD__
     return threads; /* races are looked for between all of them, however long each takes */
 #endif
@@ -98,7 +98,7 @@ integer hands(integer threads) {
 
 /* Count a pass of so many threads of those allowed: its nanoseconds, and those for which its threads have waited behind
    their spins, all together. Judge, when there is enough. */
-void judge(integer allowed, integer threads, integer took, integer late) {
+void judge(int64_t allowed, int64_t threads, int64_t took, int64_t late) {
     if (crew.out >= allowed) crew.out = allowed - 1;
     crew.passes += took;
     if (threads > 1) crew.lost += late / (threads - 1);
@@ -125,8 +125,8 @@ INLINE void pause_briefly(void) {
 }
 
 /* Look at a number until it is not `old`, so often at most. Returns whether it is. */
-INLINE int spin(const integer *number, integer old, integer looks) {
-    for (integer i = 0; i < looks; i++) {
+INLINE int spin(const int64_t *number, int64_t old, int64_t looks) {
+    for (int64_t i = 0; i < looks; i++) {
         if (__atomic_load_n(number, __ATOMIC_ACQUIRE) != old) return 1;
         pause_briefly();
     }
@@ -134,15 +134,15 @@ INLINE int spin(const integer *number, integer old, integer looks) {
 }
 
 /* Wait until a number is not `old`. Returns the nanoseconds behind the spins. */
-static integer wait_while(const integer *number, integer old) {
+static int64_t wait_while(const int64_t *number, int64_t old) {
     if (spin(number, old, SPINS)) return 0;
-    const integer since = now();
+    const int64_t since = now();
     while (__atomic_load_n(number, __ATOMIC_ACQUIRE) == old) sched_yield();
     return now() - since;
 }
 
 /* One thread's part of a region. */
-static void take_part(Region *region, integer thread, integer threads) {
+static void take_part(Region *region, int64_t thread, int64_t threads) {
     const Team team = {thread, threads, region, region->scratch + thread * region->bytes};
     if (!thread) region->threads = threads;
     region->task(&team, region->call);
@@ -151,7 +151,7 @@ static void take_part(Region *region, integer thread, integer threads) {
 static void *work(void *given) {
     Worker *worker = given;
     for (;;) {
-        const integer since = now();
+        const int64_t since = now();
         while (!spin(&worker->job, 0, 100) && now() - since < AWAKE) {}
         if (!__atomic_load_n(&worker->job, __ATOMIC_ACQUIRE)) {
             pthread_mutex_lock(&worker->lock);
@@ -166,9 +166,9 @@ static void *work(void *given) {
     return NULL;
 }
 
-static void start(Worker *worker, Region *region, integer threads) {
+static void start(Worker *worker, Region *region, int64_t threads) {
     worker->threads = threads;
-    __atomic_store_n(&worker->job, (integer)region, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&worker->job, (int64_t)region, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&worker->asleep, __ATOMIC_SEQ_CST)) return;
     pthread_mutex_lock(&worker->lock);
     pthread_cond_signal(&worker->woken);
@@ -176,7 +176,7 @@ static void start(Worker *worker, Region *region, integer threads) {
 }
 
 /* Threads of the pool for a call that wants so many. Returns how many there are: fewer where the system gives no more. */
-static integer hire(integer wanted) {
+static int64_t hire(int64_t wanted) {
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK);
@@ -194,12 +194,12 @@ static integer hire(integer wanted) {
     return pool.count < wanted ? pool.count : wanted;
 }
 
-static void run_on_pool(Region *region, integer wanted) {
+static void run_on_pool(Region *region, int64_t wanted) {
     const int mine = !__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE);
-    const integer threads = mine ? 1 + hire(wanted - 1) : 1;
-    for (integer i = 0; i < threads - 1; i++) start(pool.worker + i, region, threads);
+    const int64_t threads = mine ? 1 + hire(wanted - 1) : 1;
+    for (int64_t i = 0; i < threads - 1; i++) start(pool.worker + i, region, threads);
     take_part(region, 0, threads);
-    for (integer i = 0; i < threads - 1; i++) wait_while(&pool.worker[i].job, (integer)region);
+    for (int64_t i = 0; i < threads - 1; i++) wait_while(&pool.worker[i].job, (int64_t)region);
     if (mine) __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
 }
 
@@ -218,7 +218,7 @@ static void find_openmp(void) {
 }
 
 /* Run a task on so many threads at most, each with `bytes` of scratch, and wait until all have done their part. */
-static Region run(integer threads, char *scratch, integer bytes, Task *task, const void *call) {
+static Region run(int64_t threads, char *scratch, int64_t bytes, Task *task, const void *call) {
     Region region = {.scratch = scratch, .bytes = bytes, .task = task, .call = call};
     if (threads < 2) {
         take_part(&region, 0, 1);
@@ -244,29 +244,29 @@ __attribute__((constructor)) static void watch_forks(void) {
 }
 
 /* This thread's share of `count` things: from the first to before the last. */
-INLINE integer own_first(const Team *team, integer count) {
+INLINE int64_t own_first(const Team *team, int64_t count) {
     return count * team->thread / team->threads;
 }
 
-INLINE integer own_last(const Team *team, integer count) {
+INLINE int64_t own_last(const Team *team, int64_t count) {
     return count * (team->thread + 1) / team->threads;
 }
 
 /* The next item of a loop whose items threads take in any order, until there are no more. Behind it they meet. */
-INLINE integer take(const Team *team) {
+INLINE int64_t take(const Team *team) {
     return __atomic_fetch_add(&team->region->taken, 1, __ATOMIC_RELAXED);
 }
 
 /* Go on when all threads are here. */
 static void meet(const Team *team) {
     Region *region = team->region;
-    const integer turn = __atomic_load_n(&region->turn, __ATOMIC_RELAXED);
+    const int64_t turn = __atomic_load_n(&region->turn, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&region->here, 1, __ATOMIC_ACQ_REL) == team->threads) {
         __atomic_store_n(&region->here, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&region->taken, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&region->turn, turn + 1, __ATOMIC_RELEASE);
         return;
     }
-    const integer late = wait_while(&region->turn, turn);
+    const int64_t late = wait_while(&region->turn, turn);
     if (late) __atomic_add_fetch(&region->late, late, __ATOMIC_RELAXED);
 }
