@@ -1,4 +1,4 @@
-/* Products with tiles of bfloat16, for processors that have them (AMX, where `build.py` sets TILES): sixteen outputs by
+/* Products with tiles of bfloat16, for processors that have them (AMX, where `library.py` or `variants.py` sets TILES): sixteen outputs by
    sixteen rows of x by 32 numbers in one instruction, so that sixteen rows cost little more than one. A result is summed
    along its row, step by step; so here, too, it depends on its row of x and its row of W alone. Attention's scores
    (`scores.h`: keys are its weights, and queries its x) and values (`values.h`) are such products as well. */
