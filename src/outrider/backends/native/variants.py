@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,11 @@ VARIANTS = (  # best first
     Variant("avxvnni", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}),
     Variant("avx2", "x86_64_v3", AVX2),
 )
+
+
+def carried() -> bool:
+    """Does a wheel that is built on this machine carry the libraries?"""
+    return (platform.system(), platform.machine()) == ("Linux", "x86_64") and zig() is not None
 
 
 def zig() -> list[str] | None:
