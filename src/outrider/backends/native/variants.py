@@ -91,7 +91,7 @@ def build(folder: Path, variants: tuple[Variant, ...] = VARIANTS) -> list[Path]:
             file = folder / file_name(variant, weights, rest)
             how = "-target", OLDEST, f"-mcpu={variant.cpu}", "-s", *variant.defines, *PRECISIONS[weights, rest]
             command = [*compiler, *FLAGS, *how, str(SOURCES / SOURCE), "-o", str(file), *LIBRARIES]
-            subprocess.run(command, check=True, env=environment, cwd=kept)
+            subprocess.run(command, check=True, env=environment)
             return file
 
         made = [pool.submit(one, variant, *precision) for variant in variants for precision in PRECISIONS]
