@@ -1,6 +1,8 @@
-"""The steps that pyproject.toml cannot describe. `_abi.py` is made of the C header, into the wheel, or beside the header
-where the package is installed in place (`pip install -e`). And a wheel that is built on Linux on x86, where zig is
-installed, carries the compiled libraries."""
+"""The steps that pyproject.toml cannot describe.
+
+`_abi.py` is made of the C header, into the wheel, or beside the header where the package is installed in place
+(`pip install -e`). And a wheel that is built on Linux on x86, where zig is installed, carries the compiled libraries.
+"""
 
 from __future__ import annotations
 

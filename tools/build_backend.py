@@ -1,4 +1,4 @@
-"""setuptools' build backend, which also asks for zig where a wheel is built: it compiles the wheel's libraries (setup.py).
+"""setuptools' build backend, which also wants zig for a wheel, to compile the libraries that it carries (setup.py).
 
 Not for a package that is installed in place, which compiles what its processor wants when that is first used.
 """
