@@ -15,8 +15,6 @@ import subprocess
 from functools import cache, partial
 from pathlib import Path
 
-import torch
-
 from . import abi, sanitized, store
 from .abi import Library
 from .sanitized import sanitizer
@@ -59,8 +57,14 @@ def library(weights: str, rest: str) -> Library | None:
 
 def suits() -> bool:
     """Is this a processor for which the pass is written?"""
-    fit = platform.machine().lower() in ("x86_64", "amd64")
-    return fit and torch.backends.cpu.get_cpu_capability().startswith(("AVX2", "AVX512"))
+    return platform.machine().lower() in ("x86_64", "amd64") and {"avx2", "fma"} <= set(_about("flags").split())
+
+
+def multiplies_halves() -> bool:
+    """Are products of bfloat16 as fast as those of float32 on this processor? Where they are not, all but the weights
+    is kept in float32."""
+    able = set(_about("flags").split())
+    return {"avx512bw", "avx512vl", "avx512dq"} <= able or "avx_ne_convert" in able
 
 
 @cache

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..native import blocks as native
+from . import kernel_blocks as native
 from ..native.abi import Library
-from ..native.blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
+from .kernel_blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
 from ..native.files import open_gguf
 from ..native.model import Parameter, parameters, supports
-from ..native.weights import stretch, together
+from .module_weights import stretch, together
 from . import gguf
 from .gguf import Blocks
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from ...core.protocols import TargetOutput
 from ..native.abi import PLAIN, Library, address, struct
 from ..native.arrays import addresses, integers
-from ..native.blocks import Packed, multiplies, reads
+from .kernel_blocks import Packed, multiplies, reads
 from ..native.build import NAMES, library
-from ..native.weights import Weights, gather, lacking, read
+from .module_weights import Weights, gather, lacking, read
 from ..native.workspace import Workspace
 from . import blocks, families
 from .cache import TreeCache
+from .tensors import copied
 from .session import Pass, TreeSession, index
 from .walk import Walk
 
@@ -73,8 +74,8 @@ class Forward:
         logits = torch.empty(b, len(ask), model.vocab)
         with self.lock:
             if tokens is None:
-                states = self.workspace.copy(
-                    "states", target.embed(given.tokens) if given.embeds is None else given.embeds
+                states = copied(
+                    self.workspace, "states", target.embed(given.tokens) if given.embeds is None else given.embeds
                 )
             else:
                 states = self.workspace.of("states", b * m * model.hidden)

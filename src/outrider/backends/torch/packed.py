@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from ..native.blocks import BLOCK as GROUP
+from .kernel_blocks import BLOCK as GROUP
 from .blocks import blocks_of
 from .products import HalfLinear, OrderedLinear
 

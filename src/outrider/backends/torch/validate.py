@@ -31,7 +31,7 @@ from ...core.tree import chain_of, from_paths
 from ...core.types import DraftTree
 from ...params import InputError
 from ..native.abi import Library
-from ..native.blocks import BLOCK, Packed, multiply, nearest, opened
+from .kernel_blocks import BLOCK, Packed, multiply, nearest, opened
 from . import attention, spread
 from .carrier import carried, carrying
 from .hf import HFTarget

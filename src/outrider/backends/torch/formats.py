@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .abi import Library, address
+from ..native.abi import Library, address
 
 CHUNK = 1 << 24  # numbers that are made at a time without compiled code
 
