@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, struct
 from ..backends.native.arrays import addresses
-from ..backends.torch.kernel_blocks import for_drafts, reads
 from ..backends.native.build import library
-from ..backends.torch.module_weights import STEP, projections, small
 from ..backends.native.workspace import Workspace
+from ..backends.torch.kernel_blocks import for_drafts, reads
+from ..backends.torch.module_weights import STEP, projections, small
 from ..backends.torch.tensors import copied
 from .kv_cache import KVCache
 from .layer import Layer, RMSNorm, Rope

@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses, integers
+from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import Packed, for_drafts
 from ..backends.torch.module_weights import STEP, projections, small
-from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .block import BlockNet
 from .compiled import Turns

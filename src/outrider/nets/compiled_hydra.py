@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
+import numpy as np
 from torch import Tensor
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses
+from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import for_drafts
 from ..backends.torch.module_weights import STEP
-from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted

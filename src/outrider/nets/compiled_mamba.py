@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import integers
+from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import for_drafts
 from ..backends.torch.module_weights import STEP
-from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..backends.native.abi import Pointer, Struct, address

@@ -61,7 +61,9 @@ class Wanted:
     def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds, room: Workspace):
         nodes, b, price = shape.nodes, len(rows), budget.price
         with torch.inference_mode(False):
-            self.found = torch.empty(4, b * nodes, dtype=torch.long).unbind()  # tokens, parents, depths; of each row its size
+            self.found = torch.empty(
+                4, b * nodes, dtype=torch.long
+            ).unbind()  # tokens, parents, depths; of each row its size
             self.worth, self.sees = torch.empty(b * nodes), torch.empty(b * nodes * nodes, dtype=torch.bool)
         self.rows, self.depth, self.most = b, shape.depth, min(shape.top_k, columns)
         root, heats = rows.root.contiguous(), floats(s.temperature for s in rows.sampling)

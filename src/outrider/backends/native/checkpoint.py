@@ -94,7 +94,7 @@ def _of_folder(folder: Path) -> Checkpoint:
         raise InputError(f"{folder} keeps {one.name} as {one.tensor.kind.name}, which native passes do not read")
     known = config.get("dtype") or config.get("torch_dtype")
     first = next((one.tensor.kind.name for one in wanted), "F32")
-    return Checkpoint(folder, config, parameters, known if known in PRECISIONS.values() else PRECISIONS[first])
+    return Checkpoint(folder, config, parameters, str(known) if known in PRECISIONS.values() else PRECISIONS[first])
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -108,7 +108,9 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
     head_dim = known.count("head_dim", 128 if family == "qwen3" else max(1, hidden // heads))
     if heads % kv_heads:
         raise InputError(f"{heads} attention heads cannot share {kv_heads} heads of keys and values")
-    intermediate = known.count("intermediate_size", {"smollm3": 11008, "llama": 11008, "mistral": 14336}.get(family, 22016))
+    intermediate = known.count(
+        "intermediate_size", {"smollm3": 11008, "llama": 11008, "mistral": 14336}.get(family, 22016)
+    )
     if any(size % WIDTHS for size in (hidden, intermediate, head_dim)) or head_dim > 256:
         raise InputError(
             f"its widths {(hidden, intermediate, head_dim)} are not multiples of {WIDTHS}, or a head is wider than 256"
@@ -126,7 +128,9 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
         eps=known.number("rms_norm_eps", 1e-6),
         rope=Rope.of(parameters, head_dim, factors),
         tied=bool(config.get("tie_word_embeddings", family == "smollm3")),
-        layers=tuple(FAMILIES[family](known, known.count("num_hidden_layers", LAYERS.get(family, 32), most=MOST_LAYERS))),
+        layers=tuple(
+            FAMILIES[family](known, known.count("num_hidden_layers", LAYERS.get(family, 32), most=MOST_LAYERS))
+        ),
     )
 
 

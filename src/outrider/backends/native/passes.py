@@ -78,9 +78,9 @@ class Forward:
         model, tree, n = self.weights.model, nodes.tree, nodes.tree.nodes
         b, m = len(nodes.lengths), n - nodes.since
         cache.reserve(int(nodes.lengths.max()) + n)
-        chunk, tokens = tree.ancestors is None, np.ascontiguousarray(tree.tokens[:, nodes.since :])
-        ancestors = None if chunk else np.ascontiguousarray(tree.ancestors)
-        sizes = tree.size if chunk or b > 1 else None
+        tokens = np.ascontiguousarray(tree.tokens[:, nodes.since :])
+        ancestors = None if tree.ancestors is None else np.ascontiguousarray(tree.ancestors)
+        sizes = tree.size if ancestors is None or b > 1 else None
         layers = integers(tap if tap >= 0 else model.layers + 1 + tap for tap in taps)
         features = [self._feature(b, m, sizes is not None) for _ in taps]
         pointers = addresses(feature.__array_interface__["data"][0] for feature in features)
@@ -89,7 +89,7 @@ class Forward:
             table = self.rope_table(nodes.bound + 1)
             pass_ = struct(
                 "Pass", rows=b, nodes=m, first_node=nodes.since, total_nodes=n, capacity=cache.capacity,
-                shared_tree=chunk or len(ancestors) == 1, lengths=address(nodes.lengths),
+                shared_tree=ancestors is None or len(ancestors) == 1, lengths=address(nodes.lengths),
                 positions=address(nodes.positions), sizes=address(sizes), ancestors=address(ancestors),
                 cache=cache.pointers, rope=address(table), rope_positions=len(table),
                 taps=len(taps), tap_layers=layers, features=pointers,

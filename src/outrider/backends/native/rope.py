@@ -75,9 +75,7 @@ class Rope:
 
 
 def _llama3(parameters: Mapping[str, Any], frequencies: Array) -> Array:
-    factor, low, high = (
-        float(parameters[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")
-    )
+    factor, low, high = (float(parameters[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     context = float(parameters["original_max_position_embeddings"])
     lengths = np.float32(2 * math.pi) / frequencies
     slow = np.where(lengths > context / low, frequencies / np.float32(factor), frequencies)
@@ -88,7 +86,11 @@ def _llama3(parameters: Mapping[str, Any], frequencies: Array) -> Array:
 
 
 def _yarn(parameters: Mapping[str, Any], periods: Array) -> Rope:
-    base, context, dim = float(parameters["rope_theta"]), parameters["original_max_position_embeddings"], 2 * len(periods)
+    base, context, dim = (
+        float(parameters["rope_theta"]),
+        parameters["original_max_position_embeddings"],
+        2 * len(periods),
+    )
     factor = float(parameters["factor"])
 
     def bound(turns: float) -> float:

@@ -72,9 +72,7 @@ class NativeSession(Session):
             following = [prompt[end] if end < len(prompt) else -1 for prompt in prompts]
             yield Prefill(tree, TargetOutput(logits, output.features), last, following)
 
-    def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None
-    ) -> TargetOutput:
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """See `Session.forward`. Logits of padding are whatever memory held; features of padding are zeros."""
         assert tree.ancestors is not None, "a tree to verify carries its ancestor matrix"
         lengths = np.array(self.lengths, np.int64)

@@ -52,7 +52,9 @@ class NativeTarget(Target):
         self.code: Library = code
         self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
         self.layers, self.precision = len(made.layers), rest
-        self.forward = Forward(code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16")
+        self.forward = Forward(
+            code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16"
+        )
         self.walk, self.lock = Walk(code), RLock()
 
     @cached_property
@@ -65,7 +67,9 @@ class NativeTarget(Target):
             places = np.arange(0, size, max(1, size // MARKED))[:MARKED]
             one, width = self.checkpoint.parameters[name], shape[1] if len(shape) > 1 else 1
             some = weights.numbers(self.code, one, True, places // width)
-            found.update(name.encode() + widened(some[np.arange(len(places)), places % width]).astype(np.float64).tobytes())
+            found.update(
+                name.encode() + widened(some[np.arange(len(places)), places % width]).astype(np.float64).tobytes()
+            )
         return found.hexdigest()[:16]
 
     @property

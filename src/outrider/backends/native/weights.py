@@ -170,9 +170,7 @@ class _Loader:
             for _, name in PROJECTIONS:
                 yield self.parameters[f"model.layers.{i}.{name}.weight"]
 
-    def fill(
-        self, layer: Struct, at: str, options: LayerOptions, matrices: Sequence[Matrix], kept: list[Any]
-    ) -> None:
+    def fill(self, layer: Struct, at: str, options: LayerOptions, matrices: Sequence[Matrix], kept: list[Any]) -> None:
         """Write a layer's structure; what it points to is added to `kept`."""
         for (field_, _), matrix in zip(PROJECTIONS, matrices, strict=True):
             setattr(layer, field_, matrix.struct)

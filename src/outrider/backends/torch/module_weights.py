@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..native.abi import MAX_HEAD_DIM, W4A8, W8A8, Pointer, Struct, address, ffi, struct
-from .kernel_blocks import Packed, plain
 from ..native.pages import stretch as memory
+from .kernel_blocks import Packed, plain
 
 SHAPED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}  # families whose layers are these
 STEP = 32  # what widths are multiples of

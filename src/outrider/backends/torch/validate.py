@@ -31,10 +31,10 @@ from ...core.tree import chain_of, from_paths
 from ...core.types import DraftTree
 from ...params import InputError
 from ..native.abi import Library
-from .kernel_blocks import BLOCK, Packed, multiply, nearest, opened
 from . import attention, spread
 from .carrier import carried, carrying
 from .hf import HFTarget
+from .kernel_blocks import BLOCK, Packed, multiply, nearest, opened
 from .probe import same_bits
 from .seq2seq import SeqTarget
 
