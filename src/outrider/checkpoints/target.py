@@ -86,7 +86,7 @@ def linear_head(target: Target) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v
 
     A soft cap is no part of a linear map. Near zero it changes nothing, so small vectors see the map before it.
     """
-    like: dict[str, Any] = {"dtype": target.dtype, "device": target.device}
+    like: dict[str, Any] = {"dtype": dtype_of(target), "device": target.device}
     unit = 2.0**-10 if target.config_dict.get("final_logit_softcapping") else 1.0
     bias = target.head(torch.zeros(1, target.hidden, **like))[0]
     return ((target.head(torch.eye(target.hidden, **like) * unit) - bias) / unit).T.contiguous(), bias

@@ -17,7 +17,7 @@ from ...core.types import Array, Question, Verdict
 from ...params import InputError
 from . import weights
 from .abi import Library
-from .build import library, multiplies_halves
+from .build import NAMES, library, multiplies_halves
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
 from .passes import Forward, Nodes, as_float
@@ -55,7 +55,7 @@ class NativeTarget(Target):
         self.forward = Forward(
             code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16"
         )
-        self.walk, self.lock = Walk(code), RLock()
+        self.walk, self.lock, self.kernels = Walk(code), RLock(), NAMES[code]
 
     @cached_property
     def mark(self) -> str:  # type: ignore[override]

@@ -21,7 +21,7 @@ from .checkpoint import Checkpoint
 from .description import Description, LayerOptions
 from .model import Parameter
 from .pages import aligned, forget, stretch
-from .threads import threads
+from ...machine import threads
 
 SAMPLE = 16  # fours of rows of a matrix that are compared
 OTHERS, OTHER = 4, 32  # BF12: at most one block of so many has upper bytes of its own, which take so many bytes

@@ -11,7 +11,7 @@ from ...core.types import Array
 from .abi import Library, Pointer, Struct, address
 from .pages import aligned
 from .sanitized import sanitizer
-from .threads import threads
+from ...machine import threads
 
 APART = sanitizer() != ""  # is each part of a workspace an allocation of its own?
 
