@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, struct
 from ..backends.native.arrays import addresses
-from ..backends.native.build import library
+from ..backends.native.library import library
 from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import for_drafts, reads
 from ..backends.torch.module_weights import STEP, projections, small

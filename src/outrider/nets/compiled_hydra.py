@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from jaxtyping import Float, Int
 import numpy as np
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct

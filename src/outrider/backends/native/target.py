@@ -17,9 +17,9 @@ from ...core.types import Array, Question, Verdict
 from ...params import InputError
 from . import weights
 from .abi import Library
-from .build import NAMES, library, multiplies_halves
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
+from .library import NAMES, abilities, library
 from .passes import Forward, Nodes, as_float
 from .session import NativeSession
 from .walk import Walk
@@ -121,7 +121,7 @@ def _precisions(kept_in: str, dtype: str) -> tuple[bool, str]:
     multiplies no 16-bit numbers, activations, keys and values are float32 beside weights of bfloat16."""
     if dtype == "auto":
         halves = kept_in == "bfloat16"
-        return halves, "bfloat16" if halves and multiplies_halves() else "float32"
+        return halves, "bfloat16" if halves and "avx512_bf16" in abilities() else "float32"
     if dtype not in ("bfloat16", "float32"):
         raise InputError(f"native passes compute in bfloat16 or float32, not {dtype}")
     return dtype == "bfloat16", dtype

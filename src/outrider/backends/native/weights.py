@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ...core.types import Array
+from ...machine import threads
 from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
 from .description import Description, LayerOptions
 from .model import Parameter
 from .pages import aligned, forget, stretch
-from ...machine import threads
 
 SAMPLE = 16  # fours of rows of a matrix that are compared
 OTHERS, OTHER = 4, 32  # BF12: at most one block of so many has upper bytes of its own, which take so many bytes

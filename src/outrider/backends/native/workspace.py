@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ...core.types import Array
-from .abi import Library, Pointer, Struct, address
-from .pages import aligned
-from .sanitized import sanitizer
 from ...machine import threads
+from .abi import Library, Pointer, Struct, address
+from .library import sanitizer
+from .pages import aligned
 
 APART = sanitizer() != ""  # is each part of a workspace an allocation of its own?
 

@@ -18,7 +18,7 @@ from ...core.protocols import TargetOutput
 from ...params import InputError
 from ..native.abi import PLAIN, Library, address, struct
 from ..native.arrays import addresses, integers
-from ..native.build import NAMES, library
+from ..native.library import NAMES, library
 from ..native.rope import Rope
 from ..native.walk import Walk
 from ..native.workspace import Workspace

@@ -28,8 +28,8 @@ from ... import kept
 from ...files import filling
 from ...names import SOURCE, Place
 from ...params import InputError
-from ..native.build import library
 from ..native.files import ModelFile, open_gguf
+from ..native.library import library
 from ..native.model import config_of, frequency_factors, kept_in, parameters, supports
 from ..native.tokenizer import KINDS as TOKENIZERS
 from ..native.tokenizer import from_gguf
