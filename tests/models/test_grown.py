@@ -13,7 +13,7 @@ from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_
 
 import outrider
 from outrider.backends.native import library as native
-from outrider.backends.native.blocks import PLAIN, W8A8, Packed
+from outrider.backends.torch.kernel_blocks import PLAIN, W8A8, Packed
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import eagle, eagle3
 from outrider.drafters._features import FeatureDrafting

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..backends.native.abi import NULL, Pointer, address
 from ..backends.native.arrays import doubles, floats, integers, seeds
-from ..backends.native.workspace import Workspace, fresh
+from ..backends.native.workspace import Workspace
 from ..core.noise import tables
 from ..core.price import Price
 from ..core.sampling import POOL, POOLED
@@ -60,7 +61,9 @@ class Wanted:
     def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds, room: Workspace):
         nodes, b, price = shape.nodes, len(rows), budget.price
         with torch.inference_mode(False):
-            self.found = fresh(4, b * nodes)  # tokens, parents, depths; of each row its size
+            self.found = torch.empty(
+                4, b * nodes, dtype=torch.long
+            ).unbind()  # tokens, parents, depths; of each row its size
             self.worth, self.sees = torch.empty(b * nodes), torch.empty(b * nodes * nodes, dtype=torch.bool)
         self.rows, self.depth, self.most = b, shape.depth, min(shape.top_k, columns)
         root, heats = rows.root.contiguous(), floats(s.temperature for s in rows.sampling)
@@ -93,13 +96,13 @@ def workspace(room: Workspace, rows: int, shape: Shape, most: int, pool: int) ->
     candidates = max(shape.nodes, 1 + most * (1 + (shape.depth - 1) * shape.width))
     return {
         **room.split(
-            "ranks", torch.float32, noisy=items * pool, top_values=items * (pool + most),
+            "ranks", np.float32, noisy=items * pool, top_values=items * (pool + most),
             all_values=nodes, sorted_values=nodes, best_values=wide,
         ),
         **room.split(
-            "places", torch.long, top_columns=items * (pool + most), order=nodes, new_index=candidates, ends=rows
+            "places", np.int64, top_columns=items * (pool + most), order=nodes, new_index=candidates, ends=rows
         ),
-        "gains": address(room.of("gains", nodes, torch.float64)),
+        "gains": address(room.of("gains", nodes, np.float64)),
     }  # fmt: skip
 
 

@@ -15,7 +15,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache, partial
@@ -120,15 +119,6 @@ def sanitizer() -> str:
     if asked not in SANITIZERS:
         raise ValueError(f"{SANITIZE} is address or thread, or not set, not {asked!r}")
     return asked
-
-
-def threads() -> int:
-    """How many threads a call may take: torch's setting where torch is loaded, else OMP_NUM_THREADS, else one for each
-    processor that this process may run on."""
-    if (torch := sys.modules.get("torch")) is not None:
-        return int(torch.get_num_threads())
-    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
 
 
 def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str], Any]) -> Any:

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from . import abi
-from .abi import BF12, PLAIN, Q8, W4A8, W8A8, Library, Struct, address, ffi
-from .abi import BLOCK_WEIGHTS as BLOCK
-from .library import threads
+from ...machine import threads
+from ..native import abi
+from ..native.abi import BF12, PLAIN, Q8, W4A8, W8A8, Library, Struct, address, ffi
+from ..native.abi import BLOCK_WEIGHTS as BLOCK
 
 OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
 HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as products of whole numbers have them in a vector

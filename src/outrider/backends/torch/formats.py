@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .abi import Library, address
-from .library import threads
+from ...machine import threads
+from ..native.abi import Library, address
 
 CHUNK = 1 << 24  # numbers that are made at a time without compiled code
 
