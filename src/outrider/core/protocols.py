@@ -193,6 +193,7 @@ class Drafter(Protocol):
     taps: tuple[int, ...] = ()  # the target's layers whose hidden states it reads
     counts: bool = False  # are its confidences counts? Then it is learnt how often they come true
     reads_tree: bool = True  # does `observe` look at a round's nodes, or at its tokens alone?
+    scale: float | None = None  # s of its confidences softmax(r / s), where they can be scaled
     reopens: bool = True  # is its state that of the text alone, so that reading a text as a prompt restores it?
     parts: Sequence[Drafter] = ()  # of a mix or a choice
 

@@ -22,13 +22,15 @@ def array(x: Any) -> Array:
 def rank(
     logits: Any, rows: Rows, depth: int | Array, k: int, scale: float = 1.0, warp: bool = False, names: Any = None
 ) -> tuple[Array, Array]:
-    """`core.sampling.rank` of an array or a tensor; `names` are of the same kind. The candidates are arrays."""
+    """`core.sampling.rank` of an array or a tensor; `names` too may be either. The candidates are arrays."""
     if isinstance(logits, np.ndarray):
-        return sampling.rank(logits, rows, depth, k, scale, warp=warp, names=names)
+        ids = None if names is None else array(names)
+        return sampling.rank(logits, rows, depth, k, scale, warp=warp, names=ids)
     from ..backends.torch import sampling as tensors
     from ..backends.torch.tensors import TensorRows, tensor
 
     device = logits.device
     below = depth if isinstance(depth, int) else tensor(depth, device)
-    chosen, logs = tensors.rank(logits, TensorRows(rows, device), below, k, scale, warp=warp, names=names)
+    ids = None if names is None else tensor(names, device)
+    chosen, logs = tensors.rank(logits, TensorRows(rows, device), below, k, scale, warp=warp, names=ids)
     return array(chosen), array(logs.float())
