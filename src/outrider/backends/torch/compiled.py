@@ -19,11 +19,12 @@ from ..native.arrays import addresses, integers
 from ..native.blocks import Packed, multiplies, reads
 from ..native.build import NAMES, library
 from ..native.weights import Weights, gather, lacking, read
+from ..native.walk import Walk
 from ..native.workspace import Workspace
 from . import blocks, families
 from .cache import TreeCache
 from .session import Pass, TreeSession, index
-from .walk import Walk
+
 
 FIRST = 1024  # positions whose turns are computed at first
 

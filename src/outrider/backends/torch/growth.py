@@ -12,18 +12,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .price import Price
+from ...core.price import Price
+from .tensors import TensorTree
 from .tree import append, best, root_only
-from .types import DraftTree
 
-Expand = Callable[[DraftTree, int], tuple[Tensor, Tensor]]
+Expand = Callable[[TensorTree, int], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Found:
     """Every node there was to choose from, root first; and the part of them that the drafter was fed."""
 
-    fed: DraftTree
+    fed: TensorTree
     tokens: Int[Tensor, "b n"]
     below: Int[Tensor, "#b n"]  # a node's parent, counted among the fed
     level: Int[Tensor, "#b n"]  # depths
@@ -45,7 +45,7 @@ def grow(
     steps: int | None = None,
     value: bool = True,
     rerank: bool = True,
-) -> tuple[DraftTree, Int[Tensor, "b m"]]:
+) -> tuple[TensorTree, Int[Tensor, "b m"]]:
     """A tree of at most `nodes` nodes, root included.
 
     `expand(fed, since)` feeds the nodes `fed.tokens[:, since:]` to the drafter and returns, for each, k candidate
@@ -182,7 +182,7 @@ def _best_first(
     return Found(fed, tokens, below, level, values, fed_as)
 
 
-def _rewired(found: Found, ids: Int[Tensor, "b m"], kept: Int[Tensor, " b"]) -> tuple[DraftTree, Int[Tensor, "b m"]]:
+def _rewired(found: Found, ids: Int[Tensor, "b m"], kept: Int[Tensor, " b"]) -> tuple[TensorTree, Int[Tensor, "b m"]]:
     """The tree of the nodes `ids[:, :kept]` (ascending, closed under parents), and where they are among the fed."""
     fed, (b, m), device = found.fed, ids.shape, ids.device
     assert fed.ancestors is not None
@@ -198,7 +198,7 @@ def _rewired(found: Found, ids: Int[Tensor, "b m"], kept: Int[Tensor, " b"]) -> 
     anc = anc.gather(2, where.clamp(min=0)[:, None].expand(b, m, m)) & inside[:, None]
     anc |= torch.eye(m, dtype=torch.bool, device=device)
     anc[:, :, 0] = True
-    tree = DraftTree(
+    tree = TensorTree(
         found.tokens.gather(1, ids) * real,
         node_of.gather(1, below),
         found.level.expand(b, -1).gather(1, ids) * real,

@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...core.padding import padded
-from ...core.protocols import Prefill, TargetOutput
-from ...core.tree import chain_of
-from ...core.turns import without_cudnn
+from .padding import padded
+from ...core.protocols import Prefill, Target, TargetOutput
+from ...core.tree import chain
+from ...core.types import Question, Verdict
+from .turns import turn, without_cudnn
 from ...params import InputError
 from . import aligned, attention, exact, families, products
 from .cache import TreeCache
 from .carrier import carrying
 from .compiled import Forward
 from .graphs import PROOFS, Graphs
-from .session import CHUNK, Pass, TreeSession
+from .session import CHUNK, Pass, TreeSession, out
+from .verify import judge
 
 SLACK = 256  # slots beyond the context that a tree may use
 
 
-class HFTarget:
+class HFTarget(Target):
     """A stock model with a language-modelling head.
 
     The model is put into `eval` mode; its config is another only while one of our passes runs, so that the user's own
@@ -47,7 +49,7 @@ class HFTarget:
         self.context = families.context_of(model, self.family)
         self.hidden, self.layers = families.width_of(model), int(self.config.num_hidden_layers)
         self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
+        self.precision, self.device = str(model.dtype).removeprefix("torch."), str(model.device)
         self.experts = families.experts_of(model)
         self.windows = families.windows(self.config, self.family)
         self.mark = ""  # of the weights as they were loaded (`mark.py`)
@@ -62,20 +64,35 @@ class HFTarget:
         """How many processes hold the model together, a part each (`spread.py`). They must run it together."""
         return int(getattr(self.model, "_tp_size", None) or 1)
 
-    @property
-    def recorded(self) -> bool:
-        """Are passes over trees recorded and replayed?"""
-        return self.graphs is not None
-
     @cached_property
     def config_dict(self) -> dict[str, Any]:
         """The config of the layers that write text."""
         return self.config.to_dict()
 
     @property
-    def exact(self) -> str:
+    def exact(self) -> Literal["bits", "rounding"]:  # type: ignore[override]
         """What texts with drafts are equal to: "bits", those without, or "rounding", those up to rounding."""
         return "rounding" if self.exactness is None and self.native is None else "bits"
+
+    @property
+    def ragged(self) -> bool:  # type: ignore[override]
+        """Does the time of a pass follow from the nodes of all rows together?"""
+        return self.native is not None
+
+    def turn(self) -> AbstractContextManager[None]:
+        """One step of a batch, alone over this target (`turns.py`)."""
+        return turn(self.lock, self.device)
+
+    def settle(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def judge(self, question: Question) -> Verdict | None:
+        """Apply a rule in compiled code, or on the device; None on a CPU without such code."""
+        if self.device == "cpu":
+            return None if self.native is None else self.native.walk(question)
+        return judge(question)
 
     @property
     def whole(self) -> bool:
@@ -123,19 +140,19 @@ class HFTarget:
         if n > session.cache.limit:
             raise InputError(f"a prompt has {n} tokens and the cache is limited to {session.cache.limit}; shorten it")
         tokens = padded(prompts, device)
-        for first in range(session.longest, n, CHUNK):
+        for first in range(max(session.lengths), n, CHUNK):
             end = min(first + CHUNK, n)
             counts = [min(max(size - first, 0), end - first) for size in sizes]
             count = torch.tensor(counts, dtype=torch.long, device=device)
-            tree = chain_of(tokens[:, first:end], count, matrix=False)
             ends = [max(c, 1) - 1 for c in counts]
             asked = sorted(set(ends))
-            output = session.pass_over(_chunk(tree.tokens, first, taps, torch.tensor(asked, device=device), count))
+            output = session.pass_over(_chunk(tokens[:, first:end], first, taps, torch.tensor(asked, device=device), count))
             rows = torch.tensor([asked.index(e) for e in ends], device=device)
             output = TargetOutput(output.logits[torch.arange(b, device=device), rows][:, None], output.features)
-            session.advance(count, counts)
-            upcoming = torch.tensor([p[end] if end < len(p) else -1 for p in prompts], device=device)
-            yield Prefill(tree, output, count, tuple(first < size <= end for size in sizes), upcoming)
+            session.advance(counts)
+            tree = chain([prompt[first:end] for prompt in prompts], matrix=False)
+            upcoming = [p[end] if end < len(p) else -1 for p in prompts]
+            yield Prefill(tree, out(output), tuple(first < size <= end for size in sizes), upcoming)
 
     def use(self, exactness: exact.Exactness | None, layers: Sequence[tuple[Any, int]] = ()) -> None:
         """From now on, passes whose bits are the same with and without drafts; None: equal up to rounding.
@@ -166,10 +183,8 @@ class HFTarget:
             for _ in session.prefill(prompts, taps):
                 pass
             for n in (1, 1, 2, 3, 8, 16, 16) + (1,) * PROOFS:
-                tokens = torch.arange(n, device=self.device).expand(len(prompts), n) % self.vocab
-                size = torch.full((len(prompts),), n, device=self.device)
-                session.forward(chain_of(tokens, size), taps)
-                session.keep(tokens[:, :1] * 0, size * 0 + 1)
+                session.forward(chain([[token % self.vocab for token in range(n)]] * len(prompts)), taps)
+                session.keep([[0]] * len(prompts))
 
     def record(self, taps: tuple[int, ...] = ()) -> None:
         """Make the recordings now and none later, as a server wants it: all texts wait while one is made.

@@ -9,7 +9,10 @@ from jaxtyping import Float32, Float64, Int32
 from torch import Tensor
 
 from ...core import noise
-from ...core.noise import ACCEPT, BASE, GRID, RACE, SHIFT, SIDE
+from ...core.noise import ACCEPT as ACCEPT
+from ...core.noise import BASE, GRID, RACE, SHIFT, SIDE
+from ...core.noise import DRAFT as DRAFT
+from ...core.noise import EMIT as EMIT
 
 
 def _signed(x: int) -> int:

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..params import Sampling
+from ...params import Sampling
 from .noise import DRAFT, uniforms
-from .types import Rows
+from .tensors import TensorRows
 
 History = Sequence[tuple[Sequence[int], Sequence[int]]]  # per row: the prompt's tokens, the output's tokens
 
@@ -155,7 +155,7 @@ def _draw(logits: Tensor, sampling: Sampling, noise: Tensor | None) -> Tensor:
 
 def rank(
     logits: Float[Tensor, "b w v"],
-    rows: Rows,
+    rows: TensorRows,
     depth: int | Int[Tensor, "b w"],
     k: int,
     scale: float = 1.0,
@@ -174,7 +174,7 @@ def rank(
     """
     x = wide(logits)
     k = min(k, x.shape[-1])
-    raced = rows.rule == "coupled" and rows.hot
+    raced = rows.rule == "coupled" and rows.sampled
     if warp and any(s.warped for s in rows.sampling):
         x = torch.stack([narrow(z, s) for z, s in zip(x, rows.sampling, strict=True)])
     ids: Tensor | None = None
@@ -192,7 +192,7 @@ def rank(
     return chosen if names is None else names[chosen], confidence
 
 
-def _noise(rows: Rows, depth: int | Tensor, ids: Tensor | None) -> Tensor:
+def _noise(rows: TensorRows, depth: int | Tensor, ids: Tensor | None) -> Tensor:
     """G of candidates at their depths: [b, 1, v] or [b, w, v], for `ids` [b, w, k] the same shape."""
     if isinstance(depth, int):
         return rows.noise(depth)[:, None] if ids is None else rows.noise(depth, ids)
@@ -204,7 +204,7 @@ def _noise(rows: Rows, depth: int | Tensor, ids: Tensor | None) -> Tensor:
 
 
 def sample(
-    q: Float[Tensor, "b w v"], k: int, rows: Rows, first: int = 0, replacement: bool = False
+    q: Float[Tensor, "b w v"], k: int, rows: TensorRows, first: int = 0, replacement: bool = False
 ) -> Int[Tensor, "b w k"]:
     """k children of each of the nodes first, first + 1, ..., drawn from their laws q, in the order they were drawn.
 

@@ -8,7 +8,7 @@ tree's pass it is computed from the slots' true positions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from threading import RLock
@@ -19,16 +19,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ...core.padding import padded
-from ...core.protocols import Prefill, TargetOutput
-from ...core.tree import chain_of
-from ...core.turns import without_cudnn
+from ...core.protocols import Prefill, Target, TargetOutput
+from ...core.tree import chain
+from ...core.types import Question, Verdict
 from ...params import InputError
 from .attention import passing
 from .cache import TreeCache
 from .carrier import carrying
 from .exact import Exactness
-from .session import Companion, Pass, TreeSession
+from .padding import padded
+from .session import Companion, Pass, TreeSession, out
+from .turns import turn, without_cudnn
+from .verify import judge
 
 FAMILIES = ("t5", "mt5")
 
@@ -73,7 +75,7 @@ class Encoded:
             mine.keys, mine.values = both(mine.keys, theirs.keys, 1), both(mine.values, theirs.values, 1)
 
 
-class SeqTarget:
+class SeqTarget(Target):
     """An encoder-decoder of the T5 kind. A text is what the decoder writes; its first token is the start token."""
 
     def __init__(self, model: Any):
@@ -82,13 +84,13 @@ class SeqTarget:
             raise InputError(f"{kind} is an encoder-decoder whose positions are not known for a tree; only T5 is")
         self.model, self.config, self.lock = model.eval(), model.config, RLock()
         self.exactness: Exactness | None = None
-        self.exact, self.whole = "rounding", False
+        self.whole = False
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.context = 1 << 20  # distances beyond the last bucket share it: there is no last position
         self.hidden, self.layers = int(model.config.d_model), int(model.config.num_decoder_layers)
-        self.recorded, self.experts = False, None
+        self.experts = None
         self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
+        self.precision, self.device = str(model.dtype).removeprefix("torch."), str(model.device)
         start = self.config.decoder_start_token_id
         if start is None:
             raise InputError("the model's config has no decoder_start_token_id, so nobody knows how its texts begin")
@@ -98,6 +100,19 @@ class SeqTarget:
     def config_dict(self) -> dict[str, Any]:
         """The model's config."""
         return self.config.to_dict()
+
+    def turn(self) -> AbstractContextManager[None]:
+        """One step of a batch, alone over this target (`turns.py`)."""
+        return turn(self.lock, self.device)
+
+    def settle(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def judge(self, question: Question) -> Verdict | None:
+        """Apply a rule on the device; None on a CPU."""
+        return None if self.device == "cpu" else judge(question)
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings."""
@@ -120,13 +135,12 @@ class SeqTarget:
         with torch.no_grad():
             states = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         session.companion = Encoded(sizes, mask, states, DynamicCache())
-        one = torch.ones(b, dtype=torch.long, device=device)
-        tree = chain_of(torch.full((b, 1), self.start, device=device), one, matrix=False)
+        start = torch.full((b, 1), self.start, device=device)
         output = session.pass_over(
-            Pass(tree.tokens, None, tree.depths, 0, session.lengths, prefix=0, level=True, least=0, bound=0, taps=taps)
+            Pass(start, None, start * 0, 0, session.there, prefix=0, level=True, least=0, bound=0, taps=taps)
         )
-        session.advance(one, [1] * b)
-        yield Prefill(tree, output, one, (True,) * b, torch.full((b,), -1, device=device))
+        session.advance([1] * b)
+        yield Prefill(chain([[self.start]] * b, matrix=False), out(output), (True,) * b, [-1] * b)
 
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
         """One decoder pass over the tree cache."""

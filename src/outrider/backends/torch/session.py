@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...core.padding import additive
+from .padding import additive
 from ...core.protocols import Kept, Prefill, Session, TargetOutput
-from ...core.tree import chain_of
+from ...core.tree import chain
 from ...core.types import DraftTree
 from ...params import InputError
 from .attention import OPEN
 from .cache import TreeCache
+from .tensors import TensorTree, array, tensor
 
 if TYPE_CHECKING:
     from .exact import Exactness
@@ -163,7 +165,7 @@ class Companion(Protocol):
 class Runner(Protocol):
     """A target as its sessions see it."""
 
-    device: torch.device
+    device: str
     vocab: int
     exactness: Exactness | None  # what its passes need so that drafts change no bit; None: equal up to rounding
 
@@ -174,25 +176,23 @@ class Runner(Protocol):
 
 
 @dataclass
-class TreeSession:
+class TreeSession(Session):
     """One batch. Row b has `lengths[b]` committed tokens, in slots 0 .. lengths[b] - 1."""
 
     target: Runner
     cache: TreeCache
-    lengths: Int[Tensor, " b"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    host: list[int] = field(default_factory=list)  # the same, on the host
-    longest: int = 0
+    lengths: list[int] = field(default_factory=list)
+    there: Int[Tensor, " b"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # on the device
     companion: Companion | None = None
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
         """Read and commit the prompts, a chunk at a time."""
-        if self.host:
+        if self.lengths:
             raise InputError("this session holds texts already; open another one and join it")
         if not prompts or not all(prompts):
             raise InputError("a prompt is empty; give at least one token (most models have a begin-of-text token)")
-        self.lengths = torch.zeros(len(prompts), dtype=torch.long, device=self.target.device)
-        self.host = [0] * len(prompts)
+        self._set([0] * len(prompts))
         yield from self.target.read(self, prompts, taps)
 
     @torch.no_grad()
@@ -202,49 +202,46 @@ class TreeSession:
         Nobody reads logits inside a prompt: those of copied chunks are zeros.
         """
         assert 0 < same < len(prompt), "the last token of a prompt is read, for what follows it"
-        device = self.target.device
-        self.lengths, self.host = torch.zeros(1, dtype=torch.long, device=device), [0]
+        self._set([0])
         self.cache.fill(kept.layers, same)
         for first in range(0, same, CHUNK):
             end = min(first + CHUNK, same)
-            count = torch.tensor([end - first], device=device)
-            tree = chain_of(torch.tensor([list(prompt[first:end])], device=device), count, matrix=False)
             features = {tap: kept.features[tap][None, first:end] for tap in taps}
-            self.advance(count, [end - first])
-            logits = torch.zeros(1, 1, 1, device=device).expand(1, 1, self.target.vocab)
-            upcoming = torch.tensor([prompt[end]], device=device)
-            yield Prefill(tree, TargetOutput(logits, features), count, (False,), upcoming)
+            self.advance([end - first])
+            tree, logits = chain([prompt[first:end]], matrix=False), np.zeros((1, 1, self.target.vocab), np.float32)
+            yield Prefill(tree, TargetOutput(logits, features), (False,), [prompt[end]])
         yield from self.target.read(self, [prompt], taps)
 
-    def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Tensor]) -> Kept | None:
+    def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Any]) -> Kept | None:
         """A copy of what this row has read: `tokens`, its first ones. None for an encoder's rows."""
         if self.companion is not None:
             return None
-        assert len(tokens) <= self.host[row]
+        assert len(tokens) <= self.lengths[row]
         return Kept(tuple(tokens), self.cache.taken(row, len(tokens)), features)
 
     def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
+        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None
     ) -> TargetOutput:
         """Logits [b, n - since, v] of the nodes from `since` on; the nodes before are in the cache. Commits nothing."""
         assert tree.ancestors is not None, "a tree to verify carries its ancestor matrix"
-        prefix = self.longest
-        return self.pass_over(
+        prefix, given = max(self.lengths), TensorTree.of(tree, self.target.device)
+        output = self.pass_over(
             Pass(
-                tokens=None if embeds is not None else tree.tokens[:, since:] if since else tree.tokens,
-                embeds=embeds,
-                spots=self.lengths[:, None] + tree.depths,
+                tokens=None if embeds is not None else given.tokens[:, since:] if since else given.tokens,
+                embeds=None if embeds is None else tensor(embeds, self.target.device),
+                spots=self.there[:, None] + given.depths,
                 since=since,
-                lengths=self.lengths,
+                lengths=self.there,
                 prefix=prefix,
-                level=(least := min(self.host)) == prefix,
+                level=(least := min(self.lengths)) == prefix,
                 least=least,
                 bound=prefix + tree.deepest,
-                ancestors=tree.ancestors,
+                ancestors=given.ancestors,
                 taps=taps,
-                sizes=tree.size if tree.tokens.shape[0] > 1 else None,
+                sizes=given.size if given.tokens.shape[0] > 1 else None,
             )
         )
+        return out(output)
 
     @torch.no_grad()
     def pass_over(self, given: Pass) -> TargetOutput:
@@ -263,45 +260,35 @@ class TreeSession:
             cache.pack()
         return output if given.n - given.since == read else _first(output, read, given.chunk)
 
-    def advance(self, count: Int[Tensor, " b"], counts: Sequence[int]) -> None:
-        """The next `count` slots of every row are text from now on."""
-        self.lengths = self.lengths + count
-        self.host = [h + c for h, c in zip(self.host, counts, strict=True)]
-        self.longest = max(self.host)
+    def advance(self, counts: Sequence[int]) -> None:
+        """So many more slots of every row are text from now on."""
+        self._set([length + count for length, count in zip(self.lengths, counts, strict=True)])
 
-    def keep(self, path: Int[Tensor, "b k"], count: Int[Tensor, " b"]) -> None:
-        """Commit the accepted path: move its slots behind the row's length (a chain moves nothing).
-
-        One wait for the device, which the engine's own fetch of the verdict has just emptied.
-        """
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Commit the accepted paths: move their slots behind each row's length (a chain moves nothing)."""
         source, destination = [], []
-        if path.device.type == "cpu":
-            counts, paths = count.tolist(), path.tolist()
-        else:  # one fetch
-            whole = torch.cat([count[:, None], path], 1).tolist()
-            counts, paths = [n for n, *_ in whole], [nodes for _, *nodes in whole]
-        for b, (n, nodes) in enumerate(zip(counts, paths, strict=True)):
-            start = b * self.cache.capacity + self.host[b]
-            for i, node in enumerate(nodes[:n]):
+        for b, path in enumerate(paths):
+            start = b * self.cache.capacity + self.lengths[b]
+            for i, node in enumerate(path):
                 if node != i:
                     source.append(start + node)
                     destination.append(start + i)
         if source:
             self.cache.move(torch.tensor(source), torch.tensor(destination))
-        self.advance(count, counts)
+        self.advance([len(path) for path in paths])
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first `lengths[b]` tokens of every row."""
-        if any(not 0 <= new <= old for new, old in zip(lengths, self.host, strict=True)):
-            raise InputError(f"rewinding goes back: rows of {self.host} tokens cannot be given {list(lengths)}")
+        if any(not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)):
+            raise InputError(f"rewinding goes back: rows of {self.lengths} tokens cannot be given {list(lengths)}")
         self._set(list(lengths))
 
     def select(self, index: Sequence[int]) -> None:
         """Row i := old row index[i]; repeats fork."""
-        self.cache.select(index, self.longest)
+        self.cache.select(index, max(self.lengths, default=0))
         if self.companion is not None:
             self.companion.select(index)
-        self._set([self.host[i] for i in index])
+        self._set([self.lengths[i] for i in index])
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Overwrite what these rows hold by zeros: they failed, and will be left out."""
@@ -311,12 +298,20 @@ class TreeSession:
         """Append the rows of another session of the same target."""
         assert isinstance(other, TreeSession)
         assert other.target is self.target, "sessions of one target join"
-        self.cache.join(other.cache, other.longest)
+        self.cache.join(other.cache, max(other.lengths))
         if self.companion is not None:
             assert other.companion is not None
             self.companion.join(other.companion)
-        self._set(self.host + other.host)
+        self._set(self.lengths + other.lengths)
 
-    def _set(self, host: list[int]) -> None:
-        self.host, self.longest = host, max(host, default=0)
-        self.lengths = torch.tensor(host, dtype=torch.long, device=self.lengths.device)
+    def _set(self, lengths: list[int]) -> None:
+        self.lengths, self.there = lengths, torch.tensor(lengths, dtype=torch.long, device=self.target.device)
+
+
+def out(output: TargetOutput) -> TargetOutput:
+    """What a pass computed as the engine reads it: arrays where that was on the CPU."""
+    logits = output.logits
+    if logits.device.type != "cpu":
+        return output
+    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    return TargetOutput(array(wide), {tap: array(states) for tap, states in output.features.items()})

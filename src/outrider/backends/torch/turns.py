@@ -10,27 +10,27 @@ import torch
 
 
 @contextmanager
-def turn(lock: AbstractContextManager[object], device: torch.device) -> Iterator[None]:
+def turn(lock: AbstractContextManager[object], device: str) -> Iterator[None]:
     """One step of a batch, alone over its target and without gradients.
 
     Never held across a generator's `yield`: whoever reads the generator would wait for itself, or decode on with
     gradients off.
 
     Args:
-        lock: the target's (`Target.lock`).
+        lock: the target's .
         device: the target's.
     """
     with lock, torch.no_grad(), without_cudnn(device):
         yield
 
 
-def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
+def without_cudnn(device: str) -> AbstractContextManager[None]:
     """Attention by kernels other than cuDNN's, which plans anew for every length: that takes longer than a pass.
 
     The flag belongs to the whole process. So the first of several steps clears it, the last one restores it, and
     without CUDA it is left alone.
     """
-    return _without_cudnn() if device.type == "cuda" else nullcontext()
+    return _without_cudnn() if device.startswith("cuda") else nullcontext()
 
 
 _guard = Lock()

@@ -22,18 +22,76 @@ so that what is dear can be left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from ...core.types import Question, Verdict
 from .noise import ACCEPT, EMIT, uniforms
 from .padding import padded
-from .types import DraftTree, Verdict
+from . import nucleus, sampling
+from .tensors import TensorRows, TensorTree
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
 Law = Callable[[Tensor, int, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class TensorVerdict:
+    """The accepted path (node ids from the root, padded by 0) and the one token the target adds itself."""
+
+    path: Int[Tensor, "b k"]
+    count: Int[Tensor, " b"]  # valid entries of `path`, root included
+    next: Int[Tensor, " b"]
+
+
+def judge(question: Question) -> Verdict:
+    """Apply the rule of `question.rows` on the device of the logits, with one host sync at the end."""
+    logits, texts, epsilon = question.logits, question.texts, question.epsilon
+    rows, tree = TensorRows(question.rows, logits.device), TensorTree.of(question.tree, logits.device)
+    depth, dice = tree.deepest, Dice(rows.seeds, rows.serial)
+
+    def scores(z: Tensor, path: Tensor) -> Tensor:
+        if any(text.process for text in texts):
+            tails = path.tolist()
+            z = torch.stack(
+                [
+                    torch.from_numpy(text.process([*text.output, *tail], x.cpu().numpy())).to(x) if text.process else x
+                    for text, tail, x in zip(texts, tails, sampling.wide(z), strict=True)
+                ]
+            )
+        return sampling.penalise(z, rows.sampling, [(text.prompt, text.output) for text in texts], path)
+
+    def choose(z: Tensor, depth: int, path: Tensor) -> Tensor:
+        return nucleus.choose(scores(z, path), rows.sampling, partial(rows.some_noise, depth))
+
+    def law(z: Tensor, depth: int, path: Tensor) -> Tensor:
+        return sampling.laws(scores(z, path).double(), rows.sampling)
+
+    if rows.rule == "coupled":
+        verdict = coupled(tree, logits, choose, depth)
+    elif rows.rule == "typical":
+        verdict = typical(tree, logits, law, epsilon, question.delta, depth)
+    elif rows.rule == "block" and tree.q is not None and max(tree.q.shape[1], 1) == depth == tree.nodes - 1:
+        verdict = block(tree, logits, law, dice, depth)
+    else:
+        verdict = rejection(tree, logits, law, dice, depth)
+    return _host(tree, verdict, logits)
+
+
+def _host(tree: TensorTree, verdict: TensorVerdict, logits: Tensor) -> Verdict:
+    """The verdict on the host, and whether the logits of all tokens chosen are finite."""
+    count, following = verdict.count[:, None], verdict.next[:, None]
+    spelled = tree.tokens.gather(1, verdict.path)
+    said = torch.cat([spelled[:, 1:], following], 1).scatter(1, count - 1, following)
+    seen = logits[torch.arange(len(said), device=said.device)[:, None], verdict.path, said]
+    finite = (seen.isfinite() | (torch.arange(seen.shape[1], device=seen.device) >= count)).all(1)
+    packed = torch.cat([count, following, finite[:, None].long(), verdict.path], 1).tolist()
+    return Verdict([row[3 : 3 + row[0]] for row in packed], [row[1] for row in packed], [bool(row[2]) for row in packed])
 
 
 @runtime_checkable
@@ -66,53 +124,12 @@ class Dice:
         return torch.searchsorted(sums, u * sums[:, -1:], right=True)[:, 0].clamp(max=weights.shape[1] - 1)
 
 
-def coupled(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, depth: int) -> Verdict:
+def coupled(tree: TensorTree, logits: Float[Tensor, "b n v"], choose: Choose, depth: int) -> TensorVerdict:
     """Draw at every node arrived at; go to the child that carries the draw, or stop and emit it.
 
-    Off the CPU: exactly depth + 1 draws and no host sync. On it the walk reads the tree once and stops when all have.
+    Exactly depth + 1 draws and no host sync.
     """
     depth = min(depth, tree.deepest)
-    walk = walk_lists if logits.device.type == "cpu" else walk_tensors
-    return walk(tree, logits, choose, depth)
-
-
-def walk_lists(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, depth: int) -> Verdict:
-    """The coupled walk over host lists."""
-    b = logits.shape[0]
-    index = torch.arange(b)
-    children = _children(tree)
-    at, chosen, alive = [0] * b, [0] * b, list(range(b))
-    nodes: list[list[int]] = [[0] for _ in at]
-    texts: list[list[int]] = [[] for _ in at]
-    for d in range(depth + 1):
-        seen = logits[:, at[0]] if b == 1 else logits[index, torch.tensor(at)]
-        path = torch.tensor(texts, dtype=torch.long).view(b, d)
-        drawn, still = choose(seen, d + 1, path).tolist(), []
-        for i in alive:
-            chosen[i] = drawn[i]
-            child = children[i].get((at[i], drawn[i]))
-            if child is not None and d < depth:
-                at[i] = child
-                nodes[i].append(child)
-                still.append(i)
-        alive = still
-        if not alive:
-            break
-        going = set(alive)
-        for i, text in enumerate(texts):
-            text.append(drawn[i] if i in going else -1)
-    verdict = Verdict(padded(nodes, width=depth + 1), torch.tensor([len(row) for row in nodes]), torch.tensor(chosen))
-    verdict.__dict__["host"] = list(zip(nodes, chosen, strict=True))  # known already
-    return verdict
-
-
-def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:
-    """(node, token) -> the child that carries it, the first among equals."""
-    return [{(parents[i], tokens[i]): i for i in range(len(tokens) - 1, 0, -1)} for tokens, parents, _ in tree.host]
-
-
-def walk_tensors(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose, depth: int) -> Verdict:
-    """The coupled walk in depth + 1 steps of tensor operations."""
     b, n, _ = logits.shape
     index, node = torch.arange(b, device=logits.device), torch.arange(n, device=logits.device)
     real = _real(tree)
@@ -131,18 +148,18 @@ def walk_tensors(tree: DraftTree, logits: Float[Tensor, "b n v"], choose: Choose
         count = count + alive
         path = torch.cat([path, torch.where(alive, child, 0)[:, None]], 1)
         text = torch.cat([text, torch.where(alive, drawn, -1)[:, None]], 1)
-    return Verdict(path, count, emitted)
+    return TensorVerdict(path, count, emitted)
 
 
-def _real(tree: DraftTree) -> Bool[Tensor, "b n"]:
+def _real(tree: TensorTree) -> Bool[Tensor, "b n"]:
     """Which nodes are drafted ones: neither the root nor padding."""
     node = torch.arange(tree.nodes, device=tree.tokens.device)
     return (node > 0) & (node < tree.size[:, None])
 
 
 def rejection(
-    tree: DraftTree, logits: Float[Tensor, "b n v"], law: Law, chance: Chance, depth: int, width: int | None = None
-) -> Verdict:
+    tree: TensorTree, logits: Float[Tensor, "b n v"], law: Law, chance: Chance, depth: int, width: int | None = None
+) -> TensorVerdict:
     """Recursive rejection sampling; the children of a node are tested in index order, the order they were drawn in:
 
         accept child x with probability P(x) / Q(x); else P = N([P - Q]+) and, drawn without replacement, Q(x) = 0;
@@ -173,11 +190,11 @@ def rejection(
         text = torch.cat([text, tree.tokens.gather(1, at[:, None])], 1)
         p = torch.where(alive[:, None], _normal(law(logits[index, at], d + 1, text).double()), p)
     path = torch.nn.functional.pad(path, (0, depth + 1 - path.shape[1]))
-    return Verdict(path, count, chance.draw(p))
+    return TensorVerdict(path, count, chance.draw(p))
 
 
 def _test_children(
-    tree: DraftTree,
+    tree: TensorTree,
     rank: Int[Tensor, "b n"],
     width: int,
     at: Int[Tensor, " b"],
@@ -213,7 +230,7 @@ def _test_children(
     return chosen, p
 
 
-def _sibling_ranks(tree: DraftTree) -> Int[Tensor, "b n"]:
+def _sibling_ranks(tree: TensorTree) -> Int[Tensor, "b n"]:
     """How many siblings come before each node; -1 for the root and padding."""
     real = _real(tree)
     same = (tree.parents[:, :, None] == tree.parents[:, None]) & real[:, None]
@@ -231,7 +248,7 @@ def _residual(p: Float64[Tensor, "b v"], q: Float64[Tensor, "b v"]) -> Float64[T
     return torch.where(rest.sum(-1, keepdim=True) > 0, _normal(rest), p)
 
 
-def block(tree: DraftTree, logits: Float[Tensor, "b n v"], law: Law, chance: Chance, depth: int) -> Verdict:
+def block(tree: TensorTree, logits: Float[Tensor, "b n v"], law: Law, chance: Chance, depth: int) -> TensorVerdict:
     """Block verification of chains (Sun et al. 2024, Algorithm 2); rows may differ in length (gamma). For i = 1..gamma:
 
         w_0 = 1; w_i = min(1, w_{i-1} p(x_i) / q(x_i))
@@ -269,10 +286,10 @@ def block(tree: DraftTree, logits: Float[Tensor, "b n v"], law: Law, chance: Cha
             chance_of = q.gather(1, x)
             w = torch.where(chance_of > 0, w * p.gather(1, x) / chance_of, 0.0).clamp(max=1)
     node = torch.arange(steps + 1, device=logits.device)
-    return Verdict(torch.where(node <= tau[:, None], node, 0), tau + 1, chance.draw(final))
+    return TensorVerdict(torch.where(node <= tau[:, None], node, 0), tau + 1, chance.draw(final))
 
 
-def _chain_law(tree: DraftTree, i: int, v: int) -> Float64[Tensor, "b v"]:
+def _chain_law(tree: TensorTree, i: int, v: int) -> Float64[Tensor, "b v"]:
     """What node i's only child was drawn from; the point mass on it if no law is kept."""
     if tree.q is not None:
         return _normal(tree.q[:, i].double())
@@ -281,13 +298,13 @@ def _chain_law(tree: DraftTree, i: int, v: int) -> Float64[Tensor, "b v"]:
 
 
 def typical(
-    tree: DraftTree,
+    tree: TensorTree,
     logits: Float[Tensor, "b n v"],
     law: Law,
     epsilon: float = 0.09,
     delta: float = 0.3,
     depth: int = 1 << 30,
-) -> Verdict:
+) -> TensorVerdict:
     """Typical acceptance (Medusa, section 2.3.1). LOSSY: the text does not follow the target's law.
 
     A node is accepted if its parent is and p(x) > min(epsilon, delta * exp(-H(p))). The longest accepted path wins,
@@ -323,4 +340,4 @@ def typical(
     paths = [path for path, _ in best]
     count = torch.tensor([len(path) for path in paths], device=logits.device)
     wide = padded(paths, logits.device, min(depth, tree.deepest) + 1)
-    return Verdict(wide, count, torch.tensor(after, device=logits.device))
+    return TensorVerdict(wide, count, torch.tensor(after, device=logits.device))
