@@ -123,6 +123,7 @@ class Target(Protocol):
     device: str = "cpu"
     exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
     mark: str = ""  # of the weights as they were loaded
+    library: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
 
     @property

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..backends.torch.recorded import PATIENCE, Recorded
-from ..core.padding import padded
+from ..backends.torch.padding import padded
 from ..params import InputError
 from .scan import scan, scan2
 

@@ -79,6 +79,11 @@ class HFTarget(Target):
         """Does the time of a pass follow from the nodes of all rows together?"""
         return self.native is not None
 
+    @property
+    def library(self) -> Any:  # type: ignore[override]
+        """The compiled code that its passes run in; None where they do not."""
+        return None if self.native is None else self.native.code
+
     def turn(self) -> AbstractContextManager[None]:
         """One step of a batch, alone over this target (`turns.py`)."""
         return turn(self.lock, self.device)
