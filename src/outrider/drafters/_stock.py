@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from ..backends.torch import HFTarget, SeqTarget, load_target, products, vocabulary
+from ..backends.torch import products, vocabulary
+from ..backends.torch.hf import HFTarget
+from ..backends.torch.seq2seq import SeqTarget
 from ..core.protocols import Target
 from ..params import InputError
 from ._words import Same
@@ -22,6 +24,8 @@ def draft_model(where: str, target: Target, dtype: str, translated: bool) -> HFT
     Raises:
         InputError: it cannot draft for this target.
     """
+    from ..backends.torch.load import load_target
+
     kind = _precision(target) if dtype == "auto" else dtype
     native = None if target.library is not None else False
     draft = load_target(where, dtype=kind, device=target.device, native=native, drafting=not translated)

@@ -13,10 +13,11 @@ from ..backends.native.abi import Library, Struct, address, struct
 from ..backends.native.arrays import addresses
 from ..backends.native.blocks import for_drafts
 from ..backends.native.weights import STEP
+from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .lattice import Places, deepest, fit
-from .wanted import Seconds, Shape, Wanted
+from .wanted import Seconds, Wanted
 
 
 class CompiledHeads:

@@ -15,10 +15,11 @@ from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses
 from ..backends.native.blocks import for_drafts
 from ..backends.native.weights import STEP
+from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
-from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
+from .wanted import KNOTS, SLOPES, Seconds, Wanted
 
 
 @dataclass(frozen=True)
