@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,26 +120,3 @@ def exposed(place: Path) -> str:
         if about.st_mode & OTHERS and not (above and about.st_mode & stat.S_ISVTX):  # sticky, as /tmp is
             return f"others can write to {path}"
     return ""
-
-
-def device(of: Any) -> str:
-    """A torch device, with the name of its GPU."""
-    import torch
-
-    return f"{of} {torch.cuda.get_device_name(of)}" if of.type == "cuda" else str(of)
-
-
-def processor() -> str:
-    """The processor's name and abilities, which tell apart what was measured or proved on it."""
-    import torch
-
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
-    facts = {
-        line.split(":")[0].strip(): line
-        for line in lines
-        if line.startswith(("model", "flags", "Features", "CPU part", "cpu family"))
-    }
-    return "\n".join(
-        [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *facts.values()]
-    )

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from . import drafters, encoding
 from .backends.torch import HFTarget, SeqTarget, find, load_target, load_tokenizer
 from .backends.torch.graphs import PATIENCE
@@ -96,7 +94,7 @@ class LLM:
     memories: list[Memory] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        return f"LLM({self.name}, drafter {self.drafter_name}, {precision_of(self.target)}, {self.target.device})"
+        return f"LLM({self.name}, drafter {self.drafter_name}, {self.target.arithmetic}, {self.target.device})"
 
     def generate(
         self,
@@ -201,9 +199,9 @@ class LLM:
         Raises InputError for a rule or budget that there is not, or that does not go with the drafter.
         """
         chosen = self.budget if budget is None else budget
-        with self.target.lock:
+        with self.target.turn():
             if self.gumbel is None:
-                self.gumbel = GumbelNoise(self.target.vocab, self.target.device)
+                self.gumbel = GumbelNoise(self.target.vocab)
             if isinstance(chosen, str):
                 key = check_rule(rule), chosen
                 chosen = self.budgets[key] if key in self.budgets else self._begin(key)
@@ -218,9 +216,8 @@ class LLM:
         made = self.budgets[key] = parse(key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
-            about = self.kept_as, self.drafter_name, precision_of(target), target.exact
-            native = getattr(target, "native", None)  # other code takes other times
-            way = () if native is None else ("compiled", native.library_name)
+            about = self.kept_as, self.drafter_name, target.arithmetic, target.exact
+            way = ("compiled", target.kernels) if target.kernels else ()
             learnt = fits(self.drafter), learners(self.drafter)
             self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, *learnt))
             self.memories[-1].recall()
@@ -228,7 +225,7 @@ class LLM:
 
     def remember(self) -> None:
         """Keep what the automatic budget has learnt for later runs, in the user's cache directory."""
-        with self.target.lock:  # what is being learnt must not change while it is written
+        with self.target.turn():  # what is being learnt must not change while it is written
             for memory in self.memories:
                 memory.keep()
 
@@ -264,7 +261,7 @@ class LLM:
 
     def stops(self, eos: frozenset[int], strings: tuple[str, ...], max_new_tokens: int, min_tokens: int = 0) -> Stop:
         """How this model's texts end; see `Stop`."""
-        apart = isinstance(self.target, SeqTarget)
+        apart = self.target.separate
         return Stop(eos, strings, max_new_tokens, self.detokenizer, min_tokens, apart)
 
     def output(self, row: Row, prompt: int, stops: Stop) -> Output:

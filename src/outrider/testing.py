@@ -45,6 +45,7 @@ class TableTarget(Target):
     chunk: int = 8  # tokens of a prompt read at a time
     table: Array = field(init=False, repr=False, compare=False)  # float64 [v + 1, ..., v + 1, v]
     precision: str = field(default="float64", init=False)
+    hidden: int = field(init=False)
     layers: int = field(default=1, init=False)
     exact: str = field(default="bits", init=False)  # type: ignore[assignment]
     lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
@@ -56,11 +57,8 @@ class TableTarget(Target):
         shape = (*[self.vocab + 1] * self.order, self.vocab)
         if (self.vocab + 1) ** self.order * self.vocab > LARGEST:
             raise InputError(f"a table of {shape} is too large; choose a smaller vocab or order")
+        object.__setattr__(self, "hidden", self.vocab)
         object.__setattr__(self, "table", self.scale * np.random.default_rng(self.seed).standard_normal(shape))
-
-    @property
-    def hidden(self) -> int:
-        return self.vocab
 
     @property
     def config_dict(self) -> dict[str, Any]:

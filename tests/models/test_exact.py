@@ -53,7 +53,7 @@ def exactly(name: str = "llama", **more: Any) -> HFTarget:
     try:
         target = load_target(model, exact="bits")
     except InputError as error:
-        if torch.backends.cpu.get_cpu_capability() == "AVX2" or "amx_bf16" in kept.processor():
+        if torch.backends.cpu.get_cpu_capability() == "AVX2" or "amx_bf16" in machine.processor():
             raise  # seen to keep their bits
         pytest.skip(f"on this processor {error}")
     assert isinstance(target, HFTarget)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider import kept
+from outrider import machine
 from outrider.backends.torch.recorded import near
 from outrider.core.clock import Clock
 from outrider.training.data import Batch
@@ -25,8 +25,8 @@ def test_a_part_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch
 
 def test_what_was_measured_on_a_gpu_is_kept_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
-    assert kept.device(torch.device("cuda", 1)) == "cuda:1 card 1"
-    assert kept.device(torch.device("cpu")) == "cpu"
+    assert machine.device("cuda:1") == "cuda:1 card 1"
+    assert machine.device("cpu") == "cpu"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

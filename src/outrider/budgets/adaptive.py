@@ -123,7 +123,7 @@ class AdaptiveBudget:
         self.behind = self.behind or self.idle >= LATE
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         if new := sum(serial == 0 for serial in rows.serial):
-            self._begin(b, new / b, rows.hot)
+            self._begin(b, new / b, rows.sampled)
         seen = self.seen.get(b, 0)
         if seen < LEARN and max(self.seen.values(), default=0) < LEARN:
             self.uncut = True

@@ -17,9 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
-
-from .. import kept
+from .. import kept, machine
 from .adaptive import LEARN, SUMMED, AdaptiveBudget
 from .calibration import BOUNDS, Fit, Learner
 from .curve import LONGEST, Curve, measured
@@ -31,11 +29,11 @@ CURVES = "verify", "draft", "size"  # one for each number of batch rows
 GREEDY, SAMPLED = "greedy", "sampled"  # texts
 
 
-def file_of(device: torch.device, *about: str) -> Path:
+def file_of(device: str, *about: str) -> Path:
     """The file for a model, a drafter and whatever else tells two cases apart, on this machine's device with these
     threads."""
-    machine = kept.device(device), kept.processor(), str(os.cpu_count()), str(torch.get_num_threads())
-    text = "\n".join((*about, *machine, torch.__version__))
+    here = machine.device(device), machine.processor(), str(os.cpu_count()), str(machine.threads())
+    text = "\n".join((*about, *here))
     return kept.folder("budgets") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 

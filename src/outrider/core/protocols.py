@@ -107,8 +107,9 @@ class Session(Protocol):
         return None
 
     def resume(self, prompt: Sequence[int], taps: tuple[int, ...], kept: Kept, same: int) -> Iterator[Prefill]:
-        """As `prefill` of one prompt, whose first `same` tokens are copied from `kept`."""
-        raise NotImplementedError("this target keeps no texts")
+        """As `prefill` of one prompt, whose first `same` tokens are copied from `kept`, one that `taken` gave."""
+        assert 0 < same < len(prompt), "the last token of a prompt is read, for what follows it"
+        return self.prefill([prompt], taps)
 
 
 @runtime_checkable
@@ -124,7 +125,14 @@ class Target(Protocol):
     exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
     mark: str = ""  # of the weights as they were loaded
     library: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
+    kernels: str = ""  # which compiled code computes its passes: other code takes other times
+    separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
+
+    @property
+    def arithmetic(self) -> str:
+        """Its precision, and how its weights are kept where that is another one."""
+        return self.precision
 
     @property
     @abstractmethod

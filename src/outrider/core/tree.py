@@ -71,7 +71,7 @@ def from_lists(rows: Sequence[HostRow], values: bool = True) -> DraftTree:
             sees[at] = sees[at + i] = 1
             if 0 < i < len(parents):
                 depths[r][i] = depths[r][up] + 1
-    tokens, parents_ = (padded([row[part] for row in rows]) for part in (0, 1))
+    tokens, parents_ = padded([row[0] for row in rows]), padded([row[1] for row in rows])
     worth = None
     if values:
         worth = np.array([[*row[2], *[-math.inf] * (n - len(row[2]))] for row in rows], np.float32)

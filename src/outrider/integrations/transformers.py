@@ -21,13 +21,15 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from .. import drafters
 from ..backends.torch import load_target, load_tokenizer
 from ..backends.torch.carrier import CARRIERS
+from ..backends.torch.padding import padded
+from ..backends.torch.tensors import array
 from ..budgets import parse
 from ..budgets.budgeter import Budgeter
 from ..core.noise import GumbelNoise
-from ..core.padding import padded
 from ..core.protocols import Drafter, Target
+from ..core.types import Array, Process
 from ..engine import Engine, generate
-from ..engine.request import Cut, Process, Request, Row
+from ..engine.request import Cut, Request, Row
 from ..params import InputError, Rule, Sampling, check_rule
 
 # Fields of GenerationConfig that are refused: the value that says the same as None, and why, or what to do instead.
@@ -233,7 +235,7 @@ class Engines:
         form, weights = _form(model), _weights(model)
         if self.target is None or form != self.form:
             self.target, self.kept = load_target(model, exact="auto"), []
-            self.noise = GumbelNoise(self.target.vocab, self.target.device)
+            self.noise = GumbelNoise(self.target.vocab)
         elif weights != self.weights:
             for one in self.kept:
                 if one.drafter is not None and one.drafter.taps:
@@ -291,11 +293,9 @@ def _of_row(processors: Any, row: int) -> Any:
 def _process(prompt: Tensor, processors: Any) -> Process:
     """The processors as a function of one row's output so far; `prompt` is the row with its padding."""
 
-    def process(output: list[int], logits: Tensor) -> Tensor:
-        if output and output[-1] < 0:
-            return logits
+    def process(output: list[int], logits: Array) -> Array:
         ids = torch.cat([prompt, prompt.new_tensor(output)])[None]
-        return processors(ids, logits)
+        return array(processors(ids, torch.from_numpy(logits).to(prompt.device)[None])[0])
 
     return process
 

@@ -13,7 +13,7 @@ from ...core.types import Array, Question, Rows, Verdict
 from ...params import Sampling
 from .abi import CHANGE_BYTES, Library, Struct, address, ffi, struct
 from .arrays import addresses, doubles, floats, integers, seeds
-from .threads import threads
+from ...machine import threads
 
 
 class Filters:

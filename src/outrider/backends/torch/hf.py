@@ -84,6 +84,18 @@ class HFTarget(Target):
         """The compiled code that its passes run in; None where they do not."""
         return None if self.native is None else self.native.code
 
+    @property
+    def kernels(self) -> str:  # type: ignore[override]
+        """Which compiled code computes its passes."""
+        return "" if self.native is None else self.native.library_name
+
+    @property
+    def arithmetic(self) -> str:
+        """Its precision, and how its weights are kept where that is another one."""
+        if self.native is not None and self.native.weights.whole:
+            return f"{self.precision} with integer products ({' and '.join(sorted(self.native.weights.kinds))})"
+        return f"{self.precision} with 16-bit weights" if products.has_halves(self.model) else self.precision
+
     def turn(self) -> AbstractContextManager[None]:
         """One step of a batch, alone over this target (`turns.py`)."""
         return turn(self.lock, self.device)

@@ -176,15 +176,6 @@ def multiplies_halves() -> bool:
         return True
 
 
-def precision_of(target: Target) -> str:
-    """What a target computes in, and how its weights are kept where that is another precision."""
-    kind = str(target.dtype).removeprefix("torch.")
-    native: Any = getattr(target, "native", None)
-    if native is not None and native.weights.whole:
-        return f"{kind} with products of whole numbers ({' and '.join(sorted(native.weights.kinds))})"
-    return f"{kind} with 16-bit weights" if products.has_halves(getattr(target, "model", None)) else kind
-
-
 def physical_memory() -> int:
     """Bytes of this machine's memory; 0 where that cannot be told."""
     try:

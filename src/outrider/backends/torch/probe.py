@@ -21,10 +21,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
-from ... import kept
+from ... import kept, machine
 from ...core.tree import chain, from_paths
 from ...params import InputError, check_exact
 from ...schema import from_dict
@@ -89,8 +90,8 @@ def _known(file: Path) -> Found | None:
 
 def lacking(target: HFTarget) -> str:
     """Why this model cannot be exact on any machine; empty where it can."""
-    if target.device.type != "cpu":
-        return f"the kernels of {target.device.type} have not been made to sum by position"
+    if target.device != "cpu":
+        return f"the kernels of {target.device.partition(':')[0]} have not been made to sum by position"
     if target.family.uneven:
         return "trees were seen to change a bit of this family's logits"
     if not target.family.bits:
@@ -159,12 +160,11 @@ def same_bits(target: HFTarget, seed: int = 0) -> bool:
     alone, beside = target.open(length + 64), target.open(length + 64)
     (*_, chunk) = alone.prefill([text[:length]])
     right = [chunk.output.logits[0, -1]]
-    one = torch.ones(1, dtype=torch.long)
     for token in text[length:]:
         right.append(alone.forward(chain([[token]])).logits[0, 0])
-        alone.keep(one[None] * 0, one)
+        alone.keep([[0]])
     (*_, chunk) = beside.prefill([text[:length], text[: length // 2]])
-    if not torch.equal(chunk.output.logits[0, -1], right[0]):
+    if not np.array_equal(chunk.output.logits[0, -1], right[0]):
         return False
     for turn in range(2):
         at = length + 6 * turn
@@ -173,9 +173,9 @@ def same_bits(target: HFTarget, seed: int = 0) -> bool:
         tree, _ = from_paths([text[at], text[5]], [[*others[: 2 - turn], path, *others[2 - turn :]], [path, *others]])
         looked = beside.forward(tree).logits
         nodes = _path_of(tree, path)
-        if not all(torch.equal(looked[0, node], right[at - length + 1 + i]) for i, node in enumerate(nodes)):
+        if not all(np.array_equal(looked[0, node], right[at - length + 1 + i]) for i, node in enumerate(nodes)):
             return False
-        beside.keep(torch.tensor([nodes, [0] * 6]), torch.tensor([6, 1]))
+        beside.keep([nodes, [0]])
     return True
 
 
@@ -195,5 +195,5 @@ def _key(target: HFTarget) -> str:
     variables = {k: v for k, v in os.environ.items() if k.startswith(KERNELS)}
     threads = torch.get_num_threads(), variables
     versions = torch.__version__, transformers.__version__, QUESTIONS
-    facts = [kinds, [getattr(config, n, None) for n in names], str(target.dtype), kept.processor(), threads, versions]
+    facts = [kinds, [getattr(config, n, None) for n in names], str(target.dtype), machine.processor(), threads, versions]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:24]

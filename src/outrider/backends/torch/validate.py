@@ -21,13 +21,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from jaxtyping import Float
 from torch import Tensor
 
-from ... import kept
-from ...core.tree import chain_of, from_paths
+from ... import kept, machine
+from ...core.tree import chain, from_paths
 from ...core.types import DraftTree
 from ...params import InputError
 from ..native.abi import Library
@@ -37,6 +38,7 @@ from .carrier import carried, carrying
 from .hf import HFTarget
 from .probe import same_bits
 from .seq2seq import SeqTarget
+from .tensors import tensor
 
 logger = logging.getLogger(__name__)
 PROVED: set[str] = set()  # by this process, whose cache folder may not be writable
@@ -134,8 +136,8 @@ class Own:
             pass
         made = []
         for token in tokens:
-            made.append(session.forward(chain_of(torch.tensor([[token]]), torch.tensor([1]))).logits[0, 0])
-            session.keep(torch.tensor([[0]]), torch.tensor([1]))
+            made.append(tensor(session.forward(chain([[token]])).logits[0, 0]))
+            session.keep([[0]])
         self.tokens += tokens
         return torch.stack(made)
 
@@ -154,9 +156,9 @@ def _compare(
     texts, worst, control = [reader(target, p) for p in prompts], 0.0, 0.0
     for turn in range(2):
         roots = [(3 + turn + b) % target.vocab for b in range(len(prompts))]
-        tree, _ = from_paths(roots, paths, device=target.device)
-        wrong = session.forward(_seeing_siblings(tree)).logits
-        looked = session.forward(tree).logits  # second: the control wrote wrong keys
+        tree, _ = from_paths(roots, paths)
+        wrong = tensor(session.forward(_seeing_siblings(tree)).logits)
+        looked = tensor(session.forward(tree).logits)  # second: the control wrote wrong keys
         for b, text in enumerate(texts):
             after = _read_tree(text, tree, b)
             for node, (reader, right) in after.items():
@@ -164,8 +166,7 @@ def _compare(
                 control = max(control, _distance(wrong[b, node], right))
                 if node == ACCEPTED[b]:
                     texts[b] = reader
-        path = torch.tensor([[0, 1, 2]] * len(texts), device=target.device)
-        session.keep(path, torch.tensor([1 + a for a in ACCEPTED], device=target.device))
+        session.keep([list(range(1 + accepted)) for accepted in ACCEPTED[: len(texts)]])
     return worst, control
 
 
@@ -181,8 +182,8 @@ def _read_tree(text: Stock | Own, tree: DraftTree, b: int) -> dict[int, tuple[An
 
 def _seeing_siblings(tree: DraftTree) -> DraftTree:
     assert tree.ancestors is not None
-    real = (torch.arange(tree.nodes, device=tree.tokens.device) < tree.size[:, None])[:, None]
-    return replace(tree, ancestors=tree.ancestors | (real & real.transpose(1, 2)))
+    real = (np.arange(tree.nodes) < tree.size[:, None])[:, None]
+    return replace(tree, ancestors=tree.ancestors | (real & real.transpose(0, 2, 1)))
 
 
 def _noise(target: HFTarget | SeqTarget, prompt: list[int], tokens: list[int]) -> float:
@@ -243,7 +244,7 @@ def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
     proof = _proof(target)
     if proof.name in PROVED or _is_proof(proof):
         return True
-    if getattr(full(), "native", None) is None:
+    if full().native is None:
         return False
     gc.collect()  # that model
     assert target.native is not None
@@ -298,5 +299,5 @@ def _key(target: HFTarget | SeqTarget, dtype: torch.dtype) -> str:
     config: dict[str, Any] = target.model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "dtype"):
         config.pop(name, None)
-    facts = [config, str(dtype), kept.device(target.device), transformers.__version__, torch.__version__]
+    facts = [config, str(dtype), machine.device(target.device), transformers.__version__, torch.__version__]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]

@@ -1,0 +1,69 @@
+"""The machine: its processor, its threads, the names of its devices. torch is asked only where it is in use already."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+CORES = Path("/sys/devices/system/cpu")
+_asked: list[int] = []  # what `use_threads` was given
+
+
+def threads() -> int:
+    """How many threads a pass uses: as many as `use_threads` said, or as torch uses where it is in use; else
+    OMP_NUM_THREADS, or one for each physical core that this process may run on."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
+    return _asked[-1] if _asked else _usual()
+
+
+def use_threads(count: int) -> None:
+    """Use so many from now on."""
+    _asked[:] = [count]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(count)
+    else:
+        os.environ["OMP_NUM_THREADS"] = str(count)  # for torch, if it is imported later
+
+
+@cache
+def _usual() -> int:
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if given.isdecimal() and int(given):
+        return int(given)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return max(1, len({_core(number) for number in allowed}))
+
+
+def _core(number: int) -> str:
+    """What the logical processors of one physical core have in common."""
+    try:
+        return (CORES / f"cpu{number}" / "topology" / "thread_siblings_list").read_text(encoding="ascii").strip()
+    except OSError:
+        return str(number)
+
+
+def device(name: str) -> str:
+    """A device such as cuda:1, with the name of its GPU."""
+    if not name.startswith("cuda"):
+        return name
+    import torch
+
+    return f"{name} {torch.cuda.get_device_name(name)}"
+
+
+def processor() -> str:
+    """The processor's name and abilities, which tell apart what was measured or proved on it."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
+    facts = {
+        line.split(":")[0].strip(): line
+        for line in lines
+        if line.startswith(("model", "flags", "Features", "CPU part", "cpu family"))
+    }
+    return "\n".join([platform.machine(), platform.processor(), *facts.values()])
