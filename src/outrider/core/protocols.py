@@ -124,7 +124,7 @@ class Target(Protocol):
     device: str = "cpu"
     exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
     mark: str = ""  # of the weights as they were loaded
-    library: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
+    code: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
     kernels: str = ""  # which compiled code computes its passes: other code takes other times
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?

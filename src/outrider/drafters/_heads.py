@@ -77,7 +77,7 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None, learning: bool = False)
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    fast = not learning and (target.library is not None or hastened(getattr(target, "model", None)))
+    fast = not learning and (target.code is not None or hastened(getattr(target, "model", None)))
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 

@@ -27,9 +27,9 @@ def draft_model(where: str, target: Target, dtype: str, translated: bool) -> HFT
     from ..backends.torch.load import load_target
 
     kind = _precision(target) if dtype == "auto" else dtype
-    native = None if target.library is not None else False
+    native = None if target.code is not None else False
     draft = load_target(where, dtype=kind, device=target.device, native=native, drafting=not translated)
-    if draft.dtype == torch.float32 and draft.library is None:
+    if draft.dtype == torch.float32 and draft.code is None:
         products.halve(draft.model)
     if isinstance(draft, SeqTarget) != isinstance(target, SeqTarget):
         raise InputError(f"{where} and the target are not of one kind: both must be encoder-decoder models, or neither")

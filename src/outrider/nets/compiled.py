@@ -157,10 +157,10 @@ def code_for(target: Target, dtype: torch.dtype) -> Library | None:
     weights have 16 bits, though all else is float32; a drafter's float32 weights would be four times as many bytes.
     """
     name = str(dtype).removeprefix("torch.")
-    if target.library is None:
+    if target.code is None:
         return None
-    if target.precision == name and reads(target.library):
-        return target.library
+    if target.precision == name and reads(target.code):
+        return target.code
     return library(name, name) if name in ("bfloat16", "float32") else None
 
 

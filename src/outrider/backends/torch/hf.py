@@ -80,7 +80,7 @@ class HFTarget(Target):
         return self.native is not None
 
     @property
-    def library(self) -> Any:  # type: ignore[override]
+    def code(self) -> Any:  # type: ignore[override]
         """The compiled code that its passes run in; None where they do not."""
         return None if self.native is None else self.native.code
 
