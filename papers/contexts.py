@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from outrider.bench import Config
+from .measure import Study
 
 LENGTHS, TRAINED, TOKENS = (1024, 2048, 4096, 8192), 1024, 32
 DOCUMENTS, PLACE = Path("runs/demo/documents/heldout"), Path("runs/bench/contexts")
@@ -23,13 +23,13 @@ LETTERS = 8 * max(LENGTHS)  # of a prompt before it is cut
 DEMO = Path(str(files("outrider") / "demo"))
 
 
-def study(context: int, chains: Mapping[str, str]) -> Callable[[], Config]:
+def study(context: int, chains: Mapping[str, str]) -> Callable[[], Study]:
     """The run at one length; what it reads is written when it is asked for."""
 
-    def made() -> Config:
+    def made() -> Study:
         names = {"Mamba 1.5M": chains["Mamba 1.5M"], "Transformer 1.5M": chains["Llama 1.5M"]}
         drafters = [f"{n}={_spec(spec, context)}" for n, spec in {**names, "EAGLE": f"eagle:{DEMO / 'eagle'}"}.items()]
-        return Config(
+        return Study(
             str(stretched(DEMO / "target", context)), tuple(f"{d}?tree=chain@6x5" for d in drafters),
             (f"{prompts()}@{context - TOKENS}",), peers=(), variants=("eager",), tokens=TOKENS, keep_loops=True,
             limit=None if context <= TRAINED else len(DOMAINS), explain=False, dtype="float32",

@@ -22,11 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ..params import InputError
+import numpy as np
+
+from outrider.bench.document import Estimate
+from outrider.bench.metrics import ratio
+from outrider.params import InputError
 
 if TYPE_CHECKING:
-    from ..types import Usage
-    from .document import Prediction
+    from outrider.types import Usage
 
 BANDWIDTH = 0.75  # of the published peak that a pass reaches
 ARITHMETIC = 0.65
@@ -123,6 +126,16 @@ def speeds(machine: str, count: int = 1) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """The speed-up of a replayed model that a cost model computes."""
+
+    cost: str
+    speedup: Estimate | None = None
+    without_drafting: Estimate | None = None
+    draft_ms: float | None = None  # of a round, on this machine
+
+
+@dataclass(frozen=True)
 class Run:
     """One answer, decoded alone."""
 
@@ -139,11 +152,6 @@ def predict(runs: Sequence[Run], cost: Cost) -> Prediction:
     `speedup` adds the drafting time that this machine's CPU took, `without_drafting` leaves it out. Nothing else of the
     loop is counted.
     """
-    import numpy as np
-
-    from .document import Prediction
-    from .metrics import ratio
-
     drafted = [run for run in runs if run.passes]
     if not drafted:
         return Prediction(cost.name)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import page
-from figures import ONE, Check, Figure, ahead, higher, inverse, open_, true
-from outrider.bench import Document
-from outrider.bench.document import Cell, Mean
-from outrider.bench.plots import pooled
 from outrider.budgets.calibration import Bin
+
+from . import page
+from .document import Cell, Document, Mean, pooled_bins
+from .figures import ONE, Check, Figure, ahead, higher, inverse, open_, true
 
 FIELDS = ("where", "target", "method", "task", "metric")  # of a published fact
 
@@ -71,7 +70,7 @@ class Evidence:
     def at(self, file: str) -> Any:
         """The report of a study: a `Document` of `outrider bench`, but for the ablations."""
         if file not in self.results:
-            raise Missing(f"`benchmarks/results/{file}.json` is not there")
+            raise Missing(f"`papers/results/{file}.json` is not there")
         return self.results[file]
 
     def mean(self, file: str, name: str, t: float, batch: int = 1) -> Mean:
@@ -81,7 +80,7 @@ class Evidence:
             if (row.method, row.temperature, row.batch) == (name, t, batch):
                 return row
         what = f"has no mean of {name!r} at T = {t:g} and batch size {batch}"
-        raise Missing(f"`benchmarks/results/{file}.json` {what}")
+        raise Missing(f"`papers/results/{file}.json` {what}")
 
     def method(self, file: str, t: float, name: str, of: str = "tau", batch: int = 1) -> Figure:
         """A figure of such a mean, with those of the tasks."""
@@ -101,7 +100,7 @@ class Evidence:
         for cell in self.cells(file, name, t):
             if cell.task == task:
                 return cell
-        raise Missing(f"`benchmarks/results/{file}.json` has no {name!r} on {task} at T = {t:g}")
+        raise Missing(f"`papers/results/{file}.json` has no {name!r} on {task} at T = {t:g}")
 
     def same_text(self, file: str, t: float, rule: str) -> Check:
         """The statement that every text of a lossless method is plain decoding's, where the rule promises that."""
@@ -114,14 +113,14 @@ class Evidence:
         """The reliability diagram of a method, all tasks together."""
         cells = [c for c in self.cells(file, name, t) if c.reliability]
         if not cells:
-            raise Missing(f"`benchmarks/results/{file}.json` has no confidences of {name!r} at T = {t:g}")
-        return pooled(cells)
+            raise Missing(f"`papers/results/{file}.json` has no confidences of {name!r} at T = {t:g}")
+        return pooled_bins(cells)
 
     def ablation(self, name: str, file: str = "ablations") -> Mapping[str, Any]:
         for row in self.at(file)["runs"]:
             if row["name"] == name:
                 return row
-        raise Missing(f"`benchmarks/results/{file}.json` has no {name!r}")
+        raise Missing(f"`papers/results/{file}.json` has no {name!r}")
 
     def run(self, name: str, t: str, file: str = "ablations") -> Figure:
         """tau of an ablation."""

@@ -26,16 +26,17 @@ from typing import Any
 
 import torch
 
-from ..budgets.budgeter import FixedBudget
-from ..drafters._growth import Growth
-from ..drafters._words import Same
-from ..drafters.model import ModelDrafter
-from ..engine import Engine
-from ..targets.packed import bytes_read
-from ..types import DraftTree, Round
+from outrider.bench.peers.outrider import Ours
+from outrider.bench.runner import Group, Runner
+from outrider.budgets.budgeter import FixedBudget
+from outrider.drafters._growth import Growth
+from outrider.drafters._words import Same
+from outrider.drafters.model import ModelDrafter
+from outrider.engine import Engine
+from outrider.targets.packed import bytes_read
+from outrider.types import DraftTree, Round
+
 from .document import Cell, Explanation, Factor
-from .peers.outrider import Ours
-from .runner import Group, Runner
 from .watch import watch
 
 SHOWN = 6  # prompts that are looked at

@@ -1,4 +1,4 @@
-"""What is looked at once a grid is measured, without a clock: quality, confidences, causes of speed."""
+"""What is observed once a grid is measured, without a clock: confidences, causes of speed, memory."""
 
 from __future__ import annotations
 
@@ -8,49 +8,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..budgets.calibration import ece, families, reliability
-from ..engine import Batch, Request, Row
-from ..llm import LLM
-from ..targets import HFTarget
-from ..targets.packed import bytes_read
-from ..types import Round, Sampling
-from .cells import Analysis
-from .config import Config
+from outrider.bench.methods import budget_of
+from outrider.bench.peers.outrider import Ours
+from outrider.bench.runner import Group, Runner
+from outrider.budgets.calibration import ece, families, reliability
+from outrider.engine import Batch, Request, Row
+from outrider.targets import HFTarget
+from outrider.targets.packed import bytes_read
+from outrider.types import Round, Sampling
+
 from .document import Capacity, Cell, Document, Explanation, Position, Reliability
 from .explain import explain
 from .memory import held
-from .methods import budget_of
-from .metrics import QUANTILES
-from .peers.outrider import Ours
-from .quality import quality
-from .runner import Group, Runner
 from .watch import watch
 
+QUANTILES = (10, 25, 50, 75, 90)
 SHOWN = 16  # prompts of a task whose confidences are looked at
-
-
-def add(document: Document, analysis: Analysis, groups: Sequence[Group], config: Config, referee: LLM | None) -> None:
-    """Fill in what cells do not know by themselves: what `config` asks for, and the quality of lossy texts."""
-    runner = analysis.runner
-    for group in groups:
-        cells = cells_of(document, group)
-        for cell in cells.values():
-            if not cell.result or not cell.new_tokens:
-                continue
-            if not cell.lossless or referee is not None:
-                cell.quality = quality(runner, group, cell.method, cell.variant, referee or runner.models.llm())
-            if config.observe and cell.alpha and isinstance(peer := runner.peers.get(cell.method), Ours):
-                cell.reliability, cell.positions = observed(runner, group, peer)
-        if config.explain and group.batch == 1 and (found := explained(runner, group, cells)):
-            document.explain.append(found)
-    if config.memory is not None:
-        document.capacity = capacity(document, groups, runner, config.memory * 2**30)
 
 
 def cells_of(document: Document, group: Group) -> dict[str, Cell]:
     """A group's cells by method."""
     key = (group.task.name, group.temperature, group.batch)
     return {c.method: c for c in document.cells if c.key[:3] == key}
+
+
+def ours(runner: Runner, method: str) -> Ours | None:
+    """The peer of a method, if it is our engine."""
+    peer = runner.peers.get(method)
+    return peer if isinstance(peer, Ours) else None
 
 
 def explained(runner: Runner, group: Group, cells: dict[str, Cell]) -> Explanation | None:
@@ -117,7 +102,7 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
             target: Any = peer.engine.target
             draft = getattr(peer.engine.drafter, "model", None)  # a target of its own, where it is a language model
             used = bytes_read(target.model) + (bytes_read(draft.model) if isinstance(draft, HFTarget) else 0)
-            nodes = 1 + (cell.drafted_alpha is not None) * most_nodes(cell)
+            nodes = 1 + (cell.alpha is not None) * most_nodes(cell)
             row = (held(batch.session) + held(batch.drafting)) / len(ids) + 4.0 * nodes * target.vocab
             most = int(max(0.0, limit - used) // row)
             found.append(Capacity(*cell.key, round(row), most, limit))

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from outrider.bench.cost import Cost
 from outrider.budgets.budgeter import Budgeter, Report
+
+from .cost import Cost
 
 DEPTH = 8  # tokens that a trace's drafts are deep
 

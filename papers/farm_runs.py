@@ -1,12 +1,12 @@
 """What drives the simulated farm (`farm.py`), and what it shows. Each step is a command:
 
-    python benchmarks/farm_runs.py record eagle     traces of the demo model
-    python benchmarks/farm_runs.py check            the simulation beside the real server
-    python benchmarks/farm_runs.py sweep llama-3.1-8b     every load and policy, one copy of a target
-    python benchmarks/farm_runs.py size 1000        a farm of so many GPUs
-    python benchmarks/farm_runs.py plot             docs/scaling.svg
+    python -m papers.farm_runs record eagle     traces of the demo model
+    python -m papers.farm_runs check            the simulation beside the real server
+    python -m papers.farm_runs sweep llama-3.1-8b     every load and policy, one copy of a target
+    python -m papers.farm_runs size 1000        a farm of so many GPUs
+    python -m papers.farm_runs plot             docs/scaling.svg
 
-Results go to benchmarks/results; `python -m tools.pages` writes docs/scaling.md from them. All times of `check` are CPU
+Results go to papers/results; `python -m tools.pages` writes docs/scaling.md from them. All times of `check` are CPU
 seconds of one thread, so that other processes of the machine do not count: set OMP_NUM_THREADS=1.
 """
 
@@ -27,26 +27,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from tools import scaling
+from benchmarks.servers import Stream, ask, prompts, started
 from torch import Tensor
 
-from farm import DEPTH, Gpu, Server, Text, farm, servers
-from outrider.bench import plan
-from outrider.bench.cost import Cost, speeds
 from outrider.bench.document import Estimate
-from outrider.bench.draw import Lines, curves, style
 from outrider.bench.metrics import LOOP_SHARE, loops
+from outrider.bench.plots import COLOURS, curves
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Budgeter, FixedBudget
 from outrider.core.tree import DraftTree
 from outrider.engine import Batch, Row
 from outrider.llm import LLM, load
 from outrider.types import Rows, TargetOutput, Verdict
-from servers import Stream, ask, started
-from serving import prompts
+
+from . import plan, scaling
+from .cost import Cost, speeds
+from .farm import DEPTH, Gpu, Server, Text, farm, servers
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "farm"  # not of the bench's format
+RESULTS = ROOT / "papers" / "results" / "farm"  # not of the bench's format
 DRAFTERS = {"eagle": "eagle:demo/hass", "lookup": "lookup"}
 TEXTS, TOKENS, GROUP = 32, 48, 8
 
@@ -180,7 +179,7 @@ def real(url: str, process: int, texts: Sequence[str], clients: int, depth: int,
         times.append((time.monotonic(), cpu(process)))
 
     def spent(when: float) -> float:
-        return float(np.interp(when, *zip(*times, strict=True)))
+        return float(np.interp(when, [at for at, _ in times], [seconds for _, seconds in times]))
 
     speeds = [(s.tokens - 1) / (spent(at + s.end) - spent(at + s.first)) for at, s in made]
     return {"tokens_per_second": sum(s.tokens for _, s in made) / (times[-1][1] - times[0][1]), "speed": fmean(speeds)}
@@ -281,18 +280,16 @@ def size(count: int) -> None:
 
 def plot() -> None:
     """docs/scaling.svg: how fast a user's text comes, beside plain decoding, over the load."""
-    panels: dict[str, Lines] = {}
+    panels = {}
     for name in COPIES:
         rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         plain = {row["busy"]: row["pace"] for row in rows if row["policy"] == "plain"}
         panels[name] = {
-            policy: (
-                style(i),
-                [(r["busy"], Estimate(r["pace"] / plain[r["busy"]])) for r in rows if r["policy"] == policy],
-            )
-            for i, policy in enumerate(policies())
+            policy: [(r["busy"], Estimate(r["pace"] / plain[r["busy"]])) for r in rows if r["policy"] == policy]
+            for policy in policies()
         }
-    made = curves("When to speculate", "texts at a time, if decoded plainly", panels)
+    colours = dict(zip(policies(), COLOURS, strict=False))
+    made = curves("When to speculate", "texts at a time, if decoded plainly", panels, colours, log=True)
     (ROOT / "docs" / "scaling.svg").write_text(made.svg, encoding="utf-8")
 
 

@@ -32,7 +32,7 @@ class Figure:
     def of(cls, found: Any, parts: Mapping[str, float] | None = None, rough: float = ROUGH) -> Figure:
         """Of a bare number, or of an `Estimate`: [value, low, high], the ends None where there is no interval."""
         value, low, high = (found, None, None) if isinstance(found, int | float) else found
-        if low is None:
+        if low is None or high is None:
             half = abs(value) * rough
             return cls(value, value - half, value + half, parts or {}, False)
         return cls(value, low, high, parts or {})

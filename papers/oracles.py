@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.bench import Config
 from outrider.bench.models import Models
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.types import Answer, Ask
@@ -24,6 +23,8 @@ from outrider.core.tree import chain
 from outrider.engine import Engine
 from outrider.targets.load import load_tokenizer
 from outrider.types import Budget, Drafting, DraftTree, Round, Rows
+
+from .measure import Study
 
 ALPHAS = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0)
 PLACE = Path("runs/bench/random-llama")
@@ -74,7 +75,7 @@ class OracleDrafting:
 # ------------------------------------------------------------------------------------------------ the study
 
 
-def study() -> Config:
+def study() -> Study:
     """The run; the random model is written where it is not there."""
     if not PLACE.exists():
         torch.manual_seed(0)
@@ -86,7 +87,7 @@ def study() -> Config:
         LlamaForCausalLM(config).save_pretrained(PLACE)
         tokenizer.save_pretrained(PLACE)
     rows = tuple(f"alpha {alpha}=oracle?alpha={alpha}" for alpha in ALPHAS)  # no drafter: `parts` has what runs
-    return Config(
+    return Study(
         str(PLACE), rows, ("demo/stories",), variants=("eager",), tokens=64, limit=2, repeats=3,
         explain=False,
     )  # fmt: skip
@@ -113,8 +114,8 @@ class Knowing:
         return self.peer.run(prompts, ask)
 
 
-def parts(config: Config) -> dict[str, Any]:
-    """The models, and the peers by their labels, that `outrider.bench.run` is given."""
+def parts(config: Study) -> dict[str, Any]:
+    """The models, and the peers by their labels, that `measure.run` is given."""
     models = Models.of(config)
     answers: dict[tuple[int, ...], list[int]] = {}
     llm = models.llm("eager")

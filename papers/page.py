@@ -1,4 +1,4 @@
-"""The tables of docs/results.md from benchmarks/results: `python benchmarks/page.py`.
+"""The tables of docs/results.md from papers/results: `python -m papers.page`.
 
 They stand between marks; the words around them are written by hand.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-import contexts
-import tables
-from outrider import bench
-from studies import RESULTS, ROOT
+from . import contexts, tables
+from . import document as documents
+from .studies import RESULTS, ROOT
 
 TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and the studies that it shows
     "smollm2 greedy": (tables.methods(0.0), "smollm2"),
@@ -58,15 +56,16 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
 def read(name: str) -> Any:
     """The report of a study; of the ablations, which are no run of `outrider bench`, their own document."""
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if name.endswith("ablations") else bench.read(path)
+    return json.loads(path.read_text(encoding="utf-8")) if name.endswith("ablations") else documents.read(path)
 
 
 def filled(text: str, made: dict[str, str]) -> str:
     """A page with other tables between the marks of these names."""
     for name, table in made.items():
-        mark = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        text, count = re.subn(mark, lambda m, t=table: m[1] + t + "\n" + m[2], text, flags=re.S)
-        assert count == 1, f"the page has no place for {name}"
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        assert text.count(start) == text.count(end) == 1, f"the page has no place for {name}"
+        head, _, rest = text.partition(start)
+        text = f"{head}{start}{table}\n{end}{rest.partition(end)[2]}"
     return text
 
 

@@ -1,4 +1,4 @@
-"""The README's picture and its table of speeds: `python benchmarks/picture.py` (from benchmarks/results).
+"""The README's picture and its table of speeds: `python -m papers.picture` (from papers/results).
 
 Writes docs/results.svg, and what stands between the `<!-- results -->` marks of README.md.
 """
@@ -13,10 +13,11 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from outrider.bench import Document
 from outrider.bench.document import Estimate
-from page import read, replaced
-from studies import ROOT
+
+from .document import Document
+from .page import read, replaced
+from .studies import ROOT
 
 # method -> label; transformers' own first
 STOCK = {"transformers": "transformers generate"}
@@ -126,7 +127,7 @@ def note() -> str:
     torch, transformers = (read("smollm2").run.versions[name] for name in ("torch", "transformers"))
     words = f"""
 Tokens per second of decoding SmolLM2-135M, one text at a time: transformers' `generate`, Outrider without drafts and
-with them, and the ratio of the last two, as `python benchmarks/studies.py STUDY` measured it. Prompts of six tasks that
+with them, and the ratio of the last two, as `python -m papers.studies STUDY` measured it. Prompts of six tasks that
 the papers used, without those whose plain text loops; torch {torch}, transformers {transformers}.
 """
     table = [f"| {' | '.join(row)} |" for row in (heads, *map(cells, LINES))]

@@ -8,14 +8,20 @@ another, attention's arithmetic over long texts, evaluation, and runs that fail.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ..params import InputError
-from ..targets.names import Place
+import typer
+
+from outrider.commands.loading import located
+from outrider.params import InputError
+from outrider.targets.names import Place, find
+
+from . import command
 from .cost import PEAKS, Cost, speeds
 
 MEMORY = {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "b300": 270e9, "rtx3090": 24e9, "rtx4090": 24e9}
@@ -105,7 +111,7 @@ def read(place: Place) -> Target:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from ..targets import gguf
+    from outrider.targets import gguf
 
     try:
         where = Path(place.where)
@@ -279,3 +285,30 @@ def chosen(drafter: str) -> Kind:
     if drafter not in KINDS:
         raise InputError(f"a plan knows the drafters {', '.join(KINDS)}, not {drafter!r}")
     return KINDS[drafter]
+
+
+def main(
+    target: Annotated[
+        str,
+        typer.Option(metavar="CONFIG", help="A folder or config.json, a hub id, smollm2, demo; needs no weights."),
+    ],
+    tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to train on, prompts and answers: 100M, 1.2G.")],
+    gpus: Annotated[str, typer.Option(metavar="COUNTxGPU", help="As in 8xh100.")],
+    drafter: Annotated[str, typer.Option(help="eagle, eagle3 or dflash.")] = "eagle3",
+    epochs: Annotated[int, typer.Option(help="Times that the drafter sees each token.", min=1)] = 5,
+    length: Annotated[int, typer.Option(help="Tokens of a text, prompt and answer.", min=1)] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+) -> None:
+    """Work out what a drafter for a target takes: GPU hours, disk and network.
+
+    For example: python -m papers.plan --target config.json --tokens 100M --gpus 8xh100
+    """
+    number, gpu = gpus_of(gpus)
+    amount, kind = tokens_of(tokens), chosen(drafter)
+    place = find(target) if Path(target).is_file() else located(target)
+    made = plan(read(place), kind, amount, number, gpu, epochs, length)
+    typer.echo(json.dumps(made) if as_json else "\n".join(lines(made)))
+
+
+if __name__ == "__main__":
+    command.main(main)

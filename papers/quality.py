@@ -10,28 +10,32 @@ judged by `--judge ORIGINAL`), gets beside its speed
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 
-import torch
+import numpy as np
 
-from ..llm import LLM
-from .cells import newest
-from .checks import logits
+from outrider.bench.cells import newest
+from outrider.bench.checks import logits
+from outrider.bench.runner import Group, Runner, answer_of
+from outrider.bench.types import Sample
+from outrider.llm import LLM
+
+from .distribution import softmax
 from .document import Quality
-from .runner import Group, Runner, answer_of
-from .tasks import exact
-from .types import Sample
+
+NUMBER = re.compile(r"(?<!\d)-?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|(?<!\d)-?\d+(?:\.\d+)?")
 
 
-@torch.no_grad()
 def likelihood(llm: LLM, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float | None:
     """Mean log p per token of (prompt, text) pairs at T = 1; None if there is no token."""
     total, count = 0.0, 0
     for ids, new in texts:
         if not new:
             continue
-        law = logits(llm, ids, new).double().log_softmax(-1)
-        total += float(law.gather(1, torch.tensor(list(new), device=law.device)[:, None]).sum())
+        p = softmax(logits(llm, ids, new))
+        total += float(np.log(p[np.arange(len(new)), list(new)]).sum())
         count += len(new)
     return total / count if count else None
 
@@ -70,3 +74,28 @@ def quality(runner: Runner, group: Group, method: str, variant: str, judge: LLM)
     held = likelihood(llm, [(a, b) for a, b in known if len(a) + len(b) <= remaining])
     exactly = sum(judged) / len(judged) if judged else None
     return Quality(judged_by(method), judged_by(plain), exactly, None if held is None else -held)
+
+
+def exact(kind: str, answer: str, reference: str) -> bool | None:
+    """Whether an answer is right, where the kind of task can tell: None elsewhere, or without a reference.
+
+    maths: the answer's number (the last after "####", or the last of the text) is the reference's. question answering:
+    one of the reference's lines is in the answer, as whole words, whatever the case, punctuation and articles.
+    """
+    if kind == "maths":
+        wanted = _number(reference)
+        return None if wanted is None else _number(answer) == wanted
+    if kind == "question answering":
+        lines = [words for words in map(_words, reference.splitlines()) if words.strip()]
+        return any(words in _words(answer) for words in lines) if lines else None
+    return None
+
+
+def _number(text: str) -> Decimal | None:
+    found = NUMBER.findall(text.rpartition("####")[2])
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def _words(text: str) -> str:
+    words = re.sub(r"[^\w\s]", " ", text.lower()).split()
+    return f" {' '.join(w for w in words if w not in ('a', 'an', 'the'))} "

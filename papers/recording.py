@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..params import InputError
-from ..prompts import rows
+from outrider.params import InputError
+from outrider.prompts import rows
 
 
 @dataclass(frozen=True)

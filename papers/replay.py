@@ -11,30 +11,36 @@ model, if its ids were recorded. What a recording does not know, nobody is told:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import torch
+import typer
 from jaxtyping import Int
 from torch import Tensor
 
-from .. import drafters
-from ..budgets.budgeter import FixedBudget
-from ..core.padding import padded
-from ..core.stopping import Stop
-from ..core.tree import chain_of
-from ..drafters.lookahead import LookaheadDrafter
-from ..engine import Engine, Request, generate
-from ..types import Drafter, DraftTree, InputError, Prefill, Session, TargetOutput, Usage
-from . import metrics
-from .cost import Cost, Run, predict
-from .document import Cell, TaskInfo, unique
-from .methods import budget_of
-from .recording import Record, vocabulary
-from .types import Method
+from outrider import drafters
+from outrider.bench import metrics
+from outrider.bench.document import unique
+from outrider.bench.methods import budget_of
+from outrider.bench.results import to_json
+from outrider.budgets.budgeter import FixedBudget
+from outrider.core.padding import padded
+from outrider.core.stopping import Stop
+from outrider.core.tree import chain_of
+from outrider.drafters.lookahead import LookaheadDrafter
+from outrider.engine import Engine, Request, generate
+from outrider.targets.load import load_tokenizer
+from outrider.types import Drafter, DraftTree, InputError, Prefill, Session, TargetOutput, Usage
+
+from . import command
+from .cost import Cost, Prediction, Run, parse, predict
+from .recording import Record, read, vocabulary
 
 FREE = ("none", "lookup", "suffix", "ngram", "lookahead")  # drafters that need no model
 DEFAULT = ("lookup", "suffix")
@@ -270,22 +276,65 @@ def decode(engine: Engine, records: Sequence[Record]) -> list[Run]:
 # ------------------------------------------------------------------------------------------------ results
 
 
-def cells(replayed: Replay, cost: Cost) -> tuple[dict[str, TaskInfo], list[Cell]]:
-    """The tasks and cells of results.json. Only drafting was timed: a speed-up is predicted, not measured."""
-    tasks = unique(r.task for r in replayed.records)
-    models = ", ".join(sorted({r.model for r in replayed.records if r.model})) or "a model that the file does not name"
-    chosen = {task: [i for i, r in enumerate(replayed.records) if r.task == task] for task in tasks}
-    about = {t: TaskInfo(len(c), "replay", f"recorded answers of {models}, replayed", True) for t, c in chosen.items()}
-    return about, [_cell(replayed, name, t, c, cost) for t, c in chosen.items() for name in replayed.runs]
+@dataclass(frozen=True)
+class Figures:
+    """One method on one task: acceptance is that of the real model, the speed-up is computed."""
+
+    task: str
+    method: str
+    answers: int
+    new_tokens: int
+    looping: int  # answers that repeat themselves
+    rounds: dict[str, Any]  # tau, alpha, nodes and depths
+    predicted: Prediction
 
 
-def _cell(replayed: Replay, name: str, task: str, chosen: Sequence[int], cost: Cost) -> Cell:
-    records, runs = [replayed.records[i] for i in chosen], [replayed.runs[name][i] for i in chosen]
-    method = Method(replayed.specs[name], budget=replayed.budget, peer="replay", label=name)
-    return Cell(
-        task, 0.0, 1, method.name, method.label, method.spec, method.rule, method.budget, peer=method.peer,
-        prompts=len(runs), repeats=1, new_tokens=sum(run.usage.new_tokens for run in runs),
-        prompt_tokens=sum(len(r.prompt) for r in records) / len(runs), same_text=len(runs), compared=len(runs),
-        looping=sum(metrics.loops(r.answer) > metrics.LOOP_SHARE for r in records),
-        predicted=predict(runs, cost), **{**metrics.rounds([[run.usage] for run in runs]), "round_ms": None},
-    )  # fmt: skip
+def figures(replayed: Replay, cost: Cost) -> list[Figures]:
+    """Of every task and method. Only drafting was timed: a speed-up is predicted, not measured."""
+    rows = []
+    for task in unique(r.task for r in replayed.records):
+        chosen = [i for i, r in enumerate(replayed.records) if r.task == task]
+        for name in replayed.runs:
+            runs = [replayed.runs[name][i] for i in chosen]
+            of = metrics.rounds([[run.usage] for run in runs])
+            rows.append(Figures(
+                task, name, len(runs), sum(run.usage.new_tokens for run in runs),
+                sum(metrics.loops(replayed.records[i].answer) > metrics.LOOP_SHARE for i in chosen),
+                {key: of[key] for key in ("tau", "alpha", "nodes", "depths")}, predict(runs, cost),
+            ))  # fmt: skip
+    return rows
+
+
+def main(
+    recording: Annotated[Path, typer.Argument(metavar="FILE", help="Recorded answers (JSONL); see docs/formats.md.")],
+    drafter: Annotated[list[str] | None, typer.Option(metavar="SPEC", help=f"One of {', '.join(FREE)}.")] = None,
+    budget: Annotated[str, typer.Option(help="NODESxDEPTH, or a shape.")] = "16x6",
+    tokenizer: Annotated[str | None, typer.Option(help="The folder or hub id of the answers' tokenizer.")] = None,
+    cost: Annotated[str, typer.Option(help="MODEL@MACHINE, or figures; see papers/cost.py.")] = "7b@a100",
+    limit: Annotated[int | None, typer.Option(help="Replay at most so many answers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
+) -> None:
+    """Replay recorded answers of a model for drafters that need none: tau is exact, the speed-up computed.
+
+    For example: python -m papers.replay answers.jsonl --tokenizer DIR --drafter lookup --cost 7b@a100
+    """
+    price, words = parse(cost), load_tokenizer(tokenizer)
+    records = read(recording, words)[:limit]
+    rows = figures(replay(records, drafter or DEFAULT, budget, words), price)
+    if as_json:
+        typer.echo(json.dumps(to_json(rows)))
+        return
+    for row in rows:
+        tau, p = row.rounds["tau"], row.predicted
+        speed = (
+            f"{p.speedup.text()} ({p.without_drafting.value:.2f} if drafts took no time)"
+            if p.speedup and p.without_drafting
+            else "none"
+        )
+        typer.echo(
+            f"{row.task}, {row.method}: tau {tau.text() if tau else 'none'}; on {p.cost} predicted speed-up {speed}"
+        )
+
+
+if __name__ == "__main__":
+    command.main(main)

@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from outrider.bench import plan
 from outrider.targets.names import find
+
+from . import plan
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = [  # config, tokens, GPUs
@@ -158,8 +159,8 @@ def constants() -> str:
 
 
 def results(name: str) -> list[dict[str, Any]]:
-    """What `benchmarks/farm_runs.py` wrote."""
-    return json.loads((ROOT / "benchmarks" / "results" / "farm" / f"{name}.json").read_text(encoding="utf-8"))
+    """What `papers/farm_runs.py` wrote."""
+    return json.loads((ROOT / "papers" / "results" / "farm" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def checked() -> str:
@@ -215,6 +216,6 @@ def examples() -> str:
     for name, tokens, gpus in EXAMPLES:
         number, gpu = plan.gpus_of(gpus)
         made = plan.plan(target(name), EAGLE3, plan.tokens_of(tokens), number, gpu, 5)
-        command = f"outrider plan --target recipes/targets/{name}.json --tokens {tokens} --gpus {gpus}"
+        command = f"python -m papers.plan --target recipes/targets/{name}.json --tokens {tokens} --gpus {gpus}"
         found.append("\n".join(["```", f"$ {command}", *plan.lines(made), "```"]))
     return "\n\n".join(found)

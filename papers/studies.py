@@ -1,7 +1,7 @@
-"""Every study behind docs/results.md, a run of `outrider bench` each: `python benchmarks/studies.py [NAME ...]`.
+"""Every study behind docs/results.md, a run of `outrider bench` each: `python -m papers.studies [NAME ...]`.
 
 Samples and report of a run lie in runs/bench/NAME, and it resumes. What the pages are made of goes to
-benchmarks/results/NAME.json: the same report without what no page shows. `reproduction.BEFORE` says what some studies
+papers/results/NAME.json: the same report without what no page shows. `reproduction.BEFORE` says what some studies
 want to find.
 """
 
@@ -17,14 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import contexts
-import oracles
-from outrider.bench import Config, Document, run
 from outrider.bench.results import to_json
 from outrider.types import InputError
 
+from . import contexts, oracles
+from .document import Document
+from .measure import Study, run
+
 ROOT = Path(__file__).resolve().parents[1]
-RUNS, RESULTS = ROOT / "runs" / "bench", ROOT / "benchmarks" / "results"
+RUNS, RESULTS = ROOT / "runs" / "bench", ROOT / "papers" / "results"
 # Trees of a fixed size have s = 1, as in the papers; adaptive rows are what a user gets: s is fitted.
 HASS, CHAIN = "HASS=eagle:demo/hass?scale=1", "HASS chain=eagle:demo/hass?tree=chain"
 DRAFTERS = (
@@ -148,13 +149,13 @@ def arm_of(shape: str) -> str:
 
 
 EVAL = str(ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
-PAPERS = Config("smollm2", temperatures=(0.0, 1.0), tokens=64, limit=3, data=EVAL, tasks=REAL_TASKS)
+PAPERS = Study("smollm2", temperatures=(0.0, 1.0), tokens=64, limit=3, data=EVAL, tasks=REAL_TASKS)
 SHORT = tuple(task for task in REAL_TASKS if not task.startswith("cnn-dm"))  # whose prompts take most of the time
 COUNTED = replace(PAPERS, tokens=32, tasks=SHORT, peers=(), explain=False)  # tokens and rounds, no clock
-BASE = Config("demo", tokens=32)
+BASE = Study("demo", tokens=32)
 SIZES = ("8x4", "16x6", "32x7", "64x8")
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
-STUDIES: dict[str, Config | Callable[[], Config]] = {
+STUDIES: dict[str, Study | Callable[[], Study]] = {
     "smollm2": replace(PAPERS, drafters=REAL, temperatures=(0.0, 0.6, 1.0), limit=5, peers=(
         "transformers", "transformers?lookup=10", f"transformers:{LLAMA.removeprefix('model:')}")),
     "smollm2_many": replace(PAPERS, drafters=MANY, limit=80, tokens=128, peers=(), explain=False),
@@ -169,7 +170,7 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
     "smollm2_variants": replace(PAPERS, drafters=(f"HASS={SMOL_HASS}",), temperatures=(0.0,), explain=False,
                                 variants=("eager", "plain", "int8", "native")),
-    "smollm2_findings": replace(COUNTED, drafters=FOUND, lossy=True),
+    "smollm2_findings": replace(COUNTED, drafters=FOUND),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
                                   tasks=SHORT[1:], observe=True),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
@@ -190,14 +191,14 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
                         variants=("eager", "plain", "eager+int8", "int8"),
                         peers=("transformers", "transformers?cache=static", "transformers?lookup=10")),
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
-                            lossy=True, temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
+                            temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
     "calibration": replace(BASE, drafters=tuple(f"{label}={spec}" for label, spec in (
                                ("hass", "eagle:demo/hass?scale=1"), ("hass fitted", "eagle:demo/hass"),
                                ("eagle", "eagle:demo?scale=1"), ("eagle fitted", "eagle:demo"),
                                ("model", "model?scale=1"), ("model fitted", "model"))),
                            budgets=("16x6",), rules=("coupled", "rejection"), temperatures=(0.0, 1.0), limit=13,
                            observe=True, peers=()),
-    "typical": replace(BASE, drafters=("Medusa=medusa:demo?scale=1@16x4",), lossy=True, temperatures=(0.7,),
+    "typical": replace(BASE, drafters=("Medusa=medusa:demo?scale=1@16x4",), temperatures=(0.7,),
                        rules=("coupled", *TYPICAL), limit=3),
     "ladder": replace(BASE, drafters=tuple(f"{name}={MEDUSA}?{tree}@16x4" for name, tree in LADDER.items()), limit=9,
                       temperatures=(0.0, 1.0), keep_loops=True, judge="demo", peers=()),
@@ -208,8 +209,8 @@ STUDIES: dict[str, Config | Callable[[], Config]] = {
                                      ("mamba", "Mamba"), ("transformer", "Llama"))), budgets=("16x6",),
                                  temperatures=(0.0, 1.0), limit=13, observe=True, peers=()),
     **{f"context_{n}": contexts.study(n, CHAINS) for n in contexts.LENGTHS},
-    "t5": Config("runs/t5/larger", ("T5=model:runs/t5/smaller?tree=chain",), ("runs/t5/heldout.jsonl",), (0.0, 1.0),
-                 ("rejection", "coupled"), budgets=("4x3", "6x5", "8x7"), peers=(), tokens=40, limit=12, repeats=3,
+    "t5": Study("runs/t5/larger", ("T5=model:runs/t5/smaller?tree=chain",), ("runs/t5/heldout.jsonl",), (0.0, 1.0),
+                rules=("rejection", "coupled"), budgets=("4x3", "6x5", "8x7"), peers=(), tokens=40, limit=12, repeats=3,
                  dtype="float32", keep_loops=True),
     "engine": replace(OWN, drafters=("model", "model chain 5=model?tree=chain@6x5", "model@8x3",
                                      "model (3,2,2,1,1)=model?tree=static@64x5"),

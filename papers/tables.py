@@ -1,4 +1,4 @@
-"""The tables of the pages, each from the reports of one study (benchmarks/results), or of the ablations."""
+"""The tables of the pages, each from the reports of one study (papers/results), or of the ablations."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import contexts as lengths
-from outrider.bench import Document
-from outrider.bench.document import Cell, Estimate, Mean
-from studies import BANDITS, LINE, arm_of
+from outrider.bench.document import Estimate
+
+from . import contexts as lengths
+from .document import Cell, Document, Mean
+from .studies import BANDITS, LINE, arm_of
 
 
 def span(figure: Estimate | None, digits: int = 2) -> str:
@@ -36,6 +37,16 @@ def average(cells: Sequence[Cell], of: Callable[[Cell], float | None]) -> float 
     """Over the tasks that have the figure."""
     found = [value for c in cells if (value := of(c)) is not None]
     return sum(found) / len(found) if found else None
+
+
+def part_of(name: str) -> Callable[[Cell], float | None]:
+    """A cell's milliseconds of a part of its rounds."""
+    return lambda c: getattr(c.round_ms, name) if c.round_ms else None
+
+
+def judged(key: str) -> Callable[[Cell], float | None]:
+    """A figure of a cell's quality."""
+    return lambda c: getattr(c.quality, key) if c.quality else None
 
 
 def behind(report: Document, mean: Mean) -> list[Cell]:
@@ -111,7 +122,7 @@ def tasks(report: Document) -> str:
             ]
             for name in names:
                 found = report.cell(plain.task, t, 1, name)
-                row += [span(found and found.speedup), span(found and found.tau)]
+                row += [span(found.speedup if found else None), span(found.tau if found else None)]
             rows.append(row)
         mean = ["mean", f"{t:g}", "", ""]
         for name in names:
@@ -151,12 +162,12 @@ def ladder(temperature: float) -> Callable[[Document, Document], str]:
     """Speed and quality of Medusa's rungs, and of Medusa-2 beside them."""
 
     def made(*reports: Document) -> str:
-        rows = []
+        rows = list[list[str]]()
         for report in reports:
             for m in (m for m in report.pooled if m.temperature == temperature):
                 mine = behind(report, m)
-                likely = average(mine, lambda c: c.quality and c.quality.log_likelihood)
-                loss = average(mine, lambda c: c.quality and c.quality.held_out_loss)
+                likely = average(mine, judged("log_likelihood"))
+                loss = average(mine, judged("held_out_loss"))
                 name = "Medusa-2, plain decoding" if m.method == "none" and rows else m.method
                 rows.append([name, span(m.tau), span(m.speedup), number(likely, 3), number(loss, 3), same(m)])
         return table(("", "tau", "speed-up", "log-likelihood", "held-out loss", "same text"), rows)
@@ -279,8 +290,8 @@ def sizes(report: Document) -> str:
     rows = []
     for m in drafted(report):
         mine = behind(report, m)
-        parts = [average(mine, lambda c, p=part: c.round_ms and getattr(c.round_ms, p)) for part in ("draft", "verify")]
-        ece = average(mine, lambda c: c.reliability and c.reliability.ece)
+        parts = [average(mine, part_of(part)) for part in ("draft", "verify")]
+        ece = average(mine, lambda c: c.reliability.ece if c.reliability else None)
         start = [f"{m.temperature:g}", m.method, span(m.tau), span(m.speedup)]
         rows.append([*start, *(number(p, 1) for p in parts), number(ece, 3)])
     return table(("T", "tree", "tau", "speed-up", "draft, ms", "verify, ms", "ECE"), rows, 2)
@@ -297,9 +308,7 @@ def typical(report: Document) -> str:
     rows = []
     for m in report.macro:
         mine = behind(report, m)
-        told = [
-            average(mine, lambda c, k=key: c.quality and getattr(c.quality, k)) for key in ("log_likelihood", "plain")
-        ]
+        told = [average(mine, judged(key)) for key in ("log_likelihood", "plain")]
         rows.append([m.method, span(m.tau), span(m.speedup), *(number(x, 3) for x in told)])
     return table(("method", "tau", "speed-up", "log-likelihood", "plain's"), rows)
 

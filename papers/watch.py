@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine import Engine, Request, generate
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling
+from outrider.engine import Engine, Request, generate
+from outrider.types import Budget, Drafting, DraftTree, Round, Rows, Sampling
 
 Note = Callable[[Round], None]
 

@@ -8,12 +8,13 @@ from math import isclose, log, sqrt
 
 import torch
 
-from evidence import Evidence, finding
-from figures import Check, true
 from outrider.budgets.bandit import BanditBudget, Shape, nodes
 from outrider.budgets.budgeter import Report
 from outrider.core.noise import GumbelNoise
 from outrider.types import Rows, Sampling
+
+from ..evidence import Evidence, finding
+from ..figures import Check, true
 
 TEST = "pytest tests/unit/test_bandit.py"
 PASS, STEP, ROUNDS = 0.010, 0.001, 60  # seconds of a pass of the target, and of a draft step
@@ -37,6 +38,11 @@ def cost(shape: Shape) -> float:
     return 1 + STEP / PASS * len(shape)
 
 
+def arms_of(bandit: BanditBudget) -> dict[Shape, tuple[float, float]]:
+    """(plays, mean reward) by shape: one drafter, so an arm is its shape."""
+    return {arm: found for arm, found in bandit.means().items() if isinstance(arm, tuple)}  # type: ignore[misc]
+
+
 def play() -> Played:
     bandit, zero = BanditBudget(tuple(TOKENS), explore=0.3, reward="paper"), torch.zeros(1, dtype=torch.long)
     rows = Rows(zero, zero + 5, (5,), (1,), (0,), (Sampling(),), "coupled", (99,), GumbelNoise(11))
@@ -46,7 +52,7 @@ def play() -> Played:
     bandit.warm |= {(1, shape) for shape in TOKENS}
     given, rounds, right = {shape: cycle(tokens) for shape, tokens in TOKENS.items()}, [], 0
     for t in range(ROUNDS):
-        arms = bandit.means()
+        arms = arms_of(bandit)
         bound = {shape: mean + 0.3 * sqrt(2 * log(t) / n) for shape, (n, mean) in arms.items()} if t else {}
         missing = [shape for shape in TOKENS if shape not in bound]
         shape = bandit.choose(rows).shape or ()
@@ -55,7 +61,7 @@ def play() -> Played:
         rounds.append((shape, tokens))
         accepted = [int(d < tokens - 1) for d in range(len(shape))]
         bandit.learn(Report(1, len(shape), nodes(shape), STEP * len(shape), PASS, 0.0, accepted, len(shape)))
-    return Played(rounds, {shape: mean for shape, (_, mean) in bandit.means().items()}, right)
+    return Played(rounds, {shape: mean for shape, (_, mean) in arms_of(bandit).items()}, right)
 
 
 @finding("Ma-eq1", TEST)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
-from evidence import Evidence, finding, unmeasured
-from figures import Check, higher, least, open_, quotient, true
 from outrider.budgets.calibration import ece
+
+from ..evidence import Evidence, finding, unmeasured
+from ..figures import Check, higher, least, open_, quotient, true
 
 PAPER = "EAGLE-2"
 OURS = {
@@ -29,7 +30,7 @@ def spread(e: Evidence, file: str) -> list[Check]:
     for t in (0.0, 1.0):
         firsts = [c.positions[0] for c in e.cells(file, "HASS, 16x6", t) if c.positions]
         if not firsts:
-            return [open_(f"`benchmarks/results/{file}.json` has no positions of HASS")]
+            return [open_(f"`papers/results/{file}.json` has no positions of HASS")]
         wide = sum(p.spread[-1] - p.spread[0] for p in firsts) / len(firsts)
         rate = sum(p.rate for p in firsts) / len(firsts)
         words = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from evidence import Evidence, finding
-from figures import Check, difference, higher, least, open_, quotient
-
+from ..evidence import Evidence, finding
+from ..figures import Check, difference, higher, least, open_, quotient
 from .medusa import METRICS
 
 BASE = "hass passes=3"  # K = 10, weight 1, beta 1

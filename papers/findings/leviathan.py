@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from evidence import Evidence, finding
-from figures import CLOSE, ONE, Check, Figure, close, higher, open_, true
-from outrider.bench import theory
-from outrider.bench.document import Cell
+from .. import formulas as theory
+from ..document import Cell
+from ..evidence import Evidence, finding
+from ..figures import CLOSE, ONE, Check, Figure, close, higher, open_, true
 
 PAPER = "Leviathan"
 NGRAMS = "outrider bench --drafter 'ngram?n=1' --drafter 'ngram?n=2' --drafter model --budget 6x5 --out runs/ngrams"
@@ -29,7 +29,7 @@ def rule(e: Evidence) -> list[Check]:
 def tokens(e: Evidence) -> list[Check]:
     checks = []
     for judge in ("rejection", "coupled"):
-        rows = [(c.temperature, c.tau, promised) for c, promised in chains(e) if c.rule == judge]
+        rows = [(c.temperature, c.tau, promised) for c, promised in chains(e) if c.rule == judge and c.tau]
         t, tau, told = max(rows, key=lambda row: abs(row[1].value / row[2].tau - 1))
         words = f"tau within {CLOSE:.0%} of the formula under `{judge}`, the worst of {len(rows)} settings, "
         checks.append(close(f"{words}T = {t:g} and gamma {told.gamma}", Figure.of(tau), told.tau))
@@ -70,17 +70,17 @@ def speed(e: Evidence) -> list[Check]:
     ]
 
 
-@finding("L-311", "outrider theory --table")
+@finding("L-311", "python -m papers.theory --table")
 def operations(e: Evidence) -> list[Check]:
     return [computed(e, "operations factor")]
 
 
-@finding("L-num", "outrider theory --table")
+@finding("L-num", "python -m papers.theory --table")
 def six_rows(e: Evidence) -> list[Check]:
     return [computed(e, metric) for metric in ("speedup", "operations factor")]
 
 
-@finding("L-F3", "outrider theory --plot theory.svg")
+@finding("L-F3", "python -m papers.theory --plot theory.svg")
 def best_gamma(e: Evidence) -> list[Check]:
     costs = (0.01, 0.02, 0.05, 0.1, 0.2)
     best = {(a, c): theory.optimal_gamma(a, c) for a in LEVELS for c in costs}
@@ -93,7 +93,7 @@ def best_gamma(e: Evidence) -> list[Check]:
     ]
 
 
-@finding("L-F4", "outrider theory --plot theory.svg")
+@finding("L-F4", "python -m papers.theory --plot theory.svg")
 def gains(e: Evidence) -> list[Check]:
     gammas = (1, 2, 3, 5, 7, 10)
     up = all(theory.speedup(a, g, 0.0) < theory.speedup(b, g, 0.0) for a, b in pairwise(LEVELS) for g in gammas)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import contexts
-from evidence import Evidence, finding
-from figures import CLOSE, Check, Figure, close, higher, least, open_, quotient, true
-from outrider.bench.document import Cell
 from outrider.budgets.calibration import ece
-from studies import PAPER
+
+from .. import contexts
+from ..document import Cell
+from ..evidence import Evidence, finding
+from ..figures import CLOSE, Check, Figure, close, higher, least, open_, quotient, true
+from ..studies import PAPER
 
 SMALL, LARGE = "Mamba 0.5M, chain", "Mamba 1.5M"
 MAMBA, LLAMA, EAGLE = "Mamba 1.5M", "Transformer 1.5M", "EAGLE"  # of the studies of contexts

@@ -7,9 +7,10 @@ from math import prod
 
 import torch
 
-from evidence import Evidence, Missing, finding
-from figures import Check, Figure, higher, least, mean, true
 from outrider.core.tree import template
+
+from ..evidence import Evidence, Missing, finding
+from ..figures import Check, Figure, higher, least, mean, true
 
 CODE = ("stdlib", "algorithms", "tldr")  # Python's library, algorithms, shell commands
 LADDER = ("heads as a chain", "Cartesian tree 3 x 2 x 1", "optimised sparse tree", "Medusa-2")
@@ -23,7 +24,7 @@ def by_kind(e: Evidence, name: str, t: int) -> Check:
     for cell in e.cells("drafters", name, t):
         kinds[cell.task.removeprefix("demo/") in CODE].append(Figure.of(cell.speedup))
     if not kinds[True]:
-        raise Missing(f"`benchmarks/results/drafters.json` has no {name!r} at T = {t}")
+        raise Missing(f"`papers/results/drafters.json` has no {name!r} at T = {t}")
     words = f"speed-up of {name} at T = {t}, mean of {', '.join(CODE)} over the other domains'"
     return higher(words, mean(kinds[True]), mean(kinds[False]))
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-import evidence
-from evidence import SECOND, Evidence
-from figures import (
+from .. import evidence
+from .. import formulas as theory
+from ..evidence import SECOND, Evidence
+from ..figures import (
     CLOSE,
     ONE,
     Check,
@@ -25,7 +26,6 @@ from figures import (
     open_,
     true,
 )
-from outrider.bench import theory
 
 finding = partial(evidence.finding, of=SECOND)
 
@@ -52,7 +52,7 @@ def speed(e: Evidence, t: float, name: str) -> Figure:
 def rule(e: Evidence) -> list[Check]:
     laws = [m.law for m in e.at(COUNTED).pooled if m.temperature == 1 and m.law and "rejection" in m.method]
     if not laws:
-        return [open_(f"`benchmarks/results/{COUNTED}.json` has no tested laws")]
+        return [open_(f"`papers/results/{COUNTED}.json` has no tested laws")]
     least_, tokens = min(law.p for law in laws), sum(law.tokens for law in laws)
     words = f"sampled tokens under `rejection` against the target's law, {len(laws)} methods and {tokens} tokens, the "
     words += f"least chance of an honest method above {ENOUGH}: {least_:.2f}"
@@ -192,7 +192,7 @@ def typical(e: Evidence) -> list[Check]:
     for kind in kinds:
         each = [c.quality for c in e.cells(COUNTED, f"Medusa, {kind} typical", 1) if c.quality]
         if not each:
-            return [open_(f"`benchmarks/results/{COUNTED}.json` judges no text of typical acceptance")]
+            return [open_(f"`papers/results/{COUNTED}.json` judges no text of typical acceptance")]
         likely[kind] = Figure.of(sum(q.log_likelihood or 0.0 for q in each) / len(each))
         plain[kind] = Figure.of(sum(q.plain or 0.0 for q in each) / len(each))
     low, high = (tau(e, 1, f"Medusa, {kind} typical") for kind in kinds)

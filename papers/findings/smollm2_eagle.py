@@ -6,10 +6,9 @@ import re
 from functools import partial
 from itertools import pairwise
 
-import evidence
-from evidence import SECOND, Evidence
-from figures import FAILS, HOLDS, NOISE, Check, Figure, difference, higher, least, mean, open_, quotient
-
+from .. import evidence
+from ..evidence import SECOND, Evidence
+from ..figures import FAILS, HOLDS, NOISE, Check, Figure, difference, higher, least, mean, open_, quotient
 from . import eagle, eagle2, hass
 from .smollm2 import COUNTED, FOUR, SIXTEEN, SPEEDS, by_kind, speed, tau
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import evidence
-from evidence import SECOND, Evidence
-from figures import Check, Figure, close, higher, quotient
 from outrider.budgets.calibration import ece
 
+from .. import evidence
+from ..evidence import SECOND, Evidence
+from ..figures import Check, Figure, close, higher, quotient
 from . import mamba
 from .smollm2 import COUNTED
 

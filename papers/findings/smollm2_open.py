@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evidence import SECOND, unmeasured
+from ..evidence import SECOND, unmeasured
 
 MAMBA = "it takes Mambas and Transformers of several sizes, tokenizers and lengths of context"
 LOSSES = "it takes a training of HASS for each setting"
