@@ -29,7 +29,7 @@ from outrider.bench.metrics import ratio
 from outrider.params import InputError
 
 if TYPE_CHECKING:
-    from outrider.types import Usage
+    from outrider.core.types import Usage
 
 BANDWIDTH = 0.75  # of the published peak that a pass reaches
 ARITHMETIC = 0.65

@@ -26,15 +26,16 @@ from typing import Any
 
 import torch
 
+from outrider.backends.torch.packed import bytes_read
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
 from outrider.budgets.budgeter import FixedBudget
+from outrider.core.protocols import Round
+from outrider.core.types import DraftTree
 from outrider.drafters._growth import Growth
 from outrider.drafters._words import Same
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.targets.packed import bytes_read
-from outrider.types import DraftTree, Round
 
 from .document import Cell, Explanation, Factor
 from .watch import watch

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.backends.torch import HFTarget
+from outrider.backends.torch.packed import bytes_read
 from outrider.bench.methods import budget_of
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
 from outrider.budgets.calibration import ece, families, reliability
+from outrider.core.protocols import Round
 from outrider.engine import Batch, Request, Row
-from outrider.targets import HFTarget
-from outrider.targets.packed import bytes_read
-from outrider.types import Round, Sampling
+from outrider.params import Sampling
 
 from .document import Capacity, Cell, Document, Explanation, Position, Reliability
 from .explain import explain

@@ -24,7 +24,7 @@ from outrider.params import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from outrider.types import Usage
+    from outrider.core.types import Usage
 
 Cost = Sequence[float] | Callable[[int], float]  # v: a list (item n - 1 is the cost of n nodes) or a function of n
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outrider.types import Drafter, Target
+from outrider.core.protocols import Drafter, Target
 
 
 def held(state: Any) -> int:

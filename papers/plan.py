@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from outrider.commands.loading import located
+from outrider.names import Place, find
 from outrider.params import InputError
-from outrider.targets.names import Place, find
 
 from . import command
 from .cost import PEAKS, Cost, speeds
@@ -111,7 +111,7 @@ def read(place: Place) -> Target:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from outrider.targets import gguf
+    from outrider.backends.torch import gguf
 
     try:
         where = Path(place.where)

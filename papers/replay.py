@@ -25,18 +25,20 @@ from jaxtyping import Int
 from torch import Tensor
 
 from outrider import drafters
+from outrider.backends.torch.load import load_tokenizer
 from outrider.bench import metrics
 from outrider.bench.document import unique
 from outrider.bench.methods import budget_of
 from outrider.bench.results import to_json
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.padding import padded
-from outrider.core.stopping import Stop
+from outrider.core.protocols import Drafter, Prefill, Session, TargetOutput
 from outrider.core.tree import chain_of
+from outrider.core.types import DraftTree, Usage
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.engine import Engine, Request, generate
-from outrider.targets.load import load_tokenizer
-from outrider.types import Drafter, DraftTree, InputError, Prefill, Session, TargetOutput, Usage
+from outrider.engine.stopping import Stop
+from outrider.params import InputError
 
 from . import command
 from .cost import Cost, Prediction, Run, parse, predict

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from outrider.targets.names import find
+from outrider.names import find
 
 from . import plan
 

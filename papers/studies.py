@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from outrider.bench.results import to_json
-from outrider.types import InputError
+from outrider.params import InputError
 
 from . import contexts, oracles
 from .document import Document

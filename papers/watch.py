@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.core.protocols import Drafting, Round
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.engine import Engine, Request, generate
-from outrider.types import Budget, Drafting, DraftTree, Round, Rows, Sampling
+from outrider.params import Sampling
 
 Note = Callable[[Round], None]
 

@@ -11,7 +11,8 @@ import torch
 from outrider.budgets.bandit import BanditBudget, Shape, nodes
 from outrider.budgets.budgeter import Report
 from outrider.core.noise import GumbelNoise
-from outrider.types import Rows, Sampling
+from outrider.core.types import Rows
+from outrider.params import Sampling
 
 from ..evidence import Evidence, finding
 from ..figures import Check, true

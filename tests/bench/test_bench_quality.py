@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from outrider.bench.quality import likelihood, quality
 from small import saved
 
 import outrider
+from outrider.backends.torch.carrier import carried, carrying
 from outrider.bench import methods, tasks
 from outrider.bench.cells import Analysis, document, newest
 from outrider.bench.models import Models
-from outrider.bench.quality import likelihood, quality
 from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Method, Prompt, Sample, Task
 from outrider.llm import LLM
-from outrider.targets.carrier import carried, carrying
 
 TYPICAL = Method("eagle:demo/hass", "typical?epsilon=0.4&delta=0.6", "16x4")
 

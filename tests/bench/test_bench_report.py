@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from made_document import made
+from outrider.bench.sections import SECTIONS, Section
 
 from outrider.bench import page, plots, report
 from outrider.bench.document import Document
 from outrider.bench.results import from_json, read
-from outrider.bench.sections import SECTIONS, Section
 from outrider.bench.summary import headline, problems
-from outrider.types import InputError
+from outrider.params import InputError
 
 VOID = ("meta", "br", "link", "img", "hr", "input")
 NASTY = '<img src=x onerror="alert(1)">|$x_{&\'*'

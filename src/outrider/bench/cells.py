@@ -182,7 +182,7 @@ def document(
     analysis: Analysis, groups: Sequence[Group], seconds: float, advance: Advance = lambda what: None
 ) -> Document:
     """All figures of a run; `seconds` is what this session took. `advance` is called for each group."""
-    from ..targets.load import precision_of
+    from ..backends.torch.load import precision_of
 
     cells: list[Cell] = []
     for group in groups:

@@ -88,7 +88,7 @@ def tie(llm: LLM) -> float:
 
 def seq2seq(llm: LLM) -> bool:
     """Whether the target is an encoder-decoder."""
-    from ..targets.seq2seq import SeqTarget
+    from ..backends.torch.seq2seq import SeqTarget
 
     return isinstance(llm.target, SeqTarget)
 

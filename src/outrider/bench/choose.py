@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
+from ..names import BEST, find
 from ..params import InputError
-from ..targets.names import BEST, find
 from .cells import Analysis, document
 from .config import Config
 from .document import Cell, Estimate

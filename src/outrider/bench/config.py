@@ -42,7 +42,7 @@ class Config:
 
     def named(self: C) -> C:
         """With the default model, drafters and tasks filled in."""
-        from ..targets.names import find
+        from ..names import find
 
         place = find(self.model)
         drafters = self.drafters or tuple(dict.fromkeys(("lookup", place.drafter)))

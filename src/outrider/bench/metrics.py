@@ -17,7 +17,7 @@ from .document import Depth, Estimate, RoundTime
 from .types import Sample
 
 if TYPE_CHECKING:
-    from ..types import Usage
+    from ..core.types import Usage
 
 DRAWS = 1000
 LOOP_SHARE = 0.25  # a text loops if more than this share of its 8-grams are repeated

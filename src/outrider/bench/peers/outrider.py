@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...core.stopping import Stop
 from ...engine import Batch, Engine, Request, Row
-from ...types import Sampling
+from ...engine.stopping import Stop
+from ...params import Sampling
 from .. import methods
 from ..models import Models
 from ..types import Answer, Ask, Method
