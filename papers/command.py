@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -12,18 +12,17 @@ from outrider.cli import explain, flowing
 from outrider.commands import PLAIN
 
 
-def main(function: Callable[..., Any], argv: list[str] | None = None) -> None:
-    """Run a function with its arguments from the command line, and exit: 0, 1, or 2 for bad input."""
+def main(function: Callable[..., Any]) -> None:
+    """Run a function with the arguments of the command line, and exit."""
+    sys.exit(run(function))
+
+
+def run(function: Callable[..., Any], argv: Sequence[str] | None = None) -> int:
+    """The exit code of a command line (default: the process's own): 0, 1, 2 for bad input, 130 interrupted."""
     app = typer.Typer(**PLAIN)
     app.command()(function)
-    code = run(app, argv)
-    sys.exit(code)
-
-
-def run(app: typer.Typer, argv: list[str] | None = None) -> int:
-    """The exit code of a command line (default: the process's own)."""
     try:
-        code = flowing(typer.main.get_command(app))(argv, standalone_mode=False)
+        code = flowing(typer.main.get_command(app))(argv if argv is None else list(argv), standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort, Exception) as error:
         code, sentence = explain(error)

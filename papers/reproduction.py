@@ -1,7 +1,7 @@
 """docs/reproduction.md, every finding of the papers beside our own figures: `python -m papers.reproduction`.
 
-Three sources: `reproduction/inventory.csv` (the tables, figures and findings that Outrider answers for),
-`reproduction/paper_facts.csv` (what was published) and every file of `results/`, reports of `outrider bench` included.
+Three sources: `data/inventory.csv` (the tables, figures and findings that Outrider answers for),
+`data/paper_facts.csv` (what was published) and every file of `results/`, reports of `outrider bench` included.
 The functions of `findings/` compute the verdicts; no figure of the page is typed.
 """
 
@@ -20,7 +20,7 @@ from .findings import ENTRIES, SECOND
 from .page import ROOT
 from .studies import SMOL_TREE
 
-DATA, PAGE = Path(__file__).parent / "reproduction", ROOT / "docs" / "reproduction.md"
+DATA, PAGE = Path(__file__).parent / "data", ROOT / "docs" / "reproduction.md"
 VERDICTS = (HOLDS, PARTLY, NOISE, FAILS, OPEN)
 PAPERS = {
     "Leviathan": "Leviathan et al. 2023, speculative decoding",

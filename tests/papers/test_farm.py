@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,10 @@ from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import FixedBudget
 from outrider.engine import generate
 from outrider.llm import LLM, load
+from papers.farm import Server, Text, farm, servers
+from papers.farm_runs import traces
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
-
-from farm import Server, Text, farm, servers  # noqa: E402
-from farm_runs import traces  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ def test_a_trace_replays_the_engine(llm: LLM, depth: int) -> None:
     ],
 )  # fmt: skip
 def test_the_simulation_was_near_the_real_server(clients: int, depth: int, what: str, within: float) -> None:
-    found = json.loads((ROOT / "benchmarks/results/farm/check.json").read_text(encoding="utf-8"))
+    found = json.loads((ROOT / "papers/results/farm/check.json").read_text(encoding="utf-8"))
     mine = [row for row in found if (row["clients"], row["depth"]) == (clients, depth)]
     real, simulated = (sum(row[side][what] for row in mine) for side in ("real", "simulated"))
     assert simulated / real == pytest.approx(1, abs=within)

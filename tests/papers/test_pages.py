@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
+from papers import page, picture, tables
 
-import page  # noqa: E402
-import picture  # noqa: E402
-import tables  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_is_up_to_date() -> None:
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     tables = page.results()
-    assert page.filled(text, tables) == text, "run python benchmarks/page.py: docs/results.md has old tables"
+    assert page.filled(text, tables) == text, "run python -m papers.page: docs/results.md has old tables"
     missing = [mark for mark, table in tables.items() if table == "Not measured."]
     assert not missing, f"no results for {missing}"
 
@@ -27,7 +23,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     """Each with its study and date; there are none beside them that another run might contradict."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert page.filled(text, {"results": picture.note()}) == text, "run python benchmarks/picture.py"
+    assert page.filled(text, {"results": picture.note()}) == text, "run python -m papers.picture"
     rest = text.replace(picture.note(), "")
     assert not re.findall(r"\d+ tokens/s|\d+ tokens a second|[\d.]+ times", rest)
 

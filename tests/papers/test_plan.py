@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.bench.plan import KINDS, MEMORY, Target, gpus_of, lines, plan, read, short, tokens_of
-from tools import scaling
 from transformers import LlamaConfig, MixtralConfig, T5Config
 
-from outrider.bench import plan as planning
-from outrider.cli import main
 from outrider.names import find
 from outrider.params import InputError
+from papers import command, scaling
+from papers import plan as planning
+from papers.plan import KINDS, MEMORY, Target, gpus_of, lines, plan, read, short, tokens_of
 
 # Ten million weights that a token is multiplied with, hidden size 100.
 TARGET = Target("hand", 11e6, 10e6, 0.0, 0.0, 100, 80, 20, 400, 1000, kv=1e6, bytes=2)
@@ -117,11 +116,11 @@ def test_numbers() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["plan", "--target", "demo", "--tokens", "10M", "--gpus", "2xrtx3090", "--drafter", "eagle"]
-    assert main([*args, "--json"]) == 0
+    args = ["--target", "demo", "--tokens", "10M", "--gpus", "2xrtx3090", "--drafter", "eagle"]
+    assert command.run(planning.main, [*args, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert (made["target"], made["gpus"], made["epochs"]) == ("demo", "2xrtx3090", 5)
-    assert main(args) == 0
+    assert command.run(planning.main, args) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown] == [
         "target", "drafter", "answers", "features", "training", "stored", "anew", "gradients",
@@ -129,7 +128,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_little_work_is_not_shown_as_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--target", "demo", "--tokens", "10k", "--gpus", "h100", "--drafter", "eagle"]) == 0
+    assert (
+        command.run(planning.main, ["--target", "demo", "--tokens", "10k", "--gpus", "h100", "--drafter", "eagle"]) == 0
+    )
     hours = re.findall(r"([\d.,]+) GPU hours +([\d.,]+) h", capsys.readouterr().out)
     assert len(hours) == 5
     assert all(float(figure.replace(",", "")) > 0 for row in hours for figure in row)
@@ -155,7 +156,7 @@ def test_wrong_input_is_one_sentence(
     T5Config(num_layers=1).save_pretrained(tmp_path)
     asked = {"--target": "demo", "--tokens": "1M", "--gpus": "h100", "--drafter": "eagle", **change}
     asked["--target"] = asked["--target"].replace("T5", str(tmp_path))
-    assert main(["plan", *(word for pair in asked.items() for word in pair)]) == 2
+    assert command.run(planning.main, [*(word for pair in asked.items() for word in pair)]) == 2
     shown = capsys.readouterr()
     assert not shown.out
     assert words in shown.err

@@ -11,14 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.bench.cost import Cost, Run, parse, predict, presets
-from outrider.bench.recording import Record, read, vocabulary
-from outrider.bench.replay import ReplayTarget, cells, decode, drafter_of, engine, replay, request
 
 import outrider
 from outrider.backends.torch import load_tokenizer
-from outrider.bench import cost as costs
-from outrider.bench.document import Estimate, Prediction
+from outrider.bench.document import Estimate
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.tree import from_lists
 from outrider.core.types import Usage
@@ -26,6 +22,11 @@ from outrider.drafters import load as load_drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.engine import generate
 from outrider.params import InputError
+from papers import command
+from papers import cost as costs
+from papers.cost import Cost, Prediction, Run, parse, predict, presets
+from papers.recording import Record, read, vocabulary
+from papers.replay import ReplayTarget, decode, drafter_of, engine, figures, main, replay, request
 
 SPECS = ("none", "lookup", "suffix", "ngram", "lookahead")
 ASKED = (("gsm8k-1", 64), ("gsm8k-4", 24), ("self_dialogue-0", 64), ("oasst-0", 1))  # heldout prompt, new tokens
@@ -270,7 +271,7 @@ def test_other_tokenizers(model: str, shared: Path, tmp_path: Path) -> None:
     for usage, record in zip(found.usages("suffix"), records, strict=True):
         assert usage.new_tokens == len(record.answer)
         assert usage.tau > 1
-    assert [c.prompts for c in cells(found, parse("7b@a100"))[1]] == [2, 2]
+    assert [row.answers for row in figures(found, parse("7b@a100"))] == [2, 2]
 
 
 def test_another_text_than_recorded_is_our_error(records: list[Record], llm: Any) -> None:
@@ -352,38 +353,43 @@ def test_a_prediction_by_hand() -> None:
     assert without.value == pytest.approx(42 / 9, abs=1e-5)
 
 
-def test_cells(records: list[Record], llm: Any) -> None:
+def test_figures(records: list[Record], llm: Any) -> None:
     seen: list[tuple[int, int]] = []
     found = replay(records, ["none", "lookup"], "8x4", llm.tokenizer, progress=lambda *at: seen.append(at))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    tasks, made = cells(found, parse("7b@rtx4090,kv=0"))
-    assert tasks["maths"].prompts == 2
-    assert "answers of demo" in tasks["maths"].note
-    by = {(c.task, c.spec): c for c in made}
+    made = figures(found, parse("7b@rtx4090,kv=0"))
+    by = {(c.task, c.method): c for c in made}
     assert set(by) == {(t, s) for t in ("maths", "chat") for s in ("none", "lookup")}
-    assert len({c.key for c in made}) == 4
     plain, drafted = by["maths", "none"], by["maths", "lookup"]
-    assert (plain.tau, plain.alpha, plain.depths, plain.nodes) == ((1.0, 1.0, 1.0), None, [], 1.0)
+    assert plain.answers == drafted.answers == 2
+    assert (plain.rounds["tau"], plain.rounds["depths"], plain.rounds["nodes"]) == ((1.0, 1.0, 1.0), [], 1.0)
     usages = found.usages("lookup")[:2]
     rounds = sum(u.rounds for u in usages)
-    assert drafted.tau is not None
-    assert drafted.alpha is not None
-    assert drafted.nodes is not None
-    assert drafted.tau.value == pytest.approx((sum(u.new_tokens for u in usages) - 2) / rounds, abs=1e-5)
-    assert drafted.alpha.value == pytest.approx(
+    tau = drafted.rounds["tau"]
+    assert tau.value == pytest.approx((sum(u.new_tokens for u in usages) - 2) / rounds, abs=1e-5)
+    assert drafted.rounds["alpha"].value == pytest.approx(
         sum(u.accepted for u in usages) / sum(u.tested for u in usages), abs=1e-5
     )
-    assert drafted.depths[0].accepted == sum(u.accepted_at[0] for u in usages)
-    assert len(drafted.depths) <= 4
-    assert 1 < drafted.nodes <= 8
-    assert plain.predicted is not None
-    assert drafted.predicted is not None
+    assert drafted.rounds["depths"][0].accepted == sum(u.accepted_at[0] for u in usages)
+    assert len(drafted.rounds["depths"]) <= 4
+    assert 1 < drafted.rounds["nodes"] <= 8
     assert plain.predicted.without_drafting == (1.0, 1.0, 1.0)
-    assert drafted.predicted.without_drafting == drafted.tau  # passes of 8 nodes cost as much as those of one
+    assert drafted.predicted.without_drafting == tau  # passes of 8 nodes cost as much as those of one
     assert drafted.predicted.speedup is not None
-    assert 1 < drafted.predicted.speedup.value < drafted.tau.value
-    assert (drafted.speedup, drafted.round_ms, drafted.state, drafted.peer) == (None, None, "done", "replay")
-    assert drafted.same_text == drafted.compared == drafted.prompts == 2
+    assert 1 < drafted.predicted.speedup.value < tau.value
+
+
+def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "answers.jsonl"
+    row = {"prompt_tokens": [1, 2, 3, 4, 1, 2], "answer_tokens": [3, 4, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4]}
+    file.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert command.run(main, [str(file), "--drafter", "lookup", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["rounds"]["tau"][0] > 1.5
+    assert told["predicted"]["speedup"][0] > 1
+    assert command.run(main, [str(file), "--drafter", "lookup"]) == 0
+    assert "replay, lookup: tau" in capsys.readouterr().out
+    assert command.run(main, [str(tmp_path / "nowhere.jsonl")]) == 2
 
 
 def test_every_figure_of_a_cost_is_checked() -> None:

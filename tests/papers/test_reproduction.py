@@ -5,22 +5,18 @@ from __future__ import annotations
 import copy
 import csv
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
-
-import figures as fig  # noqa: E402
-import reproduction  # noqa: E402
-from evidence import Evidence  # noqa: E402
-from figures import FAILS, HOLDS, NOISE, OPEN, PARTLY, Figure  # noqa: E402
-from findings import ENTRIES, SECOND  # noqa: E402
-from outrider.bench.document import Cell, Document, Estimate, Mean, Position, RunInfo  # noqa: E402
-from studies import STUDIES  # noqa: E402
+from outrider.bench.document import Estimate, RunInfo
+from papers import figures as fig
+from papers import reproduction
+from papers.document import Cell, Document, Mean, Position
+from papers.evidence import Evidence
+from papers.figures import FAILS, HOLDS, NOISE, OPEN, PARTLY, Figure
+from papers.findings import ENTRIES, SECOND
+from papers.studies import STUDIES
 
 WAITING = {"Ma-F3"}  # judged as soon as the run is there that their commands make
 
@@ -36,8 +32,8 @@ def ids_of(text: str) -> list[str]:
 
 def test_the_page_is_what_the_generator_makes(evidence: Evidence) -> None:
     written = reproduction.PAGE.read_text(encoding="utf-8")
-    assert written == reproduction.page(evidence), "run `python benchmarks/reproduction.py`"
-    assert "`python benchmarks/reproduction.py`" in written[:200]
+    assert written == reproduction.page(evidence), "run `python -m papers.reproduction`"
+    assert "`python -m papers.reproduction`" in written[:200]
 
 
 def test_every_id_is_a_heading_once_and_linked_once(evidence: Evidence) -> None:
@@ -324,7 +320,7 @@ def test_a_report_of_outrider_bench_is_read(evidence: Evidence) -> None:
 def test_a_file_or_a_method_that_is_gone_is_told(evidence: Evidence) -> None:
     gone = Evidence(evidence.inventory, evidence.facts, {})
     (check,) = ENTRIES["M-ladder"].checks(gone)
-    assert check == fig.Check("`benchmarks/results/ladder.json` is not there", OPEN)
+    assert check == fig.Check("`papers/results/ladder.json` is not there", OPEN)
     (check,) = ENTRIES["M-cat"].checks(changed(evidence, drafters=report()))
     assert "has no 'Medusa'" in check.words
     assert "### drafters\n\nNot measured." in reproduction.page(gone)

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
-
-import contexts  # noqa: E402
-import oracles  # noqa: E402
-import studies  # noqa: E402
-from outrider.bench import Config, run  # noqa: E402
-from outrider.bench.document import Cell, Document, Estimate, Mean, Reliability, RoundTime, RunInfo  # noqa: E402
-from outrider.bench.tasks import load  # noqa: E402
-from outrider.budgets.calibration import Bin  # noqa: E402
+from outrider.bench.document import Estimate, RoundTime, RunInfo
+from outrider.bench.tasks import load
+from outrider.budgets.calibration import Bin
+from papers import contexts, oracles, studies
+from papers.document import Cell, Document, Mean, Reliability
+from papers.measure import Study, run
 
 
-@pytest.mark.parametrize("name", [n for n, study in studies.STUDIES.items() if isinstance(study, Config)])
+@pytest.mark.parametrize("name", [n for n, study in studies.STUDIES.items() if isinstance(study, Study)])
 def test_every_study_is_a_grid(name: str) -> None:
     config = studies.STUDIES[name]
-    assert isinstance(config, Config)
+    assert isinstance(config, Study)
     config.check()
     assert len(config.rows()) > 1
 
 
 def test_every_arm_of_a_bandit_is_a_method() -> None:
     mamba = studies.STUDIES["mamba"]
-    assert isinstance(mamba, Config)
+    assert isinstance(mamba, Study)
     labels = {m.label or m.spec for m in mamba.rows()}
     assert {studies.arm_of(shape) for arms in studies.BANDITS.values() for shape in arms} <= labels
 
@@ -76,7 +71,7 @@ def test_tau_of_each_prompt() -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A context beyond the demo's positions, with the demo's own drafters."""
     monkeypatch.setattr(contexts, "PLACE", tmp_path / "made")
     monkeypatch.setattr(contexts, "DOCUMENTS", tmp_path)
@@ -87,7 +82,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return contexts.study(2112, demo)()
 
 
-def test_a_context_beyond_the_positions_is_stretched(config: Config) -> None:
+def test_a_context_beyond_the_positions_is_stretched(config: Study) -> None:
     told = json.loads((Path(str(config.model)) / "config.json").read_text())
     assert told["rope_parameters"]["factor"] == 2112 / 2048
     assert told["max_position_embeddings"] == 2112
@@ -99,7 +94,7 @@ def test_a_context_beyond_the_positions_is_stretched(config: Config) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_of_contexts(config: Config, tmp_path: Path) -> None:
+def test_a_study_of_contexts(config: Study, tmp_path: Path) -> None:
     small = replace(config, drafters=config.drafters[-1:], limit=1, tokens=4, out=tmp_path / "run")
     plain, eagle = run(small).cells
     assert plain.prompt_tokens == 2080

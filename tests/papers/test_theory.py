@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench import theory
 from outrider.params import InputError
+from papers import formulas as theory
 
 COSTS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.95)
 

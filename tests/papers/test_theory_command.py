@@ -1,22 +1,15 @@
-"""The command line's contract: exit codes, one JSON document, one sentence, and no torch where none is needed."""
+"""`python -m papers.theory`: what it prints, and what it refuses."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from outrider import cli
-from outrider.params import InputError
-
-COMMANDS = Path(cli.__file__).parent / "commands"
+from papers import command
+from papers.theory import theory
 
 
 class Ran:
@@ -27,82 +20,38 @@ class Ran:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Any:
     def call(*args: str) -> Ran:
-        capsys.readouterr()
-        code = cli.main(args)
-        return Ran(code, *capsys.readouterr())
+        return Ran(command.run(theory, args), *capsys.readouterr())
 
     return call
 
 
-@pytest.mark.process
-def test_help_needs_no_torch() -> None:
-    check = (
-        "import sys; from outrider import cli; codes = [cli.main(a) for a in (['--help'], ['theory', '--help'], "
-        "['theory', '--alpha', '.8'], ['generate', '--help'])]; "
-        "sys.exit(any(codes) or 'torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_help_names_every_command(run: Any) -> None:
-    for shown in (run("--help"), run("-h"), run()):
-        assert shown.code == 0
-        assert not shown.err
-        listed = [line.split()[1] for line in shown.out.splitlines() if line.startswith("│ ")]
-        assert set(listed) >= {"generate", "theory", "info", "--install-completion"}
-        assert all(f"─ {group} ─" in shown.out for group in cli.GROUPS)
-
-
-def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
-    found = json.loads(run("info", "demo", "--json").out)
-    assert (Path(found["where"]) / "config.json").is_file()
-    assert (found["model"], found["drafter"]) == ("demo", "eagle:demo/hass")
-    assert f"where     {found['where']}\n" in run("info", "demo").out
-    shown = run("info", str(tmp_path / "lost"))
-    assert (shown.code, shown.out) == (2, "")
-    assert "there is no folder" in shown.err
-    (tmp_path / "notes.txt").write_text("no model")
-    wrong = {str(tmp_path): "no config.json", str(tmp_path / "notes.txt"): "is not a model", "": "no config.json"}
-    for name, why in wrong.items():
-        shown = run("info", name)
-        assert (shown.code, why in shown.err) == (2, True), shown.err
-
-
-@pytest.mark.parametrize("name", [n for n in cli.COMMANDS if (COMMANDS / f"{cli.file_of(n)}.py").is_file()])
-def test_every_command_loads_and_takes_json(run: Any, name: str) -> None:
-    shown = run(name, *(["generate"] if name == "data" else []), "--help")
-    assert shown.code == 0
-    assert "--json" in shown.out or name == "serve"
-
-
 def test_a_promise(run: Any) -> None:
-    shown = run("theory", "--alpha", "0.8", "--c", "0.05")
+    shown = run("--alpha", "0.8", "--c", "0.05")
     assert shown.code == 0
     assert "best gamma: 8 (3.09 times as fast)" in shown.out
-    found = json.loads(run("theory", "--alpha", "0.8", "--c", "0.05", "--gamma", "5", "--json").out)["promise"]
+    found = json.loads(run("--alpha", "0.8", "--c", "0.05", "--gamma", "5", "--json").out)["promise"]
     assert found["gamma"] == 5
     assert found["best_gamma"] == 8
     assert found["c_hat"] == 0.05
     assert found["tau"] == pytest.approx(3.68928)
-    assert "do not speculate" in run("theory", "--alpha", "0.5", "--c", "0.6").out
-    assert "the more the better" in run("theory", "--alpha", "0.5").out
+    assert "do not speculate" in run("--alpha", "0.5", "--c", "0.6").out
+    assert "the more the better" in run("--alpha", "0.5").out
 
 
 def test_table_and_inverse(run: Any) -> None:
-    shown = run("theory", "--table", "--speedup", "3", "--c", "0.05")
+    shown = run("--table", "--speedup", "3", "--c", "0.05")
     assert "6.86x (6.86)" in shown.out
     assert "needs alpha 0.791" in shown.out
-    assert "cannot be reached" in run("theory", "--speedup", "9", "--c", "0.2", "--gamma", "5").out
-    assert len(json.loads(run("theory", "--table", "--json").out)["table"]) == 6
-    curve = json.loads(run("theory", "--alpha", "0.8", "--verify", "1,1.05,1.1", "--json").out)["promise"]
+    assert "cannot be reached" in run("--speedup", "9", "--c", "0.2", "--gamma", "5").out
+    assert len(json.loads(run("--table", "--json").out)["table"]) == 6
+    curve = json.loads(run("--alpha", "0.8", "--verify", "1,1.05,1.1", "--json").out)["promise"]
     assert curve["best_gamma"] == 2
 
 
 def test_measured_and_plot(run: Any, tmp_path: Path) -> None:
     file, picture = tmp_path / "run.json", tmp_path / "theory.svg"
     file.write_text('{"alpha": 0.8, "gamma": 5, "c": 0.05, "speedup": 2.5}')
-    shown = run("theory", "--measured", str(file), "--plot", str(picture), "--json")
+    shown = run("--measured", str(file), "--plot", str(picture), "--json")
     found = json.loads(shown.out)
     assert found["measured"]["promised_speedup"] == pytest.approx(2.951424)
     assert picture.is_file()
@@ -112,90 +61,21 @@ def test_measured_and_plot(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["theory", "--alpha", "2"], "alpha is a probability"),
-        (["theory", "--alpha", "x"], "Invalid value"),
-        (["theory", "--alfa", "1"], "No such option"),
-        (["theory", "--alpha", ".5", "--gamma", "-1"], "whole number"),
-        (["theory", "--measured", "nowhere.json"], "cannot be read"),
-        (["theory", "--measured", str(COMMANDS / "info.py")], "not JSON"),
-        (["theory", "--alpha", ".5", "--measured", "x"], "leave out --alpha"),
-        (["theory", "--alpha", ".5", "--plot", "x.txt"], ".svg"),
-        (["theory", "--alpha", ".5", "--plot", "nowhere/x.svg"], "cannot be written"),
-        (["theory", "--alpha", ".5", "--verify", "1,x"], "numbers with commas"),
-        (["generate", "a", "--target", "x"], "a model is named without --target, as in: outrider generate MODEL"),
-        (["data", "generate", "--target", "x"], "outrider data generate MODEL"),
-        (["generate", "a", "--prompts-file", "x"], "--prompts FILE"),
-        (["generate", "a", "--nodes", "4"], "--budget 16x6"),
-        (["generate", "a", "--depth", "4"], "--budget 16x6"),
-        (["generate", "a", "--arms", "2,1"], "--budget '3,2,1 2,1 none'"),
-        (["generate", "a", "--compile"], "--no-compile turns it off"),
-        (["audit", "--rules", "block"], "--rule now"),
-        (["bench", "--tasks", "gsm8k"], "--task now"),
-        (["bench", "--rules", "block"], "--rule now"),
-        (["train", "eagle", "--data", "x", "--out", "x", "--prompts", "3"], "--limit"),
-        (["thery"], "Did you mean 'theory'?"),
-        (["--nothing"], "No such option"),
+        (["--alpha", "2"], "alpha is a probability"),
+        (["--alpha", "x"], "Invalid value"),
+        (["--alfa", "1"], "No such option"),
+        (["--alpha", ".5", "--gamma", "-1"], "whole number"),
+        (["--measured", "nowhere.json"], "cannot be read"),
+        (["--measured", __file__], "not JSON"),
+        (["--alpha", ".5", "--measured", "x"], "leave out --alpha"),
+        (["--alpha", ".5", "--plot", "x.txt"], ".svg"),
+        (["--alpha", ".5", "--plot", "nowhere/x.svg"], "cannot be written"),
+        (["--alpha", ".5", "--verify", "1,x"], "numbers with commas"),
     ],
 )
 def test_bad_input_is_one_sentence(run: Any, args: list[str], words: str) -> None:
-    shown = run(*args, "--json") if args[0] == "theory" else run(*args)
+    shown = run(*args, "--json")
     assert shown.code == 2
     assert not shown.out
     assert words in shown.err
-    assert shown.err.startswith("outrider: ")
     assert len(shown.err.splitlines()) == 1
-
-
-def test_failures_exit_1_and_debug_shows_why(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(error: BaseException) -> None:
-        def command() -> None:
-            raise error
-
-        app = typer.Typer(**cli.PLAIN)
-        app.command()(command)
-        monkeypatch.setattr(cli, "load", lambda name: typer.main.get_command(app))
-
-    fail(RuntimeError("the disk is full\nand more"))
-    shown = run("info")
-    assert (shown.code, shown.out) == (1, "")
-    assert shown.err == "outrider: RuntimeError: the disk is full (--debug shows the traceback)\n"
-    assert "Traceback" in run("info", "--debug").err
-    monkeypatch.setenv("OUTRIDER_DEBUG", "1")
-    assert "Traceback" in run("info").err
-    monkeypatch.setenv("OUTRIDER_DEBUG", "0")
-    fail(ValueError())
-    assert run("info").code == 1
-    fail(InputError("say this"))
-    assert (run("info").code, run("info").err) == (2, "outrider: say this\n")
-    fail(KeyboardInterrupt())
-    assert (run("info").code, run("info").err) == (130, "outrider: interrupted\n")
-    fail(typer.Exit(1))
-    assert run("info").code == 1
-
-
-def test_info(run: Any) -> None:
-    found = json.loads(run("info", "--json").out)
-    assert {"lookup", "none", "model"} <= set(found["drafters"])
-    assert {"python", "torch", "transformers"} <= set(found["versions"])
-    assert {"target", "draft"} <= set(found["models"])
-    assert found["devices"][0] == "cpu"
-    shown = run("info").out
-    assert "drafters" in shown
-    assert "et al\n" not in shown
-
-
-@pytest.mark.process
-def test_the_package_runs_as_a_module_and_completes_in_a_shell() -> None:
-    """What a shell asks for at TAB: commands, and the options of one, without torch."""
-    module = [sys.executable, "-m", "outrider"]
-    done = subprocess.run([*module, "--version"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == version("outrider")
-    for words, wanted in (("outrider ge", "generate"), ("outrider chat --sy", "--system")):
-        asked = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        done = subprocess.run(module, capture_output=True, text=True, env={**os.environ, **asked})
-        assert done.stdout.split() == [wanted], done.stderr
-
-
-def test_version(run: Any) -> None:
-    assert run("--version").out.strip() == json.loads(run("info", "--json").out)["versions"]["outrider"]
