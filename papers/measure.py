@@ -60,7 +60,7 @@ def run(study: Study, *, models: Models | None = None, peers: Mapping[str, Peer]
     if study.judge:
         place: dict[str, Any] = {"dtype": study.dtype, "device": study.device}
         judge = models_of.load(study.judge, "none", **place)
-    test_laws(document, analysis, grid)
+    judge_laws(document, analysis, grid)
     document.pooled = pooled(document, analysis)
     for cell in document.cells:
         fill_in(cell, analysis)
@@ -91,7 +91,7 @@ def fill_in(cell: Cell, analysis: Analysis) -> None:
         cell.theory = formulas.of_rounds(usages, metrics.round_ms(plain).verify, cell.speedup.value)
 
 
-def test_laws(document: Document, analysis: Analysis, grid: Grid) -> None:
+def judge_laws(document: Document, analysis: Analysis, grid: Grid) -> None:
     """Test the distribution of sampled tokens; a method that fails is invalid on all tasks, and has no mean."""
     tests, by = Tests(grid.runner), {c.key: c for c in document.cells}
     for group in grid.groups:

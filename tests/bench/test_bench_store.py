@@ -116,7 +116,7 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path, damage: bytes) 
         store.add(sample(i))
     first, _, last = lines(tmp_path).splitlines(keepends=True)
     (tmp_path / "samples.jsonl").write_bytes(first + damage + b"\n" + last)
-    with pytest.raises(InputError, match=r"samples.jsonl, line 2, is no sample; give another --out$"):
+    with pytest.raises(InputError, match=r"samples.jsonl, line 2, is not a sample; give another --out$"):
         opened(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_fields_of_another_kind_are_refused(tmp_path: Path) -> None:
     opened(tmp_path).add(sample())
     line = json.loads(lines(tmp_path))
     (tmp_path / "samples.jsonl").write_text(json.dumps({**line, "mood": "good"}) + "\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 1, is no sample"):
+    with pytest.raises(InputError, match="line 1, is not a sample"):
         list(read_samples(tmp_path))
 
 
@@ -164,7 +164,7 @@ def test_a_name_stands_for_one_method(tmp_path: Path) -> None:
     named(mine=["lookup", "plain"])
     named(other=["suffix", "plain"])
     for wrong in (["suffix", "plain"], ["lookup", "int8"]):
-        with pytest.raises(InputError, match="holds a method 'mine' that was another; give this one another label"):
+        with pytest.raises(InputError, match="holds a different method called 'mine'; give this one another label"):
             named(mine=wrong)
     assert named(mine=["lookup", "plain"]).session == 3
     assert sorted(read_header(tmp_path)["methods"]) == ["mine", "other"]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from outrider.bench.watch import Watched
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
@@ -35,6 +34,7 @@ from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import LayerShape
 from outrider.params import InputError, Sampling
 from outrider.testing import TableTarget, plain
+from papers.watch import Watched
 
 VOCAB = 12
 GROWTH = Growth(top_k=4, width=3)

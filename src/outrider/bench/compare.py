@@ -95,11 +95,11 @@ def warnings(a: RunInfo, b: RunInfo) -> list[str]:
     lines = []
     if a.target != b.target:
         lines.append(f"The targets differ, so speeds and tau are of different models: {a.target}, {b.target}.")
-    for part in ("machine", "versions", "arguments"):
+    for part, words in (("machine", "machines"), ("versions", "versions"), ("arguments", "arguments")):
         old, new = getattr(a, part), getattr(b, part)
         differ = [k for k in unique([*old, *new]) if old.get(k) != new.get(k) and k != "out"]
         each = "; ".join(f"{k} {short(old.get(k))}, {short(new.get(k))}" for k in differ)
-        lines += [f"The {part} differ: {each}."] if each else []
+        lines += [f"The {words} differ: {each}."] if each else []
     return lines
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.bench.quality import likelihood, quality
 from small import saved
 
 import outrider
@@ -22,6 +21,7 @@ from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Method, Prompt, Sample, Task
 from outrider.llm import LLM
+from papers.quality import exact, likelihood, quality
 
 TYPICAL = Method("eagle:demo/hass", "typical?epsilon=0.4&delta=0.6", "16x4")
 
@@ -73,7 +73,7 @@ def test_quality_of_a_lossy_method(models: Models, tmp_path: Path) -> None:
     runner.open(rows)
     assert runner.run(group)
     cell = document(Analysis(runner, keep_loops=True), [group], 0.0).cells[1]
-    assert (cell.state, cell.lossless, cell.law) == ("done", False, None)
+    assert (cell.state, cell.lossless) == ("done", False)
 
     llm = models.llm()
     ids = [runner.ids(task, p, []) for p in task.prompts]
@@ -153,7 +153,7 @@ def test_references_that_do_not_fit_are_left_out(models: Models, tmp_path: Path)
 def test_a_variant_is_judged_beside_its_own_plain_decoding(tmp_path: Path) -> None:
     models = Models(saved(tmp_path / "model", "llama", max_position_embeddings=1024), device="cpu", compile=False)
     runner = runner_of(models, tmp_path, 6)
-    rows = methods.rows(["lookup"], ["typical"], ["8x3"], ["plain", "int8"], [])
+    rows = methods.table([methods.parse(f"lookup@8x3@typical@{v}") for v in ("plain", "int8")], [])
     (group,) = runner.groups([tasks.load("demo/gsm8k", None, 1)], [1.0], [1], rows, 1)
     runner.open(rows)
     assert runner.run(group)
@@ -166,3 +166,42 @@ def test_a_variant_is_judged_beside_its_own_plain_decoding(tmp_path: Path) -> No
     losses = [quality(runner, group, m.name, m.variant, models.llm()).held_out_loss for m in rows[:2]]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02), "eight bits cost little"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("so it costs 10 - 3 = 7.\n#### 1,007", True),
+        ("The total is $1,007.00.", True),
+        ("1007 it is, not 8", False),
+        ("#### 1007 euros\nDone.", True),
+        ("I do not know", False),
+        ("#### -1007", False),
+        ("2014-1007", True),
+        ("1007\n####", False),
+    ],
+)
+def test_exact_maths(answer: str, right: bool) -> None:
+    assert exact("maths", answer, "a\n#### 1,007") is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("It is THE Indian, ocean.", True),
+        ("indian   ocean", True),
+        ("An Indian-ocean island", True),
+        ("Indian oceans", False),
+        ("the Pacific", True),
+        ("", False),
+    ],
+)
+def test_exact_question_answering(answer: str, right: bool) -> None:
+    assert exact("question answering", answer, "the Indian Ocean\nPacific") is right
+
+
+def test_exact_does_not_judge_where_it_cannot() -> None:
+    assert exact("chat", "x", "x") is None
+    assert exact("maths", "7", "seven") is None
+    assert exact("question answering", "x", "") is None
+    assert exact("question answering", "x", "the\n...") is None

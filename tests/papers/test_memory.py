@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.bench.memory import held
 from transformers import DynamicCache
 
 from outrider.backends.torch.session import TreeSession
 from outrider.bench import methods, peers
 from outrider.bench.models import Models
-from outrider.bench.runner import Group, Runner, memory_of
+from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Ask, Method, Prompt, Task
 from outrider.core.protocols import TargetOutput
@@ -25,6 +24,8 @@ from outrider.drafters.mamba import MambaDrafting
 from outrider.engine import Batch, Request, Row
 from outrider.nets.mamba import State
 from outrider.testing import TableTarget
+from papers.measure import weigh
+from papers.memory import held
 
 LENGTHS = (40, 300, 900)
 
@@ -150,7 +151,7 @@ def test_the_memory_of_a_mamba_is_constant(models: Models, text: list[int]) -> N
 def test_samples_say_what_was_held(models: Models, text: list[int], tmp_path: Path) -> None:
     llm = models.llm()
     prompts = tuple(Prompt(str(n), (llm.decode(text[:n]),)) for n in (30, 200))
-    runner = Runner(models, Store.open(tmp_path, {"arguments": {}, "started": ""}), tokens=6)
+    runner = Runner(models, Store.open(tmp_path, {"arguments": {}, "started": ""}), tokens=6, weigh=weigh)
     rows = (Method("none"), Method("eagle:demo/hass", budget="16x4"), Method("mamba:demo", budget="16x4"))
     runner.open(rows)
     assert runner.run(Group(Task("two", prompts, raw=True), 0.0, 1, rows, 1))
@@ -177,9 +178,9 @@ def test_a_batch_is_weighed_whole_or_not_at_all(models: Models, text: list[int])
         made, peer = running(models, spec, prompts, 4, 20), peers.load(Method(spec, budget="16x4"), models)
         answer = peer.run(prompts, early)
         assert len(answer.tokens[0]) < len(answer.tokens[1]) == 20
-        assert memory_of(answer, 3) == {}, spec
-        alone = memory_of(peer.run(prompts[:1], replace(ask, seeds=(1,))), 1)
+        assert weigh(answer, 3) == {}, spec
+        alone = weigh(peer.run(prompts[:1], replace(ask, seeds=(1,))), 1)
         assert held(made.session) == pytest.approx(3 * alone["cache"], rel=0.01)
         assert held(made.drafting) == pytest.approx(3 * alone["drafter"], rel=0.1)
         if spec == "none":
-            assert memory_of(first, 3) == {"cache": held(made.session), "drafter": 0}
+            assert weigh(first, 3) == {"cache": held(made.session), "drafter": 0}
