@@ -3,7 +3,7 @@
 A trace holds, for every token of a real text, how many of DEPTH drafted tokens would have been accepted behind it; so
 any policy is replayed exactly, whatever it drafts and when. A simulated server takes the turns of `outrider.serve`: a
 newcomer's prompt is read, then it joins the others, and reading gets its share of the time. A `Machine` says what a
-turn takes: measured on this one (`farm_runs.py`), or the cost model of a GPU (`outrider.bench.cost`). Budgets are
+turn takes: measured on this one (`farm_runs.py`), or the cost model of a GPU (`cost.py`). Budgets are
 the engine's own. Texts go to the server with the fewest.
 """
 
