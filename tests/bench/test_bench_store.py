@@ -11,7 +11,7 @@ import pytest
 
 from outrider import InputError
 from outrider.bench.store import Store, read_header, read_samples
-from outrider.bench.types import VERSION, Failure, Sample, Turn
+from outrider.bench.types import VERSION, Sample, Turn
 from outrider.core.types import Usage
 
 SETTINGS: dict[str, Any] = {
@@ -59,7 +59,7 @@ def lines(folder: Path) -> bytes:
 def test_a_new_folder(tmp_path: Path) -> None:
     store = opened(tmp_path / "a" / "b")
     assert store.session == 1
-    assert store.samples == store.failures == []
+    assert store.samples == []
     header = json.loads((tmp_path / "a" / "b" / "run.json").read_text(encoding="utf-8"))
     assert header == store.header == read_header(store.folder)
     assert header["format"] == VERSION
@@ -180,17 +180,6 @@ def test_sessions_are_counted_and_the_start_is_the_first(tmp_path: Path) -> None
         assert store.header["started"] == "day 1"
         assert store.header["format"] == VERSION
     assert header == {"target": "demo", "started": "day 5", "arguments": SETTINGS}, "the caller's stays as it is"
-
-
-def test_failures_are_noted_and_are_of_their_session(tmp_path: Path) -> None:
-    store, failure = opened(tmp_path), Failure("maths", 0.0, 1, "lookup", "RuntimeError: no memory")
-    store.fail(failure)
-    store.fail(failure)
-    assert store.failures == [failure, failure]
-    assert [json.loads(x) for x in (tmp_path / "failures.jsonl").read_text("utf-8").splitlines()] == [
-        asdict(failure)
-    ] * 2
-    assert opened(tmp_path).failures == [], "a new session tries again"
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

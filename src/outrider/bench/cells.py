@@ -38,10 +38,10 @@ class Analysis:
         for method in group.methods:
             cell, samples = identity(group, method), latest(by[method.name])
             cell.loops = not self.keep_loops and len(looping) == len(every)
-            failed = [f.reason for f in self.runner.store.failures if f.cell == cell.key]
+            failed = self.runner.failures.get(cell.key)
             table = Table.of(samples, chunks)
             if failed:
-                cell.state, cell.reason = "failed", failed[-1]
+                cell.state, cell.reason = "failed", failed
             elif not table.samples or not table.samples[0]:
                 cell.reason = "not measured yet"
             else:

@@ -198,7 +198,7 @@ def survey(
             fastest = max((rate(runner, m) for m in tried), default=0.0)
             if rate(runner, row) >= FAR * fastest:
                 runner.run(first_prompts(task, FIRST, [row]))
-            failed = [f.reason for f in runner.store.failures if f.method == row.name]
+            failed = [why for (*_, name), why in runner.failures.items() if name == row.name]
             reason = "" if rate(runner, row) else [*failed, "the time was up before its first answer"][0]
         if reason:
             lost.append(Candidate(row.spec, row.budget, 0, note=reason))

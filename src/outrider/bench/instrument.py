@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ def run(config: Config, *, models: Models | None = None, peers: Mapping[str, Pee
     document, _ = grid.document()
     report.write(document, config.out)
     if not grid.complete:
-        report.note("The time was up before the end; the same command resumes from here.")
+        print("The time was up before the end; the same command resumes from here.", file=sys.stderr)
     return document
 
 

@@ -21,18 +21,6 @@ from .types import OURS
 
 SHOWN = 200  # divergences on the page; results.json has all
 FIGURES = {"speedup": 2, "tokens_per_second": 0, "whole": 2, "over_stock": 2, "tau": 2, "alpha": 3, "prefill_ms": 1}
-NOTES = (
-    "All methods ran in one process, on the same prompts, in turn (A B A B), after warm-ups.",
-    "Tokens are counted from ids by one function for all methods; nothing after the end of a text counts.",
-    "Speeds are of decoding: the prompts' passes, up to the first token, are timed apart. The last table also has the "
-    "speed-up with prompts included.",
-    "A speed-up is over plain decoding of the same prompts in the same repeat; the figure is their median.",
-    "Intervals are 95% bootstrap intervals over prompts; a figure of a single prompt has none. A mean over tasks "
-    "weighs each alike.",
-    "tau is the number of tokens a round, the target's own included; alpha the share accepted of the tokens tested.",
-    "Prompts whose plain text repeats itself are easy for any drafter and are left out (looping); a task that has no "
-    "others is left out of all means.",
-)
 
 
 @dataclass(frozen=True)
@@ -105,7 +93,6 @@ def sections(document: Document) -> list[Section]:
                 tables=results(document)),
         Section("Mean speed-up", "Means over the tasks, with 95% intervals. Grey: plain decoding and other engines; "
                 "blue: ours; orange: lossy.", plots.speedups(document)),
-        Section("Time of a round", "Draft, verification and the rest: means over the tasks.", plots.rounds(document)),
         Section("Acceptance by depth", "Of the nodes tested at a depth (all before them were accepted), the share "
                 "accepted; all tasks together.", plots.depths(document)),
         Section("Batch size", "", plots.batches(document)),
@@ -217,11 +204,14 @@ def divergences(document: Document) -> Section:
 def everything(document: Document) -> Table:
     """One row for each cell, with all figures."""
     heads = ("speed-up", "tokens/s", "prompt included", "over transformers", "tau", "alpha", "prefill, ms")
-    columns = ["method", *PLACE, *heads, "prompts", "repeats", "looping", "new tokens", "prompt tokens"]
+    counts = ("prompts", "repeats", "looping", "new_tokens", "prompt_tokens")
+    times = ("draft", "verify", "overhead")
     rows = [
-        [named(c), *place(c), *figures(c, *FIGURES), c.prompts, c.repeats, c.looping, c.new_tokens, c.prompt_tokens]
+        [named(c), *place(c), *figures(c, *FIGURES), *(getattr(c.round_ms, k, None) for k in times),
+         *(getattr(c, k) for k in counts)]
         for c in document.results
     ]  # fmt: skip
+    columns = ["method", *PLACE, *heads, *(f"{k}, ms" for k in times), *(k.replace("_", " ") for k in counts)]
     return Table(columns, rows, fold=True)
 
 
@@ -234,7 +224,7 @@ def how(document: Document) -> Section:
     ]
     own = {name: getattr(run, name) for name in ("target", "precision", "exact", "started", "seconds")}
     facts = {k: short(v) for k, v in {**own, **run.machine, **run.versions}.items()}
-    data = {"notes": NOTES, "facts": facts, "arguments": json.dumps(run.arguments, indent=1, ensure_ascii=False)}
+    data = {"facts": facts, "arguments": json.dumps(run.arguments, indent=1, ensure_ascii=False)}
     return Section(
         "How it was measured", tables=[Table(["task", "kind", "prompts", "cut to", "note"], rows)], data=data
     )

@@ -9,14 +9,12 @@ import io
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from .document import Cell, Document, Estimate, Mean, said, unique
 from .types import OURS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = ("#2a78b8", "#d0662a", "#2f9463", "#9a5fb5", "#b8901a", "#c9486b", "#3d9fae", "#7d8590")
@@ -65,14 +63,6 @@ def clipped(text: str, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-most // 2 :]}"
 
 
-def names(axes: Axes, rows: Sequence[str]) -> None:
-    """Label horizontal bars, the first at the top."""
-    axes.set_yticks(range(len(rows)), [clipped(name) for name in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
-
-
 def bars(title: str, across: str, rows: Sequence[tuple[str, str, Estimate]]) -> Plot:
     """(name, colour, figure) as horizontal bars from 0; the dashed line is 1, plain decoding."""
 
@@ -88,27 +78,11 @@ def bars(title: str, across: str, rows: Sequence[tuple[str, str, Estimate]]) -> 
         axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (3, 3)))
         axes.set_xlabel(across)
         axes.set_xlim(0, 1.12 * max(1, *(f.ends[1] for f in values)))
-        names(axes, [name for name, *_ in rows])
+        axes.set_yticks(range(len(rows)), [clipped(name) for name, *_ in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.grid(axis="y", visible=False)
 
     return draw(title, 0.8 + 0.3 * len(rows), paint)
-
-
-def stacks(title: str, across: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> Plot:
-    """(name, {part: value}) as stacked horizontal bars."""
-    parts = unique(part for _, values in rows for part in values)
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        left = [0.0] * len(rows)
-        for part, colour in zip(parts, (COLOURS[1], COLOURS[0], COLOURS[7]), strict=False):
-            widths = [values.get(part, 0.0) for _, values in rows]
-            axes.barh(range(len(rows)), widths, 0.6, left=left, color=colour, label=part)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.set_xlabel(across)
-        names(axes, [name for name, _ in rows])
-        figure.legend(loc="outside lower left", ncols=len(parts))
-
-    return draw(title, 1.1 + 0.3 * len(rows), paint)
 
 
 def curves(
@@ -161,19 +135,6 @@ def speedups(document: Document) -> list[Plot]:
             (m.method, colour(about[m.method]), m.speedup) for m in document.means if m.setting == setting and m.speedup
         ]
         plots += [bars(said(setting).capitalize(), SPEED, rows)] if rows else []
-    return plots
-
-
-def rounds(document: Document) -> list[Plot]:
-    """The time of a round by part, as means over the tasks."""
-    plots = []
-    for setting in document.settings:
-        times: dict[str, list[dict[str, float]]] = {}
-        for c in document.results:
-            if c.setting == setting and c.round_ms:
-                times.setdefault(c.method, []).append(vars(c.round_ms))
-        rows = [(name, {part: fmean(ms[part] for ms in each) for part in each[0]}) for name, each in times.items()]
-        plots += [stacks(said(setting).capitalize(), "milliseconds a round", rows)] if rows else []
     return plots
 
 

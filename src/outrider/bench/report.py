@@ -23,13 +23,6 @@ def text(figure: Estimate | None, digits: int = 2) -> str:
     return figure.text(digits) if figure else ""
 
 
-def note(words: str) -> None:
-    """A remark on stderr."""
-    from rich.console import Console
-
-    Console(stderr=True).print(words)
-
-
 def show(document: Document) -> None:
     """Print the means, the problems and the headline."""
     from rich.console import Console

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
+from typing import Any
 from zlib import crc32
 
 from ..params import InputError
@@ -21,7 +22,7 @@ from . import checks, methods, peers
 from .models import Models
 from .store import Store
 from .tasks import cut
-from .types import OURS, Answer, Ask, Failure, Method, Peer, Prompt, Sample, Task, Turn
+from .types import OURS, Answer, Ask, Method, Peer, Prompt, Sample, Task, Turn
 
 WARM = 16  # tokens of a warm-up of ours
 STOCK = "transformers"  # the peer that figures are also ratios to
@@ -76,6 +77,7 @@ class Runner:
     deadline: float = float("inf")  # of time.monotonic
     peers: dict[str, Peer] = field(default_factory=dict)  # by method
     weigh: Weigh = lambda answer, rows: {}
+    failures: dict[tuple[Any, ...], str] = field(default_factory=dict)  # why a cell of this session failed
 
     def groups(
         self, tasks: Sequence[Task], temperatures: Sequence[float], batches: Sequence[int], rows: Sequence[Method],
@@ -165,7 +167,7 @@ class Runner:
     def _failed(self, group: Group, method: Method, error: Exception) -> bool:
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
-        self.store.fail(Failure(group.task.name, group.temperature, group.batch, method.name, reason))
+        self.failures[group.task.name, group.temperature, group.batch, method.name] = reason
         return False
 
     def _turn(self, method: Method, ids: list[list[int]], ask: Ask, faults: list[str]) -> Turn:

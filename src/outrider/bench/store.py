@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..params import InputError
-from .types import VERSION, Failure, Sample
+from .types import VERSION, Sample
 
 FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # within a folder
 OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens"}  # the others are named alike
@@ -26,7 +26,6 @@ class Store:
 
     folder: Path
     samples: list[Sample] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)  # of this session
     session: int = 0
     header: dict[str, Any] = field(default_factory=dict)
 
@@ -65,10 +64,6 @@ class Store:
     def add(self, sample: Sample) -> None:
         files.append(self.folder / "samples.jsonl", json.dumps(sample.document(), separators=(",", ":")))
         self.samples.append(sample)
-
-    def fail(self, failure: Failure) -> None:
-        files.append(self.folder / "failures.jsonl", json.dumps(asdict(failure)))
-        self.failures.append(failure)
 
 
 def read_header(folder: Path) -> dict[str, Any]:

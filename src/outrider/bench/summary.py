@@ -65,26 +65,19 @@ def counted(document: Document, setting: tuple[float, int]) -> list[str]:
 
 def slowest(document: Document) -> list[str]:
     """A sentence on the slowest result of a drafter, if any."""
-    cells = [
-        (c.speedup, c) for c in document.results if c.speedup and not c.plain and c.task in counted(document, c.setting)
-    ]
-    if not cells:
+    cells = [c for c in document.results if c.speedup and not c.plain and c.task in counted(document, c.setting)]
+    ours = [(c.speedup, c) for c in cells if c.peer == OURS and c.speedup]
+    if not ours:
         return []
-    low, worst = min([x for x in cells if x[1].peer == OURS] or cells, key=lambda x: x[0].value)
+    low, worst = min(ours, key=lambda x: x[0].value)
     where = f"{worst.method} on {worst.task} at {said(worst.setting)}"
     return [f"The slowest result of a drafter: {where}, {low.text()} times as fast as plain decoding."]
 
 
 def left_out(document: Document) -> list[str]:
-    """Sentences on the tasks whose plain texts all repeat themselves."""
-    loops = {w: unique(c.task for c in document.cells if c.setting == w and c.loops) for w in document.settings}
-    only = [w for w, tasks in loops.items() if tasks and tasks == counted(document, w)]
-    tasks = unique(task for w, tasks in loops.items() for task in tasks if w not in only)
-    sentences = []
-    if tasks:
-        sentences.append(f"Left out of all means, since every plain text there repeats itself: {', '.join(tasks)}.")
-    if only:
-        sentences.append(
-            f"At {'; '.join(map(said, only))} every plain text repeats itself, which flatters all drafters."
-        )
-    return sentences
+    """A sentence on the tasks whose plain texts all repeat themselves, if any."""
+    tasks = unique(c.task for c in document.cells if c.loops)
+    if not tasks:
+        return []
+    rest = "" if unique(c.task for c in document.cells if not c.loops) else "; there are no others, so they count"
+    return [f"Left out of all means, since every plain text repeats itself: {', '.join(tasks)}{rest}."]

@@ -150,18 +150,3 @@ class Sample:
 
         turns = [Turn(**{**t, "usages": [Usage(**u) for u in t["usages"]]}) for t in line["turns"]]
         return cls(**{**line, "turns": turns})
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A cell that could not be measured, and why; a resumed run tries it again."""
-
-    task: str
-    temperature: float
-    batch: int
-    method: str
-    reason: str
-
-    @property
-    def cell(self) -> tuple[Any, ...]:
-        return (self.task, self.temperature, self.batch, self.method)
