@@ -72,7 +72,7 @@ SMOLLM2 = (
     "for method in draft-lm mamba hydra block eagle eagle3; do python -m recipes.smollm2.train $method; done"
 )
 BEFORE = {  # what a study wants to find
-    "ladder": "python -m recipes.demo.ablations\n"
+    "ladder": "python -m papers.ablations.demo\n"
     "outrider tune-tree demo --drafter medusa:runs/demo/ablations/medusa/best "
     "--prompts FILE --budget 16x4 --ranks 8 --out runs/bench/ladder-tree.json",
     "medusa2": "python -m recipes.demo.drafters medusa2",
@@ -91,10 +91,10 @@ def ablations(document: Mapping[str, Any]) -> str:
     """A run says how many prompts of a domain and tokens it was asked for; the first ones did not."""
     asked = {run["name"]: run.get("asked") for run in document["runs"]}
     (each, tokens), (few, short) = asked.get("eagle") or (10, 48), asked.get("eagle on a mixture of experts") or (3, 48)
-    run = "python -m recipes.demo.ablations"
+    run = "python -m papers.ablations.demo"
     return (
         f"{run} --own\n{run} --each {each} --tokens {tokens}\n"
-        f"python -m recipes.demo.moe --each {few} --tokens {short}\n{run} --gather papers/results/ablations.json"
+        f"python -m papers.ablations.moe --each {few} --tokens {short}\n{run} --gather papers/results/ablations.json"
     )
 
 
@@ -103,7 +103,7 @@ def command(name: str, evidence: Evidence) -> str:
     if name == "ablations" and name in evidence.results:
         return ablations(evidence.results[name])
     if name == "smollm2_ablations":
-        run = "python -m recipes.smollm2.ablations"
+        run = "python -m papers.ablations.smollm2"
         return f"{run}\n{run} --gather papers/results/{name}.json"
     names = [f"context_{n}" for n in contexts.LENGTHS] if name.startswith("context") else [name]
     return "\n".join(filter(None, (BEFORE.get(name), f"python -m papers.studies {' '.join(names)}")))

@@ -1,8 +1,8 @@
-"""EAGLE on a mixture of experts: `python -m recipes.demo.moe` (after `recipes.demo.build`).
+"""EAGLE on a mixture of experts: `python -m papers.ablations.moe` (after `recipes.demo.build`).
 
 The demo target is made a Mixtral: attention and embeddings are its own, every expert starts as its layer's MLP with
 some noise, the router at random (sparse upcycling). It then learns from the demo's documents for STEPS steps of 4 rows
-of 512 tokens, and EAGLE learns on it with the budget of `recipes.demo.ablations`, whose table it joins.
+of 512 tokens, and EAGLE learns on it with the budget of `papers.ablations.demo`, whose table it joins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recipes.demo.drafters import demo, documents
 from rich.progress import track
 from torch import Tensor
 from torch.nn import functional
@@ -24,8 +25,8 @@ from outrider.backends.torch import HFTarget, load_tokenizer
 from outrider.training.data import Batch, order, pack, split
 from outrider.training.features import hidden
 from outrider.training.loop import train
-from recipes.demo.ablations import compared, eagle, prompts
-from recipes.demo.drafters import demo, documents
+
+from .demo import compared, eagle, prompts
 
 EXPERTS, STEPS, RATE, NOISE = 4, 300, 1e-3, 0.3
 

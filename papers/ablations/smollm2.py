@@ -1,4 +1,4 @@
-"""What matters in training drafters for SmolLM2: `python -m recipes.smollm2.ablations [NAME ...]` (it resumes).
+"""What matters in training drafters for SmolLM2: `python -m papers.ablations.smollm2 [NAME ...]` (it resumes).
 
 The budget, stated beforehand: 1,000 steps of one row of 512 tokens, half a million tokens a run, on the first answers
 of the first two parts (one at T = 0, one at 0.7), from features that are kept. The recipe's rates and options, but for
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recipes.smollm2.questions import places
+from recipes.smollm2.train import LENGTH, METHODS, ROWS
 
 from outrider import drafters
 from outrider.backends.torch import HFTarget, load_target, load_tokenizer
@@ -27,9 +29,8 @@ from outrider.training.data import Document, read
 from outrider.training.loop import train
 from outrider.training.objectives import options_of
 from outrider.training.recipe import Recipe
-from recipes.demo.ablations import compared, folder_of, gather, plainly, taus
-from recipes.smollm2.questions import places
-from recipes.smollm2.train import LENGTH, METHODS, ROWS
+
+from .demo import compared, folder_of, gather, plainly, taus
 
 STEPS, PARTS = 1000, 2
 TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "natural-questions"

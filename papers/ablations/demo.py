@@ -1,4 +1,4 @@
-"""The papers' ablations on the demo target: `python -m recipes.demo.ablations [NAME ...]` (it resumes).
+"""The papers' ablations on the demo target: `python -m papers.ablations.demo [NAME ...]` (it resumes).
 
 The budget, stated beforehand: 240 steps of 4 rows of 512 tokens, some 0.5 million tokens a run, from the cached
 features of `recipes.demo.drafters`. Measured on held-out prompts (the first 14 of every domain, looping texts left out)
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recipes.demo.drafters import DOMAINS, SHARED, demo, documents, target
 from rich.console import Console
 from rich.progress import Progress
 
@@ -33,12 +34,19 @@ from outrider.training.generate import write
 from outrider.training.loop import train
 from outrider.training.questions import questions
 from outrider.training.recipe import Recipe
-from recipes.demo.drafters import DOMAINS, SHARED, demo, documents, target
 
 STEPS = 240
 BATCH = 8  # prompts decoded side by side
 OWN, OPENING, ANSWER = 80, 64, 256  # questions of every domain; tokens
-BASE = {**SHARED, "steps": STEPS, "warmup": 20, "lr": 5e-3, "evaluate": STEPS, "save": STEPS, "prompts": 1}
+BASE: dict[str, Any] = {
+    **SHARED,
+    "steps": STEPS,
+    "warmup": 20,
+    "lr": 5e-3,
+    "evaluate": STEPS,
+    "save": STEPS,
+    "prompts": 1,
+}
 
 
 def eagle(**options: Any) -> Recipe:
@@ -126,7 +134,7 @@ def own(work: Path, model: HFTarget) -> None:
 
 
 def prompts(each: int) -> list[list[int]]:
-    tokenizer, found = load_tokenizer(demo()), {}
+    tokenizer, found = load_tokenizer(demo()), dict[str, Any]()
     for line in (Path(demo()).parent / "heldout.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if "messages" in row:
@@ -217,7 +225,7 @@ def gather(work: Path, out: Path, head: dict[str, Any], known: Sequence[str]) ->
     base = next(row for row in rows if row["name"] == "eagle")
     made = {row["name"]: {**{k: v for k, v in row.items() if k != "counts"}, **taus(row, base)} for row in rows}
     old = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
-    stays = [row for row in old if row["name"] in known or " on a " in row["name"]]  # those are of `recipes.demo.moe`
+    stays = [row for row in old if row["name"] in known or " on a " in row["name"]]  # of moe.py
     rows = [*{row["name"]: row for row in (*stays, *made.values())}.values()]
     places = {name: i for i, name in enumerate(known)}
     rows.sort(key=lambda row: places.get(row["name"], len(places)))
