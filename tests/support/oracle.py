@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.protocols import Prefill, TargetOutput
-from outrider.core.tree import chain_of, check
+from outrider.backends.torch.tensors import array
+from outrider.core.protocols import Prefill, Session, Target, TargetOutput
+from outrider.core.tree import chain, check
 from outrider.core.types import DraftTree
 from outrider.drafters import eagle, eagle3
 from outrider.nets.layer import LayerShape
@@ -66,7 +68,7 @@ def layer_step(w: Mapping[str, Tensor], x: Tensor, residual: Tensor, position: i
 
 
 @dataclass
-class Oracle:
+class Oracle(Target):
     """A target. `step(vector, token, position, state)` gives the next token's state, `law(vector)` its logits."""
 
     step: Callable[[Tensor, int, int, State], State]
@@ -74,15 +76,19 @@ class Oracle:
     output: Callable[[int, Tensor], Tensor]
     vocab: int = VOCAB
     context: int = 200
-    dtype: torch.dtype = torch.float64
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: str = "float64"
     known: dict[Text, State] = field(default_factory=dict)
     hidden: int = HIDDEN
     layers: int = 8
-    exact: str = "bits"
-    recorded: bool = False
+    exact: str = "bits"  # type: ignore[assignment]
     lock: Any = field(default_factory=RLock)
-    config_dict: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        return {}
+
+    def turn(self) -> AbstractContextManager[Any]:
+        return self.lock
 
     def embed(self, tokens: Tensor) -> Tensor:
         return random(VOCAB, HIDDEN, seed=1)[tokens]
@@ -106,28 +112,21 @@ class Oracle:
 
 
 @dataclass
-class OracleSession:
+class OracleSession(Session):
     target: Oracle
     texts: list[list[int]] = field(default_factory=list)
     paths: list[list[Text]] = field(default_factory=list)  # of the last tree's nodes
 
     @property
-    def lengths(self) -> Tensor:
-        return torch.tensor([len(t) for t in self.texts])
-
-    @property
-    def longest(self) -> int:
-        return max(map(len, self.texts), default=0)
+    def lengths(self) -> list[int]:  # type: ignore[override]
+        return [len(text) for text in self.texts]
 
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
         n, b, half = max(map(len, prompts)), len(prompts), 4  # in two chunks
         self.texts = [[] for _ in prompts]
         for first in range(0, n, half):
             parts = [list(p[first : first + half]) for p in prompts]
-            m = max(map(len, parts))
-            tree = chain_of(
-                torch.tensor([[*p, *[0] * (m - len(p))] for p in parts]), torch.tensor([len(p) for p in parts]), False
-            )
+            m, tree = max(map(len, parts)), chain(parts, matrix=False)
             logits = torch.zeros(b, 1, VOCAB, dtype=torch.float64)
             features = {t: torch.zeros(b, m, HIDDEN, dtype=torch.float64) for t in taps}
             for row, part in enumerate(parts):
@@ -137,10 +136,9 @@ class OracleSession:
                     logits[row, 0] = self.target.law(vector)
                     for t in taps:
                         features[t][row, i] = self.target.output(t, vector)
-            count = torch.tensor([len(p) for p in parts])
             last = tuple(first < len(p) <= first + half for p in prompts)
-            upcoming = torch.tensor([p[first + half] if first + half < len(p) else -1 for p in prompts])
-            yield Prefill(tree, TargetOutput(logits, features), count, last, upcoming)
+            upcoming = [p[first + half] if first + half < len(p) else -1 for p in prompts]
+            yield Prefill(tree, output_of(logits, features), last, upcoming)
 
     def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         check(tree)
@@ -158,11 +156,11 @@ class OracleSession:
                 for t in taps:
                     features[t][row, node] = self.target.output(t, vector)
             self.paths.append(paths)
-        return TargetOutput(logits, features)
+        return output_of(logits, features)
 
-    def keep(self, path: Tensor, count: Tensor) -> None:
-        for text, paths, ids, n in zip(self.texts, self.paths, path.tolist(), count.tolist(), strict=True):
-            text += paths[ids[n - 1]]
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        for text, known, path in zip(self.texts, self.paths, paths, strict=True):
+            text += known[path[-1]]
 
     def rewind(self, lengths: Sequence[int]) -> None:
         self.texts = [t[:n] for t, n in zip(self.texts, lengths, strict=True)]
@@ -175,6 +173,10 @@ class OracleSession:
 
     def join(self, other: Any) -> None:
         self.texts += other.texts
+
+
+def output_of(logits: Tensor, features: Mapping[int, Tensor]) -> TargetOutput:
+    return TargetOutput(array(logits), {tap: array(states) for tap, states in features.items()})
 
 
 def shaken(net: Any, seed: int) -> Any:

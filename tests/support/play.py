@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 
 from outrider.core.noise import GumbelNoise
-from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
+from outrider.core.protocols import Drafter, Drafting, Round, Session, Target, TargetOutput
 from outrider.core.tree import check, root_only
-from outrider.core.types import Budget, DraftTree, Rows
+from outrider.core.types import Array, Budget, DraftTree, Rows
 from outrider.params import Rule, Sampling
 
 VOCAB = 12
@@ -19,31 +20,35 @@ BUDGET = Budget(24, 8)
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Target):
     """A target: a fixed random law given the last two tokens."""
 
     vocab: int = VOCAB
     context: int = 4096
     peak: float = 3.0
-    device = torch.device("cpu")
-    dtype = torch.float32
+    precision: str = "float32"
     hidden: int = 1
     layers: int = 0
-    exact: str = "rounding"
-    recorded: bool = False
-    lock = nullcontext()
 
     @property
     def config_dict(self) -> dict[str, object]:
         return {}
 
-    def logits(self, text: list[int]) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(71 * text[-1] + (text[-2] if len(text) > 1 else 0))
-        return torch.randn(self.vocab, generator=generator) * self.peak
+    def turn(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    def embed(self, tokens): ...
-    def head(self, features): ...
-    def open(self, capacity): ...
+    def logits(self, text: list[int]) -> Array:
+        made = np.random.default_rng(71 * text[-1] + (text[-2] if len(text) > 1 else 0))
+        return made.standard_normal(self.vocab, np.float32) * np.float32(self.peak)
+
+    def embed(self, tokens: Any) -> Any:
+        raise NotImplementedError
+
+    def head(self, features: Any) -> Any:
+        raise NotImplementedError
+
+    def open(self, capacity: int) -> Session:
+        raise NotImplementedError
 
 
 class Play:
@@ -71,26 +76,24 @@ class Play:
     def prefill(self, whole: list[list[int]] | None) -> None:
         empty = [[] for _ in self.texts]
         firsts = [[self.draw(b, [])] for b in range(len(self.texts))] if whole is None else whole
-        root = root_only(torch.tensor([t[-1] for t in self.texts]))
-        output = TargetOutput(torch.zeros(len(self.texts), 1, self.target.vocab))
-        zero = torch.zeros(len(self.texts), dtype=torch.long)
+        root = root_only([t[-1] for t in self.texts])
+        output = TargetOutput(np.zeros((len(self.texts), 1, self.target.vocab), np.float32))
         for tokens in (empty, firsts):
-            self.drafting.observe(Round(self.rows(), root, output, zero[:, None], zero, zero, tokens))
+            self.drafting.observe(Round(self.rows(), root, output, empty, [0] * len(self.texts), tokens))
         for text, first in zip(self.texts, firsts, strict=True):
             text += first
 
     def rows(self) -> Rows:
         start = tuple(len(t) - 1 for t in self.texts)
-        root, remaining = torch.tensor([t[-1] for t in self.texts]), tuple(self.length - len(t) for t in self.texts)
-        serial = (0,) * len(start)
-        law = tuple(self.sampling)
-        return Rows(root, torch.tensor(start), start, tuple(self.seeds), serial, law, self.rule, remaining, self.gumbel)
+        root, remaining = tuple(t[-1] for t in self.texts), tuple(self.length - len(t) for t in self.texts)
+        serial, law = (0,) * len(start), tuple(self.sampling)
+        return Rows(root, start, tuple(self.seeds), serial, law, self.rule, remaining, self.gumbel)
 
     def draw(self, b: int, path: list[int]) -> int:
         text = [*self.texts[b], *path]
         logits, t = self.target.logits(text), self.sampling[b].temperature
         noise = self.gumbel.at([self.seeds[b]], [len(text)])[0] if t else 0.0
-        return int((logits + t * noise).argmax())
+        return int((logits + np.float32(t) * noise).argmax())
 
     def propose(self, budget: Budget) -> DraftTree:
         tree = self.drafting.propose(self.rows(), budget)
@@ -104,26 +107,19 @@ class Play:
 
     def round(self, budget: Budget) -> list[list[int]]:
         rows, tree = self.rows(), self.propose(budget)
-        new, logits, ids = [], torch.zeros(*tree.tokens.shape, self.target.vocab), []
+        new, logits, ids = [], np.zeros((*tree.tokens.shape, self.target.vocab), np.float32), []
         for b, paths in enumerate(paths_of(tree)):
             for i, path in enumerate(paths):
                 logits[b, i] = self.target.logits([*self.texts[b], *path])
-            node, path = 0, []
+            nodes, path = [0], list[int]()
             while True:
-                token = self.draw(b, path)
-                path = [*path, token]
+                path = [*path, self.draw(b, path)]
                 if path not in paths:
                     break
-                node = paths.index(path)
+                nodes.append(paths.index(path))
             new.append(path)
-            ids.append(node)
-        count = torch.tensor([len(path) for path in new])
-        nodes = torch.zeros(len(new), int(count.max()), dtype=torch.long)
-        for b, node in enumerate(ids):
-            for depth in range(int(count[b]) - 1, -1, -1):
-                nodes[b, depth], node = node, int(tree.parents[b, node])
-        root = torch.tensor([path[-1] for path in new])
-        self.drafting.observe(Round(rows, tree, TargetOutput(logits), nodes, count, root, new))
+            ids.append(nodes)
+        self.drafting.observe(Round(rows, tree, TargetOutput(logits), ids, [path[-1] for path in new], new))
         for text, path in zip(self.texts, new, strict=True):
             text += path
         return new

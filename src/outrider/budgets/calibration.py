@@ -172,7 +172,7 @@ def counted(tested: Sequence[float], accepted: Sequence[float], most: int) -> tu
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class Calibrated(Drafter):
     """A drafter whose confidences are scaled by what its past rounds taught, in all generations that share it.
 
     Only past rounds move s. Under `coupled` the text does not depend on it; under the other rules, where a dynamic tree
@@ -183,15 +183,19 @@ class Calibrated:
     fit: Fit = field(default_factory=Fit)
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.inner.taps
+
+    @property
+    def reopens(self) -> bool:  # type: ignore[override]
+        return self.inner.reopens
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CalibratedDrafting:
         return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit)
 
 
 @dataclass
-class CalibratedDrafting:
+class CalibratedDrafting(Drafting):
     """A drafting whose confidences are fitted while it is used, under the rule `coupled` alone."""
 
     inner: Any
@@ -221,11 +225,7 @@ class CalibratedDrafting:
 
 def calibrated(drafter: Drafter) -> Drafter:
     """The drafter with a fit that starts at its own s; itself if it has none."""
-    for name in ("growth", "options"):
-        scale = getattr(getattr(drafter, name, None), "scale", None)
-        if scale is not None:
-            return Calibrated(drafter, Fit(scale))
-    return drafter
+    return drafter if drafter.scale is None else Calibrated(drafter, Fit(drafter.scale))
 
 
 def fits(drafter: Any) -> list[Fit]:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import hub
+from ..backends.torch.tensors import dtype_of, tensor
 from ..core.protocols import Target
 from ..params import InputError
 from .files import Weights, json_of
@@ -41,7 +42,7 @@ class Facts:
 
         @torch.no_grad()
         def embedding() -> Tensor:
-            return target.embed(torch.arange(target.vocab, device=target.device)).cpu()
+            return tensor(target.embed(torch.arange(target.vocab, device=target.device)), "cpu")
 
         def head() -> Tensor:
             return linear_head(target)[0].cpu()
@@ -88,8 +89,9 @@ def linear_head(target: Target) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v
     """
     like: dict[str, Any] = {"dtype": dtype_of(target), "device": target.device}
     unit = 2.0**-10 if target.config_dict.get("final_logit_softcapping") else 1.0
-    bias = target.head(torch.zeros(1, target.hidden, **like))[0]
-    return ((target.head(torch.eye(target.hidden, **like) * unit) - bias) / unit).T.contiguous(), bias
+    zero, each = torch.zeros(1, target.hidden, **like), torch.eye(target.hidden, **like) * unit
+    bias, weight = (tensor(target.head(features), target.device) for features in (zero[0], each))
+    return ((weight - bias) / unit).T.contiguous(), bias
 
 
 def _scales(config: Mapping[str, Any]) -> tuple[float, float]:

@@ -74,9 +74,7 @@ class Session(Protocol):
         """Read and commit the prompts, a chunk at a time. Each chunk holds the features of its tokens for the taps."""
 
     @abstractmethod
-    def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None
-    ) -> TargetOutput:
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already.
 
         `embeds` [b, n - since, h]: embeddings to read in place of the tokens'.
@@ -124,6 +122,7 @@ class Target(Protocol):
     device: str = "cpu"
     exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
     mark: str = ""  # of the weights as they were loaded
+    code: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
     kernels: str = ""  # which compiled code computes its passes: other code takes other times
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
@@ -154,6 +153,9 @@ class Target(Protocol):
     @abstractmethod
     def open(self, capacity: int) -> Session:
         """An empty session whose rows have room for `capacity` tokens, those of a tree included."""
+
+    def warm(self, taps: tuple[int, ...]) -> None:
+        """Do now what would make the first rounds slow."""
 
     def settle(self) -> None:
         """Wait until the device has done what it was given; nothing to wait for on a CPU."""
@@ -202,6 +204,7 @@ class Drafter(Protocol):
     taps: tuple[int, ...] = ()  # the target's layers whose hidden states it reads
     counts: bool = False  # are its confidences counts? Then it is learnt how often they come true
     reads_tree: bool = True  # does `observe` look at a round's nodes, or at its tokens alone?
+    scale: float | None = None  # s of its confidences softmax(r / s), where they can be scaled
     reopens: bool = True  # is its state that of the text alone, so that reading a text as a prompt restores it?
     parts: Sequence[Drafter] = ()  # of a mix or a choice
 

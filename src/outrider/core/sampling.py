@@ -17,6 +17,9 @@ from ..params import Sampling
 from .noise import DRAFT, uniforms
 from .types import Array, Rows
 
+POOLED, POOL = 4096, 64  # larger vocabularies are ranked by their best POOL tokens: hashing is what costs
+BLOCK = 64  # logits that `largest` looks at together
+
 
 def softmax(x: Array) -> Array:
     """Along the last axis, in float64."""
@@ -90,6 +93,84 @@ def penalise(logits: Array, sampling: Sampling, prompt: Sequence[int], output: S
     changed = logits.copy()
     changed[ids] = z - presence * (said > 0) - frequency * said
     return changed
+
+
+def largest(x: Array, k: int) -> Array:
+    """Where the k largest of x [.., v] are, the largest first: int64 [.., k]. They lie in the k blocks of BLOCK with
+    the largest maxima, so a large vocabulary is not sorted."""
+    v = x.shape[-1]
+    rows = x.reshape(-1, v)
+    where = np.broadcast_to(np.arange(v), rows.shape)
+    if v > 2 * BLOCK * k:
+        whole = v - v % BLOCK
+        maxima = rows[:, :whole].reshape(len(rows), -1, BLOCK).max(-1)
+        blocks = np.argpartition(maxima, -k, -1)[:, -k:]
+        where = (blocks[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(rows), -1)
+        where = np.concatenate([where, np.broadcast_to(np.arange(whole, v), (len(rows), v - whole))], 1)
+        where.sort(-1)
+        rows = np.take_along_axis(rows, where, 1)
+    order = np.argsort(-rows, -1, kind="stable")[:, :k]
+    chosen: Array = np.take_along_axis(where, order, 1).reshape(*x.shape[:-1], k)
+    return chosen
+
+
+def rank(
+    logits: Array,
+    rows: Rows,
+    depth: int | Array,
+    k: int,
+    scale: float = 1.0,
+    pool: int = POOL,
+    warp: bool = False,
+    names: Array | None = None,
+) -> tuple[Array, Array]:
+    """The k candidates below each of w nodes, best first, and the logs of their confidences.
+
+    Under `coupled` candidates are ranked by r = log q + T * G, with the noise G of absolute position
+    `rows.start + depth` that the target's own choice there will use; elsewhere, and at T = 0, by log q (EAGLE-2).
+    The confidence is softmax(r / scale). q is taken at temperature 1 and unfiltered, which is best for trees.
+    Above POOLED tokens only the `pool` best of q are raced.
+
+    Args:
+        logits: [b, w, v], the logits of q.
+        depth: of the candidates, one for all nodes or [b, w].
+        warp: apply the row's filters to q, which is best for chains.
+        names: token ids of the columns, where they are not 0 .. v - 1.
+
+    Returns:
+        Token ids int64 [b, w, k] and logs float32 [b, w, k]; k at most v.
+    """
+    x, k = logits, min(k, logits.shape[-1])
+    if warp and any(s.warped for s in rows.sampling):
+        x = np.stack([np.stack([narrow(z, s) for z in row]) for row, s in zip(x, rows.sampling, strict=True)])
+    raced, ids = rows.rule == "coupled" and rows.sampled, None
+    if raced and x.shape[-1] > POOLED:
+        ids = largest(x, min(max(pool, k), x.shape[-1]))
+        x = np.take_along_axis(x, ids, -1)
+    if raced:
+        wanted = ids if names is None or ids is None else names[ids]
+        noise = _noise(rows, depth, wanted)
+        if names is not None and ids is None:
+            noise = noise[..., names]
+        x = x + noise * np.array([[[s.temperature]] for s in rows.sampling], np.float32)
+    top = largest(x, k)
+    scaled = x if scale == 1 else x / x.dtype.type(scale)
+    highest = scaled.max(-1, keepdims=True)
+    total = np.log(np.exp(scaled - highest).sum(-1, keepdims=True))
+    confidence = (np.take_along_axis(scaled, top, -1) - highest - total).astype(np.float32)
+    chosen = top if ids is None else np.take_along_axis(ids, top, -1)
+    return chosen if names is None else names[chosen], confidence
+
+
+def _noise(rows: Rows, depth: int | Array, ids: Array | None) -> Array:
+    """G of candidates at their depths: [b, 1, v] or [b, w, v], for `ids` [b, w, k] the same shape."""
+    if isinstance(depth, int):
+        return rows.noise(depth)[:, None] if ids is None else rows.noise(depth, ids)
+    levels, which = np.unique(depth, return_inverse=True)
+    found = np.stack([rows.noise(int(d), ids) for d in levels])
+    which, row = which.reshape(depth.shape), np.arange(len(depth))[:, None]
+    made: Array = found[which, row] if ids is None else found[which, row, np.arange(depth.shape[1])]
+    return made
 
 
 def sample(q: Array, k: int, rows: Rows, first: int = 0, replacement: bool = False) -> Array:

@@ -124,6 +124,24 @@ def template(shape: Sequence[int]) -> list[int]:
     return parents
 
 
+def append(tree: DraftTree, tokens: Array, parents: Array) -> DraftTree:
+    """Add k nodes to every row of a tree without padding: `tokens` and `parents` are int64 [b, k]."""
+    assert tree.ancestors is not None
+    (b, n), k = tree.tokens.shape, tokens.shape[1]
+    sees = np.zeros((b, n + k, n + k), bool)
+    sees[:, :n, :n] = tree.ancestors
+    sees[:, n:, :n] = np.take_along_axis(tree.ancestors, parents[..., None], 1)
+    sees[:, range(n, n + k), range(n, n + k)] = True
+    return DraftTree(
+        np.concatenate([tree.tokens, tokens], 1),
+        np.concatenate([tree.parents, parents], 1),
+        np.concatenate([tree.depths, np.take_along_axis(tree.depths, parents, 1) + 1], 1),
+        tree.size + k,
+        sees,
+        tree.deepest + 1,
+    )
+
+
 def best_of(values: Sequence[Sequence[float]], nodes: int, floor: float, price: Price | None) -> list[list[int]]:
     """The ids of the `nodes` highest-valued nodes that each row keeps, ascending.
 

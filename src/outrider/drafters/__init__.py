@@ -58,7 +58,7 @@ def alone(drafter: Drafter) -> Drafter:
     """The drafter, or a mix of this one if its confidences are counts, so that it is learnt what they are worth."""
     from ._mix import of
 
-    return of([drafter]) if getattr(drafter, "counts", False) is True else drafter
+    return of([drafter]) if drafter.counts else drafter
 
 
 def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> Drafter:

@@ -12,14 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.tree import chain
 from ..core.types import Budget, DraftTree, Rows
 from ..params import InputError
-from ._mix import translated
+from ._mix import Places, translated
 from .lookahead import LookaheadDrafter
 
 BLIND = (
@@ -30,25 +27,24 @@ WIDE = 4  # nodes that are grown for each that is proposed
 
 
 @dataclass(frozen=True)
-class ChainDrafter:
+class ChainDrafter(Drafter):
     """A drafter of which only the best chain is drafted, of at most `tokens` tokens. It reads nothing but text."""
 
     inner: Drafter
     tokens: int
-    taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ChainDrafting:
         return ChainDrafting(self.inner.open(prompts, capacity + WIDE * self.tokens), self.tokens)
 
 
 @dataclass
-class ChainDrafting:
+class ChainDrafting(Drafting):
     """A drafting whose tree is cut to its best path; it is told of the nodes that it grew itself."""
 
     inner: Drafting
     tokens: int
     grown: DraftTree | None = None  # the last tree, and of each of its nodes the place in the chain (-1: cut)
-    where: Tensor | None = None
+    where: Places | None = None
 
     def observe(self, round: Round) -> None:
         if self.grown is not None and self.where is not None:
@@ -70,32 +66,29 @@ class ChainDrafting:
         self.inner.join(other.inner)
 
 
-def spine(tree: DraftTree) -> tuple[DraftTree, Tensor]:
+def spine(tree: DraftTree) -> tuple[DraftTree, Places]:
     """Each row's path of the highest worth as a chain, and of every node of the tree the place in it (-1: none).
 
     Below 9 the paths [5 6] and [8], the nodes 5, 6, 8 being accepted with probabilities .6, .5, .7: worths 1.1 and .7,
     so the chain is [9 5 6], and the places are [0 1 2 -1].
     """
-    values = torch.zeros(tree.tokens.shape) if tree.values is None else tree.values
-    where = torch.full(tree.tokens.shape, -1, dtype=torch.long)
-    chains = []
-    host = zip(tree.tokens.tolist(), tree.parents.tolist(), values.tolist(), tree.size.tolist(), strict=True)
-    for r, (tokens, parents, logs, size) in enumerate(host):
-        worth = [0.0] * size
-        for i in range(1, size):
+    chains, where = [], []
+    for tokens, parents, logs in tree.host:
+        worth = [0.0] * len(tokens)
+        for i in range(1, len(tokens)):
             worth[i] = worth[parents[i]] + math.exp(logs[i])
-        path = [max(range(size), key=worth.__getitem__)]
+        path = [max(range(len(tokens)), key=worth.__getitem__)]
         while path[-1]:
             path.append(parents[path[-1]])
         path.reverse()
-        where[r, path] = torch.arange(len(path))
+        place = {node: i for i, node in enumerate(path)}
+        where.append([place.get(i, -1) for i in range(len(tokens))])
         chains.append([tokens[i] for i in path])
-    return chain(chains, tree.tokens.device), where.to(tree.tokens.device)
+    return chain(chains), where
 
 
 def of(drafter: Drafter, tokens: int) -> ChainDrafter:
     """The best chains of a drafter. Raises InputError for one that reads hidden states or logits of the target."""
-    parts = getattr(drafter, "parts", (drafter,))
-    if drafter.taps or any(isinstance(part, LookaheadDrafter) for part in parts):
+    if drafter.taps or any(isinstance(part, LookaheadDrafter) for part in (drafter, *drafter.parts)):
         raise InputError(BLIND)
     return ChainDrafter(drafter, tokens)

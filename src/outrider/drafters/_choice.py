@@ -6,7 +6,7 @@ All of them read what is committed, whoever proposed it; only the chosen one dra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.types import Budget, DraftTree, Rows
@@ -14,10 +14,10 @@ from ..params import InputError
 
 
 @dataclass(frozen=True)
-class ChoiceDrafter:
+class ChoiceDrafter(Drafter):
     """Several drafters, of which the budget names one for every round."""
 
-    parts: tuple[Drafter, ...]
+    parts: tuple[Drafter, ...] = field()
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -28,7 +28,7 @@ class ChoiceDrafter:
 
 
 @dataclass
-class ChoiceDrafting:
+class ChoiceDrafting(Drafting):
     """The state of each of the drafters; all are told of every round."""
 
     parts: list[Drafting]

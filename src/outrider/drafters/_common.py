@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
-
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from ..core.protocols import Round
 from ..core.types import Budget, Rows
@@ -60,20 +57,14 @@ def useful(rows: Rows, budget: Budget) -> list[int]:
     return [max(0, min(depth, remaining - 1)) for remaining in rows.remaining]
 
 
-def fitted(logits: Float[Tensor, "*s d"], vocab: int) -> Float[Tensor, "*s v"]:
-    """Logits over the target's vocabulary: a drafter's padding rows are cut, tokens that it lacks are impossible."""
-    missing = vocab - logits.shape[-1]
-    if missing > 0:
-        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-    return logits[..., :vocab]
-
-
-def accepted(fed: Int[Tensor, "b n"], round: Round) -> tuple[Int[Tensor, "b k"], Int[Tensor, " b"]]:
-    """The accepted path as places among the nodes that the drafter fed (`fed`: of each node, -1 for one that it did
-    not feed), and how much of it, from the root on, it fed itself."""
-    places = fed.gather(1, round.path.clamp(min=0)).masked_fill(round.path < 0, -1)
-    inside = torch.arange(places.shape[1], device=places.device) < round.count[:, None]
-    return places, ((places >= 0) & inside).long().cumprod(1).sum(1)
+def accepted(fed: Sequence[Sequence[int]], round: Round) -> list[list[int]]:
+    """Each row's accepted path from the root on, as far as the drafter fed it, in the indices of the fed nodes.
+    `fed`: of each node of its tree, -1 for one that it did not feed."""
+    paths = []
+    for row, path in zip(fed, round.paths, strict=True):
+        places = [row[node] if node >= 0 else -1 for node in path]
+        paths.append(list(takewhile(lambda place: place >= 0, places)))
+    return paths
 
 
 @runtime_checkable

@@ -14,19 +14,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..backends.torch.padding import padded
 from ..backends.torch.recorded import Recorded
-from ..core.padding import padded
+from ..backends.torch.tensors import TensorRound, tensor
 from ..core.protocols import Drafting, Round, Target
-from ..core.types import Budget, DraftTree, Rows
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.compiled import CompiledLayer
 from ..nets.grown import Grower, paired
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
-from . import _ranks, _weights
+from . import _heads, _ranks, _weights
 from ._growth import STATIC, Growth, Step
 from ._waiting import Pending, Waiting
 
@@ -91,11 +93,11 @@ class OneStep(nn.Module):
 
 def recorded(net: nn.Module, target: Target) -> Recorded | None:
     """The network's steps, recorded where the target's passes are."""
-    return Recorded(OneStep(net)) if target.recorded else None
+    return Recorded(OneStep(net)) if _heads.records(target) else None
 
 
 @dataclass
-class FeatureDrafting:
+class FeatureDrafting(Drafting):
     """The drafting state of EAGLE-type drafters: a queue of features, the layer's keys and values, the last step."""
 
     drafter: Steps
@@ -108,15 +110,16 @@ class FeatureDrafting:
 
     def observe(self, round: Round) -> None:
         """Keep the true features of what was committed, each with its token."""
-        features = [round.output.features[tap] for tap in self.drafter.taps]
-        self.waiting.put(
-            self._joined_pairs(round, features) if self.drafter.grower is None else paired(round, features)
-        )
+        if self.drafter.grower is None:
+            self.waiting.put(self._joined_pairs(TensorRound(round, self.cache.keys.device), round.tokens))
+        else:
+            self.waiting.put(paired(round, [round.output.features[tap] for tap in self.drafter.taps]))
         if self.waiting.late:
             self._read()
 
-    def _joined_pairs(self, round: Round, features: Sequence[Tensor]) -> Pending:
-        joined = features[0] if len(features) == 1 else torch.cat(list(features), -1)
+    def _joined_pairs(self, round: TensorRound, tokens: Sequence[Sequence[int]]) -> Pending:
+        features = [round.features(tap) for tap in self.drafter.taps]
+        joined = features[0] if len(features) == 1 else torch.cat(features, -1)
         if round.tree.ancestors is None:
             counts, spelled = round.count.tolist(), round.tree.tokens
             if self.drafter.shifted:
@@ -124,9 +127,9 @@ class FeatureDrafting:
                 spelled = torch.cat([spelled[:, 1:], upcoming], 1)
                 spelled = spelled.scatter(1, (round.count - 1).clamp(min=0)[:, None], upcoming)
         else:
-            counts = [len(tokens) for tokens in round.tokens]
-            path = round.path[:, : max(counts)]
-            spelled = padded(round.tokens, path.device) if self.drafter.shifted else round.tree.tokens.gather(1, path)
+            counts = [len(row) for row in tokens]
+            path = round.path[:, : max(counts)].clamp(min=0)
+            spelled = padded(tokens, path.device) if self.drafter.shifted else round.tree.tokens.gather(1, path)
             if joined.shape[1] > 1:
                 joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
         return joined, spelled, counts
@@ -141,7 +144,7 @@ class FeatureDrafting:
         first, step = self._start(rows)
         return drafter.growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         first, step = self._start(rows)
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
@@ -222,19 +225,22 @@ class FeatureDrafting:
         """Vectors [b, m, h], and logits where these come with them, of the nodes from `since` on, each fed its parent's
         vector. Node 0 is the root's pair, which is committed."""
         drafter, cache, (b, n) = self.drafter, self.cache, fed.tokens.shape
-        parents = fed.parents[:, since:]
-        tokens = fed.tokens[:, since:] if drafter.shifted else fed.tokens.gather(1, parents)
+        above = fed.parents[:, since:]
+        spelled = fed.tokens[:, since:] if drafter.shifted else np.take_along_axis(fed.tokens, above, 1)
+        parents, tokens = (tensor(x, vectors.device) for x in (above, spelled))
         given = vectors.gather(1, parents[..., None].expand(b, n - since, vectors.shape[2]))
         mask = None
         if drafter.compiled is not None:
             assert fed.ancestors is not None
-            below = fed.depths[:, 1:] - 1, fed.ancestors[:, 1:, 1:]
+            below = tensor(fed.depths[:, 1:] - 1), tensor(fed.ancestors[:, 1:, 1:])
             return drafter.compiled.tree(cache, self._joined(given, tokens), *below)
         if not (cache.level and n == fed.deepest + 1 == since + 1):  # a chain sees everything before it
             assert fed.ancestors is not None
-            mask = cache.mask(fed.ancestors[:, since:, 1:], vectors.dtype, self.drafter.layer.groups)
+            mask = cache.mask(
+                tensor(fed.ancestors[:, since:, 1:], vectors.device), vectors.dtype, self.drafter.layer.groups
+            )
         if drafter.growth.tree == "best":
-            turn = self._turn(fed.deepest, vectors.dtype, fed.depths[:, since:] - 1)
+            turn = self._turn(fed.deepest, vectors.dtype, tensor(fed.depths[:, since:] - 1, vectors.device))
         else:
             turn = self._turn(fed.deepest, vectors.dtype, None, fed.deepest - 1)
         return self._fed(given, tokens, mask, turn, since - 1), None

@@ -1,7 +1,7 @@
 """Trees grown by a drafter that steps: what model, EAGLE, EAGLE-3, Medusa and Hydra share.
 
 `step(fed, since)` gives the logits [b, fed - since, v] below the nodes `fed.tokens[:, since:]`; `first` [b, 1, v] are
-those below the root. Under `coupled` candidates are ranked by the shared noise of their positions. Under `rejection` a
+those below the root. Logits are numpy arrays or tensors; trees are built on the host. Under `coupled` candidates are ranked by the shared noise of their positions. Under `rejection` a
 static shape is sampled and keeps its laws q; a dynamic tree offers deterministic children, judged as point masses (a
 sampled tree must never be re-ranked or cut by its own scores).
 
@@ -14,21 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
 
+from ..backends.native.grow import Shape
 from ..core import sampling
-from ..core.growth import grow
-from ..core.tree import append, from_template, root_only, template
-from ..core.types import Budget, DraftTree, Rows
-from ..nets.wanted import Shape
+from ..core.growth import Indices, grow
+from ..core.tree import append, from_lists, root_only, template
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..params import InputError
 from . import _ranks
+from ._logits import array, rank
 
-Step = Callable[[DraftTree, int], Tensor]
+Step = Callable[[DraftTree, int], Any]
 TREES = ("dynamic", "best", "static", "chain")
 WIDEST = 10  # the paper's k: nodes expanded per layer
 
@@ -88,7 +87,7 @@ class Growth:
     def fixed(self, budget: Budget, depth: int) -> tuple[int, ...] | None:
         """The parents of this round's static tree, fixed before anything is drawn; None asks for a dynamic one."""
         if budget.shape is not None:
-            return template(budget.shape[:depth])
+            return tuple(template(budget.shape[:depth]))
         if self.tree in ("dynamic", "best"):
             return None
         nodes = min(self.nodes, budget.nodes)
@@ -99,7 +98,7 @@ class Growth:
         shape = (1,) * depth if self.tree == "chain" else self.shape[:depth]
         while shape and len(template(shape)) > nodes:
             shape = shape[:-1]
-        return template(shape)
+        return tuple(template(shape))
 
     def quick(self, rows: Rows, budget: Budget) -> tuple[Budget, Shape] | None:
         """What `nets/grown.py` is asked for: EAGLE-2's growth without an ablation, or a chain. None: another tree."""
@@ -129,8 +128,8 @@ class Growth:
         return Shape(depth, 1, min(self.nodes, budget.nodes), self.top_k, scale)
 
     def propose(
-        self, rows: Rows, first: Tensor, step: Step, budget: Budget, names: Tensor | None = None, vocab: int = 0
-    ) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+        self, rows: Rows, first: Any, step: Step, budget: Budget, names: Any = None, vocab: int = 0
+    ) -> tuple[DraftTree, Indices]:
         """A tree, and each node's index among the nodes that were fed (-1: never fed)."""
         depth = self.reach(budget, rows)
         parents = self.fixed(budget, depth)
@@ -140,21 +139,15 @@ class Growth:
 
 
 def dynamic(
-    rows: Rows,
-    first: Float[Tensor, "b 1 v"],
-    step: Step,
-    budget: Budget,
-    depth: int,
-    growth: Growth,
-    names: Int[Tensor, " v"] | None = None,
-) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+    rows: Rows, first: Any, step: Step, budget: Budget, depth: int, growth: Growth, names: Any = None
+) -> tuple[DraftTree, Indices]:
     """Layer by layer or best first; deterministic given the noise."""
     any_depth = growth.tree == "best"
 
-    def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
+    def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
         logits = step(fed, since) if since else first
         below = fed.depths[:, since:] + 1 if any_depth else fed.deepest + 1
-        return sampling.rank(logits, rows, below, growth.top_k, growth.scale, names=names)
+        return rank(logits, rows, below, growth.top_k, growth.scale, names=names)
 
     nodes = min(growth.nodes, budget.nodes)
     frontier: Literal["layer", "any"] = "any" if any_depth else "layer"
@@ -174,55 +167,54 @@ def dynamic(
 
 
 def static(
-    rows: Rows,
-    first: Float[Tensor, "b 1 v"],
-    step: Step,
-    parents: tuple[int, ...],
-    growth: Growth,
-    names: Int[Tensor, " v"] | None = None,
-    vocab: int = 0,
-) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+    rows: Rows, first: Any, step: Step, parents: tuple[int, ...], growth: Growth, names: Any = None, vocab: int = 0
+) -> tuple[DraftTree, Indices]:
     """A tree of fixed shape. Its inner nodes come first, so that a fed node's index is its own.
 
     What is ranked leaves its confidences in the tree, by which a scale can be fitted; what is sampled leaves its laws.
     Filtered laws leave none: they are surer than those that other trees are ranked by.
     """
-    b, device = len(rows), rows.root.device
-    sampled = rows.rule in ("rejection", "block") and rows.hot
-    fed, since, n = root_only(rows.root), 0, len(parents)
-    tokens = torch.zeros(b, n, dtype=torch.long, device=device)
-    values = torch.zeros(b, n, device=device)
-    laws: list[Tensor] = []
-    layers = plan(parents)
+    b, n, layers = len(rows), len(parents), plan(parents)
+    sampled = rows.rule in ("rejection", "block") and rows.sampled
+    fed, since, above = root_only(rows.root), 0, np.array(parents)
+    tokens, values, laws = np.zeros((b, n), np.int64), np.zeros((b, n), np.float32), list[Array]()
+    tokens[:, 0] = rows.root
     for depth, layer in enumerate(layers, 1):
         logits = step(fed, since) if since else first
         if sampled:
-            law = torch.stack([sampling.law(logits[i], s) for i, s in enumerate(rows.sampling)])
-            if names is not None:
-                law = law.new_zeros((*law.shape[:2], vocab)).index_copy_(2, names, law)
-            laws.append(law)
-            children = sampling.sample(law, layer.most, rows, since, growth.replacement)
+            laws.append(_laws(logits, rows, names, vocab))
+            children = sampling.sample(laws[-1], layer.most, rows, since, growth.replacement)
         else:
             chain = layer.most == 1
-            children, own = sampling.rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)
+            children, own = rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)
         if children.shape[2] < layer.most:  # a vocabulary smaller than the shape
             raise InputError(f"a node cannot have {layer.most} children in a vocabulary of {children.shape[2]}")
-        ids, ranks = (torch.tensor(x, device=device) for x in (layer.ids, layer.ranks))
-        tokens[:, ids] = children.flatten(1)[:, ranks]
+        ids, ranks = list(layer.ids), list(layer.ranks)
+        tokens[:, ids] = children.reshape(b, -1)[:, ranks]
         if not sampled:
-            above = torch.tensor([parents[i] for i in layer.ids], device=device)
-            values[:, ids] = values[:, above] + own.flatten(1)[:, ranks].float().clamp(max=0)
+            values[:, ids] = values[:, above[ids]] + np.minimum(own.reshape(b, -1)[:, ranks], 0)
         if layer.inner:
             since = fed.nodes
             more = slice(since, since + layer.inner)
-            fed = append(fed, tokens[:, more], torch.tensor(parents[more], device=device).expand(b, -1))
-    index = torch.arange(n, device=device).expand(b, n)
+            fed = append(fed, tokens[:, more], np.tile(above[more], (b, 1)))
+    filtered = any(s.warped for s in rows.sampling) and any(layer.most == 1 for layer in layers)
+    rows_of = [(row, list(parents), logs) for row, logs in zip(tokens.tolist(), values.tolist(), strict=True)]
+    made = from_lists(rows_of, values=not sampled and not filtered)
     if laws:
-        made = from_template(rows.root, tokens[:, 1:], parents, q=torch.cat(laws, 1), replacement=growth.replacement)
-    else:
-        filtered = any(s.warped for s in rows.sampling) and any(layer.most == 1 for layer in layers)
-        made = from_template(rows.root, tokens[:, 1:], parents, values=None if filtered else values)
-    return made, index.masked_fill(index >= fed.nodes, -1)
+        made = replace(made, q=np.concatenate(laws, 1), replacement=growth.replacement)
+    return made, [[i if i < fed.nodes else -1 for i in range(n)] for _ in range(b)]
+
+
+def _laws(logits: Any, rows: Rows, names: Any, vocab: int) -> Array:
+    """The distribution below every node and row, over the target's vocabulary: float64 [b, w, v]."""
+    laws = np.array([
+        [sampling.distribution(z, s) for z in row] for row, s in zip(array(logits), rows.sampling, strict=True)
+    ])  # fmt: skip
+    if names is None:
+        return laws
+    spread = np.zeros((*laws.shape[:2], vocab))
+    spread[..., array(names)] = laws
+    return spread
 
 
 @dataclass(frozen=True)

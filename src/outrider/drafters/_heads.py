@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..backends.torch import vocabulary
+from ..backends.torch.hf import HFTarget
 from ..backends.torch.products import PlainLinear, hastened, product
+from ..backends.torch.tensors import TensorRound, tensor
 from ..checkpoints.target import linear_head
-from ..core.protocols import Round, Target
-from ..nets.compiled import runs
+from ..core.protocols import Target
 from ..params import InputError
 
 BLOCKS = 1024  # that a drafter's heads may have together
@@ -49,9 +50,19 @@ class ResBlock(nn.Module):
         return kept + functional.silu(self.linear(x))
 
 
+def records(target: Target) -> bool:
+    """Are the target's passes recorded and replayed?"""
+    return isinstance(target, HFTarget) and target.graphs is not None
+
+
+def embed(target: Target, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
+    """The target's embeddings as a tensor, whatever it computes in."""
+    return tensor(target.embed(tokens), tokens.device)
+
+
 def check_embedding(target: Target, hidden: int) -> None:
     """Refuse a target whose embeddings are not as wide as its features."""
-    wide = target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1]
+    wide = embed(target, torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1]
     if wide != hidden:
         raise InputError(f"the target's embeddings have width {wide} and its features {hidden}; use Medusa or EAGLE-3")
 
@@ -62,11 +73,11 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None, learning: bool = False)
     `learning`: gradients pass through it, which the fastest products do not let.
     """
     if ids is None:
-        return target.head
+        return lambda features: tensor(target.head(features), features.device)
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    fast = not learning and (runs(target) or hastened(getattr(target, "model", None)))
+    fast = not learning and (target.code is not None or hastened(getattr(target, "model", None)))
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 
@@ -88,9 +99,9 @@ def plain_rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Float[Tensor, 
     return weight.detach() if ids is None else weight[ids].contiguous()
 
 
-def last(round: Round, features: Float[Tensor, "b m h"], before: Tensor | None) -> Float[Tensor, "b h"]:
-    """The features of each row's last committed token; those of `before` where this round committed none."""
-    end = (round.count - 1).clamp(min=0)[:, None]
+def last(round: TensorRound, before: Tensor | None) -> Float[Tensor, "b h"]:
+    """The final hidden state of each row's last committed token; that of `before` where this round committed none."""
+    features, end = round.features(-1), (round.count - 1).clamp(min=0)[:, None]
     node = round.path.gather(1, end)
     found = features.gather(1, node[..., None].expand(-1, -1, features.shape[-1]))[:, 0]
     return found if before is None else torch.where(round.count[:, None] > 0, found, before)

@@ -25,8 +25,9 @@ from torch import Tensor
 from ..backends.torch.attention import switched
 from ..backends.torch.carrier import carrier
 from ..backends.torch.families import experts_of
-from ..core.protocols import Drafting, Round
-from ..core.types import Budget, DraftTree, Rows
+from ..core.growth import Indices
+from ..core.protocols import Drafter, Drafting, Round
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..params import InputError
 from . import _ranks
 from ._common import accepted
@@ -123,7 +124,7 @@ def step(
 
 
 @dataclass(frozen=True)
-class HybridDrafter:
+class HybridDrafter(Drafter):
     """A recurrent model of transformers, and how its tokens stand to the target's. `batch` bounds the states advanced
     in one pass."""
 
@@ -131,7 +132,10 @@ class HybridDrafter:
     words: Words
     growth: Growth
     batch: int = 1024
-    taps: tuple[int, ...] = ()
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
 
     @torch.no_grad()
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HybridDrafting:
@@ -140,7 +144,7 @@ class HybridDrafter:
 
 
 @dataclass
-class HybridDrafting:
+class HybridDrafting(Drafting):
     """The state of a hybrid model: what it has read of each text, and its memory after it."""
 
     drafter: HybridDrafter
@@ -148,7 +152,7 @@ class HybridDrafting:
     memories: list[Memory]  # after these texts
     pending: list[list[int]]  # committed tokens that the drafter has not read, in its own words
     nodes: list[list[Memory]] = field(default_factory=list, repr=False)  # of each row: after the fed nodes, root first
-    fed: Tensor | None = None  # [b, n] node -> place among the fed nodes, -1: not fed
+    fed: Indices | None = None  # of the last proposal
 
     def observe(self, round: Round) -> None:
         read = self.drafter.words.read
@@ -157,11 +161,10 @@ class HybridDrafting:
                 row.extend(read(tokens))
             return
         # Of the accepted path, the part that was fed has its memories: the last of them is selected.
-        fed, kept = accepted(self.fed, round)
-        places = fed.gather(1, kept[:, None] - 1).flatten().tolist()
-        for i, (tokens, k) in enumerate(zip(round.tokens, kept.tolist(), strict=True)):
-            self.texts[i] += self.pending[i] + read(tokens[: k - 1])
-            self.memories[i], self.pending[i] = self.nodes[i][places[i]], read(tokens[k - 1 :])
+        for i, (tokens, path) in enumerate(zip(round.tokens, accepted(self.fed, round), strict=True)):
+            accepted_tokens, rest = tokens[: len(path) - 1], tokens[len(path) - 1 :]
+            self.texts[i] += self.pending[i] + read(accepted_tokens)
+            self.memories[i], self.pending[i] = self.nodes[i][path[-1]], read(rest)
         self.fed, self.nodes = None, []
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
@@ -176,7 +179,7 @@ class HybridDrafting:
         self.pending = tails
         return self.drafter.growth.propose(rows, self._read(), self._step, budget)[0]
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         first = self._read()
         self.memories = [nodes[0] for nodes in self.nodes]
@@ -215,7 +218,7 @@ class HybridDrafting:
         words, width = self.drafter.words, fed.nodes - since
         parents = fed.parents[:, since:].tolist()
         above = [self.nodes[row][place] for row, places in enumerate(parents) for place in places]
-        tokens = words.feed(fed.tokens[:, since:]).flatten().tolist()
+        tokens = words.feed(fed.tokens[:, since:]).ravel().tolist()
         logits, after = step(self.drafter.net, above, tokens, self.drafter.batch)
         for row, nodes in enumerate(self.nodes):
             nodes.extend(after[row * width : (row + 1) * width])

@@ -15,29 +15,28 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
 
-from ..core import sampling
 from ..core.price import Price
-from ..core.tree import Sketch
-from ..core.types import Budget, DraftTree, HostRow, Rows
+from ..core.tree import from_lists, priced
+from ..core.types import Array, Budget, DraftTree, HostRow, Rows
 from ..params import InputError
 from ._growth import Growth, Step, static
+from ._logits import array, rank
 
 Table = Sequence[Sequence[Sequence[float]]]  # [depth][parent's rank][child's order]
-Corrected = Callable[[Tensor, Tensor, Tensor], Tensor]
-Scores = Callable[[Tensor], Tensor | None]
+Corrected = Callable[[Any, Array, Array], Any]
+Scores = Callable[[Array], Any]
 
 
-def as_they_are(logits: Tensor, tokens: Tensor, depth: Tensor) -> Tensor:
+def as_they_are(logits: Any, tokens: Array, depth: Array) -> Any:
     """No pair head."""
     return logits
 
 
-def nothing(tokens: Tensor) -> None:
+def nothing(tokens: Array) -> None:
     """No pair head."""
 
 
@@ -49,60 +48,65 @@ def check(tree: str) -> None:
 
 def propose(
     rows: Rows,
-    logits: Float[Tensor, "b d vd"],
+    logits: Any,
     budget: Budget,
     growth: Growth,
-    names: Int[Tensor, " vd"] | None,
+    names: Any,
     vocab: int,
     corrected: Corrected = as_they_are,
     scores: Scores = nothing,
 ) -> DraftTree:
-    """The tree that `growth` asks for, from the logits of every slot: slot 0 drafts the first token.
+    """The tree that `growth` asks for, from the logits [b, d, vd] of every slot: slot 0 drafts the first token.
 
-    names, vocab   as in `_growth.py`
-    corrected      logits [b, m, vd] below given tokens [b, m] of given depths [b, m], with the pair head
-    scores         what it adds for pairs of neighbouring slots' candidates: [b, d, k] -> [b, d, k above, k]
+    Args:
+        logits: arrays or tensors.
+        names, vocab: as in `_growth.py`.
+        corrected: logits [b, m, vd] below given tokens [b, m] of given depths [b, m], with the pair head; its first
+            argument are those of the slots of these depths.
+        scores: what it adds for pairs of neighbouring slots' candidates: [b, d, k] -> [b, d, k above, k].
     """
     parents, growth = growth.fixed(budget, logits.shape[1]), growth.scaled(budget)
     if parents is not None:
         return static(rows, *steps(rows, logits, corrected), parents, growth, names, vocab)[0]
     b, d, _ = logits.shape
-    depths = torch.arange(1, d + 1, device=logits.device).repeat(b, 1)
-    tokens, confidence = sampling.rank(logits, rows, depths, growth.top_k, growth.scale, names=names)
+    depths = np.tile(np.arange(1, d + 1), (b, 1))
+    tokens, confidence = rank(logits, rows, depths, growth.top_k, growth.scale, names=names)
     pairs = scores(tokens)
-    pairs = None if pairs is None else pairs.float() / growth.scale
+    pairs = None if pairs is None else array(pairs) / np.float32(growth.scale)
     useful = [min(d, remaining - 1) for remaining in rows.remaining]
-    logs = conditional(confidence.clamp(max=0), pairs)
+    logs = conditional(np.minimum(confidence, 0), pairs)
     return lattice(rows.root, tokens, logs, min(growth.nodes, budget.nodes), useful, budget.floor, budget.price)
 
 
-def steps(rows: Rows, logits: Float[Tensor, "b d vd"], corrected: Corrected = as_they_are) -> tuple[Tensor, Step]:
+def steps(rows: Rows, logits: Any, corrected: Corrected = as_they_are) -> tuple[Any, Step]:
     """Logits below the root, and below any fed node, as the drafters that step give them; no pass is needed."""
+    row = np.arange(len(rows))[:, None]
 
-    def below(tokens: Tensor, depth: Tensor) -> Tensor:
-        found = logits.gather(1, depth[..., None].expand(*depth.shape, logits.shape[2]))
-        return corrected(found, tokens, depth)
+    def below(tokens: Array, depth: Array) -> Any:
+        return corrected(logits[row, depth], tokens, depth)
 
-    def step(fed: DraftTree, since: int) -> Tensor:
+    def step(fed: DraftTree, since: int) -> Any:
         return below(fed.tokens[:, since:], fed.depths[:, since:])
 
-    return below(rows.root[:, None], torch.zeros_like(rows.root)[:, None]), step
+    return below(np.array(rows.root)[:, None], np.zeros((len(rows), 1), np.int64)), step
 
 
-def conditional(confidence: Float[Tensor, "b d k"], pairs: Float[Tensor, "b d p k"] | None) -> Float[Tensor, "b d p k"]:
-    """log conf(child | parent) of every pair of candidates; `pairs` are the scores t. One parent without pairs."""
+def conditional(confidence: Array, pairs: Array | None) -> Array:
+    """log conf(child | parent) of every pair of candidates, [b, d, p, k], of their own [b, d, k]; `pairs`
+    [b, d, p, k] are the scores t. One parent without pairs."""
     if pairs is None:
         return confidence[:, :, None]
     raised = confidence[:, :, None] + pairs
-    outside = (1 - confidence.exp().sum(-1)).clamp(min=1e-6)[..., None]
-    total = outside + raised.exp().sum(-1)
-    return raised - total.log()[..., None]
+    outside = np.maximum(1 - np.exp(confidence).sum(-1), np.float32(1e-6))[..., None]
+    total = outside + np.exp(raised).sum(-1)
+    made: Array = raised - np.log(total)[..., None]
+    return made
 
 
 def lattice(
-    root: Int[Tensor, " b"],
-    tokens: Int[Tensor, "b d k"],
-    logs: Float[Tensor, "b d p k"],
+    roots: Sequence[int],
+    tokens: Array,
+    logs: Array,
     nodes: int,
     depths: Sequence[int],
     floor: float = 0.0,
@@ -110,20 +114,24 @@ def lattice(
 ) -> DraftTree:
     """The tree of each row's most valuable nodes, at most `nodes` with the root.
 
-    tokens  the candidates of every depth
-    logs    log-confidences by (depth, parent's rank among the candidates above, candidate); p = 1: no pair head
-    depths  how deep each row may go
-    floor   nodes whose value (a probability) lies below are left out
-    price   cuts the tree to the size that pays best
+    Args:
+        roots: of each row the last committed token.
+        tokens: int64 [b, d, k], the candidates of every depth.
+        logs: [b, d, p, k], log-confidences by (depth, parent's rank among the candidates above, candidate); p = 1:
+            no pair head.
+        depths: how deep each row may go.
+        floor: nodes whose value (a probability) lies below are left out.
+        price: cuts the tree to the size that pays best.
     """
-    order = logs.sort(dim=-1, descending=True, stable=True)
-    rows = zip(tokens.tolist(), order.values.tolist(), order.indices.tolist(), root.tolist(), depths, strict=True)
+    order = np.argsort(-logs, -1, kind="stable")
+    sorted_logs = np.take_along_axis(logs, order, -1)
+    rows = zip(tokens.tolist(), sorted_logs.tolist(), order.tolist(), roots, depths, strict=True)
     least = math.log(floor) if floor > 0 else -math.inf
     made: list[HostRow] = []
     for names, table, ranks, first, deepest in rows:
         chosen, parents, values = _best(table, ranks, nodes, deepest, least)
         made.append(([first, *(names[d - 1][rank] for d, rank in chosen)], [0, *parents], [0.0, *values]))
-    return Sketch(made).cut(price).tree(root.device)
+    return from_lists(priced(made, price))
 
 
 def _best(

@@ -18,31 +18,45 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
+import numpy as np
 
 from ..budgets.adaptive import LATE
 from ..budgets.calibration import LEAST, Calibrated, Family, Learner, Rates, calibrated, inside
-from ..core.clock import settled
-from ..core.padding import padded
-from ..core.protocols import Drafter, Drafting, Round
-from ..core.tree import Sketch, best_of, from_lists, root_only
-from ..core.types import Budget, DraftTree, Rows
+from ..core.protocols import Drafter, Drafting, Round, TargetOutput
+from ..core.tree import best_of, from_lists, padded, priced, root_only
+from ..core.types import Budget, DraftTree, HostRow, Rows
 from ..params import InputError
 from ._asking import Asking
 
-Tree = DraftTree | Sketch
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
 
 
 @dataclass(frozen=True)
-class MixDrafter:
+class Proposal:
+    """What one part proposes."""
+
+    host: Sequence[HostRow]
+    valued: bool  # do its nodes, if there are any, carry confidences?
+    tree: DraftTree | None = None  # None: the part made lists alone
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the widest row, the root included."""
+        return max(len(tokens) for tokens, _, _ in self.host)
+
+    @classmethod
+    def of(cls, tree: DraftTree) -> Proposal:
+        """A whole tree."""
+        return cls(tree.host, tree.values is not None or tree.nodes == 1, tree)
+
+
+@dataclass(frozen=True)
+class MixDrafter(Drafter):
     """Drafters in order of trust. `rates`: of those whose confidences are not fitted, where networks have drafted too
     or there are none, and `alone`, where these have not been asked; `asking` decides that. All are shared by all
     generations."""
 
-    parts: tuple[Drafter, ...]
+    parts: tuple[Drafter, ...] = field()
     rates: tuple[Rates | None, ...]
     alone: tuple[Rates | None, ...]
     asking: Asking = field(default_factory=Asking)
@@ -52,9 +66,9 @@ class MixDrafter:
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
 
     @property
-    def reopens(self) -> bool:
+    def reopens(self) -> bool:  # type: ignore[override]
         """Only if all parts do."""
-        return all(getattr(part, "reopens", True) for part in self.parts)
+        return all(part.reopens for part in self.parts)
 
     @property
     def learners(self) -> list[Learner]:
@@ -69,14 +83,14 @@ class MixDrafter:
 class Proposed:
     """A round's proposals of all parts, and where their nodes went in the tree of the mix."""
 
-    trees: list[Tree]
+    trees: list[Proposal]
     maps: list[Places]
     chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
     asked: bool  # were networks asked, if there are any?
 
 
 @dataclass
-class MixDrafting:
+class MixDrafting(Drafting):
     """The states of the drafters of a mix; each is told of its own nodes of the common tree."""
 
     mix: MixDrafter
@@ -90,13 +104,12 @@ class MixDrafting:
             self._learn(last, round.tokens, round.rows.remaining)
         for i, part in enumerate(self.parts):
             # Who reads features needs those of every accepted node, whoever proposed it.
-            tree = None if last is None else last.trees[i]
-            if last is None or self.mix.parts[i].taps or not getattr(self.mix.parts[i], "reads_tree", True):
+            tree = None if last is None else last.trees[i].tree
+            if last is None or self.mix.parts[i].taps or not self.mix.parts[i].reads_tree:
                 part.observe(round)
             else:
-                assert isinstance(tree, DraftTree), "who reads trees makes them"
-                where = padded(last.maps[i], round.path.device, tree.nodes, fill=-1)
-                part.observe(translated(round, tree, where))
+                assert tree is not None, "who reads trees makes them"
+                part.observe(translated(round, tree, last.maps[i]))
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
@@ -111,20 +124,19 @@ class MixDrafting:
             asked = mix.asking.asks(chances, most, max(tree.nodes for tree in trees.values()), budget)
         began = perf_counter()
         for k in networks:
-            trees[k] = self.parts[k].propose(rows, budget) if asked else root_only(rows.root)
+            trees[k] = Proposal.of(self.parts[k].propose(rows, budget) if asked else root_only(rows.root))
         if chances and asked:
-            settled(rows.root.device)
             mix.asking.time(len(rows), perf_counter() - began, self.unasked >= LATE)
         if asked:
             self.unasked = 0
         found = [trees[k] for k in range(len(self.parts))]
-        if any(isinstance(tree, DraftTree) and tree.q is not None for tree in found):
+        if any(made.tree is not None and made.tree.q is not None for made in found):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
         if _valued(found):
             rates = [Rates() if r and not coupled else r for r in (mix.rates if asked else mix.alone)]
-            tree, maps = graft(found, rates, budget, rows.root.device)
+            tree, maps = graft(found, rates, budget)
         else:
-            tree, maps = merge(found, budget.nodes, rows.root.device)
+            tree, maps = merge(found, budget.nodes)
         self.last = Proposed(found, maps, chances, asked)
         return tree
 
@@ -152,16 +164,13 @@ class MixDrafting:
             mine.join(theirs)
 
 
-def _cheap(part: Drafting, rows: Rows, budget: Budget) -> Tree:
-    """The proposal of a drafter that is no network, on the host alone where it makes such."""
-    sketch = getattr(part, "sketch", None)
-    made: Tree = part.propose(rows, budget) if sketch is None else sketch(rows, budget)
-    return made
+def _cheap(part: Drafting, rows: Rows, budget: Budget) -> Proposal:
+    """The proposal of a drafter that is no network, as lists alone where it makes such."""
+    made = part.sketch(rows, budget)
+    return Proposal.of(part.propose(rows, budget)) if made is None else Proposal(priced(made, budget.price), True)
 
 
-def merge(
-    trees: Sequence[Tree], limit: int, device: torch.device | str | None = None
-) -> tuple[DraftTree, list[Places]]:
+def merge(trees: Sequence[Proposal], limit: int) -> tuple[DraftTree, list[Places]]:
     """One trie per row of all trees' paths, at most `limit` nodes; and for each tree where its nodes went (-1: cut).
 
     Chains [9 5 6] and [9 5 7] -> tokens [9 5 6 7], parents [0 0 1 1], maps [0 1 2] and [0 1 3].
@@ -183,15 +192,11 @@ def merge(
                     parents[r].append(up)
                 ids.append(node)
             where.append(ids)
-    return _made(tokens, parents, None, device), maps
+    rows = [(ids, ups, [0.0] * len(ids)) for ids, ups in zip(tokens, parents, strict=True)]
+    return from_lists(rows, values=False), maps
 
 
-def graft(
-    trees: Sequence[Tree],
-    rates: Sequence[Rates | None],
-    budget: Budget,
-    device: torch.device | str | None = None,
-) -> tuple[DraftTree, list[Places]]:
+def graft(trees: Sequence[Proposal], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Places]]:
     """The most valuable nodes of all trees as one, and for each tree where its nodes went (-1: cut).
 
     A node's chance, given its parent, is its confidence in the first tree that has it, those without rates before the
@@ -230,19 +235,10 @@ def graft(
         ups_of[r] = [new[ups_of[r][i]] for i in ids]
         for where in places:
             where[r] = [new.get(i, -1) for i in where[r]]
-    return _made(spelled, ups_of, logs_of, device), places
+    return from_lists(list(zip(spelled, ups_of, logs_of, strict=True))), places
 
 
-def _made(
-    tokens: list[list[int]], parents: list[list[int]], logs: list[list[float]] | None, device: torch.device | str | None
-) -> DraftTree:
-    """The tree in tensors."""
-    if max(map(len, tokens)) == 1:
-        return root_only(torch.tensor([ids[0] for ids in tokens], device=device))
-    return from_lists(tokens, parents, logs, device)
-
-
-def learn(trees: Sequence[Tree], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
+def learn(trees: Sequence[Proposal], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
     """Tell every rate of the children that it spoke for along the target's tokens, where no tree before was right."""
     host = [tree.host for tree in trees]
     for r, added in enumerate(chosen):
@@ -261,12 +257,12 @@ def learn(trees: Sequence[Tree], rates: Sequence[Rates | None], chosen: Sequence
                 at[k] = children.get(token)
 
 
-def _valued(trees: Iterable[Tree]) -> bool:
+def _valued(trees: Iterable[Proposal]) -> bool:
     """Do all carry confidences that have nodes?"""
-    return all(isinstance(tree, Sketch) or tree.values is not None or tree.nodes == 1 for tree in trees)
+    return all(tree.valued for tree in trees)
 
 
-def _chances(trees: Mapping[int, Tree], rates: Sequence[Rates | None]) -> list[float]:
+def _chances(trees: Mapping[int, Proposal], rates: Sequence[Rates | None]) -> list[float]:
     """[row]: the chance that a tree has the next token."""
     found = [0.0] * len(next(iter(trees.values())).host)
     for k, tree in trees.items():
@@ -286,7 +282,7 @@ def _added(maps: Sequence[Places], cheap: Sequence[int]) -> float:
     return added / len(maps[0])
 
 
-def _followed(trees: Sequence[Tree], row: int, tokens: Sequence[int]) -> int:
+def _followed(trees: Sequence[Proposal], row: int, tokens: Sequence[int]) -> int:
     """How deep these tokens go in any of the trees."""
     deepest = 0
     for tree in trees:
@@ -305,20 +301,21 @@ def _order(rates: Sequence[Rates | None]) -> list[int]:
     return sorted(range(len(rates)), key=lambda k: rates[k] is not None)
 
 
-def translated(round: Round, tree: DraftTree, where: Int[Tensor, "b n"]) -> Round:
-    """The round in one drafter's own node ids; -1 for nodes that are not its own."""
-    n = round.tree.nodes
-    back = torch.full((where.shape[0], n + 1), -1, dtype=torch.long, device=where.device)
-    index = torch.arange(where.shape[1], device=where.device).expand_as(where)
-    back.scatter_(1, where.masked_fill(where < 0, n), index)
-    back[:, n] = -1  # a round that was translated once knows nodes that are nobody's
-    output, mine = round.output, where.clamp(min=0)
+def translated(round: Round, tree: DraftTree, where: Places) -> Round:
+    """The round in one drafter's own node ids; -1 for nodes that are not its own.
 
-    def pick(x: Tensor) -> Tensor:
-        return x.gather(1, mine[..., None].expand(*mine.shape, x.shape[-1]))
-
-    output = replace(output, logits=pick(output.logits), features={t: pick(f) for t, f in output.features.items()})
-    return replace(round, tree=tree, output=output, path=back.gather(1, round.path.masked_fill(round.path < 0, n)))
+    Args:
+        tree: the drafter's own.
+        where: where its nodes went in the round's tree, -1: nowhere.
+    """
+    paths = []
+    for path, places in zip(round.paths, where, strict=True):
+        mine = {node: i for i, node in reversed(list(enumerate(places))) if node >= 0}
+        paths.append([mine.get(node, -1) for node in path])
+    index = np.maximum(padded(where, tree.nodes, fill=-1), 0)
+    rows, output = np.arange(len(where))[:, None], round.output
+    features = {tap: states[rows, index] for tap, states in output.features.items()}
+    return replace(round, tree=tree, output=TargetOutput(output.logits[rows, index], features), paths=paths)
 
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:

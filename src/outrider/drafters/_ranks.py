@@ -22,19 +22,18 @@ from functools import cached_property, lru_cache
 from pathlib import Path as File
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
 
-from ..core import sampling
+from ..core.growth import best
 from ..core.price import Price
-from ..core.tree import append, best, from_template, prune, root_only
-from ..core.types import DraftTree, Rows
+from ..core.tree import append, from_lists, root_only
+from ..core.types import Array, DraftTree, HostRow, Rows
 from ..params import InputError
+from ._logits import rank
 
 Path = tuple[int, ...]
 Paths = tuple[Path, ...]
-Step = Callable[[DraftTree, int], Tensor]  # logits [b, fed - since, v] of the nodes fed from `since` on
+Step = Callable[[DraftTree, int], Any]  # logits [b, fed - since, v] of the nodes fed from `since` on
 
 # Assumed, not measured: how often the right token is head k's candidate of rank i. The best candidates of heads 1 to 4
 # are right in 60, 45, 35 and 30 % of the cases, and rank i is right (i + 1)^1.5 times less often than the best.
@@ -132,20 +131,10 @@ def greedy63() -> Paths:
     return greedy(ASSUMED, 63)[0]
 
 
-@lru_cache(maxsize=256)
-def _places(ranks: Ranks, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each node's path is found in flat [depth * k] candidates, [depth, n]; beyond its end: the entry behind
-    them. And where its own token is, [n]."""
-    end = ranks.depth * k
-    places = [[d * k + r for d, r in enumerate(p)] + [end] * (ranks.depth - len(p)) for p in ranks.paths]
-    own = [(len(p) - 1) * k + p[-1] for p in ranks.paths]
-    return torch.tensor(places, device=device).T.contiguous(), torch.tensor(own, device=device)
-
-
 def plant(
-    root: Int[Tensor, " b"],
-    tokens: Int[Tensor, "b d k"],
-    confidence: Float[Tensor, "b d k"],
+    roots: Sequence[int],
+    tokens: Array,
+    confidence: Array,
     ranks: Ranks,
     nodes: int,
     floor: float = 0.0,
@@ -153,40 +142,46 @@ def plant(
 ) -> DraftTree:
     """The best `nodes` nodes (root included) of a tree of ranks whose depths have candidates independent of the path.
 
-    tokens, confidence: the candidates of each depth, best first, and the logs of their confidences.
+    Args:
+        roots: of each row the last committed token.
+        tokens: int64 [b, d, k], the candidates of each depth, best first.
+        confidence: float32 [b, d, k], the logs of their confidences.
     """
     if not ranks.paths:
-        return root_only(root)
-    k = tokens.shape[2]
-    places, own = _places(ranks, k, root.device)
-    flat = torch.nn.functional.pad(confidence[:, : ranks.depth].flatten(1), (1, 1))
-    values = flat.index_select(1, torch.nn.functional.pad(places[0] + 1, (1, 0)))  # a zero for the root
-    for place in places[1:]:  # one by one: a sum over all would round a child above its parent
-        values[:, 1:] += flat.index_select(1, place + 1)
-    chosen = tokens.flatten(1).index_select(1, own)
-    whole = from_template(root, chosen, ranks.parents, values=values)
-    if whole.nodes <= nodes and floor <= 0 and price is None:
-        return whole
-    return prune(whole, *best(values, nodes, floor, price))
+        return root_only(roots)
+    parents, rows = ranks.parents, list[HostRow]()
+    own = np.array([(len(p) - 1, p[-1]) for p in ranks.paths]).T
+    above = np.array(parents)
+    names = np.concatenate([np.array(roots)[:, None], tokens[:, own[0], own[1]]], 1)
+    values = np.zeros(names.shape, np.float32)
+    values[:, 1:] = np.minimum(confidence[:, own[0], own[1]], 0)
+    for depth in range(2, ranks.depth + 1):  # from above: no child may be worth more than its parent
+        level = 1 + np.flatnonzero(own[0] == depth - 1)
+        values[:, level] += values[:, above[level]]
+    for ids, spelled, logs in zip(best(values, nodes, floor, price), names.tolist(), values.tolist(), strict=True):
+        new = {old: i for i, old in enumerate(ids)}
+        rows.append(([spelled[i] for i in ids], [new[parents[i]] for i in ids], [logs[i] for i in ids]))
+    return from_lists(rows)
 
 
-def below(
-    rows: Rows,
-    first: Float[Tensor, "b 1 v"],
-    step: Step,
-    truth: Int[Tensor, "b d"],
-    k: int,
-    names: Int[Tensor, " v"] | None = None,
-) -> Int[Tensor, "b d k"]:
-    """The k candidates at each depth below a path of known tokens, which is fed one by one: for `tuning.py`."""
+def below(rows: Rows, first: Any, step: Step, truth: Array, k: int, names: Any = None) -> Array:
+    """The k candidates at each depth below a path of known tokens, which is fed one by one: for `tune-tree`.
+
+    Args:
+        first: logits [b, 1, v] below the roots.
+        truth: int64 [b, d], the path.
+
+    Returns:
+        int64 [b, d, k].
+    """
     fed, logits, found = root_only(rows.root), first, []
     for depth in range(1, truth.shape[1] + 1):
-        found.append(sampling.rank(logits, rows, depth, k, names=names)[0])
+        found.append(rank(logits, rows, depth, k, names=names)[0])
         if depth < truth.shape[1]:
             since = fed.nodes
-            fed = append(fed, truth[:, depth - 1 : depth], torch.full_like(truth[:, :1], since - 1))
+            fed = append(fed, truth[:, depth - 1 : depth], np.full((len(rows), 1), since - 1))
             logits = step(fed, since)
-    return torch.cat(found, 1)
+    return np.concatenate(found, 1)
 
 
 def checked(tree: Any, where: str) -> Paths:

@@ -10,16 +10,14 @@ word border that is some way back, and the words behind it are read anew in ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
-
-from ..core.protocols import Drafting, Round
-from ..core.tree import from_paths
-from ..core.types import Budget, DraftTree, Rows
+from ..core.protocols import Drafter, Drafting, Round
+from ..core.tree import from_lists, from_paths
+from ..core.types import Budget, DraftTree, HostRow, Rows
 from ..params import Sampling
 from ._common import useful
 from ._words import WINDOW, Spelling
@@ -48,14 +46,13 @@ class Teller(Protocol):
 
 
 @dataclass(frozen=True)
-class TextDrafter:
+class TextDrafter(Drafter):
     """`here` is the target's spelling, `there` the drafter's. `vocab`: the target's tokens."""
 
     inner: Teller
     here: Spelling
     there: Spelling
     vocab: int
-    taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> TextDrafting:
         there = self.there
@@ -113,7 +110,7 @@ class Line:
 
 
 @dataclass
-class TextDrafting:
+class TextDrafting(Drafting):
     """A drafting with words of another tokenizer: it translates what it is told and what it proposes."""
 
     drafter: TextDrafter
@@ -128,21 +125,17 @@ class TextDrafting:
         depths = useful(rows, budget)
         settled = [line.settle() for line in self.lines]
         tails = [line.unread + self.drafter.there.write(line.before, line.tail) or [0] for line in self.lines]
-        roots = torch.tensor([t[-1] for t in tails], device=rows.root.device)
+        roots = tuple(t[-1] for t in tails)
         plain = replace(rows, root=roots, sampling=(Sampling(temperature=0.0),) * len(rows), rule="coupled")
         told = self.inner.tell(settled, tails, plain, budget)
-        known = torch.zeros(told.tokens.shape) if told.values is None else told.values
         paths, worth = [], []
-        for line, depth, tokens, values, parents, size in zip(
-            self.lines, depths, told.tokens.tolist(), known.tolist(), told.parents.tolist(), told.size.tolist(),
-            strict=True,
-        ):  # fmt: skip
-            found = [self._written(tokens, values, path, line) for path in _paths(parents[:size])]
-            found.sort(key=lambda f: -max(f[1], default=-torch.inf))
+        for line, depth, (tokens, parents, values) in zip(self.lines, depths, told.host, strict=True):
+            found = [self._written(tokens, values, path, line) for path in _paths(parents)]
+            found.sort(key=lambda f: -max(f[1], default=-math.inf))
             paths.append([written[:depth] for written, _ in found])
             worth.append([each[:depth] for _, each in found])
-        tree, places = from_paths(rows.root.tolist(), paths, max(1, budget.nodes), rows.root.device)
-        return tree if told.values is None else replace(tree, values=_values(tree, places, worth))
+        tree, places = from_paths(rows.root, paths, max(1, budget.nodes))
+        return tree if told.values is None else _valued(tree, places, worth)
 
     def _written(
         self, tokens: list[int], values: list[float], path: list[int], line: Line
@@ -191,11 +184,13 @@ def _paths(parents: list[int]) -> list[list[int]]:
     return found
 
 
-def _values(tree: DraftTree, places: list[list[list[int]]], worth: list[list[list[float]]]) -> Tensor:
-    """Of a token that several paths have, the best; never more than its parent's."""
-    rows = [[0.0] + [-torch.inf] * (tree.nodes - 1) for _ in places]
-    for row, ids, values in zip(rows, places, worth, strict=True):
+def _valued(tree: DraftTree, places: list[list[list[int]]], worth: list[list[list[float]]]) -> DraftTree:
+    """The tree with values: of a token that several paths have, the best; never more than its parent's."""
+    rows = list[HostRow]()
+    for (tokens, parents, _), ids, values in zip(tree.host, places, worth, strict=True):
+        logs = [0.0] + [-math.inf] * (len(tokens) - 1)
         for path, known in zip(ids, values, strict=True):
             for node, value in zip(path, known, strict=False):
-                row[node] = max(row[node], value)
-    return torch.tensor(rows, device=tree.tokens.device)
+                logs[node] = max(logs[node], value)
+        rows.append((tokens, parents, logs))
+    return from_lists(rows)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.padding import padded
+from ..backends.torch.padding import padded
 from ..nets.grown import Pairs
 
 MOST = 2048  # pairs a row may wait

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import checkpoints, plugins
 from ..backends.torch import products
+from ..backends.torch.tensors import dtype_of
 from ..checkpoints import native
 from ..core.protocols import Target
 from ..params import InputError
@@ -43,7 +44,7 @@ def network(path: str | None, method: str, target: Target | None, **said: Any) -
         raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
     of = native.network(method, path)
     config = of.read({**found.config, **said}, path)
-    mine = str(getattr(target, "mark", ""))
+    mine = target.mark
     if found.mark and mine and mine != found.mark and _sizes(config) == (target.vocab, target.hidden):
         tell(str(path), mine)  # of other sizes it is refused (`fits`)
     return fill(lambda: of.module(config), found.tensors, path, target)
@@ -80,7 +81,7 @@ def placed_on(net: Net, target: Target | None) -> Net:
     """The network itself, frozen, on the target's device and in its precision."""
     with torch.inference_mode(False), torch.no_grad():
         if target is not None:
-            net.to(device=target.device, dtype=target.dtype)
+            net.to(device=target.device, dtype=dtype_of(target))
             if products.has_halves(getattr(target, "model", None)):  # then the drafter's are rounded to 16 bits too
                 for p in net.parameters():
                     p.copy_(p.half())

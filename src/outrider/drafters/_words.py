@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
 
 from ..core.text import TokenBytes, detokenizer
+from ..core.types import Array
 from ..params import InputError
-from ._common import fitted
 
 WINDOW = 48  # bytes of the text before that are looked at when text is written in tokens
 WAYS = ("same", "shared", "text")
@@ -131,35 +129,50 @@ def _complete(text: bytes) -> tuple[bytes, bytes]:
 @dataclass(frozen=True)
 class Same:
     """One tokenizer; the drafter reads `rows` tokens and the target `vocab`, which padding may tell apart. `names`: the
-    tokens of a trimmed draft vocabulary, of which alone it has logits."""
+    tokens [vd] of a trimmed draft vocabulary, of which alone it has logits."""
 
     rows: int
     vocab: int
-    names: Int[Tensor, " vd"] | None = None
+    names: Array | None = None
     longest: int = 1  # of the drafter's tokens for one of the target's
 
     def read(self, tokens: Sequence[int]) -> list[int]:
         return [min(t, self.rows - 1) for t in tokens]
 
-    def feed(self, tokens: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        return tokens if self.rows >= self.vocab else tokens.clamp(max=self.rows - 1)
+    def feed(self, tokens: Array) -> Array:
+        """The drafter's ids of the target's."""
+        return tokens if self.rows >= self.vocab else np.minimum(tokens, self.rows - 1)
 
-    def law(self, logits: Float[Tensor, "*s d"]) -> Float[Tensor, "*s v"]:
-        return logits if self.names is not None else fitted(logits, self.vocab)
+    def law(self, logits: Any) -> Any:
+        """Logits [.., vd] over `names`, or [.., v] over the target's vocabulary: a drafter's padding rows are cut,
+        tokens that it lacks are impossible. An array or a tensor, as the drafter's logits [.., d] are."""
+        if self.names is not None or logits.shape[-1] == self.vocab:
+            return logits
+        return extended(logits, self.vocab) if logits.shape[-1] < self.vocab else logits[..., : self.vocab]
+
+
+def extended(logits: Any, vocab: int) -> Any:
+    """Logits [.., d] with -inf behind them up to `vocab`."""
+    missing = vocab - logits.shape[-1]
+    if isinstance(logits, np.ndarray):
+        return np.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, missing)], constant_values=-np.inf)
+    from torch.nn.functional import pad
+
+    return pad(logits, (0, missing), value=float("-inf"))
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The k tokens that both have: `names` are the target's ids, `columns` the drafter's.
+    """The k tokens that both have: `names` [k] are the target's ids, `columns` [k] the drafter's.
 
     The drafter's law is its own over these, renormalised, so q is proper under `rejection`, and under `coupled` the
     noise is that of the target's ids. The text it reads is spelt token by token: one of the drafter's where both have
     it, else several.
     """
 
-    names: Int[Tensor, " k"]
-    columns: Int[Tensor, " k"]
-    into: Int[Tensor, " v"]  # the target's id -> the drafter's, for those that both have
+    names: Array
+    columns: Array
+    into: Array  # [v]: the target's id -> the drafter's, for those that both have
     spelt: tuple[tuple[int, ...], ...] = field(repr=False)
     vocab: int
 
@@ -168,7 +181,7 @@ class Shared:
         return max(map(len, self.spelt))
 
     @classmethod
-    def of(cls, here: Spelling, there: Spelling, rows: int, vocab: int, where: str, device: Any = None) -> Shared:
+    def of(cls, here: Spelling, there: Spelling, rows: int, vocab: int, where: str) -> Shared:
         pairs = [(t, there.ids[s]) for t, s in enumerate(here.spelt[:vocab]) if s and s in there.ids]
         marks = {t: there.mark(here, t) for t in here.special.values()}
         pairs += [(t, d) for t, d in marks.items() if d is not None and t < vocab]
@@ -179,24 +192,26 @@ class Shared:
                 "vocab=shared; use vocab=text"
             )
         names, columns = sorted(first.values()), {t: d for d, t in first.items()}
-        into = torch.zeros(vocab, dtype=torch.long)
-        into[names] = torch.tensor([columns[t] for t in names])
+        into = np.zeros(vocab, np.int64)
+        into[names] = [columns[t] for t in names]
         blank = there.cover(b"\n") or there.cover(b" ") or [0]
         spelt = []
         for t in range(vocab):
             text = here.bytes_of(t)
             own = [columns[t]] if t in columns else there.cover(text) if text else []
             spelt.append(tuple(own or blank))  # what it cannot spell, a special token say, parts the text
-        ids = torch.tensor(names, device=device)
-        return cls(ids, into.to(ids.device)[ids], into.to(ids.device), tuple(spelt), vocab)
+        return cls(np.array(names), into[names], into, tuple(spelt), vocab)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
         return [d for t in tokens for d in self.spelt[t]]
 
-    def feed(self, tokens: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        return self.into[tokens]
+    def feed(self, tokens: Array) -> Array:
+        """The drafter's ids of the target's."""
+        fed: Array = self.into[tokens]
+        return fed
 
-    def law(self, logits: Float[Tensor, "*s d"]) -> Float[Tensor, "*s k"]:
+    def law(self, logits: Any) -> Any:
+        """Logits [.., k] over `names`, of the drafter's own [.., d]; an array or a tensor."""
         return logits[..., self.columns]
 
 

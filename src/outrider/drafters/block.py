@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ..backends.torch import products, vocabulary
 from ..backends.torch.compiled import embeddings
-from ..core.padding import additive
-from ..core.protocols import Drafting, Round, Target
-from ..core.sampling import wide
-from ..core.types import Budget, DraftTree, Rows
+from ..backends.torch.padding import additive
+from ..backends.torch.sampling import wide
+from ..backends.torch.tensors import TensorRound, tensor
+from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.block import BlockConfig, BlockNet
 from ..nets.compiled import code_for
 from ..nets.compiled_block import CompiledBlock, compiled_block
@@ -37,7 +38,7 @@ from ._waiting import Pending, Waiting
 
 
 @dataclass(frozen=True)
-class BlockDrafter:
+class BlockDrafter(Drafter):
     """A trained block drafter for one target."""
 
     net: BlockNet
@@ -52,8 +53,12 @@ class BlockDrafter:
     lattices: bool = True  # are trees those of the compiled code, where it knows them?
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.config.taps
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockDrafting:
         config, weight = self.config, self.net.fc.weight
@@ -63,11 +68,11 @@ class BlockDrafter:
         return BlockDrafting(self, KVCache(config.layer, len(prompts), capacity, weight, config.layers), last)
 
     def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
-        return self.target.head(hidden) if self.names is None else self.net.lm_head(hidden)
+        return tensor(self.target.head(hidden), hidden.device) if self.names is None else self.net.lm_head(hidden)
 
 
 @dataclass
-class BlockDrafting:
+class BlockDrafting(Drafting):
     """`cache` holds the context's keys and values of all layers, one slot per committed token before the root."""
 
     drafter: BlockDrafter
@@ -80,8 +85,10 @@ class BlockDrafting:
 
     def observe(self, round: Round) -> None:
         """Keep the features of what was committed."""
-        features, compiled = [round.output.features[tap] for tap in self.drafter.taps], self.drafter.compiled
-        self.waiting.put(_joined(round, features) if compiled is None else paired(round, features))
+        if self.drafter.compiled is None:
+            self.waiting.put(_joined(TensorRound(round, self.cache.keys.device), self.drafter.taps))
+        else:
+            self.waiting.put(paired(round, [round.output.features[tap] for tap in self.drafter.taps]))
         if self.waiting.late:
             self._read()
 
@@ -97,7 +104,7 @@ class BlockDrafting:
         corrected, scores = partial(self._corrected, hidden), partial(self._scores, rows, hidden)
         return _lattice.propose(rows, logits, budget, growth, drafter.names, drafter.target.vocab, corrected, scores)
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
         hidden, logits = self._seen(rows, self.drafter.config.drafts)
         first, step = _lattice.steps(rows, logits, partial(self._corrected, hidden))
@@ -155,10 +162,15 @@ class BlockDrafting:
         self._read()
         drafter, cache, config = self.drafter, self.cache, self.drafter.config
         assert cache.host == list(rows.start), "one context slot for every token before the root"
-        x = drafter.net.slots(drafter.target.embed(rows.root[:, None]).to(cache.keys.dtype), drafter.mask, self.last)
+        x = drafter.net.slots(
+            _heads.embed(drafter.target, self._roots(rows)).to(cache.keys.dtype), drafter.mask, self.last
+        )
         keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
         hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
         return hidden if config.sample_from_anchor else hidden[:, 1:]
+
+    def _roots(self, rows: Rows) -> Int[Tensor, "b 1"]:
+        return torch.tensor(rows.root, device=self.cache.keys.device)[:, None]
 
     def _mask(self) -> Float[Tensor, "#b 1 m s"]:
         cache, own = self.cache, self.drafter.block_mask
@@ -170,28 +182,27 @@ class BlockDrafting:
         return torch.cat([seen, own.expand(b, -1, -1, -1)], -1)
 
     def _corrected(
-        self, hidden: Float[Tensor, "b d h"], logits: Tensor, tokens: Int[Tensor, "b m"], depth: Int[Tensor, "b m"]
+        self, hidden: Float[Tensor, "b d h"], logits: Tensor, tokens: Array, depth: Array
     ) -> Float[Tensor, "b m vd"]:
-        """Logits below tokens of these depths, as the pair head corrects them."""
-        at = hidden.gather(1, depth[..., None].expand(*depth.shape, hidden.shape[2]))
-        return self.drafter.net.choice(logits, self.drafter.net.corrected(logits, tokens, at))
+        """Logits below tokens [b, m] of these depths [b, m], as the pair head corrects them."""
+        at = hidden[torch.arange(len(hidden), device=hidden.device)[:, None], tensor(depth, hidden.device)]
+        return self.drafter.net.choice(logits, self.drafter.net.corrected(logits, tensor(tokens, hidden.device), at))
 
-    def _scores(
-        self, rows: Rows, hidden: Float[Tensor, "b d h"], tokens: Int[Tensor, "b d k"]
-    ) -> Float[Tensor, "b d k k"] | None:
-        """What the pair head says of every candidate below every candidate of the slot above."""
+    def _scores(self, rows: Rows, hidden: Float[Tensor, "b d h"], candidates: Array) -> Float[Tensor, "b d k k"] | None:
+        """What the pair head says of every candidate [b, d, k] below every candidate of the slot above."""
         if self.drafter.config.pair_head == "none":
             return None
-        drafter, net, (b, _, k) = self.drafter, self.drafter.net, tokens.shape
-        above = torch.cat([rows.root[:, None, None].expand(b, 1, k), tokens[:, :-1]], 1)
+        drafter, net, (b, _, k) = self.drafter, self.drafter.net, candidates.shape
+        tokens = tensor(candidates, hidden.device)
+        above = torch.cat([self._roots(rows)[..., None].expand(b, 1, k), tokens[:, :-1]], 1)
         inside = tokens if drafter.places is None else drafter.places[tokens]
         return wide(net.above(above, hidden[:, :, None])) @ wide(net.markov_w2.weight[inside]).transpose(-1, -2)
 
 
-def _joined(round: Round, features: Sequence[Tensor]) -> Pending:
+def _joined(round: TensorRound, taps: Sequence[int]) -> Pending:
     """What a round committed, in tensors."""
     path, counts, spelled = round.path, round.count.tolist(), round.tree.tokens
-    joined = torch.cat(list(features), -1)
+    joined = torch.cat([round.features(tap) for tap in taps], -1)
     if round.tree.ancestors is not None:
         path = path[:, : max(counts)].clamp(min=0)
         spelled = spelled.gather(1, path)
@@ -216,7 +227,9 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     seen = torch.ones(config.block, config.block, dtype=torch.bool, device=weight.device)
     own = additive(seen.tril() if config.causal else seen, weight.dtype)[None, None]
     token = config.mask_token
-    mask: Tensor = net.mask_embedding if token < 0 else target.embed(torch.tensor([token], device=weight.device))[0]
+    mask: Tensor = (
+        net.mask_embedding if token < 0 else _heads.embed(target, torch.tensor([token], device=weight.device))[0]
+    )
     code, found = None, code_for(target, weight.dtype)
     if found is not None:
         head = _heads.plain_rows(target, None) if ids is None else net.lm_head.weight.detach()

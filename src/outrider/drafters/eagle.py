@@ -23,7 +23,7 @@ from ..backends.torch import vocabulary
 from ..backends.torch.compiled import embeddings
 from ..backends.torch.products import freeze
 from ..backends.torch.recorded import Recorded
-from ..core.protocols import Target
+from ..core.protocols import Drafter, Target
 from ..nets.compiled import CompiledLayer, code_for, compiled
 from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
@@ -104,7 +104,7 @@ class EagleNet(nn.Module):
 
 
 @dataclass(frozen=True)
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """A trained EAGLE for one target: its network, the tree it grows, and the head for the tokens that it can draft."""
 
     net: EagleNet
@@ -117,6 +117,10 @@ class EagleDrafter:
     recorded: Recorded | None = None  # its steps, where the target's passes are recorded
     compiled: CompiledLayer | None = None  # its steps, where the target's passes are compiled
     grower: Grower | None = None  # whole trees of these
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
 
     @property
     def layer(self) -> Layer:
@@ -137,7 +141,7 @@ class EagleDrafter:
         return features
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.target.embed(tokens)
+        return _heads.embed(self.target, tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
         return self.head(vectors)

@@ -24,8 +24,8 @@ from ..backends.torch import vocabulary
 from ..backends.torch.compiled import embeddings
 from ..backends.torch.products import freeze
 from ..backends.torch.recorded import Recorded
-from ..core.protocols import Target
-from ..core.types import Budget, DraftTree, Rows
+from ..core.protocols import Drafter, Target
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.compiled import CompiledLayer, Fusing, code_for, compiled
 from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
@@ -174,7 +174,7 @@ class Eagle3Net(nn.Module):
 
 
 @dataclass(frozen=True)
-class Eagle3Drafter:
+class Eagle3Drafter(Drafter):
     """A trained EAGLE-3 for one target."""
 
     net: Eagle3Net
@@ -189,8 +189,12 @@ class Eagle3Drafter:
     grower: Grower | None = None  # whole trees of these
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.config.taps
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
 
     @property
     def layer(self) -> Layer:
@@ -208,7 +212,7 @@ class Eagle3Drafter:
         return self.net.fuse(features)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.net.embed_tokens(tokens) if self.config.own_embedding else self.target.embed(tokens)
+        return self.net.embed_tokens(tokens) if self.config.own_embedding else _heads.embed(self.target, tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
         return self.net.logits(vectors) if self.compiled is None else self.compiled.logits(vectors)
@@ -224,13 +228,13 @@ class ParallelDrafting(FeatureDrafting):
         depth = min(growth.reach(budget, rows), drafter.config.parallel)
         return _lattice.propose(rows, self._logits(rows, depth), budget, growth, drafter.names, drafter.vocab)
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         first, step = _lattice.steps(rows, self._logits(rows, truth.shape[1]))
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 
     def _logits(self, rows: Rows, depth: int) -> Float[Tensor, "b d vd"]:
         """Those of the next `depth` tokens."""
-        drafter, cache, b, device = self.drafter, self.cache, len(rows), rows.root.device
+        drafter, cache, b, device = self.drafter, self.cache, len(rows), self.cache.keys.device
         assert drafter.mask is not None
         features, tokens, counts = self.waiting.merged() or (None, None, [0] * b)
         m = max(counts)

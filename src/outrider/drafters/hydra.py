@@ -26,9 +26,10 @@ from torch.nn import functional
 from ..backends.torch import vocabulary
 from ..backends.torch.compiled import embeddings
 from ..backends.torch.products import freeze, product
+from ..backends.torch.tensors import TensorRound, dtype_of, tensor
 from ..checkpoints.target import linear_head
-from ..core.protocols import Drafting, Round, Target
-from ..core.types import Budget, DraftTree, Rows
+from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.compiled import code_for
 from ..nets.compiled_hydra import CompiledHydra, HeadParts, compiled_hydra
 from ..nets.kv_cache import KVCache
@@ -188,7 +189,7 @@ def fresh(
 
 
 @dataclass(frozen=True)
-class HydraDrafter:
+class HydraDrafter(Drafter):
     """Trained Hydra heads for one target."""
 
     net: HydraNet
@@ -199,6 +200,10 @@ class HydraDrafter:
     compiled: CompiledHydra | None = None  # its heads, and whole trees of them, where the target's passes are compiled
     taps: tuple[int, ...] = (-1,)
 
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
+
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraDrafting:
         shape = self.config.layer
         if shape is None:
@@ -208,7 +213,7 @@ class HydraDrafter:
 
 
 @dataclass
-class HydraDrafting:
+class HydraDrafting(Drafting):
     """Plain Hydra knows the feature of the last committed token. Hydra++ also keeps the keys and values of its prefix
     layer; features wait to be fed to it until a draft is asked for, so that rounds without one cost nothing."""
 
@@ -218,12 +223,12 @@ class HydraDrafting:
     waiting: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, path, count of a row
 
     def observe(self, round: Round) -> None:
-        seen = round.output.features[-1]
+        given = TensorRound(round, next(self.drafter.net.parameters()).device)
         if self.prefix is None:
-            self.feature = _heads.last(round, seen, self.feature)
+            self.feature = _heads.last(given, self.feature)
             return
-        counts = round.count.tolist()
-        path = round.path[:, : max(counts)]
+        counts = [len(path) for path in round.paths]
+        path, seen = given.path[:, : max(counts)], given.features(-1)
         self.waiting.append((seen.gather(1, path[..., None].expand(-1, -1, seen.shape[-1])), path, counts))
         if sum(path.shape[1] for _, path, _ in self.waiting) > FLUSH:
             self._read()
@@ -257,7 +262,7 @@ class HydraDrafting:
         path = Walk(drafter, rows, self.feature)
         return drafter.growth.propose(rows, path.first, path.step, budget, drafter.names, drafter.target.vocab)[0]
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         self._read()
         path = Walk(self.drafter, rows, self.feature)
@@ -293,15 +298,17 @@ class Walk:
 
     def __post_init__(self) -> None:
         assert self.feature is not None, "a prompt comes before a draft"
-        self.inputs = torch.cat([self.feature, self.drafter.target.embed(self.rows.root)], -1)[:, None]
+        roots = torch.tensor(self.rows.root, device=self.feature.device)
+        self.inputs = torch.cat([self.feature, _heads.embed(self.drafter.target, roots)], -1)[:, None]
 
     @property
     def first(self) -> Float[Tensor, "b 1 v"]:
         return self.drafter.net.heads[0](self.inputs)
 
     def step(self, fed: DraftTree, since: int) -> Float[Tensor, "b w v"]:
-        embeds = self.drafter.target.embed(fed.tokens[:, since:])
-        above = (fed.parents[:, since:] - self.since)[..., None].expand(-1, -1, self.inputs.shape[-1])
+        device = self.inputs.device
+        embeds = _heads.embed(self.drafter.target, tensor(fed.tokens[:, since:], device))
+        above = tensor(fed.parents[:, since:] - self.since, device)[..., None].expand(-1, -1, self.inputs.shape[-1])
         self.inputs, self.since = torch.cat([self.inputs.gather(1, above), embeds], -1), since
         return self.drafter.net.heads[fed.deepest](self.inputs)
 
@@ -344,10 +351,10 @@ def drafter(net: HydraNet, target: Target, growth: _growth.Growth) -> HydraDraft
 
 def _compiled(net: HydraNet, target: Target) -> CompiledHydra | None:
     """Heads of one block, in the code that the target's passes run in."""
-    if (code := code_for(target, target.dtype)) is None or net.config.layers != 1:
+    if (code := code_for(target, dtype_of(target))) is None or net.config.layers != 1:
         return None
     parts = [HeadParts(*part.both, part.lm_head.weight, part.lm_head.bias) for part in net.parts]
-    return compiled_hydra(code, parts, embeddings(target, target.dtype), net.ids())
+    return compiled_hydra(code, parts, embeddings(target, dtype_of(target)), net.ids())
 
 
 NETWORK = Network(HydraNet, HydraConfig)

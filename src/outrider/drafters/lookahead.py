@@ -23,27 +23,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ..core import sampling
-from ..core.padding import padded
-from ..core.protocols import Drafting, Round, Target
+from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_paths
 from ..core.types import Budget, DraftTree, Rows
 from ..params import Sampling
 from ._common import flag, refuse, selected, useful, whole
+from ._logits import array
 
 
 @dataclass(frozen=True)
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """Lookahead decoding: `window` columns of Jacobi iterates, a pool of `ngram`-grams, `guesses` tried a round."""
 
     window: int = 7
     ngram: int = 5
     guesses: int = 7
     text: bool = True
-    taps: tuple[int, ...] = ()
     reopens: bool = False  # window and pool depend on the rounds, not on the text alone
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> LookaheadDrafting:
@@ -116,7 +112,7 @@ def plan(row: Row, nodes: int, depth: int) -> tuple[list[list[int]], int]:
 
 
 @dataclass
-class LookaheadDrafting:
+class LookaheadDrafting(Drafting):
     """Each row's window and pool."""
 
     drafter: LookaheadDrafter
@@ -138,7 +134,7 @@ class LookaheadDrafting:
             paths.append(cut(guesses, window, nodes) + window)
             counts.append(columns)
         roots = [row.tail[-1] for row in self.rows]
-        tree, where = from_paths(roots, paths, max(1, budget.nodes), rows.root.device)
+        tree, where = from_paths(roots, paths, max(1, budget.nodes))
         self.last = [[(ids or [0])[-1] for ids in w[len(w) - n :]] for w, n in zip(where, counts, strict=True)]
         return tree
 
@@ -151,21 +147,17 @@ class LookaheadDrafting:
 
     def _iterates(self, round: Round) -> list[list[int]]:
         """What the target writes behind each verified column, drawn as it draws: logits + T * G of the position."""
-        last, columns = self.last or [], max(map(len, self.last or [[]]), default=0)
-        if not columns:
+        if self.last is None:
             return [[] for _ in self.rows]
-        device = round.output.logits.device
-        nodes = padded(last, device)
-        logits = round.output.logits[torch.arange(len(last), device=device)[:, None], nodes]
-        # One draw for all columns, without top-k and its kin: they would cost a sort per column and change few tokens.
-        plain = [Sampling(s.temperature) for s in round.rows.sampling for _ in range(columns)]
-        noise = self._noise(round.rows, columns).flatten(0, 1) if round.rows.hot else None
-        drawn = sampling.draw(logits.flatten(0, 1), plain, noise).view(-1, columns).tolist()
-        return [new[: len(ids)] for new, ids in zip(drawn, last, strict=True)]
-
-    def _noise(self, rows: Rows, columns: int) -> Tensor:
-        """G [b, columns, v] of the positions of the iterates."""
-        return torch.stack([rows.noise(j + self.drafter.ngram - 1) for j in range(columns)], 1)
+        rows, found = round.rows, []
+        for r, (nodes, law) in enumerate(zip(self.last, rows.sampling, strict=True)):
+            # Without top-k and its kin: they would cost a sort per column and change few tokens.
+            plain, hot = Sampling(law.temperature), law.temperature > 0
+            depths = [rows.start[r] + j + self.drafter.ngram - 1 for j in range(len(nodes))]
+            noise = [rows.gumbel.at([rows.seeds[r]], [at])[0] if hot else None for at in depths]
+            logits = array(round.output.logits[r, nodes]) if nodes else []
+            found.append([sampling.draw(z, plain, g) for z, g in zip(logits, noise, strict=True)])
+        return found
 
 
 def cut(guesses: list[list[int]], window: list[list[int]], nodes: int) -> list[list[int]]:

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.protocols import Drafting, Round, Target
-from ..core.tree import Sketch
+from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.tree import from_lists
 from ..core.types import Budget, DraftTree, HostRow, Rows
 from ._common import refuse, selected, useful, whole
 
@@ -31,15 +31,13 @@ TRIES = 8  # occurrences looked at per match wanted: bounds a round on repetitiv
 
 
 @dataclass(frozen=True)
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Prompt lookup: what followed the last `ngram` tokens earlier, `tokens` of it, of so many `matches`."""
 
     ngram: int = 3
     tokens: int = 10
     matches: int = 3
-    taps: tuple[int, ...] = ()
     reads_tree: bool = False
-    reopens: bool = True
     counts: bool = True
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> LookupDrafting:
@@ -112,7 +110,7 @@ class Index:
 
 
 @dataclass
-class LookupDrafting:
+class LookupDrafting(Drafting):
     """Each row's index of its own text."""
 
     drafter: LookupDrafter
@@ -123,15 +121,14 @@ class LookupDrafting:
             row.extend(tokens)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        return self.sketch(rows, budget).tree(rows.root.device)
+        return from_lists(self.sketch(rows, budget))
 
-    def sketch(self, rows: Rows, budget: Budget) -> Sketch:
-        """The proposal on the host."""
+    def sketch(self, rows: Rows, budget: Budget) -> list[HostRow]:
         depths = [min(depth, self.drafter.tokens) for depth in useful(rows, budget)]
-        return Sketch([
+        return [
             _tree(row.text[-1], row.paths(depth, self.drafter.matches) if depth else [], max(1, budget.nodes))
             for row, depth in zip(self.rows, depths, strict=True)
-        ])  # fmt: skip
+        ]  # fmt: skip
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)

@@ -19,23 +19,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..backends.native.grow import Shape
 from ..backends.torch import products, vocabulary
+from ..backends.torch.padding import padded
+from ..backends.torch.tensors import dtype_of, tensor
 from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
-from ..core.padding import padded
-from ..core.protocols import Drafting, Round, Target
-from ..core.types import Budget, DraftTree, Rows
+from ..core.growth import Indices
+from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets import mamba as ssm
 from ..nets.compiled import code_for
 from ..nets.compiled_mamba import CompiledMamba, compiled_mamba
-from ..nets.wanted import Shape
 from ..params import InputError
-from . import _ranks, _weights
+from . import _heads, _ranks, _weights
 from ._common import accepted, whole
 from ._growth import Growth
+from ._stock import check_whole, same
 from ._text import TextDrafter
 from ._words import Same, Words
-from .model import across, check_tokenizer, check_way, check_whole, same
+from .model import across, check_tokenizer, check_way
 
 if TYPE_CHECKING:
     from ._hybrid import HybridDrafter
@@ -46,7 +49,7 @@ PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
 
 
 @dataclass(frozen=True)
-class MambaDrafter:
+class MambaDrafter(Drafter):
     """A Mamba or Mamba-2 of transformers, and how its tokens stand to the target's. `batch` bounds the states advanced
     in one pass."""
 
@@ -54,9 +57,12 @@ class MambaDrafter:
     words: Words
     growth: Growth
     batch: int = 1024
-    taps: tuple[int, ...] = ()
     steps: ssm.Steps | None = None  # recorded, where the target's passes are
     compiled: CompiledMamba | None = None  # reading and whole trees, where the target's passes are compiled
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MambaDrafting:
         return MambaDrafting(self, ssm.empty(self.net, len(prompts)), [self.words.read(p) for p in prompts])
@@ -113,7 +119,7 @@ class Slab:
 
 
 @dataclass
-class MambaDrafting:
+class MambaDrafting(Drafting):
     """Each row's state after its text, and the states of the nodes that were drafted last. What is committed waits
     until a draft is asked for, the prompt too, so that a text without one costs nothing."""
 
@@ -121,7 +127,7 @@ class MambaDrafting:
     state: ssm.State  # after the text, without the pending tokens
     pending: list[list[int]]  # committed tokens that the drafter has not read, in its own words
     slab: Slab | None = field(default=None, repr=False)
-    fed: Tensor | None = None  # [b, n] node -> place in the slab, -1: not fed
+    fed: Indices | None = None  # of the last proposal: also the places of states in the slab
 
     def observe(self, round: Round) -> None:
         read = self.drafter.words.read
@@ -130,9 +136,9 @@ class MambaDrafting:
                 row.extend(read(tokens))
             return
         # Of the accepted path, the part that was fed has its states in the slab: the last of them is selected.
-        fed, kept = accepted(self.fed, round)
-        self.state = self.slab.take(fed.gather(1, kept[:, None] - 1))
-        self.pending = [read(tokens[k - 1 :]) for tokens, k in zip(round.tokens, kept.tolist(), strict=True)]
+        kept = accepted(self.fed, round)
+        self.state = self.slab.take(torch.tensor([path[-1:] for path in kept], device=self.state.conv.device))
+        self.pending = [read(tokens[len(path) - 1 :]) for tokens, path in zip(round.tokens, kept, strict=True)]
         self.fed = None
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
@@ -144,7 +150,7 @@ class MambaDrafting:
         tree, self.fed = growth.propose(rows, self._read(budget.nodes), self._step, budget, words.names, words.vocab)
         return tree
 
-    def _grow(self, code: CompiledMamba, rows: Rows, budget: Budget, shape: Shape) -> tuple[DraftTree, Tensor]:
+    def _grow(self, code: CompiledMamba, rows: Rows, budget: Budget, shape: Shape) -> tuple[DraftTree, Indices]:
         """A tree in one call, which also reads the few tokens that wait."""
         slab = self._ready(1 + sum(min(shape.width, shape.top_k**depth) for depth in range(1, shape.depth)))
         return code.grow(slab, self.pending, rows, budget, shape, self.drafter.words.names)
@@ -168,11 +174,14 @@ class MambaDrafting:
         self.state, self.pending = state, [[] for _ in tails]  # long tails were read into it
         return tree
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         first = self._read(1)
         assert self.slab is not None
-        self.state, self.pending = self.slab.take(torch.zeros_like(rows.root)[:, None]), [[] for _ in self.pending]
+        self.state, self.pending = (
+            self.slab.take(torch.zeros(len(rows), 1, dtype=torch.long, device=self.state.conv.device)),
+            [[] for _ in self.pending],
+        )
         return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
 
     def select(self, index: Sequence[int]) -> None:
@@ -217,10 +226,11 @@ class MambaDrafting:
             )
         if n > self.slab.nodes:
             self.slab = self.slab.grown(n)
+        device = self.state.conv.device
         if (code := self.drafter.compiled) is not None:
-            return code.step(self.slab, fed.tokens[:, since:], fed.parents[:, since:], since)
-        state = self.slab.take(fed.parents[:, since:])
-        tokens = self.drafter.words.feed(fed.tokens[:, since:])
+            return code.step(self.slab, tensor(fed.tokens[:, since:]), tensor(fed.parents[:, since:]), since)
+        state = self.slab.take(tensor(fed.parents[:, since:], device))
+        tokens = tensor(self.drafter.words.feed(fed.tokens[:, since:]), device)
         logits, state = self.drafter.advance(tokens.reshape(b * w, 1), state)
         self.slab.put(state, since)
         return logits.unflatten(0, (b, w))
@@ -288,7 +298,7 @@ def _built(net: Any, words: Words, growth: Growth, batch: int, target: Target) -
         found = code_for(target, net.dtype)
         code = compiled_mamba(found, net) if found is not None and _plain(net, words) else None
         products.hasten(net, leave=("dt_proj",))  # whose parameters are read
-        return MambaDrafter(net, words, growth, batch, (), ssm.Steps(net) if target.recorded else None, code)
+        return MambaDrafter(net, words, growth, batch, ssm.Steps(net) if _heads.records(target) else None, code)
     from . import _hybrid
 
     _hybrid.check(net)
@@ -304,8 +314,8 @@ def _plain(net: Any, words: Words) -> bool:
 def _net(path: str, target: Target, dtype: str, drafting: bool) -> Any:
     from ..backends.torch.load import from_pretrained
 
-    kind = target.dtype if dtype == "auto" else getattr(torch, dtype)
-    net: Any = _original(path) if original(path) else from_pretrained(path, kind, str(target.device), False, {})
+    kind = dtype_of(target) if dtype == "auto" else getattr(torch, dtype)
+    net: Any = _original(path) if original(path) else from_pretrained(path, kind, target.device, False, {})
     net = net.to(device=target.device, dtype=kind)
     if drafting:
         vocabulary.cut(net)

@@ -23,24 +23,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.native.grow import Shape
 from ..backends.torch import vocabulary
+from ..backends.torch.tensors import TensorRound, dtype_of
 from ..checkpoints.target import linear_head
-from ..core import sampling
-from ..core.protocols import Drafting, Round, Target
+from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import root_only
-from ..core.types import Budget, DraftTree, Rows
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.compiled import code_for
 from ..nets.compiled_heads import CompiledHeads, compiled_heads
 from ..nets.network import Network
-from ..nets.wanted import Shape
 from ..params import InputError
 from . import _heads, _ranks, _weights
 from ._common import whole
+from ._logits import rank
 
 Head = Callable[[Tensor], Tensor]
 TREES = ("dynamic", "static", "chain")
@@ -98,6 +100,11 @@ class MedusaNet(nn.Module):
     def ids(self) -> Int[Tensor, " vd"] | None:
         """The target's token id of every draft token; None: the vocabularies are one."""
         return vocabulary.ids_of(self.d2t) if self.config.draft_vocab else None
+
+    @property
+    def device(self) -> torch.device:
+        """Of its parameters."""
+        return next(self.parameters()).device
 
     @property
     def parts(self) -> list[MedusaHead]:
@@ -195,7 +202,7 @@ class MedusaOptions:
 
 
 @dataclass(frozen=True)
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """Trained Medusa heads for one target."""
 
     net: MedusaNet
@@ -207,19 +214,23 @@ class MedusaDrafter:
     compiled: CompiledHeads | None = None  # its heads, and its dynamic trees, where the target's passes are compiled
     taps: tuple[int, ...] = (-1,)
 
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.options.scale
+
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MedusaDrafting:
         return MedusaDrafting(self)
 
 
 @dataclass
-class MedusaDrafting:
+class MedusaDrafting(Drafting):
     """Each row's feature of its last committed token."""
 
     drafter: MedusaDrafter
     feature: Float[Tensor, "b h"] | None = None  # of the last committed token
 
     def observe(self, round: Round) -> None:
-        self.feature = _heads.last(round, round.output.features[-1], self.feature)
+        self.feature = _heads.last(TensorRound(round, self.drafter.net.device), self.feature)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         options, config = self.drafter.options, self.drafter.config
@@ -248,15 +259,15 @@ class MedusaDrafting:
         tokens, confidence = self._rank(rows, paths.depth, paths.top_k, budget.scale)
         return _ranks.plant(rows.root, tokens, confidence, paths, budget.nodes, budget.floor, budget.price)
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         return self._rank(rows, min(truth.shape[1], self.drafter.config.heads), k)[0]
 
-    def _rank(self, rows: Rows, depth: int, k: int, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    def _rank(self, rows: Rows, depth: int, k: int, scale: float | None = None) -> tuple[Array, Array]:
         assert self.feature is not None
         logits = self.drafter.net.fast(self.feature, depth, self.drafter.head)
-        below = torch.arange(1, depth + 1, device=logits.device).repeat(len(rows), 1)
-        return sampling.rank(logits, rows, below, k, scale or self.drafter.options.scale, names=self.drafter.names)
+        below = np.tile(np.arange(1, depth + 1), (len(rows), 1))
+        return rank(logits, rows, below, k, scale or self.drafter.options.scale, names=self.drafter.names)
 
     def select(self, index: Sequence[int]) -> None:
         if self.feature is not None:
@@ -303,7 +314,7 @@ def drafter(net: MedusaNet, target: Target, options: MedusaOptions) -> MedusaDra
 
 def _compiled(net: MedusaNet, target: Target, ids: Int[Tensor, " vd"] | None) -> CompiledHeads | None:
     """Heads of one block that share the target's head, in the code that its passes run in."""
-    code = code_for(target, target.dtype)
+    code = code_for(target, dtype_of(target))
     if code is None or not net.config.share_head or net.config.layers != 1:
         return None
     linears = [part.blocks[0].linear for part in net.parts]

@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
 
 from ..core import sampling
 from ..core.growth import grow
-from ..core.protocols import Drafting, Round, Target
-from ..core.tree import append, from_template, prune, root_only, template
-from ..core.types import Budget, DraftTree, Rows
+from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.tree import append, from_lists, root_only, template
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..params import InputError
 from ._common import corpus, refuse, selected, useful, whole
 
@@ -36,15 +34,15 @@ class Counts:
     """Sparse counts of one token string over a vocabulary of `vocab`."""
 
     vocab: int
-    tokens: Float[Tensor, " v"]  # c(x), float64
+    tokens: Array  # float64 [v]: c(x)
     after: dict[int, dict[int, int]] = field(default_factory=dict)  # c(y, x)
     last: int | None = None
-    known: dict[int, Tensor] = field(default_factory=dict)  # bigram laws of these counts, as far as they were asked for
+    known: dict[int, Array] = field(default_factory=dict)  # bigram laws of these counts, as far as they were asked for
     fixed: bool = False  # a corpus, counted once and shared by all rows: it learns nothing more
 
     @classmethod
     def of(cls, tokens: Sequence[int], vocab: int, fixed: bool = False) -> Counts:
-        counts = cls(vocab, torch.zeros(vocab, dtype=torch.float64))
+        counts = cls(vocab, np.zeros(vocab))
         counts.extend(tokens)
         return replace(counts, fixed=fixed)
 
@@ -52,51 +50,50 @@ class Counts:
         if not tokens or self.fixed:
             return
         self.known.clear()
-        index = torch.tensor(tokens)
-        self.tokens.index_add_(0, index, torch.ones(len(tokens), dtype=torch.float64))
+        np.add.at(self.tokens, list(tokens), 1)
         for token in tokens:
             if self.last is not None:
                 following = self.after.setdefault(self.last, {})
                 following[token] = following.get(token, 0) + 1
             self.last = token
 
-    def unigram(self) -> Float[Tensor, " v"]:
-        return (self.tokens + 1) / (self.tokens.sum() + self.vocab)
+    def unigram(self) -> Array:
+        """The probabilities [v] of a token, whatever stands before it."""
+        law: Array = (self.tokens + 1) / (self.tokens.sum() + self.vocab)
+        return law
 
-    def law(self, previous: Sequence[int], n: int) -> Float[Tensor, "w v"]:
-        """The law of the token after each of the tokens `previous`."""
+    def law(self, previous: Sequence[int], n: int) -> Array:
+        """The probabilities [w, v] of the token after each of the tokens `previous`."""
         if n == 1:
-            return self.unigram().expand(len(previous), -1)
+            return np.tile(self.unigram(), (len(previous), 1))
         while len(self.known) > max(8, STORE // self.vocab):
             self.known.clear()
         for token in set(previous) - set(self.known):
             self.known[token] = self._bigram(token)
-        return torch.stack([self.known[token] for token in previous])
+        return np.stack([self.known[token] for token in previous])
 
-    def _bigram(self, previous: int) -> Float[Tensor, " v"]:
+    def _bigram(self, previous: int) -> Array:
         following = self.after.get(previous, {})
         total = sum(following.values()) + BACKOFF
         law = self.unigram() * (BACKOFF / total)
         if following:
-            law[list(following)] += torch.tensor(list(following.values()), dtype=torch.float64) / total
+            law[list(following)] += np.array(list(following.values())) / total
         return law
 
     def fork(self) -> Counts:
         if self.fixed:
             return self
-        return Counts(self.vocab, self.tokens.clone(), {y: dict(x) for y, x in self.after.items()}, self.last, {})
+        return Counts(self.vocab, self.tokens.copy(), {y: dict(x) for y, x in self.after.items()}, self.last, {})
 
 
 @dataclass(frozen=True)
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Draws from counts of `n`-grams, of the text itself or of a corpus; `width` tokens below each node."""
 
     vocab: int
     n: int = 2
     width: int = 2
     corpus: Counts | None = None  # None: count each row's own text
-    taps: tuple[int, ...] = ()
-    reopens: bool = True
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> NgramDrafting:
         if self.corpus is not None:
@@ -105,7 +102,7 @@ class NgramDrafter:
 
 
 @dataclass
-class NgramDrafting:
+class NgramDrafting(Drafting):
     """Each row's counts."""
 
     drafter: NgramDrafter
@@ -119,7 +116,7 @@ class NgramDrafting:
         depths = useful(rows, budget)
         if max(depths) == 0:
             return root_only(rows.root)
-        sampled = rows.rule in ("rejection", "block") and rows.hot
+        sampled = rows.rule in ("rejection", "block") and rows.sampled
         if budget.shape is None and not sampled:
             tree = self._dynamic(rows, budget, max(depths))
         else:
@@ -133,10 +130,9 @@ class NgramDrafting:
         assert isinstance(other, NgramDrafting)
         self.rows += other.rows
 
-    def law(self, tokens: Int[Tensor, "b w"]) -> Float[Tensor, "b w v"]:
-        """The law after each token."""
-        laws = [row.law(t, self.drafter.n) for row, t in zip(self.rows, tokens.tolist(), strict=True)]
-        return torch.stack(laws).to(tokens.device)
+    def law(self, tokens: Array) -> Array:
+        """The probabilities [b, w, v] after each token [b, w]."""
+        return np.stack([row.law(t, self.drafter.n) for row, t in zip(self.rows, tokens.tolist(), strict=True)])
 
     def _shape(self, budget: Budget, depth: int) -> tuple[int, ...]:
         """The static shape of this round, fixed before anything is drawn."""
@@ -148,38 +144,40 @@ class NgramDrafting:
     def _dynamic(self, rows: Rows, budget: Budget, depth: int) -> DraftTree:
         width = self.drafter.width
 
-        def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
-            logits = self.law(fed.tokens[:, since:]).log().float()
-            return sampling.rank(logits, rows, fed.deepest + 1, width, 1.0)
+        def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
+            logits = np.log(self.law(fed.tokens[:, since:])).astype(np.float32)
+            return sampling.rank(logits, rows, fed.deepest + 1, width)
 
         return grow(
             rows.root, expand, depth=depth, width=width, nodes=budget.nodes, floor=budget.floor, price=budget.price
         )[0]
 
     def _static(self, rows: Rows, shape: tuple[int, ...], sampled: bool) -> DraftTree:
-        fed, since, laws = root_only(rows.root), 0, []
+        fed, since, laws = root_only(rows.root), 0, list[Array]()
         for depth, n in enumerate(shape, 1):
-            logits = self.law(fed.tokens[:, since:]).log()
+            logits = np.log(self.law(fed.tokens[:, since:]))
             if sampled:
-                laws.append(torch.stack([sampling.law(row, s) for row, s in zip(logits, rows.sampling, strict=True)]))
-                children = sampling.sample(laws[-1], n, rows, since, False)
+                rowwise = zip(logits, rows.sampling, strict=True)
+                laws.append(np.array([[sampling.distribution(z, s) for z in row] for row, s in rowwise]))
+                children = sampling.sample(laws[-1], n, rows, since)
             else:
-                children = sampling.rank(logits.float(), rows, depth, n, 1.0, warp=n == 1)[0]
-            parents = torch.arange(since, fed.nodes, device=rows.root.device).repeat_interleave(n)
+                children = sampling.rank(logits.astype(np.float32), rows, depth, n, warp=n == 1)[0]
+            parents = np.tile(np.repeat(np.arange(since, fed.nodes), n), (len(rows), 1))
             since = fed.nodes
-            fed = append(fed, children.flatten(1), parents.expand(len(rows), -1))
-        q = torch.cat(laws, 1) if laws else None
-        return from_template(rows.root, fed.tokens[:, 1:], template(shape), q=q)
+            fed = append(fed, children.reshape(len(rows), -1), parents)
+        return replace(fed, q=np.concatenate(laws, 1)) if laws else fed
 
 
 def shallow(tree: DraftTree, depths: Sequence[int]) -> DraftTree:
     """The tree cut to each row's depth. (The cut looks at no token, so sampled siblings keep their law.)"""
     if min(depths) >= tree.deepest:
         return tree
-    index = torch.arange(tree.nodes, device=tree.tokens.device)
-    good = (tree.depths <= torch.tensor(depths, device=index.device)[:, None]) & (index < tree.size[:, None])
-    keep = torch.where(good, index, tree.nodes).sort(-1).values
-    return replace(prune(tree, torch.where(keep < tree.nodes, keep, 0), good.sum(-1)), q=tree.q)
+    rows = []
+    for (tokens, parents, values), levels, deepest in zip(tree.host, tree.depths.tolist(), depths, strict=True):
+        kept = [i for i in range(len(tokens)) if levels[i] <= deepest]
+        new = {old: i for i, old in enumerate(kept)}
+        rows.append(([tokens[i] for i in kept], [new[parents[i]] for i in kept], [values[i] for i in kept]))
+    return replace(from_lists(rows, values=tree.values is not None), q=tree.q)
 
 
 def load(

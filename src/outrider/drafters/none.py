@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from ..core.protocols import Drafting, Round, Target
+from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import root_only
 from ..core.types import Budget, DraftTree, Rows
 from ._common import refuse
 
 
 @dataclass(frozen=True)
-class NoneDrafter:
+class NoneDrafter(Drafter):
     """Drafts nothing: plain decoding."""
-
-    taps: tuple[int, ...] = ()
-    reopens: bool = True
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> NoneDrafting:
         return NoneDrafting()
 
 
 @dataclass
-class NoneDrafting:
+class NoneDrafting(Drafting):
     """It has no state, so there is nothing to select or join."""
 
-    plain: ClassVar[bool] = True  # a budget has nothing to work out
+    plain = True  # a budget has nothing to work out
 
     def observe(self, round: Round) -> None:
         pass

@@ -20,8 +20,8 @@ from heapq import heappop, heappush
 from threading import Lock
 from typing import Any
 
-from ..core.protocols import Drafting, Round, Target
-from ..core.tree import Sketch
+from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.tree import from_lists, priced
 from ..core.types import Budget, DraftTree, HostRow, Rows
 from ._common import corpus, flag, refuse, selected, useful, whole
 
@@ -131,18 +131,17 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Suffix decoding over the text, a corpus, and what was written before."""
 
     context: int = 16
     corpus: Automaton | None = None  # built once, never written again
     memory: Memory | None = None
-    taps: tuple[int, ...] = ()
     reads_tree: bool = False
     counts: bool = True
 
     @property
-    def reopens(self) -> bool:
+    def reopens(self) -> bool:  # type: ignore[override]
         """With a memory, proposals depend on other requests too."""
         return self.memory is None
 
@@ -236,7 +235,7 @@ def successors(matches: list[Match]) -> tuple[list[tuple[int | None, float]], li
 
 
 @dataclass
-class SuffixDrafting:
+class SuffixDrafting(Drafting):
     """Each row's suffix automaton and its matches."""
 
     drafter: SuffixDrafter
@@ -251,19 +250,17 @@ class SuffixDrafting:
                     row.place = memory.write(row.place, tokens)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        return self.sketch(rows, budget).tree(rows.root.device)
+        return from_lists(priced(self.sketch(rows, budget), budget.price))
 
-    def sketch(self, rows: Rows, budget: Budget) -> Sketch:
-        """The proposal on the host."""
+    def sketch(self, rows: Rows, budget: Budget) -> list[HostRow]:
         nodes = max(1, budget.nodes)
         memory, shared = self.drafter.memory, [self.drafter.corpus] if self.drafter.corpus else []
         with memory.lock if memory else nullcontext():
             shared = [memory.young, memory.old, *shared] if memory else shared
-            grown = [
+            return [
                 grow(row.read(), [row.automaton, *shared], nodes, depth, budget.floor)
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
-        return Sketch(grown).cut(budget.price)
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)

@@ -17,6 +17,7 @@ from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import for_drafts, reads
 from ..backends.torch.module_weights import STEP, projections, small
 from ..backends.torch.tensors import copied
+from ..core.protocols import Target
 from .kv_cache import KVCache
 from .layer import Layer, RMSNorm, Rope
 
@@ -149,25 +150,18 @@ class CompiledLayer:
         return self.numbers
 
 
-def runs(target: object) -> bool:
-    """Do this target's passes run in the compiled code? Its drafters do so too, then."""
-    return getattr(target, "native", None) is not None
-
-
-def code_for(target: object, dtype: torch.dtype) -> Library | None:
+def code_for(target: Target, dtype: torch.dtype) -> Library | None:
     """The compiled code for a drafter in this precision; None where its target's passes do not run in such code, or
     there is none on this machine.
 
     It is the target's own where that reads rounded weights. On processors with AVX2 alone that is so where the target's
     weights have 16 bits, though all else is float32; a drafter's float32 weights would be four times as many bytes.
     """
-    native: Any = getattr(target, "native", None)
-    if native is None:
-        return None
-    if native.kept == dtype and reads(native.code):
-        own: Library = native.code
-        return own
     name = str(dtype).removeprefix("torch.")
+    if target.code is None:
+        return None
+    if target.precision == name and reads(target.code):
+        return target.code
     return library(name, name) if name in ("bfloat16", "float32") else None
 
 

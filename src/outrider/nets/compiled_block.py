@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses, integers
+from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import Packed, for_drafts
 from ..backends.torch.module_weights import STEP, projections, small
@@ -29,7 +30,7 @@ from .compiled import Turns
 from .grown import Pairs, listed
 from .kv_cache import KVCache
 from .lattice import Places, deepest, fit
-from .wanted import Seconds, Shape, Wanted
+from .wanted import Seconds, Wanted
 
 WHOLE = 16  # the pair head's width is filled up by zeros to a multiple of this
 
@@ -94,16 +95,16 @@ class CompiledBlock:
             self._call(cache, last, pairs, 0, Places(len(cache.host)))
 
     def slots(
-        self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs], root: Int[Tensor, " b"], depth: int
+        self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs], roots: Sequence[int], depth: int
     ) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d v"]]:
         """Normed vectors, in the network's precision, and logits, in float32, of the first `depth` slots that draft;
         before that, what `read` does."""
-        b, model, first = len(root), self.model, self.lattice.first_slot
-        slots, root = first + depth, root.contiguous()
+        b, model, first = len(roots), self.model, self.lattice.first_slot
+        slots, root = first + depth, integers(roots)
         with torch.inference_mode(False):
             vectors, logits = torch.empty(b, slots, model.hidden), torch.empty(b, depth, model.vocab)
         with self.lock:
-            told = {"roots": address(root), "max_nodes": 0}
+            told = {"roots": root, "max_nodes": 0}
             self._call(cache, last, pairs, depth, Places(b, slots), told, (vectors, logits))
         return vectors[:, first:].to(self.embeddings.dtype), logits
 

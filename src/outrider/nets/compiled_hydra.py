@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses
+from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import for_drafts
 from ..backends.torch.module_weights import STEP
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
-from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
+from .wanted import KNOTS, SLOPES, Seconds, Wanted
 
 
 @dataclass(frozen=True)

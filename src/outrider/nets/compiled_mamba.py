@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import integers
+from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
 from ..backends.torch.kernel_blocks import for_drafts
 from ..backends.torch.module_weights import STEP
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
-from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
+from .wanted import KNOTS, SLOPES, Seconds, Wanted
 
 WHOLE = 16  # what lies side by side is filled up to a multiple of this
 
@@ -72,7 +73,7 @@ class CompiledMamba:
         budget: Budget,
         shape: Shape,
         names: Int[Tensor, " v"] | None,
-    ) -> tuple[DraftTree, Int[Tensor, "b n"]]:
+    ) -> tuple[DraftTree, list[list[int]]]:
         """A tree for every row, and the slots of its nodes' states (-1: not fed).
 
         Args:
@@ -91,7 +92,7 @@ class CompiledMamba:
                 setattr(self.draft, name, value)
             self._read(states, waits)
             n = self.draft.widest
-            return wanted.tree(n), where[: b * n].view(b, n)
+            return wanted.tree(n), where[: b * n].view(b, n).tolist()
 
     def read(self, states: States, waits: Sequence[Sequence[int]]) -> Float[Tensor, "b v"]:
         """Logits behind what `grow` reads first."""

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ..backends.native.abi import MAX_FED_PAIRS, Struct, address, struct
 from ..backends.native.arrays import addresses, integers
+from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
 from ..core.protocols import Round
 from ..core.types import Budget, DraftTree, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
-from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
+from .wanted import KNOTS, SLOPES, Seconds, Wanted
 
 LISTS = "token", "parent", "level", "fed", "chosen"  # of all candidates
 
@@ -52,11 +53,11 @@ def paired(round: Round, features: Sequence[Float[Tensor, "b m h"]]) -> Pairs:
     if round.tree.ancestors is not None:
         if round.tree.nodes == 1:
             return Pairs(features, [(0,)[: len(t)] for t in round.tokens], round.tokens, range(len(round.tokens)))
-        paths = round.path.tolist()
-        nodes = [path[: len(tokens)] for path, tokens in zip(paths, round.tokens, strict=True)]
+        nodes = [path[: len(tokens)] for path, tokens in zip(round.paths, round.tokens, strict=True)]
         return Pairs(features, nodes, round.tokens, range(len(nodes)))
     tokens = []
-    for row, count, upcoming in zip(round.tree.tokens.tolist(), round.count.tolist(), round.next.tolist(), strict=True):
+    for row, path, upcoming in zip(round.tree.tokens.tolist(), round.paths, round.next, strict=True):
+        count = len(path)
         tokens.append([*row[1:count], max(0, upcoming)] if count else [])
     return Pairs(features, [range(len(row)) for row in tokens], tokens, range(len(tokens)))
 
@@ -193,9 +194,9 @@ def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], lis
     for r in range(rows):
         for given in pairs:
             nodes, tokens = given.nodes[r], given.tokens[r]
-            parts = [(part.data_ptr(), *part.stride()[:2], part.element_size()) for part in given.features]
+            parts = [(part.ctypes.data, *part.strides[:2]) for part in given.features]
             at = given.rows[r]
-            features += [start + size * (at * row + node * step) for node in nodes for start, row, step, size in parts]
+            features += [start + at * row + node * step for node in nodes for start, row, step in parts]
             behind += tokens
             counts[r] += len(nodes)
     return counts, features, behind

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from ..core.padding import additive
+from ..backends.torch.padding import additive
 from .layer import LayerShape, Store
 
 

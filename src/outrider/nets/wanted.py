@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..backends.native.abi import NULL, Pointer, address
 from ..backends.native.arrays import doubles, floats, integers, seeds
+from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
-from ..core.noise import tables
+from ..core.noise import SLOPES as SLOPES
+from ..core.noise import VALUES
 from ..core.price import Price
 from ..core.sampling import POOL, POOLED
 from ..core.types import Budget, DraftTree, Rows
 
-KNOTS, SLOPES = tables()
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of a tree: `depth` layers, the `width` best nodes of each are fed, at most `nodes` are kept, the root included;
-    `top_k` candidates below a node, confidences softmax(r / scale)."""
-
-    depth: int
-    width: int
-    nodes: int
-    top_k: int
-    scale: float
+KNOTS = VALUES
 
 
 class Seconds:
@@ -60,23 +48,20 @@ class Wanted:
 
     def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds, room: Workspace):
         nodes, b, price = shape.nodes, len(rows), budget.price
-        with torch.inference_mode(False):
-            self.found = torch.empty(
-                4, b * nodes, dtype=torch.long
-            ).unbind()  # tokens, parents, depths; of each row its size
-            self.worth, self.sees = torch.empty(b * nodes), torch.empty(b * nodes * nodes, dtype=torch.bool)
+        self.found = [np.empty(b * nodes, np.int64) for _ in range(4)]  # tokens, parents, depths; of each row its size
+        self.worth, self.sees = np.empty(b * nodes, np.float32), np.empty(b * nodes * nodes, np.bool_)
         self.rows, self.depth, self.most = b, shape.depth, min(shape.top_k, columns)
-        root, heats = rows.root.contiguous(), floats(s.temperature for s in rows.sampling)
+        root, heats = integers(rows.root), floats(s.temperature for s in rows.sampling)
         keys, starts = seeds(rows.seeds), integers(rows.start)
         self.kept = root, heats, keys, starts
         pool = pooled(columns, self.most)
         self.told: dict[str, Any] = {
-            "roots": address(root), "depth": shape.depth, "width": shape.width, "max_nodes": nodes, "top_k": self.most,
+            "roots": root, "depth": shape.depth, "width": shape.width, "max_nodes": nodes, "top_k": self.most,
             "scale": shape.scale, "pool": pool,
             "floor": _log(budget.floor), "reach": _log(budget.reach), "trust": price.trust if price else 1.0,
             "max_priced": len(price.seconds) if price else 0, "price_total": int(price.summed) if price else 0,
             "seconds": seconds.of(price), "temperature": heats, "start_positions": starts,
-            "seeds": keys if rows.rule == "coupled" and rows.hot else NULL,
+            "seeds": keys if rows.rule == "coupled" and rows.sampled else NULL,
             "values": address(self.worth), "visible": address(self.sees),
             **dict(zip(("tokens", "parents", "depths", "size"), map(address, self.found), strict=True)),
             **workspace(room, b, shape, self.most, pool),
@@ -85,8 +70,8 @@ class Wanted:
     def tree(self, n: int) -> DraftTree:
         """What the code wrote, n nodes in the widest row."""
         b = self.rows
-        tokens, parents, depths = (part[: b * n].view(b, n) for part in self.found[:3])
-        seen, values = self.sees[: b * n * n].view(b, n, n), self.worth[: b * n].view(b, n)
+        tokens, parents, depths = (part[: b * n].reshape(b, n) for part in self.found[:3])
+        seen, values = self.sees[: b * n * n].reshape(b, n, n), self.worth[: b * n].reshape(b, n)
         return DraftTree(tokens, parents, depths, self.found[3][:b], seen, self.depth, values)
 
 

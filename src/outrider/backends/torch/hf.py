@@ -80,6 +80,11 @@ class HFTarget(Target):
         return self.native is not None
 
     @property
+    def code(self) -> Any:  # type: ignore[override]
+        """The compiled code that its passes run in; None where they do not."""
+        return None if self.native is None else self.native.code
+
+    @property
     def kernels(self) -> str:  # type: ignore[override]
         """Which compiled code computes its passes."""
         return "" if self.native is None else self.native.library_name
