@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.protocols import Drafting, Round
+from ..core.protocols import Drafter, Drafting, Round
 from ..core.types import Budget, DraftTree, Rows
 from ..engine import Engine, Request, generate
 from ..params import Sampling
@@ -15,14 +15,14 @@ Note = Callable[[Round], None]
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Drafter):
     """A drafter beside which every finished round is noted (not the prompts' chunks)."""
 
     inner: Any
     note: Note
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(self.inner.taps)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> WatchedDrafting:
@@ -30,7 +30,7 @@ class Watched:
 
 
 @dataclass
-class WatchedDrafting:
+class WatchedDrafting(Drafting):
     """A drafting whose rounds, but not its prompts, are noted."""
 
     inner: Any
