@@ -15,10 +15,10 @@ from torch import Tensor
 
 import outrider
 from outrider import drafters
-from outrider.backends.native import build as native
-from outrider.backends.native.blocks import reads
+from outrider.backends.native import library as native
 from outrider.backends.torch import HFTarget, load, load_target
 from outrider.backends.torch.compiled import forward_of, weights_of
+from outrider.backends.torch.kernel_blocks import reads
 from outrider.backends.torch.validate import validate
 from outrider.core.tree import chain_of, from_lists
 from outrider.drafters import eagle

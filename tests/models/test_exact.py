@@ -15,7 +15,6 @@ from small import ZOO, build
 from torch import Tensor
 
 import outrider
-from outrider import kept
 from outrider.backends.torch import HFTarget, aligned, exact, kernels, load_target, probe
 from outrider.backends.torch.families import TABLE
 from outrider.backends.torch.session import Pass

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-
-from outrider.backends.native.build import library
 from outrider.backends.torch.walk import Walk
+
+from outrider.backends.native.library import library
 from outrider.core import nucleus, sampling, verify
 from outrider.core.changes import Changes
 from outrider.core.noise import GumbelNoise

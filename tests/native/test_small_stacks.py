@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.native.build import library
+from outrider.backends.native.library import library
 
 SCRIPT = """
 import resource, sys, torch
 sys.path.insert(0, "tests/support")
 from small import build
-from outrider.targets import load_target
+from outrider.backends.torch import load_target
 
 folder, sizes = sys.argv[1], {"hidden_size": 64, "intermediate_size": 14336, "head_dim": 32, "num_hidden_layers": 1}
 build("llama", torch.bfloat16, **sizes).save_pretrained(folder)

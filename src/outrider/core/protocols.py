@@ -158,6 +158,7 @@ class Target(Protocol):
 
     def settle(self) -> None:
         """Wait until the device has done what it was given; nothing to wait for on a CPU."""
+        return None
 
     def judge(self, question: Question) -> Verdict | None:
         """Apply a rule where the logits are, with the results of `core.verify.judge`; None: that one shall do it."""

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, struct
 from ..backends.native.arrays import addresses
-from ..backends.native.blocks import for_drafts, reads
-from ..backends.native.build import library
-from ..backends.native.weights import STEP, projections, small
+from ..backends.native.library import library
 from ..backends.native.workspace import Workspace
 from ..core.protocols import Target
+from ..backends.torch.kernel_blocks import for_drafts, reads
+from ..backends.torch.module_weights import STEP, projections, small
+from ..backends.torch.tensors import copied
 from .kv_cache import KVCache
 from .layer import Layer, RMSNorm, Rope
 
@@ -123,7 +124,7 @@ class CompiledLayer:
         lengths = spots[:, 0].contiguous() if cache is None else cache.lengths
         with torch.inference_mode(False), self.lock:
             vectors, logits = torch.empty(layers, b, m, model.hidden), torch.empty(b, ask, model.vocab)
-            states = self.workspace.copy("inputs" if layers else "states", given)
+            states = copied(self.workspace, "inputs" if layers else "states", given)
             turns, asked = self.turned(0 if cache is None else cache.longest + n), self.counted(ask)
             tap = torch.ones(1, dtype=torch.long)  # behind the one layer
             pointers = addresses([] if cache is None else [cache.keys.data_ptr(), cache.values.data_ptr()])

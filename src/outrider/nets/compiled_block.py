@@ -12,6 +12,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,10 +20,10 @@ from torch.nn import functional
 
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses, integers
-from ..backends.native.blocks import Packed, for_drafts
-from ..backends.native.weights import STEP, projections, small
 from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
+from ..backends.torch.kernel_blocks import Packed, for_drafts
+from ..backends.torch.module_weights import STEP, projections, small
 from ..core.types import Budget, DraftTree, Rows
 from .block import BlockNet
 from .compiled import Turns
@@ -170,15 +171,15 @@ class CompiledBlock:
         b, slots = places.rows, places.slots
         together, first = b * max(slots, places.waits), self.lattice.first_slot
         room.of("logits", b * slots * columns)
-        nodes = torch.arange(first, first + slots, out=room.of("logit nodes of a block", slots, torch.long))
+        nodes = room.filled("logit nodes of a block", range(first, first + slots))
         self.pass_ = struct(
             "Pass", logit_nodes=address(nodes),
-            tap_layers=address(room.of("tap", 1, torch.long).fill_(self.model.layers)),
+            tap_layers=address(room.filled("tap", [self.model.layers])),
             hidden_states=address(room.of("states", together * hidden)), **room.of_pass(together, 1),
         )  # fmt: skip
         self.draft = struct(
             "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
-            positions=address(room.of("positions", b * slots, torch.long)),
+            positions=address(room.of("positions", b * slots, np.int64)),
             **fit(room, self.lattice, places, self.names),
         )  # fmt: skip
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..backends.native.abi import Library, Struct, address, struct
 from ..backends.native.arrays import addresses
-from ..backends.native.blocks import for_drafts
-from ..backends.native.weights import STEP
 from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
+from ..backends.torch.kernel_blocks import for_drafts
+from ..backends.torch.module_weights import STEP
 from ..core.types import Budget, DraftTree, Rows
 from .lattice import Places, deepest, fit
 from .wanted import Seconds, Wanted

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses
-from ..backends.native.blocks import for_drafts
-from ..backends.native.weights import STEP
 from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
+from ..backends.torch.kernel_blocks import for_drafts
+from ..backends.torch.module_weights import STEP
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Wanted
@@ -98,8 +98,8 @@ class CompiledHydra:
         self.draft = struct(
             "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
             token_ids=address(self.names), knots=address(KNOTS), slopes=address(SLOPES),
-            max_candidates=places.candidates, fed_candidate=address(room.of("fed", b * places.fed, torch.long)),
-            **room.split("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
+            max_candidates=places.candidates, fed_candidate=address(room.of("fed", b * places.fed, np.int64)),
+            **room.split("candidates", np.int64, **dict.fromkeys(LISTS, candidates)),
             value=address(room.of("value", candidates)),
         )  # fmt: skip
 

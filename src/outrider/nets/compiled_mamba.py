@@ -8,16 +8,17 @@ from itertools import chain
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import integers
-from ..backends.native.blocks import for_drafts
-from ..backends.native.weights import STEP
 from ..backends.native.grow import Shape
 from ..backends.native.workspace import Workspace
+from ..backends.torch.kernel_blocks import for_drafts
+from ..backends.torch.module_weights import STEP
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Wanted
@@ -127,12 +128,12 @@ class CompiledMamba:
         self.code.draft_mamba(self.model, self._states(states), self.pass_, draft)
 
     def _states(self, states: States) -> Struct:
-        nodes = self.workspace.split("nodes", torch.long, **dict.fromkeys(("source", "target", "token"), self.together))
+        nodes = self.workspace.split("nodes", np.int64, **dict.fromkeys(("source", "target", "token"), self.together))
         conv, ssm = address(states.conv), address(states.ssm)
         return struct("MambaStates", slots=states.ssm.shape[2], conv=conv, ssm=ssm, **nodes)
 
     def _logits(self, count: int) -> Float[Tensor, "n v"]:
-        return self.workspace.buffers["logits"][: count * self.columns].view(count, self.columns).clone()
+        return torch.tensor(self.workspace.buffers["logits"][: count * self.columns]).view(count, self.columns)
 
     def _fit(self, places: Places) -> None:
         """Make structures with room for this, unless there are; they are kept from call to call."""
@@ -146,8 +147,8 @@ class CompiledMamba:
         self.pass_ = struct("Pass", **{name: address(room.of(name, self.together * n)) for name, n in sizes.items()})
         self.draft = struct(
             "Draft", knots=address(KNOTS), slopes=address(SLOPES), max_candidates=places.candidates,
-            fed_candidate=address(room.of("fed", b * places.fed, torch.long)),
-            **room.split("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
+            fed_candidate=address(room.of("fed", b * places.fed, np.int64)),
+            **room.split("candidates", np.int64, **dict.fromkeys(LISTS, candidates)),
             value=address(room.of("value", candidates)),
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -165,12 +165,12 @@ class Grower:
         self.places, net, room, hidden = places, self.net, self.workspace, self.net.step.hidden
         b, columns, fed, candidates = places.rows, net.step.vocab, places.fed, places.rows * places.candidates
         together, most = b * max(places.width, places.waits), max(fed, min(MAX_FED_PAIRS, places.waits))
-        nodes = torch.arange(places.width, out=room.of("logit nodes of a step", places.width, torch.long))
+        nodes = room.filled("logit nodes of a step", range(places.width))
         self.pass_ = struct(
             "Pass", rows=b, logit_nodes=address(nodes),
-            tap_layers=address(room.of("tap", 1, torch.long).fill_(1)), **room.of_pass(together, fed),
+            tap_layers=address(room.filled("tap", [1])), **room.of_pass(together, fed),
             **room.split(
-                "a step", torch.float32, inputs=together * net.step.input_dim, hidden_states=together * hidden,
+                "a step", np.float32, inputs=together * net.step.input_dim, hidden_states=together * hidden,
                 tapped=together * hidden, logits=b * places.width * columns,
             ),
         )  # fmt: skip
@@ -178,13 +178,13 @@ class Grower:
             "Draft", fuse=net.fuse, taps=net.taps, feature_dim=net.wide,
             embeddings=address(self.embeddings), embedding_rows=len(self.embeddings), token_ids=address(self.names),
             knots=address(KNOTS), slopes=address(SLOPES), max_candidates=places.candidates,
-            ancestors=address(room.of("ancestors", b * fed * fed, torch.uint8)),
+            ancestors=address(room.of("ancestors", b * fed * fed, np.uint8)),
             **room.split(
-                "fed", torch.long, positions=b * most, fed_candidate=b * fed,
+                "fed", np.int64, positions=b * most, fed_candidate=b * fed,
                 last_features=b * net.taps, last_tokens=b, last_pending=b,
             ),
-            **room.split("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
-            **room.split("values", torch.float32, value=candidates, hidden_states=b * fed * hidden),
+            **room.split("candidates", np.int64, **dict.fromkeys(LISTS, candidates)),
+            **room.split("values", np.float32, value=candidates, hidden_states=b * fed * hidden),
         )  # fmt: skip
 
 

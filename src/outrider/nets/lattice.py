@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from ..backends.native.abi import Pointer, Struct, address
@@ -43,14 +43,14 @@ def fit(room: Workspace, block: Struct, places: Places, names: Tensor | None) ->
     """Room for the trees of calls up to this size: `block` is told of its own, the rest is for the draft."""
     b, slots, nodes, most = places.rows, places.slots, places.nodes, places.most
     for name, size, dtype in (
-        ("columns", slots, torch.long), ("confidences", slots, torch.float32),
-        ("logs", nodes, torch.float32), ("order", nodes, torch.long),
+        ("columns", slots, np.int64), ("confidences", slots, np.float32),
+        ("logs", nodes, np.float32), ("order", nodes, np.int64),
     ):  # fmt: skip
         setattr(block, name, address(room.of(name, b * size * most, dtype)))
-    for name, dtype in (("next", torch.long), ("value", torch.float64)):
+    for name, dtype in (("next", np.int64), ("value", np.float64)):
         setattr(block, name, address(room.of(f"of a lattice: {name}", b * nodes, dtype)))
     return {
         "token_ids": address(names), "knots": address(KNOTS), "slopes": address(SLOPES),
         "value": address(room.of("value", b * nodes)),
-        **room.split("nodes", torch.long, **dict.fromkeys(LISTS, b * nodes)),
+        **room.split("nodes", np.int64, **dict.fromkeys(LISTS, b * nodes)),
     }  # fmt: skip

@@ -82,13 +82,13 @@ def workspace(room: Workspace, rows: int, shape: Shape, most: int, pool: int) ->
     candidates = max(shape.nodes, 1 + most * (1 + (shape.depth - 1) * shape.width))
     return {
         **room.split(
-            "ranks", torch.float32, noisy=items * pool, top_values=items * (pool + most),
+            "ranks", np.float32, noisy=items * pool, top_values=items * (pool + most),
             all_values=nodes, sorted_values=nodes, best_values=wide,
         ),
         **room.split(
-            "places", torch.long, top_columns=items * (pool + most), order=nodes, new_index=candidates, ends=rows
+            "places", np.int64, top_columns=items * (pool + most), order=nodes, new_index=candidates, ends=rows
         ),
-        "gains": address(room.of("gains", nodes, torch.float64)),
+        "gains": address(room.of("gains", nodes, np.float64)),
     }  # fmt: skip
 
 

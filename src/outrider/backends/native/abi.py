@@ -45,7 +45,7 @@ def address(x: Any) -> Pointer:
     if x is None:
         return NULL
     if isinstance(x, np.ndarray):
-        x = x.ctypes.data
+        x = x.__array_interface__["data"][0]
     elif not isinstance(x, int):
         x = x.data_ptr()
     return ffi.cast(ADDRESS, x)

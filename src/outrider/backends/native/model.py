@@ -49,10 +49,21 @@ class Parameter:
 
 def supports(file: ModelFile) -> bool:
     """Can `config_of` and `parameters` read this file?"""
+    return not refused(file)
+
+
+def refused(file: ModelFile) -> str:
+    """Why `config_of` and `parameters` cannot read this file; empty where they can."""
     architecture = file.metadata.get("general.architecture")
-    experts = file.metadata.get(f"{architecture}.expert_count", 0)
-    readable = all(tensor.kind.name in READABLE for tensor in file.tensors.values())
-    return architecture in FAMILIES and not experts and readable and not unknown(file)
+    if architecture not in FAMILIES:
+        return f"its architecture is {architecture!r}, not one of {', '.join(FAMILIES)}"
+    if file.metadata.get(f"{architecture}.expert_count", 0):
+        return "it is a mixture of experts"
+    if other := sorted({tensor.kind.name for tensor in file.tensors.values()} - READABLE):
+        return f"it has tensors of the kind {other[0]}, not only {', '.join(sorted(READABLE))}"
+    if names := unknown(file):
+        return f"it has the tensor {names[0]!r}, which no model of this architecture has"
+    return ""
 
 
 def unknown(file: ModelFile) -> list[str]:

@@ -10,10 +10,10 @@ import numpy as np
 from ...core.changes import Changes
 from ...core.noise import SLOPES, VALUES
 from ...core.types import Array, Question, Rows, Verdict
+from ...machine import threads
 from ...params import Sampling
 from .abi import CHANGE_BYTES, Library, Struct, address, ffi, struct
 from .arrays import addresses, doubles, floats, integers, seeds
-from ...machine import threads
 
 
 class Filters:
@@ -72,7 +72,9 @@ class Walk:
         found = result.tolist()
         if not all(row[0] for row in found):
             return None
-        return Verdict([row[3 : 3 + row[0]] for row in found], [row[1] for row in found], [bool(row[2]) for row in found])
+        return Verdict(
+            [row[3 : 3 + row[0]] for row in found], [row[1] for row in found], [bool(row[2]) for row in found]
+        )
 
 
 def _changes(walk: Struct, rows: Rows, changes: Sequence[Changes | None]) -> list[Any]:

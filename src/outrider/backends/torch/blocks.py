@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..native import blocks as native
 from ..native.abi import Library
-from ..native.blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
 from ..native.files import open_gguf
 from ..native.model import Parameter, parameters, supports
-from ..native.weights import stretch, together
 from . import gguf
+from . import kernel_blocks as native
 from .gguf import Blocks
+from .kernel_blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
+from .module_weights import stretch, together
 
 GATED = "gate_proj", "up_proj"
 SAMPLE = 16  # fours of rows of a matrix that are compared with the model's weights

@@ -212,7 +212,9 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clea
     try:
         with torch.inference_mode(False):
             made = (torch.zeros if clean else torch.empty)(shape, dtype=dtype, device=device)
-            return in_large_pages(made) if large and not clean else made
+            if large and not clean and device.type == "cpu":
+                in_large_pages(made.data_ptr(), made.nbytes)
+            return made
     except RuntimeError as error:
         raise InputError(
             f"there is no memory for {shape[1]} texts of {shape[2]} tokens side by side; take a smaller batch or "

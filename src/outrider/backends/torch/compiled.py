@@ -10,21 +10,24 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.protocols import TargetOutput
+from ...params import InputError
 from ..native.abi import PLAIN, Library, address, struct
 from ..native.arrays import addresses, integers
-from ..native.blocks import Packed, multiplies, reads
-from ..native.build import NAMES, library
-from ..native.weights import Weights, gather, lacking, read
+from ..native.library import NAMES, library
+from ..native.rope import Rope
 from ..native.walk import Walk
 from ..native.workspace import Workspace
 from . import blocks, families
 from .cache import TreeCache
+from .kernel_blocks import Packed, multiplies, reads
+from .module_weights import Weights, gather, lacking, read
 from .session import Pass, TreeSession, index
-
+from .tensors import copied
 
 FIRST = 1024  # positions whose turns are computed at first
 
@@ -74,8 +77,8 @@ class Forward:
         logits = torch.empty(b, len(ask), model.vocab)
         with self.lock:
             if tokens is None:
-                states = self.workspace.copy(
-                    "states", target.embed(given.tokens) if given.embeds is None else given.embeds
+                states = copied(
+                    self.workspace, "states", target.embed(given.tokens) if given.embeds is None else given.embeds
                 )
             else:
                 states = self.workspace.of("states", b * m * model.hidden)
@@ -98,12 +101,10 @@ class Forward:
         return TargetOutput(logits, dict(zip(given.taps, told, strict=True)))
 
     def _turns(self, positions: int) -> Tensor:
-        """Cosines and sines [position, 2, width] of the model's own rotary embedding, in float32."""
+        """Cosines and sines [position, 2, width] of the rotary embedding, in float32."""
         if len(self.turns) < min(positions, self.target.context):
             most = min(self.target.context, max(FIRST, 1 << (positions - 1).bit_length()))
-            with torch.inference_mode(False), torch.no_grad():
-                turned = self.target.model.model.rotary_emb(torch.zeros(1), torch.arange(most)[None])
-            self.turns = torch.stack([part[0] for part in turned], 1).contiguous()
+            self.turns = torch.from_numpy(rope_of(self.target.model).table(most))
         return self.turns
 
     def _pointers(self, cache: TreeCache) -> Any:
@@ -113,6 +114,19 @@ class Forward:
             found = [part.data_ptr() for layer in cache.tree_layers for part in layer.flat]
             self.known, self.pointers = now, addresses(found)
         return self.pointers
+
+
+def rope_of(model: Any) -> Rope:
+    """The rotary embedding of a stock model: that of native targets, wherever it is the same up to rounding."""
+    rotary, config = model.model.rotary_emb, families.text_config(model)
+    own = Rope(rotary.inv_freq.detach().float().cpu().numpy(), float(rotary.attention_scaling))
+    try:
+        same = Rope.of(config.rope_parameters, 2 * len(own.frequencies))
+    except InputError:
+        return own
+    return (
+        same if np.allclose(same.frequencies, own.frequencies, rtol=1e-6, atol=0) and same.scale == own.scale else own
+    )
 
 
 def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:

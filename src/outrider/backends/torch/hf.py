@@ -17,18 +17,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .padding import padded
 from ...core.protocols import Prefill, Target, TargetOutput
 from ...core.tree import chain
 from ...core.types import Question, Verdict
-from .turns import turn, without_cudnn
 from ...params import InputError
 from . import aligned, attention, exact, families, products
 from .cache import TreeCache
 from .carrier import carrying
 from .compiled import Forward
 from .graphs import PROOFS, Graphs
+from .padding import padded
 from .session import CHUNK, Pass, TreeSession, out
+from .turns import turn, without_cudnn
 from .verify import judge
 
 SLACK = 256  # slots beyond the context that a tree may use
@@ -163,7 +163,9 @@ class HFTarget(Target):
             count = torch.tensor(counts, dtype=torch.long, device=device)
             ends = [max(c, 1) - 1 for c in counts]
             asked = sorted(set(ends))
-            output = session.pass_over(_chunk(tokens[:, first:end], first, taps, torch.tensor(asked, device=device), count))
+            output = session.pass_over(
+                _chunk(tokens[:, first:end], first, taps, torch.tensor(asked, device=device), count)
+            )
             rows = torch.tensor([asked.index(e) for e in ends], device=device)
             output = TargetOutput(output.logits[torch.arange(b, device=device), rows][:, None], output.features)
             session.advance(counts)

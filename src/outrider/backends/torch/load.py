@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from ... import hub, names
-from ...core.protocols import Target
 from ...names import Place
 from ...params import InputError, check_weights, out_of_memory
 from . import compiled, gguf, products, sizes, spread, vocabulary

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from ..native.blocks import BLOCK as GROUP
 from .blocks import blocks_of
+from .kernel_blocks import BLOCK as GROUP
 from .products import HalfLinear, OrderedLinear
 
 TILE = 16  # rows that the product of four bits is packed by

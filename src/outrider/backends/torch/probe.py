@@ -195,5 +195,12 @@ def _key(target: HFTarget) -> str:
     variables = {k: v for k, v in os.environ.items() if k.startswith(KERNELS)}
     threads = torch.get_num_threads(), variables
     versions = torch.__version__, transformers.__version__, QUESTIONS
-    facts = [kinds, [getattr(config, n, None) for n in names], str(target.dtype), machine.processor(), threads, versions]
+    facts = [
+        kinds,
+        [getattr(config, n, None) for n in names],
+        str(target.dtype),
+        machine.processor(),
+        threads,
+        versions,
+    ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:24]

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .padding import additive
 from ...core.protocols import Kept, Prefill, Session, TargetOutput
 from ...core.tree import chain
 from ...core.types import DraftTree
 from ...params import InputError
 from .attention import OPEN
 from .cache import TreeCache
+from .padding import additive
 from .tensors import TensorTree, array, tensor
 
 if TYPE_CHECKING:
@@ -219,9 +219,7 @@ class TreeSession(Session):
         assert len(tokens) <= self.lengths[row]
         return Kept(tuple(tokens), self.cache.taken(row, len(tokens)), features)
 
-    def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None
-    ) -> TargetOutput:
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """Logits [b, n - since, v] of the nodes from `since` on; the nodes before are in the cache. Commits nothing."""
         assert tree.ancestors is not None, "a tree to verify carries its ancestor matrix"
         prefix, given = max(self.lengths), TensorTree.of(tree, self.target.device)

@@ -32,10 +32,10 @@ from ...core.tree import chain, from_paths
 from ...core.types import DraftTree
 from ...params import InputError
 from ..native.abi import Library
-from ..native.blocks import BLOCK, Packed, multiply, nearest, opened
 from . import attention, spread
 from .carrier import carried, carrying
 from .hf import HFTarget
+from .kernel_blocks import BLOCK, Packed, multiply, nearest, opened
 from .probe import same_bits
 from .seq2seq import SeqTarget
 from .tensors import tensor

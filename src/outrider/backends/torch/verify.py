@@ -31,9 +31,9 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from ...core.types import Question, Verdict
+from . import nucleus, sampling
 from .noise import ACCEPT, EMIT, uniforms
 from .padding import padded
-from . import nucleus, sampling
 from .tensors import TensorRows, TensorTree
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
@@ -91,7 +91,9 @@ def _host(tree: TensorTree, verdict: TensorVerdict, logits: Tensor) -> Verdict:
     seen = logits[torch.arange(len(said), device=said.device)[:, None], verdict.path, said]
     finite = (seen.isfinite() | (torch.arange(seen.shape[1], device=seen.device) >= count)).all(1)
     packed = torch.cat([count, following, finite[:, None].long(), verdict.path], 1).tolist()
-    return Verdict([row[3 : 3 + row[0]] for row in packed], [row[1] for row in packed], [bool(row[2]) for row in packed])
+    return Verdict(
+        [row[3 : 3 + row[0]] for row in packed], [row[1] for row in packed], [bool(row[2]) for row in packed]
+    )
 
 
 @runtime_checkable

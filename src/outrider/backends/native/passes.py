@@ -1,0 +1,147 @@
+"""One pass of a model in compiled code: over the nodes of trees, or over a chunk of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ...core.protocols import TargetOutput
+from ...core.types import Array, DraftTree
+from .abi import NULL, Library, address, ffi, struct
+from .arrays import addresses, integers
+from .kv_cache import KVCache
+from .pages import aligned
+from .rope import Rope
+from .weights import Weights, widened
+from .workspace import Workspace
+
+FIRST = 1024  # positions of the rotary table at first
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What a pass computes: the nodes from `since` on of every row's tree, or of chunks that are chains.
+
+    Attributes:
+        tree: whose first `since` nodes are in the cache already; without an ancestor matrix it is a chunk of prompts.
+        lengths: int64 [b], committed tokens.
+        positions: int64 [b, n], of all nodes.
+        bound: no position lies beyond this one.
+        logit_nodes: int64 [k], the nodes whose logits are computed, counted from `since`, ascending.
+        embeds: [b, n - since, h], embeddings to read in place of the tokens'; None: theirs.
+    """
+
+    tree: DraftTree
+    lengths: Array
+    positions: Array
+    bound: int
+    logit_nodes: Array
+    since: int = 0
+    embeds: Any = None
+
+    @classmethod
+    def of(
+        cls, tree: DraftTree, lengths: Array, since: int = 0, embeds: Any = None, logit_nodes: Sequence[int] = ()
+    ) -> Nodes:
+        """The nodes of a tree behind texts of these lengths; `logit_nodes`: () means all."""
+        wanted = np.arange(tree.nodes - since) if not logit_nodes else np.array(logit_nodes, np.int64)
+        depths = tree.depths if tree.ancestors is not None else np.arange(tree.nodes)
+        bound = int(lengths.max()) + (tree.deepest if tree.ancestors is not None else tree.nodes - 1)
+        return cls(tree, lengths, lengths[:, None] + depths, bound, wanted, since, embeds)
+
+
+class Forward:
+    """The compiled pass over one model's weights.
+
+    Args:
+        code: the compiled library.
+        weights: of the model.
+        rope: its rotary embedding.
+        context: how many positions it has.
+        halves: are keys, values and features bfloat16 (the uint16 of their bits)? Else float32.
+    """
+
+    def __init__(self, code: Library, weights: Weights, rope: Rope, context: int, halves: bool):
+        self.code, self.weights, self.rope, self.context = code, weights, rope, context
+        self.dtype = np.dtype(np.uint16 if halves else np.float32)
+        self.lock = Lock()  # of the workspace
+        self.workspace = Workspace(code, weights.model)
+        self.table: Array = np.zeros((0, 2, weights.model.head_dim), np.float32)
+
+    def run(self, cache: KVCache, nodes: Nodes, taps: Sequence[int]) -> TargetOutput:
+        """One pass. Logits are float32 [b, k, v], those of padding whatever memory held; features are of the cache's
+        precision, [b, n - since, h] each, and zeros at padding."""
+        model, tree, n = self.weights.model, nodes.tree, nodes.tree.nodes
+        b, m = len(nodes.lengths), n - nodes.since
+        cache.reserve(int(nodes.lengths.max()) + n)
+        tokens = np.ascontiguousarray(tree.tokens[:, nodes.since :])
+        ancestors = None if tree.ancestors is None else np.ascontiguousarray(tree.ancestors)
+        sizes = tree.size if ancestors is None or b > 1 else None
+        layers = integers(tap if tap >= 0 else model.layers + 1 + tap for tap in taps)
+        features = [self._feature(b, m, sizes is not None) for _ in taps]
+        pointers = addresses(feature.__array_interface__["data"][0] for feature in features)
+        logits = aligned((b, len(nodes.logit_nodes), model.vocab))
+        with self.lock:
+            table = self.rope_table(nodes.bound + 1)
+            pass_ = struct(
+                "Pass", rows=b, nodes=m, first_node=nodes.since, total_nodes=n, capacity=cache.capacity,
+                shared_tree=ancestors is None or len(ancestors) == 1, lengths=address(nodes.lengths),
+                positions=address(nodes.positions), sizes=address(sizes), ancestors=address(ancestors),
+                cache=cache.pointers, rope=address(table), rope_positions=len(table),
+                taps=len(taps), tap_layers=layers, features=pointers,
+                logit_count=len(nodes.logit_nodes), logit_nodes=address(nodes.logit_nodes), logits=address(logits),
+                **self._inputs(tokens, nodes.embeds), **self.workspace.of_pass(b * m, n),
+            )  # fmt: skip
+            self.workspace.use_threads(pass_, b * m)
+            self.code.forward(model, pass_)
+        return TargetOutput(logits, dict(zip(taps, features, strict=True)))
+
+    def head(self, states: Array) -> Array:
+        """Logits [n, v] of hidden states float32 [n, h] after the final norm."""
+        count = len(states)
+        logits, nodes = aligned((count, self.weights.model.vocab)), np.arange(count)
+        with self.lock:
+            room = self.workspace.of("states", states.size)[: states.size]
+            room[:] = states.reshape(-1)
+            pass_ = struct(
+                "Pass", rows=1, nodes=count, total_nodes=count, hidden_states=address(room), logit_count=count,
+                logit_nodes=address(nodes), logits=address(logits), **self.workspace.of_pass(count, 1),
+            )  # fmt: skip
+            self.workspace.use_threads(pass_, count)
+            self.code.forward(self.weights.head, pass_)
+        return logits
+
+    def rope_table(self, positions: int) -> Array:
+        """The rotary table of so many positions at least, or of all there are."""
+        if len(self.table) < min(positions, self.context):
+            self.table = self.rope.table(min(self.context, max(FIRST, 1 << (positions - 1).bit_length())))
+        return self.table
+
+    def _feature(self, b: int, m: int, padded: bool) -> Array:
+        made = aligned((b, m, self.weights.model.hidden), self.dtype)
+        if padded:
+            made[:] = 0  # a drafter's masks hide padding, but no NaN in it
+        return made
+
+    def _inputs(self, tokens: Array, embeds: Any) -> dict[str, Any]:
+        """Tokens and the table, or else embeddings."""
+        model, table = self.weights.model, self.weights.table
+        size = tokens.size * model.hidden
+        room = self.workspace.of("states", size)[:size]
+        if embeds is None and table.plain is not None:
+            return {
+                "tokens": ffi.from_buffer("int64_t[]", tokens), "embeddings": table.address,
+                "embedding_rows": model.vocab, "hidden_states": address(room),
+            }  # fmt: skip
+        room[:] = (table.rows(tokens.reshape(-1)) if embeds is None else as_float(embeds)).reshape(-1)
+        return {"tokens": NULL, "hidden_states": address(room)}
+
+
+def as_float(values: Any) -> Array:
+    """An array of hidden states (uint16: the bits of bfloat16), or a tensor, in float32."""
+    found = np.asarray(values)
+    return widened(found) if found.dtype == np.uint16 else found.astype(np.float32, copy=False)

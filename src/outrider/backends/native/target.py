@@ -1,0 +1,127 @@
+"""A model file as a target, in passes of our own on CPUs: texts with drafts are those without, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from ...core.protocols import Target, TargetOutput
+from ...core.types import Array, Question, Verdict
+from ...params import InputError
+from . import weights
+from .abi import Library
+from .checkpoint import Checkpoint, open_checkpoint
+from .kv_cache import KVCache
+from .library import NAMES, abilities, library
+from .passes import Forward, Nodes, as_float
+from .session import NativeSession
+from .walk import Walk
+from .weights import rounded, widened
+
+SLACK = 256  # slots beyond the context that a tree may use
+MARKED = 64  # numbers of each parameter that a mark is made of
+
+
+class NativeTarget(Target):
+    """A model in passes of our own.
+
+    Args:
+        checkpoint: its files.
+        dtype: "auto" (bfloat16 for files of that or of quantised weights, else float32), "bfloat16" or "float32".
+
+    Raises:
+        InputError: the model, its files or this machine are not supported.
+    """
+
+    exact = "bits"
+    ragged = True
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto"):
+        self.checkpoint, made = checkpoint, checkpoint.description
+        halves, rest = _precisions(checkpoint.kept_in, dtype)
+        code = library("bfloat16" if halves else "float32", rest)
+        if code is None:
+            raise InputError("native passes are for Linux on x86 processors with AVX2, with a C compiler")
+        self.code: Library = code
+        self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
+        self.layers, self.precision = len(made.layers), rest
+        self.forward = Forward(
+            code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16"
+        )
+        self.walk, self.lock, self.kernels = Walk(code), RLock(), NAMES[code]
+
+    @cached_property
+    def mark(self) -> str:  # type: ignore[override]
+        """Of the weights, by which a drafter knows whether it drafts for those that it was trained for: 16 hexadecimal
+        digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16."""
+        found = hashlib.sha256()
+        for name, shape in self.checkpoint.description.shapes():
+            size = int(np.prod(shape))
+            places = np.arange(0, size, max(1, size // MARKED))[:MARKED]
+            one, width = self.checkpoint.parameters[name], shape[1] if len(shape) > 1 else 1
+            some = weights.numbers(self.code, one, True, places // width)
+            found.update(
+                name.encode() + widened(some[np.arange(len(places)), places % width]).astype(np.float64).tobytes()
+            )
+        return found.hexdigest()[:16]
+
+    @property
+    def config_dict(self) -> Mapping[str, Any]:
+        """The values of config.json, or of a GGUF's metadata in its terms."""
+        return self.checkpoint.config
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """See `Target.turn`."""
+        return self.lock
+
+    def embed(self, tokens: Any) -> Array:
+        """See `Target.embed`: an array of this precision."""
+        ids = np.asarray(tokens, np.int64)
+        made = self.forward.weights.table.rows(ids.reshape(-1)).reshape(*ids.shape, self.hidden)
+        return rounded(made) if self.precision == "bfloat16" else made
+
+    def head(self, features: Any) -> Array:
+        """See `Target.head`: float32."""
+        states = as_float(features)
+        return self.forward.head(states.reshape(-1, self.hidden)).reshape(*states.shape[:-1], self.vocab)
+
+    def open(self, capacity: int) -> NativeSession:
+        """See `Target.open`. The session grows if its rows must."""
+        model, limit = self.forward.weights.model, max(capacity, self.context + SLACK)
+        cache = KVCache(self.layers, model.kv_heads * model.head_dim, self.forward.dtype, capacity, limit)
+        return NativeSession(self, cache)
+
+    def run(self, cache: KVCache, nodes: Nodes, taps: tuple[int, ...]) -> TargetOutput:
+        """One pass over the rows of a cache."""
+        return self.forward.run(cache, nodes, taps)
+
+    def judge(self, question: Question) -> Verdict | None:
+        """See `Target.judge`: the coupled rule in compiled code."""
+        return self.walk(question)
+
+
+def load(place: str | Path, dtype: str = "auto") -> NativeTarget:
+    """The target of a .gguf file or of a folder of safetensors.
+
+    Raises:
+        InputError: in one sentence, why it cannot be had.
+    """
+    return NativeTarget(open_checkpoint(place), dtype)
+
+
+def _precisions(kept_in: str, dtype: str) -> tuple[bool, str]:
+    """Are weights bfloat16, and in what is all else? Weights of float16 would lose bits as bfloat16. Where a processor
+    multiplies no 16-bit numbers, activations, keys and values are float32 beside weights of bfloat16."""
+    if dtype == "auto":
+        halves = kept_in == "bfloat16"
+        return halves, "bfloat16" if halves and "avx512_bf16" in abilities() else "float32"
+    if dtype not in ("bfloat16", "float32"):
+        raise InputError(f"native passes compute in bfloat16 or float32, not {dtype}")
+    return dtype == "bfloat16", dtype
