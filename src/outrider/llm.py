@@ -9,9 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from . import drafters, encoding
-from .backends.torch import HFTarget, SeqTarget, find, load_target, load_tokenizer
-from .backends.torch.graphs import PATIENCE
-from .backends.torch.load import precision_of
+from .backends import choose as backends
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
@@ -325,31 +323,22 @@ def load(
         raise InputError(
             "choose=True, or a budget that names drafters, is for two drafters or more; give a list of their SPECs"
         )
-    place = None if isinstance(model, PreTrainedModel) else find(model)
-    target = load_target(
-        place or model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights,
-        native=False if compile is False else None, **options,
+    loaded = backends.load(
+        model, dtype=dtype, device=device, exact=exact, weights=weights, trust_remote_code=trust_remote_code,
+        compile=compile, **options,
     )  # fmt: skip
-    if compile:
-        if not isinstance(target, HFTarget):
-            raise InputError("only decoder-only models can be compiled; leave compile out")
-        target.compile()
-    elif compile is None and place is not None and isinstance(target, HFTarget):
-        target.compile(PATIENCE)
-    stock = target.model
-    origin = stock.config._name_or_path
-    name = str(place or origin or type(stock).__name__) + (f", {weights} weights" if weights != "full" else "")
-    tokenizer = load_tokenizer(place or origin, trust_remote_code)
+    target, place, tokenizer = loaded.target, loaded.place, loaded.tokenizer
+    name = loaded.name + (f", {weights} weights" if weights != "full" else "")
     chosen = drafter if drafter is not None else (place.drafter if place else "lookup")
     if named := isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else drafters.MIX.join(chosen)
         chosen = drafters.load(chosen, target, tokenizer, choose)
     else:
         chosen, label = drafters.alone(chosen), type(chosen).__name__
-    if compile and isinstance(target, HFTarget):
+    if compile:
         target.warm(chosen.taps)
     kept_as = name if place is not None and named else ""
-    made = LLM(target, tokenizer, chosen, name, label, eos_of(stock, tokenizer), budget, kept_as=kept_as)
+    made = LLM(target, tokenizer, chosen, name, label, loaded.eos, budget, kept_as=kept_as)
     _ = made.detokenizer  # checked while nobody waits for text
     return made
 
@@ -357,10 +346,3 @@ def load(
 def chooses(budget: Any) -> bool:
     """Does this budget choose among drafters?"""
     return isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))
-
-
-def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a text: the generation config's, else the tokenizer's."""
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    ends = getattr(tokenizer, "eos_token_id", None) if ends is None else ends
-    return frozenset([ends] if isinstance(ends, int) else ends or ())

@@ -113,9 +113,7 @@ class TableSession(Session):
             ends = tuple(first < len(prompt) <= end for prompt in prompts)
             yield Prefill(tree, TargetOutput(logits, output.features), ends, following)
 
-    def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None
-    ) -> TargetOutput:
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """Logits [b, n - since, v] of the nodes from `since` on, each by its own path. Commits nothing."""
         if since == 0:
             check(tree)

@@ -9,12 +9,12 @@ from typing import Any
 import layouts_foreign as foreign
 import pytest
 import torch
+from outrider.core.padding import additive
 from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.checkpoints import Facts, Found, native, read
 from outrider.checkpoints.write import write
-from outrider.core.padding import additive
 from outrider.params import InputError
 
 FOLDERS = Path(__file__).parent / "speculators"

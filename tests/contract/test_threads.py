@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from outrider.core.turns import without_cudnn
 
 import outrider
 from outrider import LLM, Output
 from outrider.backends.torch import load_target, load_tokenizer
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.core.protocols import Target
-from outrider.core.turns import without_cudnn
 from outrider.engine import Engine, Request, generate
 from outrider.params import Sampling
 from outrider.testing import TableTarget

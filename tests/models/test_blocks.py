@@ -16,10 +16,10 @@ from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 from wrong_code import mutated
 
-from outrider.backends.torch import kernel_blocks as packs
 from outrider.backends.native import library as native
 from outrider.backends.native.abi import Library, ffi
 from outrider.backends.torch import HFTarget, blocks, compiled, gguf, load, load_target
+from outrider.backends.torch import kernel_blocks as packs
 from outrider.core.tree import chain
 
 SIZES = {

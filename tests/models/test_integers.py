@@ -18,10 +18,10 @@ from wrong_code import mutated
 
 import outrider
 from outrider import InputError
-from outrider.backends.torch import kernel_blocks as packs
 from outrider.backends.native import library as native
 from outrider.backends.native.abi import Library
 from outrider.backends.torch import HFTarget, blocks, gguf, load, load_target
+from outrider.backends.torch import kernel_blocks as packs
 from outrider.backends.torch.packed import PACKED
 from outrider.backends.torch.products import HalfLinear
 from outrider.backends.torch.validate import multiplied, validate

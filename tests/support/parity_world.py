@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from outrider.core.padding import additive
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -18,7 +19,6 @@ from vllm_world import config
 
 from outrider.backends.torch import load_target
 from outrider.checkpoints import native, read
-from outrider.core.padding import additive
 from outrider.drafters import eagle, eagle3
 from outrider.nets import block
 from outrider.nets.layer import LayerShape

@@ -37,7 +37,17 @@ class Candidates:
         """The roots alone, which are fed first."""
         fed = root_only(roots)
         zero = np.zeros((len(roots), 1), np.float32)
-        return cls(fed.tokens, np.zeros(1, np.int64), fed.depths, zero, zero, fed, np.zeros_like(fed.tokens), zero, fed.tokens[:, :0])
+        return cls(
+            fed.tokens,
+            np.zeros(1, np.int64),
+            fed.depths,
+            zero,
+            zero,
+            fed,
+            np.zeros_like(fed.tokens),
+            zero,
+            fed.tokens[:, :0],
+        )
 
     def add(self, tokens: Array, confidences: Array, since: int) -> None:
         """The candidates [b, w, k] below the nodes that were fed from `since` on."""

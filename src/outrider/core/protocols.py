@@ -74,9 +74,7 @@ class Session(Protocol):
         """Read and commit the prompts, a chunk at a time. Each chunk holds the features of its tokens for the taps."""
 
     @abstractmethod
-    def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None
-    ) -> TargetOutput:
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already.
 
         `embeds` [b, n - since, h]: embeddings to read in place of the tokens'.
@@ -155,6 +153,9 @@ class Target(Protocol):
     @abstractmethod
     def open(self, capacity: int) -> Session:
         """An empty session whose rows have room for `capacity` tokens, those of a tree included."""
+
+    def warm(self, taps: tuple[int, ...]) -> None:
+        """Do now what would make the first rounds slow."""
 
     def settle(self) -> None:
         """Wait until the device has done what it was given; nothing to wait for on a CPU."""

@@ -20,6 +20,7 @@ from .types import Array, Rows
 POOLED, POOL = 4096, 64  # larger vocabularies are ranked by their best POOL tokens: hashing is what costs
 BLOCK = 64  # logits that `largest` looks at together
 
+
 def softmax(x: Array) -> Array:
     """Along the last axis, in float64."""
     e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))

@@ -66,7 +66,7 @@ class DraftTree:
         if self.lists is not None:
             return self.lists
         values = np.zeros(self.tokens.shape, np.float32) if self.values is None else self.values
-        parts: list[list[Any]] = [part.tolist() for part in (self.tokens, self.parents, values, self.size)]
+        parts: list[Any] = [part.tolist() for part in (self.tokens, self.parents, values, self.size)]
         rows = zip(*parts, strict=True)
         return [(tokens[:n], parents[:n], logs[:n]) for tokens, parents, logs, n in rows]
 

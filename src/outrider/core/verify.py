@@ -19,7 +19,7 @@ not depend on what was drafted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np

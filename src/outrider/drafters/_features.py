@@ -236,7 +236,9 @@ class FeatureDrafting(Drafting):
             return drafter.compiled.tree(cache, self._joined(given, tokens), *below)
         if not (cache.level and n == fed.deepest + 1 == since + 1):  # a chain sees everything before it
             assert fed.ancestors is not None
-            mask = cache.mask(tensor(fed.ancestors[:, since:, 1:], vectors.device), vectors.dtype, self.drafter.layer.groups)
+            mask = cache.mask(
+                tensor(fed.ancestors[:, since:, 1:], vectors.device), vectors.dtype, self.drafter.layer.groups
+            )
         if drafter.growth.tree == "best":
             turn = self._turn(fed.deepest, vectors.dtype, tensor(fed.depths[:, since:] - 1, vectors.device))
         else:

@@ -12,8 +12,8 @@ from torch.nn import functional
 from ..backends.torch import vocabulary
 from ..backends.torch.hf import HFTarget
 from ..backends.torch.products import PlainLinear, hastened, product
-from ..checkpoints.target import linear_head
 from ..backends.torch.tensors import TensorRound, tensor
+from ..checkpoints.target import linear_head
 from ..core.protocols import Target
 from ..params import InputError
 

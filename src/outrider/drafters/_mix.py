@@ -196,9 +196,7 @@ def merge(trees: Sequence[Proposal], limit: int) -> tuple[DraftTree, list[Places
     return from_lists(rows, values=False), maps
 
 
-def graft(
-    trees: Sequence[Proposal], rates: Sequence[Rates | None], budget: Budget
-) -> tuple[DraftTree, list[Places]]:
+def graft(trees: Sequence[Proposal], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Places]]:
     """The most valuable nodes of all trees as one, and for each tree where its nodes went (-1: cut).
 
     A node's chance, given its parent, is its confidence in the first tree that has it, those without rates before the

@@ -162,7 +162,9 @@ class BlockDrafting(Drafting):
         self._read()
         drafter, cache, config = self.drafter, self.cache, self.drafter.config
         assert cache.host == list(rows.start), "one context slot for every token before the root"
-        x = drafter.net.slots(_heads.embed(drafter.target, self._roots(rows)).to(cache.keys.dtype), drafter.mask, self.last)
+        x = drafter.net.slots(
+            _heads.embed(drafter.target, self._roots(rows)).to(cache.keys.dtype), drafter.mask, self.last
+        )
         keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
         hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
         return hidden if config.sample_from_anchor else hidden[:, 1:]
@@ -225,7 +227,9 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     seen = torch.ones(config.block, config.block, dtype=torch.bool, device=weight.device)
     own = additive(seen.tril() if config.causal else seen, weight.dtype)[None, None]
     token = config.mask_token
-    mask: Tensor = net.mask_embedding if token < 0 else _heads.embed(target, torch.tensor([token], device=weight.device))[0]
+    mask: Tensor = (
+        net.mask_embedding if token < 0 else _heads.embed(target, torch.tensor([token], device=weight.device))[0]
+    )
     code, found = None, code_for(target, weight.dtype)
     if found is not None:
         head = _heads.plain_rows(target, None) if ids is None else net.lm_head.weight.detach()

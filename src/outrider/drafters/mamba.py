@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..backends.native.grow import Shape
 from ..backends.torch import products, vocabulary
 from ..backends.torch.padding import padded
 from ..backends.torch.tensors import dtype_of, tensor
@@ -30,14 +31,13 @@ from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets import mamba as ssm
 from ..nets.compiled import code_for
 from ..nets.compiled_mamba import CompiledMamba, compiled_mamba
-from ..backends.native.grow import Shape
 from ..params import InputError
 from . import _heads, _ranks, _weights
 from ._common import accepted, whole
 from ._growth import Growth
+from ._stock import check_whole, same
 from ._text import TextDrafter
 from ._words import Same, Words
-from ._stock import check_whole, same
 from .model import across, check_tokenizer, check_way
 
 if TYPE_CHECKING:
@@ -178,7 +178,10 @@ class MambaDrafting(Drafting):
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
         first = self._read(1)
         assert self.slab is not None
-        self.state, self.pending = self.slab.take(torch.zeros(len(rows), 1, dtype=torch.long, device=self.state.conv.device)), [[] for _ in self.pending]
+        self.state, self.pending = (
+            self.slab.take(torch.zeros(len(rows), 1, dtype=torch.long, device=self.state.conv.device)),
+            [[] for _ in self.pending],
+        )
         return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
 
     def select(self, index: Sequence[int]) -> None:

@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.native.grow import Shape
 from ..backends.torch import vocabulary
 from ..backends.torch.tensors import TensorRound, dtype_of
 from ..checkpoints.target import linear_head
@@ -38,7 +39,6 @@ from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.compiled import code_for
 from ..nets.compiled_heads import CompiledHeads, compiled_heads
 from ..nets.network import Network
-from ..backends.native.grow import Shape
 from ..params import InputError
 from . import _heads, _ranks, _weights
 from ._common import whole

@@ -58,7 +58,7 @@ class Proposer:
         known = self.config.model_config
         target = Sizes.of(self.config)
         loaded = drafters.load(self.specs, target, tokenizer_of(known))
-        noise = GumbelNoise(target.vocab, target.device)
+        noise = GumbelNoise(target.vocab)
         self.live = Live(_chain.of(loaded, self.tokens), self.tokens, target, noise)
 
     def propose(
@@ -172,7 +172,7 @@ class Drafted:
         """The round's end: the tokens of the rows that go on. Of rows that left nothing is known."""
         tokens = [new.get(row, []) for row in range(len(self.texts))]
         accepted = [same(text[:-1], chain) for text, chain in zip(tokens, self.chains, strict=True)]
-        roots = [text[-1] if text else root for text, root in zip(tokens, self.view.root.tolist(), strict=True)]
+        roots = [text[-1] if text else root for text, root in zip(tokens, self.view.root, strict=True)]
         observe(self.drafting, self.view, self.tree, accepted, roots, tokens)
 
 
@@ -230,11 +230,10 @@ class Live:
 
     def seen(self, texts: Sequence[Sequence[int] | np.ndarray]) -> Rows:
         """Rows as a drafter sees them: greedy, since vLLM draws with a noise of its own and takes drafts as certain."""
-        device, b = self.target.device, len(texts)
+        b = len(texts)
         start = tuple(len(text) - 1 for text in texts)
         return Rows(
-            root=torch.tensor([int(text[-1]) for text in texts], device=device),
-            position=torch.tensor(start, device=device),
+            root=tuple(int(text[-1]) for text in texts),
             start=start,
             seeds=(0,) * b,
             serial=(0,) * b,
@@ -249,11 +248,8 @@ def observe(
     drafting: Drafting, view: Rows, tree: DraftTree, accepted: list[int], roots: list[int], tokens: list[list[int]]
 ) -> None:
     """Tell a drafting of a finished round: how many tokens of each row's chain were right. Logits there are none."""
-    device = view.root.device
-    path = torch.arange(1 + max(accepted), device=device).expand(len(accepted), -1)
-    output = TargetOutput(torch.zeros(*tree.tokens.shape, 0, device=device))
-    count, root = torch.tensor(accepted, device=device) + 1, torch.tensor(roots, device=device)
-    drafting.observe(Round(view, tree, output, path, count, root, tokens))
+    output = TargetOutput(np.zeros((*tree.tokens.shape, 0), np.float32))
+    drafting.observe(Round(view, tree, output, [list(range(1 + n)) for n in accepted], roots, tokens))
 
 
 def same(a: Sequence[int], b: Sequence[int]) -> int:

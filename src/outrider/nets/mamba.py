@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ..backends.torch.recorded import PATIENCE, Recorded
 from ..backends.torch.padding import padded
+from ..backends.torch.recorded import PATIENCE, Recorded
 from ..params import InputError
 from .scan import scan, scan2
 

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..backends.native.abi import NULL, Pointer, address
 from ..backends.native.arrays import doubles, floats, integers, seeds

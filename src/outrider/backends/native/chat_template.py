@@ -159,7 +159,9 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"a chat template cannot set {name!r} in a namespace")
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
     """Without the escapes of HTML that jinja2's own filter writes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -1,9 +1,9 @@
 """The compiled library: which build suits this processor, where it comes from, and opening it.
 
-A wheel carries builds for four kinds of x86 processors in `lib/` (`variants.py`). Where none of them fits, and
-in a clone, a compiler on this machine builds one for its own processor, once, in the user's cache folder: gcc, clang, or
-zig's where the package `ziglang` is installed. Where there is none of these, or on another processor than x86 with AVX2,
-there is no library, and models run in torch. Nothing here imports torch.
+A wheel carries libraries for four kinds of x86 processors in `lib/` (`variants.py`). Where none fits, and in a clone, a
+compiler on this machine builds one for its own processor, once, in the user's cache folder: gcc, clang, or zig's, where
+the package `ziglang` is installed. Where there is no compiler, or another processor than x86 with AVX2, there is no
+library, and models run in torch. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def sanitizer() -> str:
 def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str], Any]) -> Any:
     """A library of the user's cache folder, which is compiled where it is not there. Its checksum lies beside it.
 
-    It is loaded only from a folder and a file that nobody else can write, and only if its checksum is right; otherwise it
-    is compiled again. Where the folder cannot be used it is compiled for this process alone.
+    It is loaded only from a folder and a file that nobody else can write, and only if its checksum is right; otherwise
+    it is compiled again. Where the folder cannot be used it is compiled for this process alone.
 
     Args:
         name: of its file; it must tell apart whatever could be compiled.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -36,23 +37,37 @@ class Variant:
         cpu: the kind, as zig's `-mcpu` has it.
         needs: what a processor must have, by the names of /proc/cpuinfo.
         defines: the compiler's flags beside it.
+        precisions: for which its code is not that of a later variant.
     """
 
     name: str
     cpu: str
     needs: frozenset[str]
     defines: tuple[str, ...] = ()
+    precisions: tuple[tuple[str, str], ...] = tuple(PRECISIONS)
 
 
 AVX2 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 AVX512 = AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"])
 TILES = AVX512 | frozenset(["amx_tile", "amx_bf16"])
 VARIANTS = (  # best first
-    Variant("amx", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DTILES",)),
+    Variant(
+        "amx", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DTILES",), (("bfloat16", "bfloat16"),)
+    ),
     Variant("avx512", "x86_64_v4+avx512vnni+avx512bf16", AVX512),
-    Variant("avxvnni", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}),
+    Variant(
+        "avxvnni",
+        "x86_64_v3+avxvnni",
+        AVX2 | {"avx_vnni"},
+        precisions=(("bfloat16", "bfloat16"), ("bfloat16", "float32")),
+    ),
     Variant("avx2", "x86_64_v3", AVX2),
 )
+
+
+def carried() -> bool:
+    """Does a wheel that is built on this machine carry the libraries?"""
+    return (platform.system(), platform.machine()) == ("Linux", "x86_64") and zig() is not None
 
 
 def zig() -> list[str] | None:
@@ -74,7 +89,7 @@ def file_name(variant: Variant, weights: str, rest: str) -> str:
 
 
 def build(folder: Path, variants: tuple[Variant, ...] = VARIANTS) -> list[Path]:
-    """Build libraries of every precision into a folder with zig, which must be installed. Raises CalledProcessError."""
+    """Build these libraries into a folder with zig, which must be installed. Raises CalledProcessError."""
     compiler = zig()
     assert compiler is not None
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,8 +100,8 @@ def build(folder: Path, variants: tuple[Variant, ...] = VARIANTS) -> list[Path]:
             file = folder / file_name(variant, weights, rest)
             how = "-target", OLDEST, f"-mcpu={variant.cpu}", "-s", *variant.defines, *PRECISIONS[weights, rest]
             command = [*compiler, *FLAGS, *how, str(SOURCES / SOURCE), "-o", str(file), *LIBRARIES]
-            subprocess.run(command, check=True, env=environment, cwd=kept)
+            subprocess.run(command, check=True, env=environment)
             return file
 
-        made = [pool.submit(one, variant, *precision) for variant in variants for precision in PRECISIONS]
+        made = [pool.submit(one, variant, *precision) for variant in variants for precision in variant.precisions]
         return [job.result() for job in made]

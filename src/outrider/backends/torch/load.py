@@ -19,6 +19,7 @@ from ... import hub, names
 from ...names import Place
 from ...params import InputError, check_weights, out_of_memory
 from . import compiled, gguf, products, sizes, spread, vocabulary
+from .graphs import PATIENCE
 from .hf import HFTarget
 from .mark import mark_of
 from .packed import pack
@@ -306,3 +307,25 @@ def _check_folder(folder: Path) -> None:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+
+
+def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a text: the generation config's, else the tokenizer's."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    ends = getattr(tokenizer, "eos_token_id", None) if ends is None else ends
+    return frozenset([ends] if isinstance(ends, int) else ends or ())
+
+
+def name_of(model: Any) -> str:
+    """Where a transformers model came from; empty where it was made in memory."""
+    return str(model.config._name_or_path or "")
+
+
+def record(target: HFTarget | SeqTarget, compile: bool | None, named: bool) -> None:
+    """Record passes over trees (`graphs.py`): at once if `compile` is True, after the first rounds if it is None and
+    the model was loaded by name. Raises InputError for an encoder-decoder that shall be compiled."""
+    if isinstance(target, HFTarget):
+        if compile or (compile is None and named):
+            target.compile(0 if compile else PATIENCE)
+    elif compile:
+        raise InputError("only decoder-only models can be compiled; leave compile out")

@@ -10,6 +10,7 @@ import torch
 
 from ...core.protocols import Target
 from ...params import NOT_FINITE, InputError, out_of_memory
+from .tensors import tensor
 
 COUNTS = {  # by the names that families have for them: the least and the most
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), (1, 1000)),
@@ -55,7 +56,7 @@ def try_out(target: Target, name: object) -> None:
         if out_of_memory(error):
             raise
         raise InputError(f"{name} cannot run: its config.json does not fit its weights ({_why(error)})") from None
-    if bool(read.output.logits.isnan().any()):
+    if bool(tensor(read.output.logits).isnan().any()):
         raise InputError(f"{name} cannot be used: {NOT_FINITE}")
 
 
