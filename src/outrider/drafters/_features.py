@@ -24,8 +24,6 @@ from ..backends.torch.recorded import Recorded
 from ..backends.torch.tensors import TensorRound, tensor
 from ..core.protocols import Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets.compiled import CompiledLayer
-from ..nets.grown import Grower, paired
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from . import _heads, _ranks, _weights
@@ -44,14 +42,6 @@ class Steps(Protocol):
     @property
     def recorded(self) -> Recorded | None:
         """Its steps, where they are recorded."""
-
-    @property
-    def compiled(self) -> CompiledLayer | None:
-        """The same in compiled code, where the target's passes are."""
-
-    @property
-    def grower(self) -> Grower | None:
-        """Whole trees in compiled code."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -110,10 +100,7 @@ class FeatureDrafting(Drafting):
 
     def observe(self, round: Round) -> None:
         """Keep the true features of what was committed, each with its token."""
-        if self.drafter.grower is None:
-            self.waiting.put(self._joined_pairs(TensorRound(round, self.cache.keys.device), round.tokens))
-        else:
-            self.waiting.put(paired(round, [round.output.features[tap] for tap in self.drafter.taps]))
+        self.waiting.put(self._joined_pairs(TensorRound(round, self.cache.keys.device), round.tokens))
         if self.waiting.late:
             self._read()
 
@@ -136,11 +123,6 @@ class FeatureDrafting(Drafting):
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
-        if drafter.grower is not None and (asked := drafter.growth.quick(rows, budget)) is not None:
-            last, pairs = self._vectors(), self.waiting.listed()
-            tree = drafter.grower.grow(self.cache, last, pairs, rows, *asked)
-            assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
-            return tree
         first, step = self._start(rows)
         return drafter.growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
 
@@ -155,9 +137,9 @@ class FeatureDrafting(Drafting):
 
         def step(fed: DraftTree, since: int) -> Tensor:
             nonlocal vectors
-            made, logits = self._step(fed, since, vectors)
+            made = self._step(fed, since, vectors)
             vectors = torch.cat([vectors, made], 1)
-            return drafter.logits(made) if logits is None else logits
+            return drafter.logits(made)
 
         return drafter.logits(vectors), step
 
@@ -166,13 +148,6 @@ class FeatureDrafting(Drafting):
         self._read()
         assert self.last is not None
         assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
-        return self.last
-
-    def _vectors(self) -> Float[Tensor, "b 1 h"]:
-        """Those behind every row's last pair, where compiled code keeps them."""
-        if self.last is None:
-            with torch.inference_mode(False):
-                self.last = torch.zeros(len(self.cache.host), 1, self.drafter.layer.shape.hidden)
         return self.last
 
     def select(self, index: Sequence[int]) -> None:
@@ -185,21 +160,16 @@ class FeatureDrafting(Drafting):
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, FeatureDrafting)
-        if self.drafter.grower is not None:
-            self.last = torch.cat([self._vectors(), other._vectors()])
-        else:
-            self._read()
-            other._read()
-            assert self.last is not None
-            assert other.last is not None
-            self.last = torch.cat([self.last, other.last])
+        self._read()
+        other._read()
+        assert self.last is not None
+        assert other.last is not None
+        self.last = torch.cat([self.last, other.last])
         self.waiting.join(other.waiting)
         self.cache.join(other.cache)
 
     def _read(self) -> None:
         """Feed the pairs that wait, as one chain per row."""
-        if self.waiting.pairs and self.drafter.grower is not None:
-            self.drafter.grower.read(self.cache, self._vectors(), self.waiting.listed())
         if (given := self.waiting.merged()) is None:
             return
         features, tokens, counts = given
@@ -212,28 +182,22 @@ class FeatureDrafting(Drafting):
 
     def _chain(self, given: Float[Tensor, "b m h"], tokens: Int[Tensor, "b m"]) -> Float[Tensor, "b m h"]:
         """Vectors and tokens behind each row's text, each seeing those before it."""
-        m, cache, mask, compiled = tokens.shape[1], self.cache, None, self.drafter.compiled
-        if compiled is not None:
-            return compiled.chain(cache, self._joined(given, tokens))
+        m, cache, mask = tokens.shape[1], self.cache, None
         if cache.longest and (m > 1 or not cache.level):
             lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
             mask = cache.mask(lower, given.dtype, self.drafter.layer.groups)
         turn = self._turn(m, given.dtype, torch.arange(m, device=tokens.device))
         return self._fed(given, tokens, mask, turn)
 
-    def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> tuple[Tensor, Tensor | None]:
-        """Vectors [b, m, h], and logits where these come with them, of the nodes from `since` on, each fed its parent's
-        vector. Node 0 is the root's pair, which is committed."""
+    def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> Float[Tensor, "b m h"]:
+        """Vectors of the nodes from `since` on, each fed its parent's vector. Node 0 is the root's pair, which is
+        committed."""
         drafter, cache, (b, n) = self.drafter, self.cache, fed.tokens.shape
         above = fed.parents[:, since:]
         spelled = fed.tokens[:, since:] if drafter.shifted else np.take_along_axis(fed.tokens, above, 1)
         parents, tokens = (tensor(x, vectors.device) for x in (above, spelled))
         given = vectors.gather(1, parents[..., None].expand(b, n - since, vectors.shape[2]))
         mask = None
-        if drafter.compiled is not None:
-            assert fed.ancestors is not None
-            below = tensor(fed.depths[:, 1:] - 1), tensor(fed.ancestors[:, 1:, 1:])
-            return drafter.compiled.tree(cache, self._joined(given, tokens), *below)
         if not (cache.level and n == fed.deepest + 1 == since + 1):  # a chain sees everything before it
             assert fed.ancestors is not None
             mask = cache.mask(
@@ -243,12 +207,7 @@ class FeatureDrafting(Drafting):
             turn = self._turn(fed.deepest, vectors.dtype, tensor(fed.depths[:, since:] - 1, vectors.device))
         else:
             turn = self._turn(fed.deepest, vectors.dtype, None, fed.deepest - 1)
-        return self._fed(given, tokens, mask, turn, since - 1), None
-
-    def _joined(self, given: Tensor, tokens: Tensor) -> Tensor:
-        """What the network's first product reads."""
-        joined: Tensor = self.drafter.net.given(given, self.drafter.embed(tokens))
-        return joined
+        return self._fed(given, tokens, mask, turn, since - 1)
 
     def _fed(
         self,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..backends.native.grow import Shape
+from ..backends.native.drafts import Shape
 from ..core import sampling
 from ..core.growth import Indices, grow
 from ..core.tree import append, from_lists, root_only, template
@@ -101,7 +101,7 @@ class Growth:
         return tuple(template(shape))
 
     def quick(self, rows: Rows, budget: Budget) -> tuple[Budget, Shape] | None:
-        """What `nets/grown.py` is asked for: EAGLE-2's growth without an ablation, or a chain. None: another tree."""
+        """What compiled code is asked for: EAGLE-2's growth without an ablation, or a chain. None: another tree."""
         depth = self.reach(budget, rows)
         parents, scale = self.fixed(budget, depth), self.scale if budget.scale is None else budget.scale
         if depth < 1:
@@ -121,7 +121,7 @@ class Growth:
         return replace(budget, floor=0.0, reach=0.0, price=None), Shape(n - 1, 1, n, 1, scale)
 
     def whole(self, budget: Budget, depth: int) -> Shape | None:
-        """What `nets/compiled_block.py` is asked for: the best tree of one pass. None: another one."""
+        """What compiled code of one pass is asked for: the best tree of its lattice. None: another one."""
         if depth < 1 or self.fixed(budget, depth) is not None:
             return None
         scale = self.scale if budget.scale is None else budget.scale

@@ -15,19 +15,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..backends.torch.padding import padded
-from ..nets.grown import Pairs
-
-MOST = 2048  # pairs a row may wait
+from ._compiled import MOST
 
 Pending = tuple[Tensor, Tensor, list[int]]  # features [b, m, f] and tokens [b, m] of a round, and how many of each row
 
 
 @dataclass
 class Waiting:
-    """Pairs in the order in which they came: where they lie for compiled code (`pairs`), or in tensors (`pending`)."""
+    """Pairs in the order in which they came."""
 
     counts: list[int]  # of each row
-    pairs: list[Pairs] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
 
     @property
@@ -35,40 +32,27 @@ class Waiting:
         """Has a row waited long enough?"""
         return max(self.counts, default=0) >= MOST
 
-    def put(self, given: Pairs | Pending) -> None:
+    def put(self, given: Pending) -> None:
         """What a round committed."""
-        if isinstance(given, Pairs):
-            self.pairs.append(given)
-            self.counts = [old + len(nodes) for old, nodes in zip(self.counts, given.nodes, strict=True)]
-        else:
-            self.pending.append(given)
-            self.counts = [old + new for old, new in zip(self.counts, given[2], strict=True)]
-
-    def listed(self) -> list[Pairs]:
-        """All that waits for compiled code, which waits no longer."""
-        pairs, self.pairs, self.counts = self.pairs, [], [0] * len(self.counts)
-        return pairs
+        self.pending.append(given)
+        self.counts = [old + new for old, new in zip(self.counts, given[2], strict=True)]
 
     def merged(self) -> Pending | None:
-        """All that waits in tensors, which waits no longer; None where nothing does."""
+        """All that waits, which waits no longer; None where nothing does."""
         pending, self.pending, self.counts = self.pending, [], [0] * len(self.counts)
         return merged(pending) if pending else None
 
     def select(self, index: Sequence[int], device: torch.device) -> None:
         """Row i := old row index[i]."""
         self.counts = [self.counts[i] for i in index]
-        found = (pairs.select(index) for pairs in self.pairs)
-        self.pairs = [pairs for pairs in found if any(pairs.nodes)]
         if self.pending:
             wanted = torch.tensor(list(index), device=device)
             self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
 
     def join(self, other: Waiting) -> None:
-        """Other rows behind these. What waits in tensors is read before."""
+        """Other rows behind these. What waits is read before."""
         assert not self.pending
         assert not other.pending
-        rows, more = len(self.counts), len(other.counts)
-        self.pairs = [*(p.beside(0, more) for p in self.pairs), *(p.beside(rows, 0) for p in other.pairs)]
         self.counts = self.counts + other.counts
 
 

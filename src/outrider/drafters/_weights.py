@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from .. import checkpoints, plugins
 from ..backends.torch import products
-from ..backends.torch.tensors import dtype_of
+from ..backends.torch.tensors import array, dtype_of
 from ..checkpoints import native
 from ..core.protocols import Target
+from ..core.types import Array
 from ..params import InputError
 from ..shipped import placed as placed
 
@@ -86,6 +87,21 @@ def placed_on(net: Net, target: Target | None) -> Net:
                 for p in net.parameters():
                     p.copy_(p.half())
     return net.requires_grad_(False).eval()
+
+
+def precision(x: Tensor) -> str:
+    """Of a tensor, by its name."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def arrays(net: nn.Module) -> dict[str, Array]:
+    """The weights of a network for compiled code, by their names in its folder."""
+    return {name: array(x) for name, x in net.state_dict().items()}
+
+
+def names(ids: Tensor | None) -> Array | None:
+    """Token ids of a draft vocabulary for compiled code."""
+    return None if ids is None else array(ids)
 
 
 def fits(where: object, target: Target, vocab: int, hidden: int, taps: Sequence[int] = ()) -> None:

@@ -8,30 +8,31 @@ candidates (`_lattice.py`): no second pass, whatever its depth.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..backends.native.lattice import Block, BlockParts, block
 from ..backends.torch import products, vocabulary
 from ..backends.torch.compiled import embeddings
 from ..backends.torch.padding import additive
 from ..backends.torch.sampling import wide
-from ..backends.torch.tensors import TensorRound, tensor
+from ..backends.torch.tensors import TensorRound, array, tensor
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.block import BlockConfig, BlockNet
-from ..nets.compiled import code_for
-from ..nets.compiled_block import CompiledBlock, compiled_block
-from ..nets.grown import paired
 from ..nets.kv_cache import KVCache
 from ..nets.network import Network
 from ..params import InputError
 from . import _heads, _lattice, _ranks, _weights
+from ._compiled import PairDrafting, code_for
 from ._features import ends_of
 from ._growth import Growth
 from ._waiting import Pending, Waiting
@@ -49,7 +50,7 @@ class BlockDrafter(Drafter):
     places: Tensor | None  # the draft vocabulary's index of every target id
     block_mask: Float[Tensor, "1 1 m m"]  # who sees whom inside the block
     mask: Float[Tensor, " h"]  # the embedding of the slots behind the anchor
-    compiled: CompiledBlock | None = None  # its pass, and its trees, where the target's passes are compiled
+    compiled: Block | None = None  # its pass, and its trees, where the target's passes are compiled
     lattices: bool = True  # are trees those of the compiled code, where it knows them?
 
     @property
@@ -60,20 +61,83 @@ class BlockDrafter(Drafter):
     def scale(self) -> float:  # type: ignore[override]
         return self.growth.scale
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockDrafting:
-        config, weight = self.config, self.net.fc.weight
-        kind = weight.dtype if self.compiled is None else torch.float32
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockTrees:
+        config, weight, rows = self.config, self.net.fc.weight, len(prompts)
+        if self.compiled is not None:
+            last = np.zeros((rows, config.layer.hidden), np.float32)
+            return CompiledBlockDrafting(self, self.compiled.cache(rows, capacity), last)
         with torch.inference_mode(False):
-            last = torch.zeros(len(prompts), 1, config.layer.hidden, dtype=kind, device=weight.device)
-        return BlockDrafting(self, KVCache(config.layer, len(prompts), capacity, weight, config.layers), last)
+            last = torch.zeros(rows, 1, config.layer.hidden, dtype=weight.dtype, device=weight.device)
+        return BlockDrafting(self, KVCache(config.layer, rows, capacity, weight, config.layers), last)
 
     def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
         return tensor(self.target.head(hidden), hidden.device) if self.names is None else self.net.lm_head(hidden)
 
 
+class BlockTrees(Drafting):
+    """Trees of the slots of one pass."""
+
+    drafter: BlockDrafter
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter, growth = self.drafter, self.drafter.growth
+        hidden, logits = self._seen(rows, self._depth(rows, budget))
+        corrected, scores = partial(self._corrected, hidden), partial(self._scores, rows, hidden)
+        return _lattice.propose(rows, logits, budget, growth, drafter.names, drafter.target.vocab, corrected, scores)
+
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
+        hidden, logits = self._seen(rows, self.drafter.config.drafts)
+        first, step = _lattice.steps(rows, logits, partial(self._corrected, hidden))
+        return _ranks.below(rows, first, step, truth, k, self.drafter.names)
+
+    def _depth(self, rows: Rows, budget: Budget) -> int:
+        return max(0, min(self.drafter.growth.reach(budget, rows), self.drafter.config.drafts))
+
+    @abstractmethod
+    def _seen(self, rows: Rows, depth: int) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d vd"]]:
+        """Normed hidden states and logits of the first `depth` slots that draft."""
+
+    def _corrected(
+        self, hidden: Float[Tensor, "b d h"], logits: Tensor, tokens: Array, depth: Array
+    ) -> Float[Tensor, "b m vd"]:
+        """Logits below tokens [b, m] of these depths [b, m], as the pair head corrects them."""
+        at = hidden[torch.arange(len(hidden), device=hidden.device)[:, None], tensor(depth, hidden.device)]
+        return self.drafter.net.choice(logits, self.drafter.net.corrected(logits, tensor(tokens, hidden.device), at))
+
+    def _scores(self, rows: Rows, hidden: Float[Tensor, "b d h"], candidates: Array) -> Float[Tensor, "b d k k"] | None:
+        """What the pair head says of every candidate [b, d, k] below every candidate of the slot above."""
+        if self.drafter.config.pair_head == "none":
+            return None
+        drafter, net, (b, _, k) = self.drafter, self.drafter.net, candidates.shape
+        tokens = tensor(candidates, hidden.device)
+        above = torch.cat([_roots(rows, hidden.device)[..., None].expand(b, 1, k), tokens[:, :-1]], 1)
+        inside = tokens if drafter.places is None else drafter.places[tokens]
+        return wide(net.above(above, hidden[:, :, None])) @ wide(net.markov_w2.weight[inside]).transpose(-1, -2)
+
+
+class CompiledBlockDrafting(BlockTrees, PairDrafting):
+    """In compiled code: the best trees of one call, and slots for the others."""
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter, asked = self.drafter, self.drafter.growth.whole(budget, self._depth(rows, budget))
+        if asked is None or not drafter.lattices:
+            return super().propose(rows, budget)
+        assert drafter.compiled is not None
+        tree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, budget, asked)
+        assert self.cache.host == list(rows.start), "one context slot for every token before the root"
+        return tree
+
+    def _seen(self, rows: Rows, depth: int) -> tuple[Tensor, Tensor]:
+        assert self.drafter.compiled is not None
+        hidden, logits = self.drafter.compiled.slots(self.cache, self.last, self.taken(), rows.root, depth)
+        return tensor(hidden).to(self.drafter.net.fc.weight.dtype), tensor(logits)
+
+
 @dataclass
-class BlockDrafting(Drafting):
-    """`cache` holds the context's keys and values of all layers, one slot per committed token before the root."""
+class BlockDrafting(BlockTrees):
+    """In tensors. `cache` holds the context's keys and values of all layers, a slot for each committed token before the
+    root."""
 
     drafter: BlockDrafter
     cache: KVCache
@@ -85,30 +149,9 @@ class BlockDrafting(Drafting):
 
     def observe(self, round: Round) -> None:
         """Keep the features of what was committed."""
-        if self.drafter.compiled is None:
-            self.waiting.put(_joined(TensorRound(round, self.cache.keys.device), self.drafter.taps))
-        else:
-            self.waiting.put(paired(round, [round.output.features[tap] for tap in self.drafter.taps]))
+        self.waiting.put(_joined(TensorRound(round, self.cache.keys.device), self.drafter.taps))
         if self.waiting.late:
             self._read()
-
-    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        drafter, growth = self.drafter, self.drafter.growth
-        depth = max(0, min(growth.reach(budget, rows), drafter.config.drafts))
-        code, asked = drafter.compiled, growth.whole(budget, depth)
-        if code is not None and asked is not None and drafter.lattices and code.lattices:
-            tree = code.grow(self.cache, self.last, self.waiting.listed(), rows, budget, asked)
-            assert self.cache.host == list(rows.start), "one context slot for every token before the root"
-            return tree
-        hidden, logits = self._seen(rows, depth)
-        corrected, scores = partial(self._corrected, hidden), partial(self._scores, rows, hidden)
-        return _lattice.propose(rows, logits, budget, growth, drafter.names, drafter.target.vocab, corrected, scores)
-
-    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
-        hidden, logits = self._seen(rows, self.drafter.config.drafts)
-        first, step = _lattice.steps(rows, logits, partial(self._corrected, hidden))
-        return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 
     def select(self, index: Sequence[int]) -> None:
         if list(index) == list(range(len(self.cache.host))):
@@ -120,17 +163,14 @@ class BlockDrafting(Drafting):
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, BlockDrafting)
-        if self.drafter.compiled is None:
-            self._read()
-            other._read()
+        self._read()
+        other._read()
         self.waiting.join(other.waiting)
         self.last = torch.cat([self.last, other.last])
         self.cache.join(other.cache)
 
     def _read(self) -> None:
         """Write the waiting features' keys and values behind each row's text."""
-        if self.waiting.pairs and self.drafter.compiled is not None:
-            self.drafter.compiled.read(self.cache, self.last, self.waiting.listed())
         if (given := self.waiting.merged()) is None:
             return
         features, _, counts = given
@@ -142,10 +182,6 @@ class BlockDrafting(Drafting):
             cache.advance(counts)
 
     def _seen(self, rows: Rows, depth: int) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d vd"]]:
-        """Normed hidden states and logits of the first `depth` slots that draft."""
-        code = self.drafter.compiled
-        if code is not None:
-            return code.slots(self.cache, self.last, self.waiting.listed(), rows.root, depth)
         hidden = self._hidden(rows)[:, :depth]
         return hidden, self.drafter.logits(hidden)
 
@@ -163,14 +199,11 @@ class BlockDrafting(Drafting):
         drafter, cache, config = self.drafter, self.cache, self.drafter.config
         assert cache.host == list(rows.start), "one context slot for every token before the root"
         x = drafter.net.slots(
-            _heads.embed(drafter.target, self._roots(rows)).to(cache.keys.dtype), drafter.mask, self.last
+            _heads.embed(drafter.target, _roots(rows, cache.keys.device)).to(cache.keys.dtype), drafter.mask, self.last
         )
         keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
         hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
         return hidden if config.sample_from_anchor else hidden[:, 1:]
-
-    def _roots(self, rows: Rows) -> Int[Tensor, "b 1"]:
-        return torch.tensor(rows.root, device=self.cache.keys.device)[:, None]
 
     def _mask(self) -> Float[Tensor, "#b 1 m s"]:
         cache, own = self.cache, self.drafter.block_mask
@@ -181,22 +214,9 @@ class BlockDrafting(Drafting):
         seen = additive(text, own.dtype)[:, None, None].expand(b, 1, m, -1)
         return torch.cat([seen, own.expand(b, -1, -1, -1)], -1)
 
-    def _corrected(
-        self, hidden: Float[Tensor, "b d h"], logits: Tensor, tokens: Array, depth: Array
-    ) -> Float[Tensor, "b m vd"]:
-        """Logits below tokens [b, m] of these depths [b, m], as the pair head corrects them."""
-        at = hidden[torch.arange(len(hidden), device=hidden.device)[:, None], tensor(depth, hidden.device)]
-        return self.drafter.net.choice(logits, self.drafter.net.corrected(logits, tensor(tokens, hidden.device), at))
 
-    def _scores(self, rows: Rows, hidden: Float[Tensor, "b d h"], candidates: Array) -> Float[Tensor, "b d k k"] | None:
-        """What the pair head says of every candidate [b, d, k] below every candidate of the slot above."""
-        if self.drafter.config.pair_head == "none":
-            return None
-        drafter, net, (b, _, k) = self.drafter, self.drafter.net, candidates.shape
-        tokens = tensor(candidates, hidden.device)
-        above = torch.cat([self._roots(rows)[..., None].expand(b, 1, k), tokens[:, :-1]], 1)
-        inside = tokens if drafter.places is None else drafter.places[tokens]
-        return wide(net.above(above, hidden[:, :, None])) @ wide(net.markov_w2.weight[inside]).transpose(-1, -2)
+def _roots(rows: Rows, device: torch.device) -> Int[Tensor, "b 1"]:
+    return torch.tensor(rows.root, device=device)[:, None]
 
 
 def _joined(round: TensorRound, taps: Sequence[int]) -> Pending:
@@ -230,13 +250,27 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     mask: Tensor = (
         net.mask_embedding if token < 0 else _heads.embed(target, torch.tensor([token], device=weight.device))[0]
     )
-    code, found = None, code_for(target, weight.dtype)
-    if found is not None:
-        head = _heads.plain_rows(target, None) if ids is None else net.lm_head.weight.detach()
-        code = compiled_block(found, net, head, embeddings(target, weight.dtype), mask, ids)
+    code = _compiled(net, target, mask, ids)
     if code is None:
         products.hasten(net, leave=("markov_w2",))  # whose rows are looked up
-    return BlockDrafter(net, target, config, growth, ids, places, own, mask, code)
+    lattices = config.pair_head != "selector"
+    return BlockDrafter(net, target, config, growth, ids, places, own, mask, code, lattices)
+
+
+def _compiled(net: BlockNet, target: Target, mask: Tensor, ids: Tensor | None) -> Block | None:
+    """Its network in compiled code, where the target's passes are; None for blocks that such code does not know."""
+    config, weight = net.config, net.fc.weight
+    code, table = code_for(target, _weights.precision(weight)), embeddings(target, weight.dtype)
+    if code is None or table is None or not config.causal or config.conv:
+        return None
+    head = _heads.plain_rows(target, None) if ids is None else net.lm_head.weight
+    if head is None:
+        return None
+    parts = BlockParts(
+        _weights.arrays(net), config.layer, config.layers, len(config.taps), config.block - config.drafts,
+        config.pair_head == "markov", array(head), array(table), array(mask), _weights.names(ids),
+    )  # fmt: skip
+    return block(code, parts)
 
 
 def load(

@@ -20,19 +20,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.native.grow import Eagle, EagleParts, eagle
 from ..backends.torch import vocabulary
 from ..backends.torch.compiled import embeddings
 from ..backends.torch.products import freeze
 from ..backends.torch.recorded import Recorded
+from ..backends.torch.tensors import array
 from ..core.protocols import Drafter, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets.compiled import CompiledLayer, Fusing, code_for, compiled
-from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from ..params import InputError
 from . import _heads, _lattice, _ranks, _weights
+from ._compiled import CompiledEagle, code_for
 from ._features import FeatureDrafting, loader, recorded
 from ._growth import STATIC, Growth
 
@@ -131,10 +132,6 @@ class Eagle3Net(nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(config.vocab) < config.draft_vocab)
 
-    def given(self, vectors: Float[Tensor, "*s h"], embeds: Float[Tensor, "*s h"]) -> Float[Tensor, "*s h2"]:
-        """What compiled code reads, before the norms."""
-        return torch.cat([embeds, vectors], -1)
-
     def fuse(self, features: Float[Tensor, "*s h3"]) -> Float[Tensor, "*s h"]:
         """The target's three hidden states [.., 3 H], low to high, as one vector."""
         if self.config.norm_before_fc:
@@ -185,8 +182,6 @@ class Eagle3Drafter(Drafter):
     mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
     shifted: bool = True
     recorded: Recorded | None = None  # its steps, where the target's passes are recorded
-    compiled: CompiledLayer | None = None  # the same, where the target's passes are compiled
-    grower: Grower | None = None  # whole trees of these
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -215,7 +210,7 @@ class Eagle3Drafter(Drafter):
         return self.net.embed_tokens(tokens) if self.config.own_embedding else _heads.embed(self.target, tokens)
 
     def logits(self, vectors: Tensor) -> Tensor:
-        return self.net.logits(vectors) if self.compiled is None else self.compiled.logits(vectors)
+        return self.net.logits(vectors)
 
 
 class ParallelDrafting(FeatureDrafting):
@@ -256,13 +251,15 @@ class ParallelDrafting(FeatureDrafting):
         return drafter.logits(found[:, :depth])
 
 
-def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Eagle3Drafter:
+def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Eagle3Drafter | CompiledEagle:
     """A drafter of a network in memory (of a copy: it is cast, and its matrices fused)."""
     net = _weights.placed_on(copy.deepcopy(net), target)
     return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
 
 
-def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "this EAGLE-3 drafter") -> Eagle3Drafter:
+def _drafter(
+    net: Eagle3Net, target: Target, growth: Growth, where: object = "this EAGLE-3 drafter"
+) -> Eagle3Drafter | CompiledEagle:
     config, ids = net.config, net.ids()
     _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
     if not config.own_embedding:
@@ -270,11 +267,8 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
     vocabulary.check_ids(ids, config.vocab)
     own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
     names = None if own else ids
-    if (made := _compiled(net, target)) is not None:
-        table = net.embed_tokens.weight if config.own_embedding else embeddings(target, net.fc.weight.dtype)
-        grower = None if table is None else Grower(made, table.detach(), names)
-        if grower is not None:
-            return Eagle3Drafter(net, target, config, growth, names, compiled=made, grower=grower)
+    if (made := _compiled(net, target, names)) is not None:
+        return CompiledEagle(made, growth, target.vocab, config.taps)
     for layer in (net.midlayer, *net.upper):
         layer.fuse()
     freeze(net, "fc", "lm_head")
@@ -285,15 +279,19 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
     return Eagle3Drafter(net, target, config, growth, names, mask, recorded=recorded(net, target))
 
 
-def _compiled(net: Eagle3Net, target: Target) -> CompiledLayer | None:
-    """Its layer in compiled code, where the target's passes are: one layer, and none of the checkpoints' flags."""
-    config, layer = net.config, net.midlayer
+def _compiled(net: Eagle3Net, target: Target, names: Tensor | None) -> Eagle | None:
+    """Its network in compiled code, where the target's passes are: one layer, and none of the checkpoints' flags."""
+    config, weight = net.config, net.fc.weight
     flags = config.norm_before_residual, config.norm_before_fc, config.fc_norm, config.norm_output
-    code = code_for(target, net.fc.weight.dtype)
-    if code is None or config.parallel or any(flags):
+    code = code_for(target, _weights.precision(weight))
+    table = net.embed_tokens.weight if config.own_embedding else embeddings(target, weight.dtype)
+    if code is None or config.parallel or any(flags) or table is None:
         return None
-    fusing = Fusing(layer.input_layernorm, layer.hidden_norm, net.fc, net.norm)
-    return compiled(code, layer, fusing, net.lm_head.weight)
+    weights = _weights.arrays(net)
+    parts = EagleParts(
+        weights, config.layer, "midlayer.", True, weights["lm_head.weight"], array(table), _weights.names(names)
+    )
+    return eagle(code, parts)
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

@@ -23,21 +23,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.native.grow import Hydra, hydra
+from ..backends.native.grow import HydraHead as Head
 from ..backends.torch import vocabulary
 from ..backends.torch.compiled import embeddings
 from ..backends.torch.products import freeze, product
-from ..backends.torch.tensors import TensorRound, dtype_of, tensor
+from ..backends.torch.tensors import TensorRound, array, dtype_of, tensor
 from ..checkpoints.target import linear_head
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets.compiled import code_for
-from ..nets.compiled_hydra import CompiledHydra, HeadParts, compiled_hydra
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from ..params import InputError
 from . import _growth, _heads, _ranks, _weights
 from ._common import whole
+from ._compiled import code_for
 from ._waiting import merged
 
 TREES = ("dynamic", "static", "chain")
@@ -197,7 +198,7 @@ class HydraDrafter(Drafter):
     config: HydraConfig
     growth: _growth.Growth
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
-    compiled: CompiledHydra | None = None  # its heads, and whole trees of them, where the target's passes are compiled
+    compiled: Hydra | None = None  # its heads, and whole trees of them, where the target's passes are compiled
     taps: tuple[int, ...] = (-1,)
 
     @property
@@ -258,7 +259,7 @@ class HydraDrafting(Drafting):
         drafter = self.drafter
         if drafter.compiled is not None and (asked := drafter.growth.quick(rows, budget)) is not None:
             assert self.feature is not None, "a prompt comes before a draft"
-            return drafter.compiled.grow(self.feature, rows, *asked)
+            return drafter.compiled.grow(array(self.feature), rows, *asked)
         path = Walk(drafter, rows, self.feature)
         return drafter.growth.propose(rows, path.first, path.step, budget, drafter.names, drafter.target.vocab)[0]
 
@@ -349,12 +350,13 @@ def drafter(net: HydraNet, target: Target, growth: _growth.Growth) -> HydraDraft
     return HydraDrafter(net, target, net.config, growth, ids, code)
 
 
-def _compiled(net: HydraNet, target: Target) -> CompiledHydra | None:
+def _compiled(net: HydraNet, target: Target) -> Hydra | None:
     """Heads of one block, in the code that the target's passes run in."""
-    if (code := code_for(target, dtype_of(target))) is None or net.config.layers != 1:
+    code, table = code_for(target, target.precision), embeddings(target, dtype_of(target))
+    if code is None or table is None or net.config.layers != 1:
         return None
-    parts = [HeadParts(*part.both, part.lm_head.weight, part.lm_head.bias) for part in net.parts]
-    return compiled_hydra(code, parts, embeddings(target, dtype_of(target)), net.ids())
+    heads = [Head(*map(array, (*part.both, part.lm_head.weight, part.lm_head.bias))) for part in net.parts]
+    return hydra(code, heads, array(table), _weights.names(net.ids()))
 
 
 NETWORK = Network(HydraNet, HydraConfig)

@@ -19,21 +19,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..backends.native.grow import Shape
+from ..backends.native.drafts import Shape
+from ..backends.native.grow import Mamba, MambaSizes
+from ..backends.native.grow import mamba as compiled_mamba
 from ..backends.torch import products, vocabulary
 from ..backends.torch.padding import padded
-from ..backends.torch.tensors import dtype_of, tensor
+from ..backends.torch.tensors import array, dtype_of, tensor
 from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets import mamba as ssm
-from ..nets.compiled import code_for
-from ..nets.compiled_mamba import CompiledMamba, compiled_mamba
 from ..params import InputError
 from . import _heads, _ranks, _weights
 from ._common import accepted, whole
+from ._compiled import code_for
 from ._growth import Growth
 from ._stock import check_whole, same
 from ._text import TextDrafter
@@ -58,7 +59,7 @@ class MambaDrafter(Drafter):
     growth: Growth
     batch: int = 1024
     steps: ssm.Steps | None = None  # recorded, where the target's passes are
-    compiled: CompiledMamba | None = None  # reading and whole trees, where the target's passes are compiled
+    compiled: Mamba | None = None  # reading and whole trees, where the target's passes are compiled
 
     @property
     def scale(self) -> float:  # type: ignore[override]
@@ -97,6 +98,11 @@ class Slab:
     @property
     def nodes(self) -> int:
         return self.conv.shape[2]
+
+    @property
+    def arrays(self) -> tuple[Array, Array]:
+        """Both for compiled code, which writes to them."""
+        return array(self.conv), array(self.ssm)
 
     def take(self, nodes: Int[Tensor, "b w"]) -> ssm.State:
         """Copies of the states of w nodes of every row, along the batch."""
@@ -150,10 +156,10 @@ class MambaDrafting(Drafting):
         tree, self.fed = growth.propose(rows, self._read(budget.nodes), self._step, budget, words.names, words.vocab)
         return tree
 
-    def _grow(self, code: CompiledMamba, rows: Rows, budget: Budget, shape: Shape) -> tuple[DraftTree, Indices]:
+    def _grow(self, code: Mamba, rows: Rows, budget: Budget, shape: Shape) -> tuple[DraftTree, Indices]:
         """A tree in one call, which also reads the few tokens that wait."""
         slab = self._ready(1 + sum(min(shape.width, shape.top_k**depth) for depth in range(1, shape.depth)))
-        return code.grow(slab, self.pending, rows, budget, shape, self.drafter.words.names)
+        return code.grow(*slab.arrays, self.pending, rows, budget, shape)
 
     def _ready(self, slots: int) -> Slab:
         """The slab with room for so many states, the text's in the first; few tokens wait behind it."""
@@ -199,10 +205,10 @@ class MambaDrafting(Drafting):
         self.pending = [row[-1:] for row in self.pending]
 
     @torch.no_grad()
-    def _read(self, nodes: int) -> Float[Tensor, "b 1 v"]:
+    def _read(self, nodes: int) -> Any:
         """Read the pending tokens, the root last; its state is the slab's first, which has room for a draft's."""
         if (code := self.drafter.compiled) is not None:
-            return code.read(self._ready(min(nodes, FIRST)), self.pending)[:, None]
+            return code.read(*self._ready(min(nodes, FIRST)).arrays, self.pending)[:, None]
         if max(map(len, self.pending)) > ssm.PIECE:
             self._shorten()
         longest, device = max(map(len, self.pending)), self.state.conv.device
@@ -215,7 +221,7 @@ class MambaDrafting(Drafting):
         return logits[:, None]
 
     @torch.no_grad()
-    def _step(self, fed: DraftTree, since: int) -> Float[Tensor, "b w v"]:
+    def _step(self, fed: DraftTree, since: int) -> Any:
         """Advance copies of the parents' states by the nodes from `since` on, all in one pass."""
         assert self.slab is not None
         (b, n), w = fed.tokens.shape, fed.nodes - since
@@ -228,7 +234,7 @@ class MambaDrafting(Drafting):
             self.slab = self.slab.grown(n)
         device = self.state.conv.device
         if (code := self.drafter.compiled) is not None:
-            return code.step(self.slab, tensor(fed.tokens[:, since:]), tensor(fed.parents[:, since:]), since)
+            return code.step(*self.slab.arrays, fed.tokens[:, since:], fed.parents[:, since:], since)
         state = self.slab.take(tensor(fed.parents[:, since:], device))
         tokens = tensor(self.drafter.words.feed(fed.tokens[:, since:]), device)
         logits, state = self.drafter.advance(tokens.reshape(b * w, 1), state)
@@ -295,14 +301,31 @@ def _built(net: Any, words: Words, growth: Growth, batch: int, target: Target) -
     """Mamba and Mamba-2 have a forward of their own here; whatever else is recurrent, the stock one."""
     if net.config.model_type in ssm.KINDS:
         ssm.check(net)
-        found = code_for(target, net.dtype)
-        code = compiled_mamba(found, net) if found is not None and _plain(net, words) else None
+        code = _compiled(net, words, target)
         products.hasten(net, leave=("dt_proj",))  # whose parameters are read
         return MambaDrafter(net, words, growth, batch, ssm.Steps(net) if _heads.records(target) else None, code)
     from . import _hybrid
 
     _hybrid.check(net)
     return _hybrid.HybridDrafter(net, words, growth, batch)
+
+
+def _compiled(net: Any, words: Words, target: Target) -> Mamba | None:
+    """A Mamba-2 in compiled code, where the target's passes are."""
+    code, config = code_for(target, _weights.precision(net.lm_head.weight)), net.config
+    if code is None or config.model_type != "mamba2" or net.lm_head.bias is not None or not _plain(net, words):
+        return None
+    mixer, last = net.backbone.layers[0].mixer, net.backbone.norm_f
+    grouped = int(getattr(mixer.norm, "group_size", mixer.intermediate_size))  # older versions of transformers: all
+    sizes = MambaSizes(
+        hidden=config.hidden_size, intermediate=mixer.intermediate_size, heads=mixer.num_heads,
+        head_dim=mixer.head_dim, state_size=mixer.ssm_state_size, groups=mixer.n_groups,
+        conv_kernel=mixer.conv_kernel_size, layers=len(net.backbone.layers), norm_group=grouped,
+        eps=last.variance_epsilon, gated_eps=mixer.norm.variance_epsilon, dt_min=mixer.time_step_limit[0],
+        dt_max=mixer.time_step_limit[1],
+    )  # fmt: skip
+    names = words.names if isinstance(words, Same) else None
+    return compiled_mamba(code, sizes, _weights.arrays(net), array(net.lm_head.weight), names)
 
 
 def _plain(net: Any, words: Words) -> bool:

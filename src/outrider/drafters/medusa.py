@@ -29,19 +29,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..backends.native.grow import Shape
+from ..backends.native.drafts import Shape
+from ..backends.native.lattice import Medusa, medusa
 from ..backends.torch import vocabulary
-from ..backends.torch.tensors import TensorRound, dtype_of
+from ..backends.torch.tensors import TensorRound, array
 from ..checkpoints.target import linear_head
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import root_only
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets.compiled import code_for
-from ..nets.compiled_heads import CompiledHeads, compiled_heads
 from ..nets.network import Network
 from ..params import InputError
 from . import _heads, _ranks, _weights
 from ._common import whole
+from ._compiled import code_for
 from ._logits import rank
 
 Head = Callable[[Tensor], Tensor]
@@ -211,7 +211,7 @@ class MedusaDrafter(Drafter):
     options: MedusaOptions
     head: Head  # the target's, for the tokens that can be drafted
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
-    compiled: CompiledHeads | None = None  # its heads, and its dynamic trees, where the target's passes are compiled
+    compiled: Medusa | None = None  # its heads, and its dynamic trees, where the target's passes are compiled
     taps: tuple[int, ...] = (-1,)
 
     @property
@@ -248,7 +248,7 @@ class MedusaDrafting(Drafting):
                 assert self.feature is not None
                 scale = options.scale if budget.scale is None else budget.scale
                 asked = Shape(depth, 1, budget.nodes, options.top_k, scale)
-                return code.grow(self.feature, rows, budget, asked)
+                return code.grow(array(self.feature), rows, budget, asked)
             shape = budget.shape or (options.shape if options.tree == "static" else (options.top_k,) * depth)
             paths = _ranks.candidates(
                 tuple(min(s, most) for s in shape[:depth]),
@@ -312,14 +312,15 @@ def drafter(net: MedusaNet, target: Target, options: MedusaOptions) -> MedusaDra
     return MedusaDrafter(net, target, net.config, options, _heads.rows(target, ids), ids, code)
 
 
-def _compiled(net: MedusaNet, target: Target, ids: Int[Tensor, " vd"] | None) -> CompiledHeads | None:
+def _compiled(net: MedusaNet, target: Target, ids: Int[Tensor, " vd"] | None) -> Medusa | None:
     """Heads of one block that share the target's head, in the code that its passes run in."""
-    code = code_for(target, dtype_of(target))
+    code = code_for(target, target.precision)
     if code is None or not net.config.share_head or net.config.layers != 1:
         return None
+    head = _heads.plain_rows(target, ids)
     linears = [part.blocks[0].linear for part in net.parts]
     weights, biases = (torch.stack([getattr(linear, name) for linear in linears]) for name in ("weight", "bias"))
-    return compiled_heads(code, weights, biases, _heads.plain_rows(target, ids), ids)
+    return None if head is None else medusa(code, array(weights), array(biases), array(head), _weights.names(ids))
 
 
 NETWORK = Network(MedusaNet, MedusaConfig)

@@ -1,0 +1,139 @@
+"""Drafting with compiled code: what was committed waits in the target's own arrays, and is read in the call that drafts.
+
+A text for which nothing is drafted need never be read: reading every token of a full batch would cost it a twentieth of
+its time. What waits goes with its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..backends.native.abi import Library
+from ..backends.native.drafts import Pairs, SlotCache, float32
+from ..backends.native.grow import Eagle
+from ..backends.native.library import library
+from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.types import Array, Budget, DraftTree, Rows
+from . import _ranks
+from ._growth import Growth, Step
+
+MOST = 2048  # pairs a row may wait
+
+
+def code_for(target: Target, precision: str) -> Library | None:
+    """The compiled code for a drafter in this precision; None where its target's passes do not run in such code, or
+    there is none on this machine.
+
+    It is the target's own where that opens blocks. On processors with AVX2 alone that is so where the target's weights
+    have 16 bits, though all else is float32; a drafter's float32 weights would be four times as many bytes.
+    """
+    if target.code is None:
+        return None
+    if target.precision == precision and target.code.block_lanes:
+        return target.code
+    return library(precision, precision) if precision in ("bfloat16", "float32") else None
+
+
+@dataclass
+class PairDrafting(Drafting):
+    """The state of a compiled drafter that reads pairs of features and tokens."""
+
+    drafter: Any  # its taps, and `compiled`, which has `read`
+    cache: SlotCache
+    last: Array  # float32 [b, h]: behind every row's last pair
+    pairs: list[Pairs] = field(default_factory=list)  # that wait
+    counts: list[int] = field(init=False)  # of each row's
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * len(self.cache.host)
+
+    def observe(self, round: Round) -> None:
+        """Keep the features of what was committed, each with its token."""
+        self.pairs.append(given := Pairs.of(round, self.drafter.taps))
+        self.counts = [old + len(nodes) for old, nodes in zip(self.counts, given.nodes, strict=True)]
+        if max(self.counts) >= MOST:
+            self.read()
+
+    def select(self, index: Sequence[int]) -> None:
+        if list(index) == list(range(len(self.cache.host))):
+            return
+        found = (pairs.select(index) for pairs in self.pairs)
+        self.pairs = [pairs for pairs in found if any(pairs.nodes)]
+        self.last, self.counts = self.last[list(index)], [self.counts[i] for i in index]
+        self.cache.select(index)
+
+    def join(self, other: Drafting) -> None:
+        assert isinstance(other, PairDrafting)
+        rows, more = len(self.cache.host), len(other.cache.host)
+        self.pairs = [*(p.beside(0, more) for p in self.pairs), *(p.beside(rows, 0) for p in other.pairs)]
+        self.last, self.counts = np.concatenate([self.last, other.last]), self.counts + other.counts
+        self.cache.join(other.cache)
+
+    def read(self) -> None:
+        """Read what waits."""
+        if self.pairs:
+            self.drafter.compiled.read(self.cache, self.last, self.taken())
+
+    def taken(self) -> list[Pairs]:
+        """What waits, and waits no longer."""
+        pairs, self.pairs, self.counts = self.pairs, [], [0] * len(self.counts)
+        return pairs
+
+
+@dataclass(frozen=True)
+class CompiledEagle(Drafter):
+    """A trained EAGLE or EAGLE-3 in compiled code."""
+
+    compiled: Eagle
+    growth: Growth
+    vocab: int  # the target's
+    taps: tuple[int, ...] = ()
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> EagleDrafting:
+        last = np.zeros((len(prompts), self.compiled.shape.hidden), np.float32)
+        return EagleDrafting(self, self.compiled.cache(len(prompts), capacity), last)
+
+
+class EagleDrafting(PairDrafting):
+    """Trees of one call where it can grow them, else a call for each step (`_features.py` explains pairs and slots)."""
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter = self.drafter
+        if (asked := drafter.growth.quick(rows, budget)) is not None:
+            tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, *asked)
+            assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
+            return tree
+        first, step = self._start(rows)
+        made: DraftTree = drafter.growth.propose(rows, first, step, budget, drafter.compiled.names, drafter.vocab)[0]
+        return made
+
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
+        first, step = self._start(rows)
+        return _ranks.below(rows, first, step, truth, k, self.drafter.compiled.names)
+
+    def _start(self, rows: Rows) -> tuple[Array, Step]:
+        """The logits below the root, and the step that goes on from it."""
+        self.read()
+        assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
+        compiled: Eagle = self.drafter.compiled
+        vectors = self.last[:, None].copy()
+
+        def step(fed: DraftTree, since: int) -> Array:
+            nonlocal vectors
+            assert fed.ancestors is not None
+            above = np.take_along_axis(vectors, fed.parents[:, since:, None], 1)
+            given = np.concatenate([float32(compiled.embeddings[fed.tokens[:, since:]]), above], -1)
+            made, logits = compiled.step(self.cache, given, fed.depths[:, 1:] - 1, fed.ancestors[:, 1:, 1:])
+            vectors = np.concatenate([vectors, made], 1)
+            return logits
+
+        return compiled.logits(vectors), step
