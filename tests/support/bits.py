@@ -11,25 +11,27 @@ from torch import Tensor
 
 from outrider.backends.torch import HFTarget, load_target
 from outrider.backends.torch.compiled import forward_of, weights_of
+from outrider.backends.torch.tensors import tensor
+from outrider.core.protocols import Target
 from outrider.core.tree import chain, from_lists
 
 
-def opened(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> tuple[Any, Tensor]:
+def opened(target: Target, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> tuple[Any, Tensor]:
     """A session that has read the prompts, and the logits [b, v] after them."""
     session, after = target.open(1024), {}
     for chunk in session.prefill(prompts, taps):
-        after |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
+        after |= {b: tensor(chunk.output.logits[b, 0]) for b, last in enumerate(chunk.last) if last}
     return session, torch.stack([after[b] for b in range(len(prompts))])
 
 
-def plain(target: HFTarget, text: list[int], length: int, taps: tuple[int, ...] = ()) -> list[tuple[Tensor, ...]]:
+def plain(target: Target, text: list[int], length: int, taps: tuple[int, ...] = ()) -> list[tuple[Tensor, ...]]:
     """Logits and features after `length` tokens and after each one more: read one at a time, alone."""
     session, after = opened(target, [text[:length]], taps)
     found: list[tuple[Tensor, ...]] = [(after[0],)]
     for token in text[length:]:
         output = session.forward(chain([[token]]), taps)
-        found.append((output.logits[0, 0], *(output.features[t][0, 0] for t in taps)))
-        session.keep(torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
+        found.append(tuple(tensor(part[0, 0]) for part in (output.logits, *(output.features[t] for t in taps))))
+        session.keep([[0]])
     return found
 
 
@@ -50,7 +52,7 @@ def scattered(
 
 
 def trees_differ(
-    target: HFTarget, texts: list[list[int]], lengths: list[int], deep: int, taps: tuple[int, ...] = ()
+    target: Target, texts: list[list[int]], lengths: list[int], deep: int, taps: tuple[int, ...] = ()
 ) -> int:
     """Nodes on the texts' paths whose logits or features are not, bit for bit, those of plain decoding."""
     right = [plain(target, text, length, taps) for text, length in zip(texts, lengths, strict=True)]
@@ -62,16 +64,14 @@ def trees_differ(
     )
     while all(len(text) - a > deep for text, a in zip(texts, at, strict=True)):
         drawn = [scattered(dice, text, a, dice.randint(1, deep)) for text, a in zip(texts, at, strict=True)]
-        output = session.forward(from_lists([d[0] for d in drawn], [d[1] for d in drawn]), taps)
+        output = session.forward(from_lists([(ids, ups, [0.0] * len(ids)) for ids, ups, _ in drawn]), taps)
         for b, (_, _, path) in enumerate(drawn):
             for i, node in enumerate(path):
-                found = output.logits[b, node], *(output.features[t][b, node] for t in taps)
+                parts = output.logits, *(output.features[t] for t in taps)
+                found = [tensor(part[b, node]) for part in parts]
                 expected = right[b][at[b] - lengths[b] + 1 + i]
                 wrong += not all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
-        longest = max(len(d[2]) for d in drawn)
-        session.keep(
-            torch.tensor([d[2] + [0] * (longest - len(d[2])) for d in drawn]), torch.tensor([len(d[2]) for d in drawn])
-        )
+        session.keep([path for _, _, path in drawn])
         at = [a + len(d[2]) for a, d in zip(at, drawn, strict=True)]
     return wrong
 

@@ -156,9 +156,24 @@ class Target(Protocol):
 
     def warm(self, taps: tuple[int, ...]) -> None:
         """Do now what would make the first rounds slow."""
+        return
+
+    def record(self, taps: tuple[int, ...]) -> None:
+        """The same for a server: whatever is prepared is prepared now, since later all texts would wait."""
+        return
+
+    @property
+    def signature(self) -> str:
+        """A fingerprint of its weights: where it differs, so may the text."""
+        return self.mark
+
+    def release(self) -> None:
+        """Give memory back that is kept for later passes: one has just failed for want of it."""
+        return
 
     def settle(self) -> None:
         """Wait until the device has done what it was given; nothing to wait for on a CPU."""
+        return
         return None
 
     def judge(self, question: Question) -> Verdict | None:
@@ -207,6 +222,7 @@ class Drafter(Protocol):
     scale: float | None = None  # s of its confidences softmax(r / s), where they can be scaled
     reopens: bool = True  # is its state that of the text alone, so that reading a text as a prompt restores it?
     parts: Sequence[Drafter] = ()  # of a mix or a choice
+    models: Sequence[Target] = ()  # draft models, which are targets of their own
 
     @property
     def learners(self) -> Sequence[Any]:

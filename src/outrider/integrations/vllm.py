@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .. import drafters
 from ..backends.torch import load_tokenizer
 from ..core.noise import GumbelNoise
-from ..core.protocols import Drafter, Drafting, Round, Session, TargetOutput
+from ..core.protocols import Drafter, Drafting, Round, Session, Target, TargetOutput
 from ..core.tree import root_only
 from ..core.types import Budget, DraftTree, Rows
 from ..drafters import _chain
@@ -113,35 +112,37 @@ def asked(additional: Any) -> list[str]:
 
 
 @dataclass
-class Sizes:
+class Sizes(Target):
     """vLLM's model as far as drafters of text need it: a `Target` that has sizes, and computes nothing."""
 
     vocab: int
     context: int
-    device: torch.device
-    dtype: torch.dtype
+    device: str
+    precision: str
     hidden: int
     layers: int
     config_dict: Mapping[str, Any]
-    exact: str = "rounding"
-    recorded: bool = False
-    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)  # it takes no steps
 
     @classmethod
     def of(cls, vllm_config: Any) -> Sizes:
         """From vLLM's configuration."""
         model = vllm_config.model_config
-        device, text = torch.device(vllm_config.device_config.device), model.hf_text_config
+        device, text = str(vllm_config.device_config.device), model.hf_text_config
+        kind = str(model.dtype).removeprefix("torch.")
         return cls(
-            model.get_vocab_size(), model.max_model_len, device, model.dtype, model.get_hidden_size(),
+            model.get_vocab_size(), model.max_model_len, device, kind, model.get_hidden_size(),
             int(text.num_hidden_layers), text.to_dict(),
         )  # fmt: skip
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def turn(self) -> AbstractContextManager[Any]:
+        """It takes no steps."""
+        return nullcontext()
+
+    def embed(self, tokens: Any) -> Any:
         """There are no embeddings: whoever asks for them is refused."""
         raise InputError(_chain.BLIND)
 
-    def head(self, features: Tensor) -> Tensor:
+    def head(self, features: Any) -> Any:
         """There is no head: whoever asks for it is refused."""
         raise InputError(_chain.BLIND)
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .. import drafters
+from ..backends.torch import noise
 from ..backends.torch.carrier import carrying
 from ..budgets.budgeter import FixedBudget
-from ..core import noise
 from ..engine import Engine, Request, generate
 from ..params import LOSSY, InputError, Sampling
 from .divergence import Divergence, first_difference

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from ..core import sampling, verify
-from ..core.tree import from_template, template
-from ..core.types import DraftTree, Verdict
+from ..backends.torch import sampling, verify
+from ..backends.torch.tensors import TensorTree
+from ..backends.torch.tree import from_template
+from ..backends.torch.verify import TensorVerdict
+from ..core.tree import template
 from ..params import Sampling
 
 Text = tuple[int, ...]
@@ -114,7 +116,7 @@ def _bias(rule: str, draft: str, shape: tuple[int, ...], v: int, seed: int, law:
     return 0.5 * sum(abs(found[t] - right[t]) for t in product(range(v), repeat=len(shape) + 1))
 
 
-def _by_text(tree: DraftTree, verdict: Verdict, weights: Float64[Tensor, "b v"]) -> Iterator[tuple[Text, list[float]]]:
+def _by_text(tree: TensorTree, verdict: TensorVerdict, weights: Float64[Tensor, "b v"]) -> Iterator[tuple[Text, list[float]]]:
     """The accepted texts, and the summed weights of the token after each."""
     base, code = weights.shape[1] + 1, torch.zeros_like(verdict.count)
     for d, token in enumerate(tree.tokens.gather(1, verdict.path)[:, 1:].unbind(1), 1):
@@ -152,8 +154,8 @@ def _spread(
 
 
 def _verdict(
-    rule: str, tree: DraftTree, logits: Float[Tensor, "b n v"], law: verify.Law, chance: Every, depth: int
-) -> Verdict:
+    rule: str, tree: TensorTree, logits: Float[Tensor, "b n v"], law: verify.Law, chance: Every, depth: int
+) -> TensorVerdict:
     if rule == "typical":
         return verify.typical(tree, logits, law, depth=depth)
     return (verify.block if rule == "block" else verify.rejection)(tree, logits, law, chance, depth)

@@ -137,7 +137,7 @@ def pairs(engine: Engine, prompt: list[int], law: Sampling, seeds: Sequence[int]
     same = [0] * len(seeds)
     batch.session.select(same)
     batch.drafting.select(same)
-    batch.root = batch.root[same]
+    batch.root = [batch.root[i] for i in same]
     batch.rows = [Row(Request(prompt[:-1], s, 16, law), i, list(one.output), one.length) for i, s in enumerate(seeds)]
     rows, running = list(batch.rows), batch
     while running is not None:

@@ -21,7 +21,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .. import __version__
-from ..backends.torch.load import precision_of
 from ..core.text import text_of
 from . import answers
 from .call import Call, Channel
@@ -114,7 +113,7 @@ class Endpoints:
             "max_model_len": service.llm.target.context,
             "outrider": {
                 "exact": service.exact,
-                "precision": precision_of(service.llm.target),
+                "precision": service.llm.target.arithmetic,
                 "chat": bool(getattr(service.llm.tokenizer, "chat_template", None)),
                 "drafters": [name for name in fleet.drafters if name not in fleet.failed],
                 "failed_drafters": fleet.failed,

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ..core.price import Price
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
-from ..core.tree import root_only
-from ..core.types import Budget, DraftTree, Rows
+from ..core.tree import from_lists, root_only
+from ..core.types import Budget, DraftTree, HostRow, Rows
 from .prefixes import Seen
 
 
@@ -62,14 +62,14 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class FleetDrafter:
+class FleetDrafter(Drafter):
     """The fleet as the drafter of a newcomer that made its choice."""
 
     fleet: Fleet
     choice: Choice
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.fleet.taps
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FleetDrafting:
@@ -83,7 +83,7 @@ class FleetDrafter:
 
 
 @dataclass
-class FleetDrafting:
+class FleetDrafting(Drafting):
     """The draftings of all choices in one batch."""
 
     fleet: Fleet
@@ -124,7 +124,7 @@ class FleetDrafting:
                 self.trees[choice], where[choice] = tree, index
                 width, drafted = max(width, tree.nodes), drafted + int(tree.size.sum()) - len(index)
                 if budget.price is not None and tree.values is not None:
-                    others += budget.price.trust * float(tree.values[:, 1:].exp().sum())
+                    others += budget.price.trust * float(np.exp(tree.values[:, 1:]).sum())
         if len(self.trees) == 1 and len(next(iter(where.values()))) == len(self.owners):
             return next(iter(self.trees.values()))
         return side_by_side(rows.root, [(where[c], tree) for c, tree in self.trees.items()])
@@ -162,33 +162,32 @@ class FleetDrafting:
 
 def rows_of(rows: Rows, index: Sequence[int]) -> Rows:
     """Some of the rows."""
-    where = torch.tensor(list(index), device=rows.root.device)
 
     def pick(values: tuple) -> tuple:
         return tuple(values[i] for i in index)
 
     return replace(
-        rows, root=rows.root[where], position=rows.position[where], start=pick(rows.start), seeds=pick(rows.seeds),
-        serial=pick(rows.serial), sampling=pick(rows.sampling), remaining=pick(rows.remaining),
+        rows, root=pick(rows.root), start=pick(rows.start), seeds=pick(rows.seeds), serial=pick(rows.serial),
+        sampling=pick(rows.sampling), remaining=pick(rows.remaining),
     )  # fmt: skip
 
 
 def take(round: Round, index: Sequence[int]) -> Round:
     """A round as some of its rows lived it."""
-    where = torch.tensor(list(index), device=round.next.device)
+    where, tree, output = list(index), round.tree, round.output
 
-    def pick(x: Tensor | None) -> Tensor | None:
+    def pick(x: Any) -> Any:
         return None if x is None else x[where]
 
-    tree, output = round.tree, round.output
     own = replace(
         tree, tokens=tree.tokens[where], parents=tree.parents[where], depths=tree.depths[where], size=tree.size[where],
         ancestors=pick(tree.ancestors), values=pick(tree.values), q=pick(tree.q),
+        lists=None if tree.lists is None else [tree.lists[i] for i in where],
     )  # fmt: skip
     return Round(
         rows_of(round.rows, index), own,
         TargetOutput(output.logits[where], {tap: seen[where] for tap, seen in output.features.items()}),
-        round.path[where], round.count[where], round.next[where], [round.tokens[i] for i in index],
+        [round.paths[i] for i in index], [round.next[i] for i in index], [round.tokens[i] for i in index],
     )  # fmt: skip
 
 
@@ -196,10 +195,10 @@ def narrowed(round: Round, tree: DraftTree | None) -> Round:
     """The round without the nodes that stand beside a drafter's own; without any draft, the root alone is left."""
     if tree is round.tree:
         return round
-    tree = root_only(round.tree.tokens[:, 0]) if tree is None else tree
+    tree = root_only(round.rows.root) if tree is None else tree
     n, output = tree.nodes, round.output
     seen = TargetOutput(output.logits[:, :n], {tap: features[:, :n] for tap, features in output.features.items()})
-    return replace(round, tree=tree, output=seen, path=round.path[:, : tree.deepest + 1])
+    return replace(round, tree=tree, output=seen)
 
 
 def shared(price: Price | None, rows: int, others: float, width: int, drafted: int = 0) -> Price | None:
@@ -219,25 +218,10 @@ def shared(price: Price | None, rows: int, others: float, width: int, drafted: i
     return Price(seconds, price.trust * rows / (rows + others), price.summed)
 
 
-def side_by_side(root: Tensor, trees: Sequence[tuple[Sequence[int], DraftTree]]) -> DraftTree:
-    """Trees of some rows each, padded to the largest; rows without a tree are their roots."""
-    if not trees:
-        return root_only(root)
-    b, n = root.shape[0], max(tree.nodes for _, tree in trees)
-    tokens, parents, depths = (torch.zeros(b, n, dtype=torch.long, device=root.device) for _ in range(3))
-    tokens[:, 0] = root
-    size = torch.ones(b, dtype=torch.long, device=root.device)
-    values = torch.full((b, n), float("-inf"), device=root.device)
-    values[:, 0] = 0.0
-    seen = torch.eye(n, dtype=torch.bool, device=root.device).expand(b, n, n).clone()
-    seen[:, :, 0] = True
+def side_by_side(roots: Sequence[int], trees: Sequence[tuple[Sequence[int], DraftTree]]) -> DraftTree:
+    """Trees of some rows each as one batch; rows without a tree are their roots."""
+    rows: list[HostRow] = [([root], [0], [0.0]) for root in roots]
     for index, tree in trees:
-        assert tree.ancestors is not None
-        where, m = torch.tensor(list(index), device=root.device), tree.nodes
-        tokens[where, :m], parents[where, :m], depths[where, :m] = tree.tokens, tree.parents, tree.depths
-        size[where] = tree.size
-        seen[where, :m, :m] = tree.ancestors
-        if tree.values is not None:
-            values[where, :m] = tree.values.float()
-    deepest = max(tree.deepest for _, tree in trees)
-    return DraftTree(tokens, parents, depths, size, seen, deepest, values)
+        for i, row in zip(index, tree.host, strict=True):
+            rows[i] = row
+    return from_lists(rows)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from ..core.types import Array
 from .protocol import Refusal, ResponseFormat, StructuredOutputs
 
 LARGEST = 64 << 10  # characters of a grammar or schema
@@ -56,8 +56,8 @@ class Guide:
         """The text has ended: give its matcher's memory back."""
         self.__dict__.pop("matcher", None)
 
-    def __call__(self, output: Sequence[int], logits: Tensor) -> Tensor:
-        """Scores [1, v]: -inf for what the grammar forbids after `output`. Where `broken` is set, nothing is forbidden
+    def __call__(self, output: Sequence[int], logits: Array) -> Array:
+        """Scores [v]: -inf for what the grammar forbids after `output`. Where `broken` is set, nothing is forbidden
         and nothing that is drawn may be used."""
         if self.effort.excessive:
             self.sound("its masks take too long; make it simpler")
@@ -67,20 +67,19 @@ class Guide:
         self.effort.masks += 1
         return scores
 
-    def masked(self, logits: Tensor) -> Tensor:
-        """Scores [1, v] at the matcher's place."""
-        scores = torch.full_like(logits, float("-inf"))
+    def masked(self, logits: Array) -> Array:
+        """Scores [v] at the matcher's place."""
+        scores = np.full_like(logits, -np.inf)
         if self.matcher.is_stopped():  # the grammar is complete and nothing can follow
-            scores[:, self.end] = logits[:, self.end]
+            scores[self.end] = logits[self.end]
             return scores
         mask = self.matcher.compute_bitmask()
         if not self.sound():
             return logits
-        words = torch.frombuffer(bytearray(mask), dtype=torch.int32)
-        bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
-        allowed = bits.flatten()[: logits.shape[1]].bool().to(logits.device)
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        allowed = bits[: len(logits)].astype(bool)
         n = len(allowed)
-        scores[:, :n] = logits[:, :n].masked_fill(~allowed, float("-inf"))
+        scores[:n] = np.where(allowed, logits[:n], -np.inf)
         return scores
 
     def follow(self, output: Sequence[int]) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ..core.protocols import Round
-from ..core.types import Usage
+from ..core.types import Array, Usage
 from ..engine.request import Cut, Request, Row
 from .fleet import Choice
 from .guide import Guide
@@ -29,12 +28,13 @@ class Scored:
     top: tuple[tuple[int, float], ...]
 
 
-def scored(token: int, logits: Tensor, top: int) -> Scored:
-    """A token under the logits [v] of its place, and the `top` likeliest ones."""
-    logs = logits.float().log_softmax(-1)
-    best = logs.topk(top) if top else None
-    others = () if best is None else tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return Scored(token, float(logs[token]), others)
+def scored(token: int, logits: Any, top: int) -> Scored:
+    """A token under the logits [v] of its place (an array, or a device's tensor), and the `top` likeliest ones."""
+    x = (logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()).astype(np.float64)
+    logs = x - x.max()
+    logs -= np.log(np.exp(logs).sum())
+    best = np.argsort(-logs, kind="stable")[:top]
+    return Scored(token, float(logs[token]), tuple(zip(best.tolist(), logs[best].tolist(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,14 @@ class Watch:
     least: int = 0  # tokens before which no end is allowed
     ends: tuple[int, ...] = ()
     guide: Guide | None = None
-    seen: dict[int, Tensor] = field(default_factory=dict)  # place in the output -> logits [v] there
+    seen: dict[int, Array] = field(default_factory=dict)  # place in the output -> logits [v] there
 
-    def __call__(self, output: list[int], logits: Tensor) -> Tensor:
-        if output and output[-1] < 0:
-            return logits  # this row's walk has ended: nobody reads what is drawn here
+    def __call__(self, output: list[int], logits: Array) -> Array:
         if self.top is not None:
-            self.seen[len(output)] = logits[0]  # a place may be asked about again: the last look is the true one
+            self.seen[len(output)] = logits.copy()  # a place may be asked about again: the last look is the true one
         if len(output) < self.least and self.ends:
-            logits = logits.index_fill(1, torch.tensor(self.ends, device=logits.device), float("-inf"))
+            logits = logits.copy()
+            logits[list(self.ends)] = -np.inf
         return logits if self.guide is None else self.guide(output, logits)
 
     @property
@@ -160,7 +159,7 @@ class Job:
 
 def shown(round: Round, i: int) -> Shown:
     """Row i of a round."""
-    size, count = int(round.tree.size[i]), int(round.count[i])
+    tokens, parents, _ = round.tree.host[i]
     return Shown(
-        round.tree.tokens[i, :size].tolist(), round.tree.parents[i, :size].tolist(), round.path[i, :count].tolist()
+        list(tokens), list(parents), list(round.paths[i])
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ..core.protocols import Kept, Round
 
@@ -72,14 +72,13 @@ class Seen:
     """The hidden states of every row's committed tokens, as rounds brought them."""
 
     taps: tuple[int, ...]
-    rows: list[list[dict[int, Tensor]]]
+    rows: list[list[dict[int, Any]]]
 
     def add(self, round: Round) -> None:
         if not self.taps:
             return
-        for i, (seen, count) in enumerate(zip(self.rows, round.count.tolist(), strict=True)):
-            if count:
-                path = round.path[i, :count]
+        for i, (seen, path) in enumerate(zip(self.rows, round.paths, strict=True)):
+            if path:
                 seen.append({tap: round.output.features[tap][i, path] for tap in self.taps})
 
     def select(self, index: Sequence[int]) -> None:
@@ -88,6 +87,15 @@ class Seen:
     def join(self, other: Seen) -> None:
         self.rows = self.rows + other.rows
 
-    def of(self, i: int, length: int) -> dict[int, Tensor]:
+    def of(self, i: int, length: int) -> dict[int, Any]:
         """By tap: those of row i's first `length` tokens, [length, h]."""
-        return {tap: torch.cat([part[tap] for part in self.rows[i]])[:length] for tap in self.taps}
+        return {tap: _joined([part[tap] for part in self.rows[i]])[:length] for tap in self.taps}
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Arrays or tensors one behind another."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    import torch
+
+    return torch.cat(list(parts))

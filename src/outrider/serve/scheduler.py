@@ -20,9 +20,7 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Any
 
-import torch
-
-from ..core.protocols import Keeper, Kept
+from ..core.protocols import Kept
 from ..engine import Batch, Engine, Piece
 from ..engine.request import Row
 from ..params import NOT_FINITE, InputError
@@ -157,9 +155,8 @@ class Scheduler:
 
     def _run(self) -> None:
         try:
-            with torch.no_grad():
-                while self._turn():
-                    pass
+            while self._turn():
+                pass
         except BaseException as error:  # nobody else would hear of it
             log.exception("the engine's loop has ended")
             self.dead = f"the engine's loop has ended: {type(error).__name__}: {error}"
@@ -325,7 +322,7 @@ class Scheduler:
     def _keep(self, batch: Batch, i: int) -> None:
         """What row i has read stays, for prompts that begin like it."""
         row, session, drafting = batch.rows[i], batch.session, batch.drafting
-        if not isinstance(session, Keeper) or row.index not in self.jobs:
+        if row.index not in self.jobs:
             return
         assert isinstance(drafting, FleetDrafting)
         tokens = [*row.request.prompt, *row.output][: row.length]
@@ -382,8 +379,7 @@ class Scheduler:
     def _recover(self) -> None:
         self.prefixes.clear()
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self.engine.target.release()
 
     def _end(self, job: Job, finish: str, error: str = "") -> None:
         if job.watch is not None and job.watch.guide is not None:

@@ -11,10 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ..core.protocols import Target
-from ..core.tree import chain_of
+from ..core.tree import chain
 from ..params import NOT_FINITE
 from .job import Scored, scored
 
@@ -46,9 +44,8 @@ class Scoring:
             if read == len(prompt) - 1:
                 break
             yield
-            line = torch.tensor([list(prompt[read : min(read + STEP, len(prompt) - 1)])], device=target.device)
-            count = torch.tensor([line.shape[1]], device=target.device)
-            logits = session.forward(chain_of(line, count)).logits[0]
-            session.keep(torch.arange(line.shape[1], device=target.device)[None], count)
+            line = list(prompt[read : min(read + STEP, len(prompt) - 1)])
+            logits = session.forward(chain([line])).logits[0]
+            session.keep([list(range(len(line)))])
         self.scores = found
         yield

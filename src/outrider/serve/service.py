@@ -12,11 +12,7 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-import torch
-
-from .. import __version__, kept
-from ..backends.torch import SeqTarget
-from ..backends.torch.load import precision_of
+from .. import __version__, machine
 from ..core.text import Places
 from ..engine.request import Request, check_prompt
 from ..engine.stopping import Stop
@@ -66,21 +62,17 @@ class Service:
     @property
     def exact(self) -> str:
         """What texts are equal to whatever the load, the batch and the drafter: "bits", or "rounding"."""
-        return str(getattr(self.llm.target, "exact", "rounding"))
+        return self.llm.target.exact
 
     @cached_property
     def fingerprint(self) -> str:
         """Of all that texts depend on: where it is the same, so is the text of a seed."""
         target = self.llm.target
         about = (
-            __version__, torch.__version__, self.scheduler.engine.rule, target.vocab, self.exact, precision_of(target),
-            getattr(target, "native", None) is not None, torch.get_num_threads(), kept.processor(),
+            __version__, self.scheduler.engine.rule, target.vocab, self.exact, target.arithmetic, target.kernels,
+            target.signature, machine.threads(), machine.processor(),
         )  # fmt: skip
-        seen = hashlib.sha256(repr(about).encode())
-        for name, value in getattr(target, "model", torch.nn.Module()).state_dict().items():
-            seen.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            seen.update(value.flatten()[:64].float().cpu().numpy().tobytes())
-        return f"fp_{seen.hexdigest()[:12]}"
+        return f"fp_{hashlib.sha256(repr(about).encode()).hexdigest()[:12]}"
 
     def name_of(self, token: int) -> str:
         """A single token, for those who look at trees."""
@@ -132,7 +124,7 @@ class Service:
     def completion(
         self, request: CompletionRequest, channel: Channel, caller: Caller | None, guide: Guide | None
     ) -> Call:
-        if request.echo and request.logprobs is not None and isinstance(self.llm.target, SeqTarget):
+        if request.echo and request.logprobs is not None and self.llm.target.separate:
             raise Refusal("an encoder reads the prompt: its tokens have no logprobs; leave out one of the two", "echo")
         if not request.max_tokens and not request.echo:
             raise Refusal("max_tokens: 0 writes nothing; it is for prompts that echo gives back", "max_tokens")
@@ -163,7 +155,7 @@ class Service:
         law, stops, choice = self.law(request), self.stops(request, limit), self.choice(request.outrider)
         if request.min_tokens > limit:
             raise Refusal("min_tokens is more than the text may have; give fewer, or more max_tokens", "min_tokens")
-        pauses = not isinstance(self.llm.target, SeqTarget)  # its rows cannot be taken up again (`Batch.read`)
+        pauses = not self.llm.target.separate  # its rows cannot be taken up again (`Batch.read`)
         behind = (lambda: channel.behind) if pauses else (lambda: False)
         voices: list[Voice] = []
         for i, prompt in enumerate(prompts):

@@ -12,7 +12,6 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from .. import drafters
-from ..backends.torch import HFTarget
 from ..budgets.calibration import inside
 from ..core.protocols import Drafter, Target
 from ..llm import LLM, load
@@ -91,10 +90,10 @@ def _loaded(model: Any, chosen: Sequence[str], options: dict[str, Any]) -> tuple
 
 def record(target: Target, fleet: Fleet) -> None:
     """Record the passes of the target and of draft models before the first request: later, all texts would wait."""
-    drafts = (getattr(inside(drafter), "model", None) for drafter in fleet.drafters.values())
-    for model, taps in ((target, fleet.taps), *((draft, ()) for draft in drafts)):
-        if isinstance(model, HFTarget):
-            model.record(taps)
+    target.record(fleet.taps)
+    for drafter in fleet.drafters.values():
+        for model in inside(drafter).models:
+            model.record(())
 
 
 def service_of(

@@ -118,7 +118,7 @@ def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:
         made = {window: mask_of(batch, kind, window) for window in set(target.windows.values())}
         named = {name: made[window] for name, window in target.windows.items()}
         inputs["attention_mask"] = named if family.typed else named[""]
-    cast = torch.autocast(target.device.type, torch.bfloat16) if half else nullcontext()
+    cast = torch.autocast(torch.device(target.device).type, torch.bfloat16) if half else nullcontext()
     # Of our own kernels none: a plain batch has no tree, and SDPA with a mask is what the model brings.
     with cast, attention.switched(target.config, "sdpa" if family.attention != "eager" else None, target.experts):
         out = model(**inputs, use_cache=False, output_hidden_states=True, return_dict=True)

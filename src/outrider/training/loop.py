@@ -79,9 +79,9 @@ def train(
         Interrupted: Ctrl-C; the step that was reached is kept.
     """
     out = Path(out)
-    recipe = precisions(recipe.continuing(out).complete(), target.device, target.dtype)
+    recipe = precisions(recipe.continuing(out).complete(), torch.device(target.device), target.dtype)
     _check(target, documents, recipe, shard)
-    accelerator = Accelerator(cpu=target.device.type == "cpu")
+    accelerator = Accelerator(cpu=target.device == "cpu")
     main = accelerator.is_main_process
     target.model.requires_grad_(False)
     learned, held = split(documents)

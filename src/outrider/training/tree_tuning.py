@@ -25,9 +25,8 @@ from torch import Tensor
 from .. import files
 from ..budgets.budgeter import FixedBudget
 from ..budgets.calibration import inside
-from ..core.padding import padded
 from ..core.protocols import Drafter, Drafting, Round
-from ..core.tree import chain
+from ..core.tree import chain, padded
 from ..core.types import Budget, DraftTree, Rows
 from ..drafters import _ranks
 from ..engine import Engine, Request, generate
@@ -144,7 +143,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Drafter):
     """A drafter that is asked for candidates below known texts (by prompt), and drafts the texts themselves."""
 
     inner: Drafter
@@ -152,7 +151,7 @@ class Watched:
     watch: Watch
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.inner.taps
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> WatchedDrafting:
@@ -160,7 +159,7 @@ class Watched:
 
 
 @dataclass
-class WatchedDrafting:
+class WatchedDrafting(Drafting):
     """A drafting whose candidates are held against the text that was written."""
 
     watch: Watch
@@ -171,7 +170,7 @@ class WatchedDrafting:
         self.inner.observe(round)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        roots, depth = rows.root.tolist(), len(self.watch.tested)
+        roots, depth = rows.root, len(self.watch.tested)
         ahead: list[list[int]] = []
         for text, at, root in zip(self.texts, rows.start, roots, strict=True):
             # In low precision a text may be written otherwise the second time; what follows is then unknown.
@@ -179,10 +178,10 @@ class WatchedDrafting:
             ahead.append(text[at + 1 : at + 1 + depth] if same else [])
         size = [len(tokens) for tokens in ahead]
         if max(size) > 0:
-            truth = padded(ahead, rows.root.device)
+            truth = padded(ahead)
             self.watch.note(self.inner.candidates(rows, truth, len(self.watch.hits[0])), truth, size)
         deep = min(budget.depth, budget.nodes - 1)
-        return chain([[root, *tokens[:deep]] for root, tokens in zip(roots, ahead, strict=True)], rows.root.device)
+        return chain([[root, *tokens[:deep]] for root, tokens in zip(roots, ahead, strict=True)])
 
     def select(self, index: Sequence[int]) -> None:
         self.inner.select(index)

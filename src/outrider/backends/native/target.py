@@ -20,6 +20,7 @@ from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
 from .library import NAMES, abilities, library
+from .pages import forget
 from .passes import Forward, Nodes, as_float
 from .session import NativeSession
 from .walk import Walk
@@ -67,9 +68,9 @@ class NativeTarget(Target):
             places = np.arange(0, size, max(1, size // MARKED))[:MARKED]
             one, width = self.checkpoint.parameters[name], shape[1] if len(shape) > 1 else 1
             some = weights.numbers(self.code, one, True, places // width)
-            found.update(
-                name.encode() + widened(some[np.arange(len(places)), places % width]).astype(np.float64).tobytes()
-            )
+            values = widened(some[np.arange(len(places)), places % width])
+            found.update(name.encode() + values.astype(np.float64).tobytes())
+            forget(one.tensor.data)
         return found.hexdigest()[:16]
 
     @property

@@ -77,9 +77,8 @@ class Forward:
         logits = torch.empty(b, len(ask), model.vocab)
         with self.lock:
             if tokens is None:
-                states = copied(
-                    self.workspace, "states", target.embed(given.tokens) if given.embeds is None else given.embeds
-                )
+                given_states = target.embed(given.tokens) if given.embeds is None else given.embeds
+                states: Any = copied(self.workspace, "states", given_states)
             else:
                 states = self.workspace.of("states", b * m * model.hidden)
             turns = self._turns(given.bound + 1)

@@ -6,6 +6,7 @@ tree runs on them, a function or attribute of theirs is replaced, and put back a
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -80,7 +81,7 @@ class HFTarget(Target):
         return self.native is not None
 
     @property
-    def code(self) -> Any:  # type: ignore[override]
+    def code(self) -> Any:
         """The compiled code that its passes run in; None where they do not."""
         return None if self.native is None else self.native.code
 
@@ -96,9 +97,23 @@ class HFTarget(Target):
             return f"{self.precision} with integer products ({' and '.join(sorted(self.native.weights.kinds))})"
         return f"{self.precision} with 16-bit weights" if products.has_halves(self.model) else self.precision
 
+    @property
+    def signature(self) -> str:
+        """A fingerprint of its weights."""
+        seen = hashlib.sha256()
+        for name, value in self.model.state_dict().items():
+            seen.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            seen.update(value.flatten()[:64].float().cpu().numpy().tobytes())
+        return seen.hexdigest()
+
     def turn(self) -> AbstractContextManager[None]:
         """One step of a batch, alone over this target (`turns.py`)."""
         return turn(self.lock, self.device)
+
+    def release(self) -> None:
+        """Give memory back that torch keeps for later."""
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
 
     def settle(self) -> None:
         """Wait until the device has done what it was given."""

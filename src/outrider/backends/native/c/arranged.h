@@ -36,9 +36,11 @@ static void write_numbers(const int64_t shape, const Taken *rows, int at, int lo
         to[2 * i + 1] = (uint8_t)((n[2][i] & 15) | n[3][i] << 4);
     }
     to += 64;
-    if (shape == Q5) memset(to, 0, 16);
-    for (int i = 0; i < BLOCK_WEIGHTS && shape == Q5; i++)
-        for (int r = 0; r < 4; r++) to[4 * r + i / 8] |= (uint8_t)((n[r][i] >> 4) << i % 8);
+    for (int r = 0; r < 4 && shape == Q5; r++) {
+        uint32_t fifth = 0;
+        for (int i = 0; i < BLOCK_WEIGHTS; i++) fifth |= (uint32_t)(n[r][i] >> 4) << i;
+        memcpy(to + 4 * r, &fifth, sizeof fifth);
+    }
     for (int i = 0; i < BLOCK_WEIGHTS && shape == Q6K; i++)
         to[i] = (uint8_t)(n[0][i] >> 4 | n[1][i] >> 4 << 2 | n[2][i] >> 4 << 4 | n[3][i] >> 4 << 6);
 #else

@@ -112,7 +112,12 @@ INLINE void six_bits(const uint8_t *block, Taken *to) {
 
 static void take_q4_k(const uint8_t *block, Taken *to) {
     six_bits(block, to);
-    for (int i = 0; i < 256; i++) to->number[i] = block[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+    for (int j = 0; j < 4; j++)
+        for (int i = 0; i < 32; i++) {
+            const uint8_t q = block[16 + 32 * j + i];
+            to->number[64 * j + i] = (int8_t)(q & 15);
+            to->number[64 * j + 32 + i] = (int8_t)(q >> 4);
+        }
 }
 
 static void take_q5_k(const uint8_t *block, Taken *to) {
@@ -125,13 +130,16 @@ static void take_q6_k(const uint8_t *block, Taken *to) {
     to->d = half_at(block + 208);
     to->dmin = 0;
     for (int g = 0; g < 16; g++) to->scale[g] = (int8_t)block[192 + g], to->minimum[g] = 0;
-    for (int i = 0; i < 256; i++) {
-        const int l = i % 32, part = i % 128 / 32;
-        const uint8_t low = block[i / 128 * 64 + part % 2 * 32 + l] >> part / 2 * 4 & 15;
-        const uint8_t high = block[128 + i / 128 * 32 + l] >> part * 2 & 3;
-        to->number[i] = (int8_t)(low | high << 4);
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
+        int8_t *number = to->number + 128 * half;
+        for (int i = 0; i < 32; i++) {
+            number[i] = (int8_t)(((low[i] & 15) | (high[i] & 3) << 4) - 32);
+            number[32 + i] = (int8_t)(((low[32 + i] & 15) | (high[i] >> 2 & 3) << 4) - 32);
+            number[64 + i] = (int8_t)((low[i] >> 4 | (high[i] >> 4 & 3) << 4) - 32);
+            number[96 + i] = (int8_t)((low[32 + i] >> 4 | high[i] >> 6 << 4) - 32);
+        }
     }
-    lowered(to, 256, 32);
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
