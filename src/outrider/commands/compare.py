@@ -64,7 +64,7 @@ def difference(llm: LLM, options: dict[str, Any]) -> str:
         if options["rule"] in LOSSY:
             return f"; {options['rule']} is lossy: it changes the law of the text"
         return f"; under {options['rule']} the law is the same, not the text"
-    kind = str(llm.target.dtype).removeprefix("torch.")
+    kind = llm.target.precision
     if kind not in ("float32", "float64") and llm.target.exact != "bits":
         return f"; in {kind} a pass over several tokens rounds differently from a pass over one"
     return ""
