@@ -280,7 +280,7 @@ def changed(folder: Path, **values: Any) -> Path:
 )
 def test_a_config_that_does_not_fit_is_one_sentence(tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
     family("llama", torch.bfloat16).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=".") as refused:
+    with pytest.raises(InputError) as refused:
         load(changed(tmp_path, **values))
     assert sentence in str(refused.value)
 
@@ -299,6 +299,15 @@ def test_files_that_are_not_there_or_damaged_are_one_sentence(tmp_path: Path) ->
         open_checkpoint(tmp_path / "b")
     with pytest.raises(InputError, match="bfloat16 or float32, not float16"):
         load(tmp_path / "a", "float16")
+
+
+def test_weights_that_are_nan_are_one_sentence(tmp_path: Path) -> None:
+    model = family("llama", torch.bfloat16)
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="cannot be used: the model's logits are NaN or infinite"):
+        load(tmp_path)
 
 
 def test_weights_in_several_files(tmp_path: Path, target: NativeTarget) -> None:
