@@ -22,6 +22,7 @@ from typing import Annotated, Any, NoReturn
 import torch
 import typer
 from jaxtyping import Int
+from outrider.core.padding import padded
 from torch import Tensor
 
 from outrider import drafters
@@ -31,7 +32,6 @@ from outrider.bench.document import unique
 from outrider.bench.methods import budget_of
 from outrider.bench.results import to_json
 from outrider.budgets.budgeter import FixedBudget
-from outrider.core.padding import padded
 from outrider.core.protocols import Drafter, Prefill, Session, TargetOutput
 from outrider.core.tree import chain_of
 from outrider.core.types import DraftTree, Usage

@@ -29,6 +29,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "params files kept hub shipped schema core backends/native names",
         "stock models as targets, on any device; the trees, the noise and the rules in tensors",
     ),
+    "backends/choose": ("params hub names core backends/native backends/torch", "which backend serves a model"),
     "nets": ("params schema core backends", "the small networks that drafters are made of"),
     "budgets": ("params kept core", "how much to draft in each round"),
     "testing": ("params core", "an exact table target, for tests of a drafter"),

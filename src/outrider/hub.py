@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
@@ -43,6 +44,22 @@ def ensure(name: str, hint: str = "") -> bool:
     if not known(name):
         raise InputError(f"{name} is neither a folder nor on the hub ({_url()}); check the name")
     return True
+
+
+def folder(name: str, hint: str, patterns: Sequence[str]) -> Path:
+    """The folder in the hub's cache that holds a repository's files of these patterns, which are fetched if need be.
+
+    Raises:
+        InputError: as `ensure`; or they cannot be fetched.
+    """
+    offline_now = not ensure(name, hint)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=offline_now))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(f"{name} cannot be fetched from the hub: {str(error).splitlines()[0][:200]}") from None
 
 
 def _url() -> str:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from .. import hub
 from ..core.protocols import Target
 from ..names import Place, find
+from ..params import InputError, check_weights
+from .native.checkpoint import Checkpoint, open_checkpoint, read_json
+from .native.description import describe
+from .native.library import library
+from .native.target import NativeTarget
+from .native.text_tokenizer import eos_of, load_tokenizer
+
+PRECISIONS = "auto", "float32", "bfloat16"
+ABOUT, WEIGHTS = ("*.json", "*.jinja"), "*.safetensors"  # of a repository of the hub: what is fetched first, and then
 
 
 @dataclass(frozen=True)
@@ -33,20 +47,80 @@ def load(
     **options: Any,
 ) -> Loaded:
     """The target of a name, or of a transformers model in memory; arguments and errors are those of `outrider.load`."""
-    place = None if in_memory(model) else find(model)
-    from .torch.load import eos_of, load_target, load_tokenizer, name_of, record
+    check_weights(weights)
+    if in_memory(model):
+        return _by_torch(model, None, dtype, device, exact, weights, trust_remote_code, compile, options)
+    place = find(model)
+    ours = weights == "full" and device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
+    if ours and not options and (files := readable(place, device)) is not None:
+        target = NativeTarget(files, place.dtype if dtype == "auto" else dtype)
+        target.stock = partial(_stock, place)
+        tokenizer = load_tokenizer(files.place)
+        return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
+    return _by_torch(place, place, dtype, device, exact, weights, trust_remote_code, compile, options)
 
-    target = load_target(
-        place or model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights,
-        native=False if compile is False else None, **options,
-    )  # fmt: skip
-    record(target, compile, place is not None)
-    tokenizer = load_tokenizer(place or name_of(target.model), trust_remote_code)
-    name = str(place or name_of(target.model) or type(target.model).__name__)
-    return Loaded(target, tokenizer, eos_of(target.model, tokenizer), name, place)
+
+def readable(place: Place, device: str = "auto") -> Checkpoint | None:
+    """The files of a model that native passes serve on this machine; None where torch must. A hub id is fetched.
+
+    With `device` auto, a machine with a GPU is left to torch, where that is installed.
+    """
+    if library("bfloat16", "float32") is None or (device == "auto" and has_gpu() and find_spec("torch") is not None):
+        return None
+    try:
+        folder = Path(place.where) if Path(place.where).exists() else hub.folder(place.where, place.hint, ABOUT)
+        if place.gguf is None:
+            describe(read_json(folder / "config.json"))  # before weights are fetched
+            if not (folder / "tokenizer.json").is_file():
+                return None
+            folder = folder if Path(place.where).exists() else hub.folder(place.where, place.hint, (*ABOUT, WEIGHTS))
+        files = open_checkpoint(folder / place.gguf if place.gguf else folder)
+        return files if files.description.layers else None
+    except InputError:
+        if find_spec("torch") is None:
+            raise
+        return None  # torch may serve it, and says what is wrong where it does not
+
+
+def has_gpu() -> bool:
+    """Is there an NVIDIA GPU? Asked of the system, not of torch."""
+    return Path("/proc/driver/nvidia/version").exists()
 
 
 def in_memory(model: Any) -> bool:
     """Is this a transformers model? None is where transformers was never imported."""
     transformers = sys.modules.get("transformers")
     return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+
+
+def _by_torch(
+    model: Any,
+    place: Place | None,
+    dtype: str,
+    device: str,
+    exact: str,
+    weights: str,
+    trust: bool,
+    compile: bool | None,
+    options: Mapping[str, Any],
+) -> Loaded:
+    if find_spec("torch") is None:
+        raise InputError(f"{place} needs torch here: pip install 'outrider[torch]'")
+    from .torch import load as torch
+
+    target = torch.load_target(
+        model, dtype=dtype, device=device, trust_remote_code=trust, exact=exact, weights=weights,
+        native=False if compile is False else None, **options,
+    )  # fmt: skip
+    torch.record(target, compile, place is not None)
+    origin = torch.name_of(target.model)
+    tokenizer = torch.load_tokenizer(place or origin, trust)
+    name = str(place or origin or type(target.model).__name__)
+    return Loaded(target, tokenizer, torch.eos_of(target.model, tokenizer), name, place)
+
+
+def _stock(place: Place) -> Any:
+    """The stock transformers model of a name, in the precision of its weights."""
+    from .torch.load import from_pretrained
+
+    return from_pretrained(place, "auto", "cpu", False, {})

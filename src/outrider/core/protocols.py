@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from ..params import InputError
 from .types import Budget, DraftTree, HostRow, Question, Rows, Verdict
 
 
@@ -126,6 +127,11 @@ class Target(Protocol):
     kernels: str = ""  # which compiled code computes its passes: other code takes other times
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
+
+    @property
+    def model(self) -> Any:
+        """The stock transformers model of this target. Raises InputError where there is none."""
+        raise InputError("this target has no stock model")
 
     @property
     def arithmetic(self) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -43,6 +44,7 @@ class NativeTarget(Target):
 
     exact = "bits"
     ragged = True
+    stock: Callable[[], Any] | None = None  # makes the stock transformers model
 
     def __init__(self, checkpoint: Checkpoint, dtype: str = "auto"):
         self.checkpoint, made = checkpoint, checkpoint.description
@@ -73,6 +75,17 @@ class NativeTarget(Target):
                 found.update(name.encode() + values.astype(np.float64).tobytes())
             forget(one.tensor.data)
         return found.hexdigest()[:16]
+
+    @cached_property
+    def model(self) -> Any:
+        """The stock transformers model of the same files, which takes seconds and several times their size of memory.
+
+        Raises:
+            InputError: it cannot be made here: torch is missing, or this target was not loaded by name.
+        """
+        if self.stock is None or find_spec("torch") is None:
+            raise InputError("the stock model needs torch and a model loaded by name: pip install 'outrider[torch]'")
+        return self.stock()
 
     @property
     def arithmetic(self) -> str:
