@@ -17,8 +17,8 @@ from outrider.backends.native.workspace import Workspace, fresh
 CODE = library("float32", "float32")
 pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
 BUILDS = [
-    [], ["-DHALVES"], ["-DHALVES", "-DWIDE"], ["-march=x86-64-v3", "-DHALVES"],
-    ["-march=sapphirerapids", "-DHALVES", "-DTILES"],
+    [], ["-DBF16_WEIGHTS"], ["-DBF16_WEIGHTS", "-DF32_STATE"], ["-march=x86-64-v3", "-DBF16_WEIGHTS"],
+    ["-march=sapphirerapids", "-DBF16_WEIGHTS", "-DAMX"],
 ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ WIDTHS = {"found", "own", "known", "opened", "room", "y"}
 
 
 @pytest.mark.parametrize(
-    "more", [[], ["-DHALVES"], ["-DHALVES", "-mno-avx512f"], ["-DHALVES", "-DTILES", "-mamx-bf16"]]
+    "more", [[], ["-DBF16_WEIGHTS"], ["-DBF16_WEIGHTS", "-mno-avx512f"], ["-DBF16_WEIGHTS", "-DAMX", "-mamx-bf16"]]
 )
 def test_no_array_on_a_stack_follows_the_request_or_the_budget(more: list[str]) -> None:
     """Each lies in the workspace, which is sized before the call."""

@@ -40,9 +40,9 @@ def library(weights: str, rest: str) -> Library | None:
     flags = (
         *FLAGS,
         *sanitized.FLAGS[sanitizer()],
-        *(("-DTILES",) if tiles() else ()),
-        *(("-DHALVES",) if halves else ()),
-        *(("-DWIDE",) if halves and wide else ()),
+        *(("-DAMX",) if tiles() else ()),
+        *(("-DBF16_WEIGHTS",) if halves else ()),
+        *(("-DF32_STATE",) if halves and wide else ()),
     )
     try:
         name = _name(flags)
@@ -89,7 +89,7 @@ def _first_cache() -> int:
 def _name(flags: tuple[str, ...]) -> str:
     """The library's file name, by its sources, its flags and this processor's abilities."""
     digest = hashlib.sha256(" ".join((*flags, _about("flags"), _about("model name"))).encode())
-    for source in sorted(HERE.glob("*.[ch]")):
+    for source in sorted(HERE.rglob("*.[ch]")):
         digest.update(source.read_bytes())
     return f"{digest.hexdigest()[:24]}.so"
 
