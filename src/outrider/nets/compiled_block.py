@@ -1,5 +1,5 @@
 """A block drafter's network in compiled code: its context, its pass and the best tree of its slots in one call
-(`native/lattice.h`), as `drafters/_lattice.py` finds it in tensors.
+(`backends/native/c/block.h`), as `drafters/_lattice.py` finds it in tensors.
 
 Only causal blocks without convolutions. Such a block's first slots do not see the others, so no more are computed than
 a round drafts.

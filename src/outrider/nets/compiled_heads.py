@@ -1,5 +1,5 @@
 """Medusa's heads in compiled code: their blocks, the head that they share and the best tree of their candidates in one
-call (`native/heads.h`)."""
+call (`backends/native/c/medusa.h`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A Mamba-2 that drafts, in compiled code: what waits is read and the whole tree is grown in one call
-(`native/mamba.h`)."""
+(`backends/native/c/mamba.h`)."""
 
 from __future__ import annotations
 

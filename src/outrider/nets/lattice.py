@@ -1,5 +1,5 @@
 """What compiled drafters of one pass share: the structures of a call that grows the best trees of a lattice
-(`native/lattice.h`), as `drafters/_lattice.py` finds them in tensors."""
+(`backends/native/c/block.h`), as `drafters/_lattice.py` finds them in tensors."""
 
 from __future__ import annotations
 

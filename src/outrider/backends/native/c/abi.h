@@ -1,17 +1,17 @@
 /* What Python and C share: structures, constants and functions, described here alone. Python reads this text through
-   cffi (`abi.py`), so it holds plain declarations only: no conditionals, includes, inline functions or macros other than
-   integers. C code includes `types.h`, which includes this file once, behind a guard.
+   cffi (`abi.py`), so it holds plain declarations only: no conditionals, includes, inline functions or macros other
+   than integers. C code includes `types.h`, which includes this file once, behind a guard.
 
-   Three number types differ between builds, and Python passes them by address alone: `weight_t` (weights), `kv_t` (keys,
-   values, features and embeddings of drafters) and `act_t` (activations, as a product reads them). Each is float32 or
-   bfloat16.
+   Three number types differ between builds, and Python passes them by address alone: `weight_t` (weights), `kv_t`
+   (keys, values, features and embeddings of drafters) and `act_t` (activations, as a product reads them). Each is
+   float32 or bfloat16.
 
    Arrays are dense and row-major; their shapes stand in brackets. "Workspace" is memory that a call writes over; its
-   contents mean nothing between calls. Pointers may be NULL only where that is said. Everything that a structure points
-   to belongs to the caller, and must live until the call returns. */
+   contents mean nothing between calls. Pointers may be NULL only where that is said. Everything that a structure
+   points to belongs to the caller, and must live until the call returns. */
 
-/* Kinds of matrices (`blocks.h`): weights as they are; in blocks of BLOCK_WEIGHTS, opened to floating-point numbers by the
-   product (BF12: bfloat16 numbers in twelve bits); or multiplied as integers with activations of eight bits. */
+/* Kinds of matrices (`blocks.h`): weights as they are; in blocks of BLOCK_WEIGHTS, opened to floating-point numbers by
+   the product (BF12: bfloat16 numbers in twelve bits); or multiplied as integers with activations of eight bits. */
 enum { PLAIN, Q4, Q8, BF12, W4A8, W8A8, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K };
 
 #define BLOCK_WEIGHTS 32 /* weights of a block */
@@ -45,8 +45,8 @@ typedef struct {
     Matrix input_proj;
     const float *input_bias;
     int64_t input_dim;
-    /* [2 * hidden]: EAGLE-3's norms of `Pass.inputs`, which are an embedding and a hidden state side by side; or NULL. With
-       these, `norm` is the head's alone. */
+    /* [2 * hidden]: EAGLE-3's norms of `Pass.inputs`, which are an embedding and a hidden state side by side; or NULL.
+       With these, `norm` is the head's alone. */
     const float *pair_norms;
 } Model;
 
@@ -69,8 +69,8 @@ typedef struct {
     const weight_t *embeddings; /* [embedding_rows, hidden] */
     int64_t embedding_rows;
     float *hidden_states; /* [rows * nodes, hidden]: updated in place, without padding between rows */
-    /* Workspace: [rows * nodes, hidden or input_dim], twice [rows * nodes, heads * head_dim], [rows * nodes, intermediate],
-       and [rows * nodes, (heads + 2 * kv_heads) * head_dim]. */
+    /* Workspace: [rows * nodes, hidden or input_dim], twice [rows * nodes, heads * head_dim], [rows * nodes,
+       intermediate], and [rows * nodes, (heads + 2 * kv_heads) * head_dim]. */
     act_t *normed, *query, *attention, *mlp;
     float *qkv;
     int32_t *paths; /* workspace: [rows * nodes, total_nodes] */
@@ -92,8 +92,8 @@ typedef struct {
 
 /* A call that drafts a tree for every row. */
 typedef struct {
-    /* Committed text that the drafter has not read yet: each pending entry is the target's features at a position, and the
-       token behind it. */
+    /* Committed text that the drafter has not read yet: each pending entry is the target's features at a position, and
+       the token behind it. */
     int64_t most_pending; /* of any row */
     const int64_t *pending; /* [rows]: entries of each row; their features and tokens lie row by row, without gaps */
     const kv_t *const *features; /* [entries, taps]: each [feature_dim] */
@@ -241,8 +241,8 @@ typedef struct {
     const uint64_t *seeds; /* [rows] */
     const int64_t *start_positions; /* [rows]: of the roots */
     const int32_t *knots, *slopes; /* tables of core/noise.py */
-    /* [rows, depth + 4]: nodes of the path (0: rounding could decide, nothing was drawn), the token that ends it, whether
-       the logits of all drawn tokens are finite, and the path, padded with 0. */
+    /* [rows, depth + 4]: nodes of the path (0: rounding could decide, nothing was drawn), the token that ends it,
+       whether the logits of all drawn tokens are finite, and the path, padded with 0. */
     int64_t *result;
     int64_t threads;
 } Walk;
@@ -275,9 +275,9 @@ void step_mamba(const Mamba *mamba, const MambaStates *states, Pass *pass, int64
 
 void walk_trees(const Walk *walk);
 
-/* Rows of `width` weights of a GGUF kind, as float32, or rounded to bfloat16 with `halves`. `order`: the file's row for
-   each result row; NULL: the same. Returns the rows written: 0 where the kind is not supported or `width` is not a multiple
-   of its block. */
+/* Rows of `width` weights of a GGUF kind, as float32, or rounded to bfloat16 with `halves`. `order`: the file's row
+   for each result row; NULL: the same. Returns the rows written: 0 where the kind is not supported or `width` is not a
+   multiple of its block. */
 int64_t dequantise(
     int64_t kind, const uint8_t *from, int64_t rows, int64_t width, const int64_t *order, void *to, int64_t halves,
     int64_t threads

@@ -1,6 +1,6 @@
-/* Block drafters in one call (nets/block.py and drafters/_lattice.py are the tensor reference): read the features of the pending
-   positions into the context's keys and values; one pass over a causal block of slots; then the best nodes of the lattice
-   of the slots' candidates. */
+/* Block drafters in one call (nets/block.py and drafters/_lattice.py are the tensor reference): read the features of
+   the pending positions into the context's keys and values; one pass over a causal block of slots; then the best nodes
+   of the lattice of the slots' candidates. */
 
 #ifndef OUTRIDER_BLOCK_H
 #define OUTRIDER_BLOCK_H
@@ -91,8 +91,8 @@ static void read_block(const Model *model, const Lattice *lattice, Pass *pass, D
     forward(model, pass);
 }
 
-/* The candidates below a node, best first, and the logs of their confidences there: those of their slot, corrected by their
-   scores with the token above; the probability of all other tokens stays as it is. */
+/* The candidates below a node, best first, and the logs of their confidences there: those of their slot, corrected by
+   their scores with the token above; the probability of all other tokens stays as it is. */
 static void rank_children(const Lattice *lattice, const Draft *draft, int64_t row, int64_t node) {
     const int64_t most = draft->top_k, rank = lattice->rank, at = row * draft->max_candidates + node;
     const int64_t slot = (row * draft->depth + draft->level[at]) * most;

@@ -64,8 +64,8 @@ static void compute_logits(const Model *model, const Pass *pass, int64_t count, 
     );
 }
 
-/* List the nodes that are not padding, and bring their hidden states together, or look up their embeddings. Returns how many
-   there are. */
+/* List the nodes that are not padding, and bring their hidden states together, or look up their embeddings. Returns
+   how many there are. */
 static int64_t pack_rows(const Model *model, const Pass *pass) {
     const int64_t hidden = model->hidden;
     int64_t count = 0;

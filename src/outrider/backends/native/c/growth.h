@@ -1,6 +1,6 @@
-/* A tree of EAGLE-2's kind in one call (core/growth.py is the tensor reference): feed the pending pairs of committed text;
-   rank the candidates below the last layer, feed the best of them to the network, and so on; then keep the nodes that
-   pay. */
+/* A tree of EAGLE-2's kind in one call (core/growth.py is the tensor reference): feed the pending pairs of committed
+   text; rank the candidates below the last layer, feed the best of them to the network, and so on; then keep the nodes
+   that pay. */
 
 #ifndef OUTRIDER_GROWTH_H
 #define OUTRIDER_GROWTH_H
@@ -8,7 +8,8 @@
 #include "noise.h"
 #include "pending.h"
 
-/* The k largest of n values, in falling order; of equals the first. Returns how many there are: -infinity and NaN are none. */
+/* The k largest of n values, in falling order; of equals the first. Returns how many there are: -infinity and NaN are
+   none. */
 static int64_t top_k(const float *x, int64_t n, int64_t k, int64_t *ids, float *values) {
     int64_t count = 0;
     if (k < 1) return 0;
@@ -41,8 +42,8 @@ static float log_sum_exp(const float *x, int64_t n, float scale, float most) {
     return most / scale + logf(v_sum(sums));
 }
 
-/* The columns of the candidates below one node, best first, and the logs of their confidences. `item`: whose part of the
-   workspace is used. */
+/* The columns of the candidates below one node, best first, and the logs of their confidences. `item`: whose part of
+   the workspace is used. */
 static void rank_candidates(
     const Draft *draft, const float *logits, int64_t item, int64_t columns, int64_t row, int64_t layer, int64_t *chosen,
     float *confidences
@@ -207,8 +208,8 @@ static void rank_layer(
     run_pass(pass, rank_layer_task, &(RankLayer){head, pass, draft, above, wide, layer, first});
 }
 
-/* Choose the best of `count` candidates from `first` on that lie above the floor, in every row, to be fed next as places
-   `before` .. `ends` - 1 of each. Returns the largest number; 0 where none is worth a step. */
+/* Choose the best of `count` candidates from `first` on that lie above the floor, in every row, to be fed next as
+   places `before` .. `ends` - 1 of each. Returns the largest number; 0 where none is worth a step. */
 static int64_t choose_fed(Draft *draft, int64_t rows, int64_t before, int64_t first, int64_t count, int64_t *ends) {
     const int64_t wide = draft->width < count ? draft->width : count;
     float *tops = draft->best_values, best = -INFINITY;

@@ -1,5 +1,5 @@
-/* Hydra's heads in one call (drafters/hydra.py is the tensor reference): a tree of EAGLE-2's kind, whose layers have a head
-   each. A head reads the row's feature and the embeddings of a node's path, the root's first. */
+/* Hydra's heads in one call (drafters/hydra.py is the tensor reference): a tree of EAGLE-2's kind, whose layers have a
+   head each. A head reads the row's feature and the embeddings of a node's path, the root's first. */
 
 #ifndef OUTRIDER_HYDRA_H
 #define OUTRIDER_HYDRA_H

@@ -1,5 +1,5 @@
-/* A Mamba-2 that drafts, in one call: read the pending tokens, and grow a tree of EAGLE-2's kind. Every node that is fed keeps
-   its state in a slot of its own; the root's is slot 0. */
+/* A Mamba-2 that drafts, in one call: read the pending tokens, and grow a tree of EAGLE-2's kind. Every node that is
+   fed keeps its state in a slot of its own; the root's is slot 0. */
 
 #ifndef OUTRIDER_MAMBA_H
 #define OUTRIDER_MAMBA_H

@@ -1,5 +1,5 @@
-/* Medusa's heads in one call (drafters/medusa.py is the tensor reference): a residual block for each, all of one hidden state;
-   the LM head that they share; then the best nodes of the lattice of their candidates. */
+/* Medusa's heads in one call (drafters/medusa.py is the tensor reference): a residual block for each, all of one
+   hidden state; the LM head that they share; then the best nodes of the lattice of their candidates. */
 
 #ifndef OUTRIDER_MEDUSA_H
 #define OUTRIDER_MEDUSA_H

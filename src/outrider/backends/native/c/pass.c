@@ -1,5 +1,6 @@
-/* The compiled code of the native backend, in one unit: passes of Llama-shaped models over tree nodes and prompts, drafters that
-   grow their trees in one call, the coupled rule, and what opens and packs weights. `abi.h` describes it. */
+/* The compiled code of the native backend, in one unit: passes of Llama-shaped models over tree nodes and prompts,
+   drafters that grow their trees in one call, the coupled rule, and what opens and packs weights. `abi.h` describes
+   it. */
 
 #include "block.h"
 #include "formats/gguf.h"

@@ -1,4 +1,5 @@
-/* What a drafter reads of committed text before it drafts: pairs of the target's feature at a position and the next token.
+/* What a drafter reads of committed text before it drafts: pairs of the target's feature at a position and the next
+   token.
 
    Later steps use only the keys and values of earlier pairs, and the products before these take about a fifth of the
    weights. So of many pending pairs, the layer computes each row's last one alone, which the draft begins with. */
@@ -8,8 +9,8 @@
 
 #include "forward.h"
 
-/* Keys and values of `count` inputs, which lie in `normed`, written behind their rows' texts. `real_nodes`: the row of each;
-   `row_starts`: the first of each row. */
+/* Keys and values of `count` inputs, which lie in `normed`, written behind their rows' texts. `real_nodes`: the row of
+   each; `row_starts`: the first of each row. */
 static void write_pending_kv(
     const Model *model, const Pass *pass, int64_t layer, int64_t inputs, int64_t count, const int64_t *lengths,
     const Team *team
@@ -66,8 +67,8 @@ static void make_pairs_task(const Team *team, const void *call) {
     meet(team);
 }
 
-/* The pending pairs as the layer's inputs: the token's embedding, and beside it its feature, or for EAGLE-3 one vector of its
-   features. Returns how many pairs there are. */
+/* The pending pairs as the layer's inputs: the token's embedding, and beside it its feature, or for EAGLE-3 one vector
+   of its features. Returns how many pairs there are. */
 static int64_t make_pairs(const Model *step, const Pass *pass, const Draft *draft) {
     const int64_t count = assign_rows(pass, draft->pending);
     run_pass(pass, make_pairs_task, &(Pending){step, pass, draft, count});
@@ -111,8 +112,8 @@ static void feed_pairs(const Model *step, Pass *pass, Draft *draft) {
     }
 }
 
-/* Read the pending pairs. Few: all go through the layer. Many: their keys and values first, and then each row's last one
-   goes through the layer. */
+/* Read the pending pairs. Few: all go through the layer. Many: their keys and values first, and then each row's last
+   one goes through the layer. */
 static void read_pairs(const Model *step, Pass *pass, Draft *draft) {
     const int64_t rows = pass->rows, taps = draft->taps;
     if (draft->most_pending <= MAX_FED_PAIRS) {

@@ -1,8 +1,8 @@
 /* The number types of a build, and what it shares with Python (`abi.h`).
 
-   BF16_WEIGHTS is defined where weights are bfloat16. Keys, values and features are then bfloat16 too, unless F32_STATE is
-   defined; and where the processor multiplies bfloat16, activations are rounded to it before a product (BF16_ACTS). Sums
-   are always float32. */
+   BF16_WEIGHTS is defined where weights are bfloat16. Keys, values and features are then bfloat16 too, unless
+   F32_STATE is defined; and where the processor multiplies bfloat16, activations are rounded to it before a product
+   (BF16_ACTS). Sums are always float32. */
 
 #ifndef OUTRIDER_TYPES_H
 #define OUTRIDER_TYPES_H

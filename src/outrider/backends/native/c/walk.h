@@ -1,13 +1,14 @@
-/* The coupled rule (core/verify.py is the tensor reference): from the root, draw a token at every node; go to the child that
-   carries it, or stop and emit it. A draw is argmax(logits + T * G), G being the noise of core/noise.py; logits + T * G is
-   a token's key.
+/* The coupled rule (core/verify.py is the tensor reference): from the root, draw a token at every node; go to the
+   child that carries it, or stop and emit it. A draw is argmax(logits + T * G), G being the noise of core/noise.py;
+   logits + T * G is a token's key.
 
-   Where a filter applies (top-k, top-p, min-p), the draw is the largest key that it keeps (core/nucleus.py is the tensor
-   reference). So the largest key of all is tested: are fewer than k logits larger, and are these tokens together less
-   likely than p? If the filter drops it, it drops all tokens with smaller logits, and the largest key among the others is
-   tested next. Where rounding could decide, nothing is drawn here.
+   Where a filter applies (top-k, top-p, min-p), the draw is the largest key that it keeps (core/nucleus.py is the
+   tensor reference). So the largest key of all is tested: are fewer than k logits larger, and are these tokens
+   together less likely than p? If the filter drops it, it drops all tokens with smaller logits, and the largest key
+   among the others is tested next. Where rounding could decide, nothing is drawn here.
 
-   Penalties and biases change few logits of a row. They are written over the logits for each draw, and then restored. */
+   Penalties and biases change few logits of a row. They are written over the logits for each draw, and then
+   restored. */
 
 #ifndef OUTRIDER_WALK_H
 #define OUTRIDER_WALK_H
@@ -51,8 +52,8 @@ INLINE int can_reach(ints_t h, vec_t needed) {
     return v_above(bound, from_tail(h)) || v_maybe_above(v_set1(0.4f), needed);
 }
 
-/* The token with the largest key of those whose logits are above `floor`, the lowest id of equals; the first NaN, where there
-   is one. */
+/* The token with the largest key of those whose logits are above `floor`, the lowest id of equals; the first NaN,
+   where there is one. */
 static int64_t draw(const Walk *walk, int64_t row, int64_t node, int64_t position, float floor) {
     const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocab, temperature = walk->temperature[row];
     const uint64_t key = key_of(walk->seeds[row], position);

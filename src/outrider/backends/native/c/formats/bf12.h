@@ -1,5 +1,5 @@
-/* BF12: bfloat16 weights in twelve bits, to the last bit. Most upper bytes, a sign and seven bits of the exponent, are one of
-   sixteen: of normally distributed weights one in some 10,000 is not. */
+/* BF12: bfloat16 weights in twelve bits, to the last bit. Most upper bytes, a sign and seven bits of the exponent, are
+   one of sixteen: of normally distributed weights one in some 10,000 is not. */
 
 #ifndef OUTRIDER_BF12_H
 #define OUTRIDER_BF12_H
@@ -115,9 +115,9 @@ static int write_block(const weight_t *four, int64_t width, const uint8_t upper[
     return !memcmp(&all, &every, sizeof all);
 }
 
-/* Four rows of bfloat16 weights as BF12. `own`: workspace for a table of each block and one more; `others`: `capacity` tables
-   that all rows share, of which `used` are taken. Returns 0 where that is too few, or where a block has more than sixteen
-   upper bytes. */
+/* Four rows of bfloat16 weights as BF12. `own`: workspace for a table of each block and one more; `others`: `capacity`
+   tables that all rows share, of which `used` are taken. Returns 0 where that is too few, or where a block has more
+   than sixteen upper bytes. */
 static int pack_four(
     const weight_t *four, int64_t width, char *to, BlockTable *own, BlockTable *others, int64_t capacity, int64_t *used
 ) {

@@ -2,9 +2,9 @@
 
        (d * scale) * quant - (dmin * minimum)
 
-   in float32, where d and dmin are the block's, scale and minimum an integer for each sixteen weights, and the quant an
-   integer of its own, or a table's value for it. No product is rounded, so a weight is rounded once, at the subtraction;
-   gguf-py's reader comes to the same bits.
+   in float32, where d and dmin are the block's, scale and minimum an integer for each sixteen weights, and the quant
+   an integer of its own, or a table's value for it. No product is rounded, so a weight is rounded once, at the
+   subtraction; gguf-py's reader comes to the same bits.
 
    A kind is one row of `formats`. */
 

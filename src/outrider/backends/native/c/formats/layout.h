@@ -1,34 +1,35 @@
 /* How the rows of a matrix lie in memory, by kind (`abi.h`).
 
-   PLAIN: a row of weights for each output. In all other kinds, weights lie in blocks of 32. Q4 and Q8 are what a .gguf file
-   holds, in another order: opened, they are the weights that gguf-py's reader makes, rounded to bfloat16. BF12 holds any
-   bfloat16 weights. So a pass has the same bits either way.
+   PLAIN: a row of weights for each output. In all other kinds, weights lie in blocks of 32. Q4 and Q8 are what a .gguf
+   file holds, in another order: opened, they are the weights that gguf-py's reader makes, rounded to bfloat16. BF12
+   holds any bfloat16 weights. So a pass has the same bits either way.
 
-   Rows lie in fours, as a product reads them: for each block the quants of four rows, and behind all blocks the scales of
-   four rows for each, as float16.
+   Rows lie in fours, as a product reads them: for each block the quants of four rows, and behind all blocks the scales
+   of four rows for each, as float16.
 
    Q8 (signed, with a scale): 32 bytes of each row.
 
-   Q4 (0 .. 15, with a scale and a minimum each), sixteen lanes: 32 words, word i with quant i of each row, the first row's
-   in the lowest bits. Eight lanes: 16 words of 16 bits of two rows in turn, and 16 of the other two; a row's word i has its
-   quants i, 8 + i, 16 + i and 24 + i, the first in the lowest bits.
+   Q4 (0 .. 15, with a scale and a minimum each), sixteen lanes: 32 words, word i with quant i of each row, the first
+   row's in the lowest bits. Eight lanes: 16 words of 16 bits of two rows in turn, and 16 of the other two; a row's
+   word i has its quants i, 8 + i, 16 + i and 24 + i, the first in the lowest bits.
 
-   BF12, eight lanes: bfloat16 weights, hardly any of which has another upper byte than the sixteen that are most frequent in
-   its four rows. A block has the lower bytes of each row, and then which upper byte each weight has: 32 bytes for two
-   rows, the first row's in the lower four bits. Of a row's 32 bytes, byte 16 a + 8 b + 2 i + c is of weight
-   16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single blocks, or 0.
+   BF12, eight lanes: bfloat16 weights, hardly any of which has another upper byte than the sixteen that are most
+   frequent in its four rows. A block has the lower bytes of each row, and then which upper byte each weight has: 32
+   bytes for two rows, the first row's in the lower four bits. Of a row's 32 bytes, byte 16 a + 8 b + 2 i + c is of
+   weight 16 b + 8 c + 4 a + i. Behind all blocks lie the upper bytes, and then the address of other ones for single
+   blocks, or 0.
 
-   The other kinds of .gguf files, sixteen lanes. Q5: quants as Q4's, and then 32 bits for each row, the fifth ones. Q6K: as
-   Q4's, and then 32 bytes, byte i with the upper two bits of quant i of each row, the first row's in the lowest ones; 32 is
-   taken off each quant, and there is no minimum, but a scale for each sixteen. Q3K: as Q4, with scale and minimum for each
-   sixteen. IQ4: quants stand for the values of a table. Kinds with K have superblocks: their scales and minima are signed
-   bytes, in the order of `load_scales`; before those of 256 weights stand eight float16, by which those of each row are
-   multiplied.
+   The other kinds of .gguf files, sixteen lanes. Q5: quants as Q4's, and then 32 bits for each row, the fifth ones.
+   Q6K: as Q4's, and then 32 bytes, byte i with the upper two bits of quant i of each row, the first row's in the
+   lowest ones; 32 is taken off each quant, and there is no minimum, but a scale for each sixteen. Q3K: as Q4, with
+   scale and minimum for each sixteen. IQ4: quants stand for the values of a table. Kinds with K have superblocks:
+   their scales and minima are signed bytes, in the order of `load_scales`; before those of 256 weights stand eight
+   float16, by which those of each row are multiplied.
 
-   W4A8, W8A8: four and eight bits for integer products (`gemm/int8.h`), in builds without tiles. Rows lie in eights: a block
-   has eight vectors, four with eight quants each of rows 0, 1, 4 and 5, and four of rows 2, 3, 6 and 7. Of four bits two
-   vectors share their bytes, the first one's quants in the lower bits. Behind all blocks lie eight scales for each, and of
-   four bits eight minima. */
+   W4A8, W8A8: four and eight bits for integer products (`gemm/int8.h`), in builds without tiles. Rows lie in eights: a
+   block has eight vectors, four with eight quants each of rows 0, 1, 4 and 5, and four of rows 2, 3, 6 and 7. Of four
+   bits two vectors share their bytes, the first one's quants in the lower bits. Behind all blocks lie eight scales for
+   each, and of four bits eight minima. */
 
 #ifndef OUTRIDER_LAYOUT_H
 #define OUTRIDER_LAYOUT_H

@@ -9,14 +9,14 @@
 
 #define ENLARGED 65536.0f /* 2^16: weights are made so many times too large, and rounding divides by it */
 
-/* x / 2^16, rounded to eight significant bits, to nearest even: of x is left what rounding leaves of x - x / 2^16 (Veltkamp's
-   splitting; exact for all 2^23 fractions, as a test shows). */
+/* x / 2^16, rounded to eight significant bits, to nearest even: of x is left what rounding leaves of x - x / 2^16
+   (Veltkamp's splitting; exact for all 2^23 fractions, as a test shows). */
 INLINE vec_t round_to_bf16(vec_t x) {
     return v_sub(x, v_mul(x, v_set1(1.0f - 1.0f / ENLARGED)));
 }
 
-/* The scales of four rows of Q4 or Q8, times 2^16. Q4: [block, i, row, scale and minimum], divided by 16^i. `ahead`: distance
-   in bytes of what is prefetched. */
+/* The scales of four rows of Q4 or Q8, times 2^16. Q4: [block, i, row, scale and minimum], divided by 16^i. `ahead`:
+   distance in bytes of what is prefetched. */
 INLINE void load_scales(const char *four, const int kind, int64_t width, int64_t ahead, float *scales) {
     const char *from = four + width / BLOCK_WEIGHTS * QUANT_BYTES(kind);
     for (int64_t g = 0; g < width / BLOCK_WEIGHTS; g++, scales += SCALE_FLOATS(kind), from += 2 * SCALE_COUNT(kind)) {

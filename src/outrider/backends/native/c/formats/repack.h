@@ -55,8 +55,8 @@ INLINE int write_f16(float value, uint8_t *to) {
     return (float)half == value;
 }
 
-/* Write the scales of one block of four rows, and what is added to products with them. Returns their end; `fits` becomes 0
-   where float16 does not hold one. */
+/* Write the scales of one block of four rows, and what is added to products with them. Returns their end; `fits`
+   becomes 0 where float16 does not hold one. */
 static uint8_t *write_scales(const int64_t kind, const Block *rows, int at, int lowest, uint8_t *to, int *fits) {
     const int64_t shape = SHAPE(kind);
     const int g = at / 16;

@@ -1,8 +1,8 @@
-/* Integer products (W4A8, W8A8): weights of four or eight bits with activations that are rounded to eight bits, 32 at a time
-   with a scale of their own. 32 products are one integer sum, which rounds nothing; such sums are added up in float32,
-   block by block, however many rows there are. So a result depends on its row of x and its row of W alone. It is another
-   target than the one whose activations are floating-point. Eight outputs are computed at a time; where the processor has
-   VNNI, one instruction adds four products, and the sums are the same. */
+/* Integer products (W4A8, W8A8): weights of four or eight bits with activations that are rounded to eight bits, 32 at
+   a time with a scale of their own. 32 products are one integer sum, which rounds nothing; such sums are added up in
+   float32, block by block, however many rows there are. So a result depends on its row of x and its row of W alone. It
+   is another target than the one whose activations are floating-point. Eight outputs are computed at a time; where the
+   processor has VNNI, one instruction adds four products, and the sums are the same. */
 
 #ifndef OUTRIDER_INT8_H
 #define OUTRIDER_INT8_H
@@ -43,7 +43,8 @@ static const act_t *quantise_rows(const act_t *x, int64_t n, int64_t width, act_
     return room;
 }
 
-/* The eight vectors of a block: four with quants 8 v .. 8 v + 7 of rows 0, 1, 4 and 5, four with those of 2, 3, 6 and 7. */
+/* The eight vectors of a block: four with quants 8 v .. 8 v + 7 of rows 0, 1, 4 and 5, four with those of 2, 3, 6 and
+   7. */
 INLINE void load_int8_block(const int kind, const char *from, i8x32_t w[8]) {
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++) {

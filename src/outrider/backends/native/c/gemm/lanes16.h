@@ -1,5 +1,5 @@
-/* Product kernels for sixteen lanes. A result is summed in lanes along its row, step by step, and then over the lanes; so it
-   depends on its row of x and its row of W alone. */
+/* Product kernels for sixteen lanes. A result is summed in lanes along its row, step by step, and then over the lanes;
+   so it depends on its row of x and its row of W alone. */
 
 #ifndef OUTRIDER_LANES16_H
 #define OUTRIDER_LANES16_H
@@ -21,9 +21,9 @@ typedef struct {
     int64_t ahead; /* bytes from a block to the one that is prefetched beside it */
 } Prefetch;
 
-/* `n` rows of x with so many outputs: LANES results, or those of MAX_ROWS rows with four outputs. The outputs' rows lie at
-   `rows`, or in fours if they are in blocks, with `scales`. `opened`: where their weights are written, or NULL. Results are
-   written as rows of LANES numbers. */
+/* `n` rows of x with so many outputs: LANES results, or those of MAX_ROWS rows with four outputs. The outputs' rows
+   lie at `rows`, or in fours if they are in blocks, with `scales`. `opened`: where their weights are written, or NULL.
+   Results are written as rows of LANES numbers. */
 INLINE void multiply_tile(
     const int n, const int outputs, const int kind, const act_t *x, int64_t width, const char *const *rows,
     const float *scales, weight_t *opened, Prefetch *prefetched, float *y
@@ -106,8 +106,8 @@ INLINE void multiply_few(
         multiply_rows(6, kind, x, width, rows, scales, prefetched, y);
 }
 
-/* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs from `last` on repeat
-   the last one; their results are discarded. */
+/* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs from `last` on
+   repeat the last one; their results are discarded. */
 static void multiply_column(
     const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, Scratch scratch, float *y
 ) {

@@ -1,7 +1,7 @@
-/* Product kernels for eight lanes. A result is summed in lanes along its row, step by step, and then over the lanes; so it
-   depends on its row of x and its row of W alone. A few rows of x meet the weights where they lie. For more, the weights of
-   four outputs are opened to float32 once, and multiplied by three rows of x at a time: twelve sums, three vectors of x and
-   one of weights are what sixteen registers hold. */
+/* Product kernels for eight lanes. A result is summed in lanes along its row, step by step, and then over the lanes;
+   so it depends on its row of x and its row of W alone. A few rows of x meet the weights where they lie. For more, the
+   weights of four outputs are opened to float32 once, and multiplied by three rows of x at a time: twelve sums, three
+   vectors of x and one of weights are what sixteen registers hold. */
 
 #ifndef OUTRIDER_LANES8_H
 #define OUTRIDER_LANES8_H
@@ -12,8 +12,8 @@
 #endif
 #include "rows.h"
 
-/* `n` rows of x with `own` of four outputs, from the one that is `from`: sum[4 * row + output], in lanes. The outputs lie in
-   blocks (of which one is at rows[0], with `scales`) or not. */
+/* `n` rows of x with `own` of four outputs, from the one that is `from`: sum[4 * row + output], in lanes. The outputs
+   lie in blocks (of which one is at rows[0], with `scales`) or not. */
 INLINE void multiply_in_place(
     const int n, const int from, const int own, const int kind, const act_t *x, int64_t width, const char *const *rows,
     const float *scales, int64_t ahead, vec_t *sums
@@ -86,8 +86,8 @@ INLINE void multiply_rows(
     write_sums(n, sum, y);
 }
 
-/* `n` rows of x, two or three, with the float32 weights of four outputs. `ahead`: distance in bytes of what is prefetched,
-   where float32 is what the model holds. */
+/* `n` rows of x, two or three, with the float32 weights of four outputs. `ahead`: distance in bytes of what is
+   prefetched, where float32 is what the model holds. */
 INLINE void
 multiply_opened(const int n, const act_t *x, int64_t width, const float *const *w, int64_t ahead, float *y) {
     vec_t sum[16], acts[3];
@@ -171,8 +171,8 @@ INLINE void multiply_four(
     }
 }
 
-/* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs from `last` on repeat
-   the last one; their results are discarded. */
+/* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs from `last` on
+   repeat the last one; their results are discarded. */
 INLINE void multiply_column_of(
     const int kind, const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, Scratch scratch,
     float *y

@@ -85,7 +85,8 @@ static void matmul(
     }
 }
 
-/* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated MLP. Both matrices quantise x, or neither does. */
+/* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated MLP. Both matrices quantise x, or neither
+   does. */
 static void matmul_gated(
     const act_t *x, int64_t n, int64_t width, Matrix gate, Matrix up, int64_t outputs, act_t *y, const Team *team
 ) {

@@ -9,8 +9,8 @@
 #define CHUNK_ROWS 64 /* rows of x that stay in the processor's cache while the weights pass by */
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
-/* Of each thread, in its scratch: scales of the weights that are multiplied, opened weights, and activations in the order of
-   the kernels. */
+/* Of each thread, in its scratch: scales of the weights that are multiplied, opened weights, and activations in the
+   order of the kernels. */
 typedef struct {
     float *scales;  /* of a column of LANES outputs */
     void *weights;  /* four rows, as float32 at most */

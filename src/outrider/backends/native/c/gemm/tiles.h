@@ -1,7 +1,7 @@
-/* Product kernels with tiles of bfloat16 (AMX): sixteen outputs by sixteen rows of x by 32 weights in one instruction, so that
-   sixteen rows cost little more than one. A result is summed along its row, step by step; so here, too, it depends on its
-   row of x and its row of W alone. Attention's scores (`layers/scores.h`: keys are its weights, and queries its x) and
-   values (`layers/values.h`) are such products as well. */
+/* Product kernels with tiles of bfloat16 (AMX): sixteen outputs by sixteen rows of x by 32 weights in one instruction,
+   so that sixteen rows cost little more than one. A result is summed along its row, step by step; so here, too, it
+   depends on its row of x and its row of W alone. Attention's scores (`layers/scores.h`: keys are its weights, and
+   queries its x) and values (`layers/values.h`) are such products as well. */
 
 #ifndef OUTRIDER_TILES_H
 #define OUTRIDER_TILES_H
@@ -14,7 +14,8 @@
 #define DELAY 4 /* steps that are opened before the first is multiplied: opening one and multiplying another overlap */
 #define PADDED_ROWS(n) (((n) + LANES - 1) / LANES * LANES)
 
-/* Rows of x as tiles read them: for each sixteen rows and each step, sixteen pairs of all rows. One row stays as it is. */
+/* Rows of x as tiles read them: for each sixteen rows and each step, sixteen pairs of all rows. One row stays as it
+   is. */
 static const act_t *pack_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
     (void)kind;
     if (n == 1) return x;
@@ -31,7 +32,8 @@ static const act_t *pack_acts(int64_t kind, const act_t *x, int64_t n, int64_t w
     return room;
 }
 
-/* Shape this thread's tiles for so many rows of x: 0 to 3 are sums; 4 and 5 weights or x; 6 and 7 have only `few` rows. */
+/* Shape this thread's tiles for so many rows of x: 0 to 3 are sums; 4 and 5 weights or x; 6 and 7 have only `few`
+   rows. */
 INLINE void begin_product_few(int64_t n, int64_t few) {
     TileShapes shapes = {.palette = 1};
     for (int i = 0; i < 8; i++) {
@@ -70,8 +72,8 @@ INLINE void open_step(
     tile_fence();
 }
 
-/* Where the rows of LANES outputs lie, or fours of them, whose scales are loaded. Outputs from `last` on repeat the last one;
-   their results are discarded. */
+/* Where the rows of LANES outputs lie, or fours of them, whose scales are loaded. Outputs from `last` on repeat the
+   last one; their results are discarded. */
 INLINE void column_rows(
     const int shape, Matrix w, int64_t width, int64_t first, int64_t last, int64_t ahead, float *scales,
     const char **rows
@@ -86,8 +88,8 @@ INLINE void column_rows(
     }
 }
 
-/* The results of `n` rows of x, packed in so many groups of sixteen, for the LANES outputs from `first` on, as rows of LANES
-   numbers. */
+/* The results of `n` rows of x, packed in so many groups of sixteen, for the LANES outputs from `first` on, as rows of
+   LANES numbers. */
 INLINE void multiply_groups(
     const int shape, const int groups, const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last,
     Scratch scratch, float *y

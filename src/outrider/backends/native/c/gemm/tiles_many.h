@@ -1,6 +1,6 @@
-/* Products of many rows of x with tiles, as prompts have them. The weights of a column are opened and transposed once for all
-   rows, and not the rows. 32 rows with two columns take four tiles of sums: each tile that is loaded is multiplied twice.
-   A result is summed by the same steps as elsewhere (`tiles.h`), so its bits are the same. */
+/* Products of many rows of x with tiles, as prompts have them. The weights of a column are opened and transposed once
+   for all rows, and not the rows. 32 rows with two columns take four tiles of sums: each tile that is loaded is
+   multiplied twice. A result is summed by the same steps as elsewhere (`tiles.h`), so its bits are the same. */
 
 #ifndef OUTRIDER_TILES_MANY_H
 #define OUTRIDER_TILES_MANY_H

@@ -1,5 +1,5 @@
-/* Attention of tree nodes, summed by absolute position in blocks of BLOCK, so that a node's result depends on the keys of its
-   own path alone: not on the slots they lie in, nor on what else was drafted. */
+/* Attention of tree nodes, summed by absolute position in blocks of BLOCK, so that a node's result depends on the keys
+   of its own path alone: not on the slots they lie in, nor on what else was drafted. */
 
 #ifndef OUTRIDER_ATTENTION_H
 #define OUTRIDER_ATTENTION_H
@@ -7,8 +7,8 @@
 #include "scores.h"
 #include "values.h"
 
-/* Scores of a block that belong to drafted nodes, whose slots begin at `view->known`: all are computed once, and the queries
-   of a node take those of its own path. */
+/* Scores of a block that belong to drafted nodes, whose slots begin at `view->known`: all are computed once, and the
+   queries of a node take those of its own path. */
 static void tree_scores(
     AttentionWork *w, const act_t *query, const BlockView *view, const kv_t *keys, int64_t stride, int64_t slots,
     int64_t width, float scale

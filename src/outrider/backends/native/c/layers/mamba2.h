@@ -22,8 +22,8 @@ static void convolve(const Mamba *mamba, const MambaLayer *own, const kv_t *befo
     for (int64_t c = 0; c < channels; c += LANES) v_store(x + c, v_silu(v_load(x + c)));
 }
 
-/* The state-space step of one node. `projected`: gate, convolved inputs (x, B, C) and time steps; `to`: the inputs of the
-   output projection; its state goes from `old` to `new`. `y`: workspace, [intermediate]. */
+/* The state-space step of one node. `projected`: gate, convolved inputs (x, B, C) and time steps; `to`: the inputs of
+   the output projection; its state goes from `old` to `new`. `y`: workspace, [intermediate]. */
 static void ssm_step(
     const Mamba *mamba, const MambaLayer *own, const float *old, float *new, const float *projected, float *y, act_t *to
 ) {

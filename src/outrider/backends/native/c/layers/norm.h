@@ -46,7 +46,8 @@ static void norm_rows(
     }
 }
 
-/* EAGLE-3: the first layer reads the norms of an embedding and of a hidden state side by side, and adds to the latter. */
+/* EAGLE-3: the first layer reads the norms of an embedding and of a hidden state side by side, and adds to the
+   latter. */
 static void norm_pairs(const Model *model, const Pass *pass, int64_t first, int64_t last, const Team *team) {
     const int64_t hidden = model->hidden;
     float *row = row_scratch(team, 2 * hidden);

@@ -54,14 +54,15 @@ INLINE int64_t slot_of(const BlockView *view, int64_t node, int64_t j) {
 
 #ifdef AMX
 
-/* Queries as tiles read them. Behind a single one zeros are written, so that all have one shape (`begin_product(2)`). */
+/* Queries as tiles read them. Behind a single one zeros are written, so that all have one shape
+   (`begin_product(2)`). */
 static const act_t *pack_queries(act_t *query, int64_t rows, int64_t width, act_t *room) {
     if (rows == 1) memset(query + width, 0, width * sizeof(act_t));
     return pack_acts(PLAIN, query, rows > 1 ? rows : 2, width, room);
 }
 
-/* Scores of the queries `first` .. `last` - 1 with `count` keys, at most BLOCK, which lie `stride` elements apart: sixteen
-   with sixteen. `ahead`: as in `BlockView`. */
+/* Scores of the queries `first` .. `last` - 1 with `count` keys, at most BLOCK, which lie `stride` elements apart:
+   sixteen with sixteen. `ahead`: as in `BlockView`. */
 static void attention_scores(
     AttentionWork *w, const act_t *query, int64_t first, int64_t last, const kv_t *keys, int64_t stride, int64_t count,
     int64_t width, float scale, int64_t ahead, float score[][BLOCK]
@@ -106,8 +107,8 @@ INLINE const act_t *pack_queries(act_t *query, int64_t rows, int64_t width, act_
     return query;
 }
 
-/* Scores of the queries `first` .. `last` - 1 with `count` keys, at most BLOCK, which lie `stride` elements apart. `ahead`: as
-   in `BlockView`. */
+/* Scores of the queries `first` .. `last` - 1 with `count` keys, at most BLOCK, which lie `stride` elements apart.
+   `ahead`: as in `BlockView`. */
 static void attention_scores(
     AttentionWork *w, const act_t *query, int64_t first, int64_t last, const kv_t *keys, int64_t stride, int64_t count,
     int64_t width, float scale, int64_t ahead, float score[][BLOCK]

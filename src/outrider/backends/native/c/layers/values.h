@@ -1,7 +1,7 @@
-/* Online softmax of a block's scores, and the values weighted by it and added in the order of their positions. Nothing here
-   depends on the slots they lie in, nor on other nodes. With tiles, softmax weights are rounded to bfloat16, and 32
-   positions are added at a time. What a query does not see counts zero there, so values must be finite (nothing can be
-   said of a text where one is not). */
+/* Online softmax of a block's scores, and the values weighted by it and added in the order of their positions. Nothing
+   here depends on the slots they lie in, nor on other nodes. With tiles, softmax weights are rounded to bfloat16, and
+   32 positions are added at a time. What a query does not see counts zero there, so values must be finite (nothing can
+   be said of a text where one is not). */
 
 #ifndef OUTRIDER_VALUES_H
 #define OUTRIDER_VALUES_H
@@ -10,8 +10,8 @@
 
 #include "scores.h"
 
-/* Turn the scores of a block's keys `from` .. `count` - 1 into softmax weights, relative to the largest score so far, and
-   rescale what was summed before. */
+/* Turn the scores of a block's keys `from` .. `count` - 1 into softmax weights, relative to the largest score so far,
+   and rescale what was summed before. */
 static void softmax_update(AttentionWork *w, int64_t first, int64_t last, int64_t from, int64_t count, int64_t width) {
     for (int64_t q = first; q < last; q++) {
         float *score = w->score[q];
@@ -42,8 +42,8 @@ static void softmax_update(AttentionWork *w, int64_t first, int64_t last, int64_
 
 #ifdef AMX
 
-/* The values of 32 positions in pairs, side by side, as tiles read them: the pairs `first` .. `last` - 1. `ahead`: as in
-   `BlockView`. */
+/* The values of 32 positions in pairs, side by side, as tiles read them: the pairs `first` .. `last` - 1. `ahead`: as
+   in `BlockView`. */
 static void
 interleave_values(const kv_t *const *rows, int64_t first, int64_t last, int64_t width, int64_t ahead, kv_t *to) {
     for (int64_t p = first; p < last; p++)
@@ -100,8 +100,8 @@ static void add_values_few(const act_t *share, int64_t apart, const kv_t *pairs,
     }
 }
 
-/* Of a block, steps of 32 positions: those which lie in the same slots for all nodes go together. Others go node by node,
-   where what all of them share is interleaved once. What a node does not see counts nothing. */
+/* Of a block, steps of 32 positions: those which lie in the same slots for all nodes go together. Others go node by
+   node, where what all of them share is interleaved once. What a node does not see counts nothing. */
 static void attend_values(AttentionWork *w, const BlockView *view, const kv_t *values, int64_t stride, int64_t width) {
     static const kv_t none[MAX_HEAD_DIM];
     const kv_t *rows[MAC_WIDTH];

@@ -1,7 +1,6 @@
-/* Tiles in plain C, for builds that check the code with tiles on processors without them (EMULATED_AMX). Results are those
-   of the instructions: even and odd products are added up apart, each fused, and subnormal numbers count as zero. */
-
-#include <math.h>
+/* Tiles without AMX, for builds that check the code with tiles on processors that have AVX-512 alone (EMULATED_AMX).
+   Results are those of the instructions: even and odd products are summed apart, fused, and subnormal numbers count as
+   zero. */
 
 static _Thread_local struct {
     TileShapes shapes;
@@ -35,29 +34,30 @@ static void tile_store(int tile, void *to, int64_t stride) {
         memcpy((char *)to + r * stride, tiles.data[tile][r], tiles.shapes.bytes[tile]);
 }
 
-static float without_subnormals(float x) {
-    return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
+INLINE vec_t without_subnormals(vec_t x) {
+    return v_zero_below(x, v_max(x, v_sub(v_zero(), x)), v_set1(0x1p-126f));
 }
 
-static float tile_element(int tile, int row, int at) {
-    uint16_t bits;
-    memcpy(&bits, tiles.data[tile][row] + 2 * at, 2);
-    return without_subnormals(from_bf16(bits));
+/* The even or the odd numbers of a tile's row, widened. */
+INLINE vec_t tile_numbers(int tile, int row, int odd) {
+    ints_t pairs;
+    memcpy(&pairs, tiles.data[tile][row], sizeof pairs);
+    return without_subnormals((vec_t)(odd ? pairs & (int32_t)0xffff0000 : pairs << 16));
 }
 
 static void tile_dot(int sum, int a, int b) {
-    const int rows = tiles.shapes.rows[a], pairs = tiles.shapes.bytes[a] / 4, columns = tiles.shapes.bytes[b] / 4;
+    const int rows = tiles.shapes.rows[a], pairs = tiles.shapes.bytes[a] / 4;
     EXPECT(tiles.shapes.palette == 1 && tiles.shapes.rows[sum] == rows && tiles.shapes.rows[b] == pairs);
-    EXPECT(tiles.shapes.bytes[sum] == 4 * columns);
-    for (int m = 0; m < rows; m++)
-        for (int n = 0; n < columns; n++) {
-            float even = 0, odd = 0, before;
-            for (int k = 0; k < pairs; k++) {
-                even = without_subnormals(fmaf(tile_element(a, m, 2 * k), tile_element(b, k, 2 * n), even));
-                odd = without_subnormals(fmaf(tile_element(a, m, 2 * k + 1), tile_element(b, k, 2 * n + 1), odd));
-            }
-            memcpy(&before, tiles.data[sum][m] + 4 * n, 4);
-            const float after = without_subnormals(without_subnormals(before) + without_subnormals(even + odd));
-            memcpy(tiles.data[sum][m] + 4 * n, &after, 4);
+    EXPECT(tiles.shapes.bytes[sum] == tiles.shapes.bytes[b]);
+    for (int m = 0; m < rows; m++) {
+        const vec_t left_even = tile_numbers(a, m, 0), left_odd = tile_numbers(a, m, 1);
+        vec_t even = v_zero(), odd = v_zero(), before;
+        for (int k = 0; k < pairs; k++) {
+            even = without_subnormals(v_fma(v_set1(left_even[k]), tile_numbers(b, k, 0), even));
+            odd = without_subnormals(v_fma(v_set1(left_odd[k]), tile_numbers(b, k, 1), odd));
         }
+        memcpy(&before, tiles.data[sum][m], sizeof before);
+        before = without_subnormals(v_add(without_subnormals(before), without_subnormals(v_add(even, odd))));
+        memcpy(tiles.data[sum][m], &before, sizeof before);
+    }
 }

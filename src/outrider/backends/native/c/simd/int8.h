@@ -98,8 +98,8 @@ INLINE int i8_sum(i8x32_t x) {
     return _mm_cvtsi128_si32(halves) + _mm_extract_epi32(halves, 2) - 128 * 32;
 }
 
-/* Add products of unsigned and signed int8 to `sum`: four for each int32, or without VNNI, where `small` says that int16
-   hold the sums, two for each int16. */
+/* Add products of unsigned and signed int8 to `sum`: four for each int32, or without VNNI, where `small` says that
+   int16 hold the sums, two for each int16. */
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define SUMS_OF_TWO(small) 0
 INLINE i8x32_t i8_dot(i8x32_t sum, i8x32_t u, i8x32_t s, const int small) {

@@ -1,5 +1,5 @@
-/* Vectors of LANES float32, by the processor that the code is compiled for, and functions of them. Every sum has one fixed
-   order: fused multiply-adds are written out, and the compiler contracts and reorders nothing. */
+/* Vectors of LANES float32, by the processor that the code is compiled for, and functions of them. Every sum has one
+   fixed order: fused multiply-adds are written out, and the compiler contracts and reorders nothing. */
 
 #ifndef OUTRIDER_VECTOR_H
 #define OUTRIDER_VECTOR_H
