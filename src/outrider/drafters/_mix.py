@@ -14,7 +14,7 @@ is a mix of one where it is alone: there too it is learnt how often they are rig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -44,6 +44,7 @@ class MixDrafter:
     rates: tuple[Rates | None, ...]
     alone: tuple[Rates | None, ...]
     asking: Asking = field(default_factory=Asking)
+    clock: Callable[[], float] = perf_counter
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -107,12 +108,12 @@ class MixDrafting:
             chances = _chances(trees, mix.alone)
             most = [min(budget.depth, left - 1) for left in rows.remaining]
             asked = mix.asking.asks(chances, most, max(tree.nodes for tree in trees.values()), budget)
-        began = perf_counter()
+        began = mix.clock()
         for k in networks:
             trees[k] = self.parts[k].propose(rows, budget) if asked else root_only(rows.root)
         if chances and asked:
             settled(rows.root.device)
-            mix.asking.time(len(rows), perf_counter() - began, self.unasked >= LATE)
+            mix.asking.time(len(rows), mix.clock() - began, self.unasked >= LATE)
         if asked:
             self.unasked = 0
         found = [trees[k] for k in range(len(self.parts))]
