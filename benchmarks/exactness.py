@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import outrider
-from outrider import prompts
-from outrider.targets import names
-from outrider.types import InputError
+from outrider import names, prompts
+from outrider.params import InputError
 
 DRAFTERS = ("lookup", "suffix", "lookahead", "lookup+suffix+ngram", "mamba:demo?vocab=text")
 TEMPERATURES = (0.0, 0.7, 1.0)

@@ -38,10 +38,11 @@ from outrider.bench.draw import Lines, curves, style
 from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Budgeter, FixedBudget
+from outrider.core.protocols import TargetOutput
 from outrider.core.tree import DraftTree
+from outrider.core.types import Rows, Verdict
 from outrider.engine import Batch, Row
 from outrider.llm import LLM, load
-from outrider.types import Rows, TargetOutput, Verdict
 from servers import Stream, ask, started
 from serving import prompts
 

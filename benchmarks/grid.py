@@ -29,7 +29,8 @@ import torch
 import outrider
 from outrider.bench import tasks
 from outrider.budgets.budgeter import Budgeter, Report
-from outrider.types import Budget, InputError, Rows
+from outrider.core.types import Budget, Rows
+from outrider.params import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 EVAL = ROOT.parent / "shared" / "data" / "eval"

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.backends.torch.load import load_tokenizer
 from outrider.bench import Config
 from outrider.bench.models import Models
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.types import Answer, Ask
 from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.core.protocols import Drafting, Round
 from outrider.core.tree import chain
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.engine import Engine
-from outrider.targets.load import load_tokenizer
-from outrider.types import Budget, Drafting, DraftTree, Round, Rows
 
 ALPHAS = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0)
 PLACE = Path("runs/bench/random-llama")

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from outrider.backends.torch import HFTarget, load_target
 from outrider.core.tree import chain_of
-from outrider.targets import HFTarget, load_target
-from outrider.types import InputError
+from outrider.params import InputError
 
 WAYS: dict[str, dict[str, Any]] = {
     "compiled": {"exact": "bits"},

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider import encoding
+from outrider import encoding, names
+from outrider.backends.torch import load_tokenizer
+from outrider.backends.torch.load import multiplies_halves
 from outrider.bench import tasks
+from outrider.params import InputError
 from outrider.shipped import folder_of
-from outrider.targets import load_tokenizer, names
-from outrider.targets.load import multiplies_halves
-from outrider.types import InputError
 
 ENGINES = Path(__file__).parent / "engines"
 TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"

@@ -32,10 +32,11 @@ from torch import Tensor
 import outrider
 from outrider import encoding
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Session, TargetOutput
 from outrider.core.tree import chain_of, root_only
 from outrider.engine import Batch, Engine
-from outrider.request import Request, Row
-from outrider.types import InputError, Sampling, Session, TargetOutput
+from outrider.engine.request import Request, Row
+from outrider.params import InputError, Sampling
 
 SETTINGS = {
     "T=0": Sampling(),

@@ -21,7 +21,7 @@ import contexts
 import oracles
 from outrider.bench import Config, Document, run
 from outrider.bench.results import to_json
-from outrider.types import InputError
+from outrider.params import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, RESULTS = ROOT / "runs" / "bench", ROOT / "benchmarks" / "results"

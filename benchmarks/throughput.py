@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider import encoding, prompts
-from outrider.targets import load_tokenizer, names
-from outrider.targets.load import multiplies_halves
-from outrider.types import InputError
+from outrider import encoding, names, prompts
+from outrider.backends.torch import load_tokenizer
+from outrider.backends.torch.load import multiplies_halves
+from outrider.params import InputError
 from peers import OURS, Run, in_turn
 
 

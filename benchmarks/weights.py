@@ -22,8 +22,9 @@ from torch import Tensor
 import outrider
 from outrider.bench import tasks
 from outrider.bench.types import Prompt
+from outrider.core.protocols import Target
 from outrider.core.tree import chain
-from outrider.types import InputError, Target
+from outrider.params import InputError
 
 FULL = "full"
 

@@ -6,7 +6,7 @@ python examples/train_a_drafter.py MODEL_FOLDER_OR_HUB_ID TEXT_FILE OUT [STEPS]
 import sys
 
 import outrider
-from outrider.targets import load_target, load_tokenizer
+from outrider.backends.torch import load_target, load_tokenizer
 from outrider.training import data, loop
 from outrider.training.recipe import Recipe
 

@@ -68,7 +68,7 @@ def wrapped(name: str, words: str) -> list[str]:
 
 def families() -> str:
     """The model families that the tests prove, by `model_type`; read from the source, since torch takes seconds."""
-    targets = SOURCE / "targets"
+    targets = SOURCE / "backends" / "torch"
     table, others = constant(targets / "families.py", "TABLE"), constant(targets / "seq2seq.py", "FAMILIES")
     assert isinstance(table, ast.Dict)
     names = {ast.literal_eval(key) for key in table.keys if key is not None} | set(ast.literal_eval(others))

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from outrider.bench import plan
-from outrider.targets.names import find
+from outrider.names import find
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = [  # config, tokens, GPUs

@@ -10,7 +10,7 @@ from job import Decode, Texts, Write, serve
 
 import outrider
 from outrider.budgets.budgeter import Budgeter, Report
-from outrider.types import Budget, Rows
+from outrider.core.types import Budget, Rows
 
 
 @dataclass

@@ -13,7 +13,8 @@ from figures import Check, true
 from outrider.budgets.bandit import BanditBudget, Shape, nodes
 from outrider.budgets.budgeter import Report
 from outrider.core.noise import GumbelNoise
-from outrider.types import Rows, Sampling
+from outrider.core.types import Rows
+from outrider.params import Sampling
 
 TEST = "pytest tests/unit/test_bandit.py"
 PASS, STEP, ROUNDS = 0.010, 0.001, 60  # seconds of a pass of the target, and of a draft step

@@ -22,17 +22,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from outrider import drafters
+from outrider.backends.torch import HFTarget, load_tokenizer
 from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
-from outrider.targets import HFTarget, load_tokenizer
+from outrider.params import Sampling
 from outrider.training.data import Document, read
 from outrider.training.generate import write
 from outrider.training.loop import train
 from outrider.training.questions import questions
 from outrider.training.recipe import Recipe
-from outrider.types import Sampling
 from recipes.demo.drafters import DOMAINS, SHARED, demo, documents, target
 
 STEPS = 240

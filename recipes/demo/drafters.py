@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from outrider.targets import HFTarget, load_target, load_tokenizer
-from outrider.targets.load import multiplies_halves
+from outrider.backends.torch import HFTarget, load_target, load_tokenizer
+from outrider.backends.torch.load import multiplies_halves
 from outrider.training import data
 from outrider.training.data import Document
 from outrider.training.loop import train

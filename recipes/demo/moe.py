@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from outrider import drafters
-from outrider.targets import HFTarget, load_tokenizer
+from outrider.backends.torch import HFTarget, load_tokenizer
 from outrider.training.data import Batch, order, pack, split
 from outrider.training.features import hidden
 from outrider.training.loop import train

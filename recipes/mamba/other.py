@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.targets import load_target, load_tokenizer
+from outrider.backends.torch import load_target, load_tokenizer
 from outrider.training.loop import train
 from recipes.demo.drafters import documents
 from recipes.demo.tokenizer import SPECIALS, sample, save

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from outrider import drafters
+from outrider.backends.torch import HFTarget, load_target, load_tokenizer
+from outrider.backends.torch.load import multiplies_halves
 from outrider.bench import tasks
 from outrider.commands.train import read_options
-from outrider.targets import HFTarget, load_target, load_tokenizer
-from outrider.targets.load import multiplies_halves
 from outrider.training.data import Document, read
 from outrider.training.loop import train
 from outrider.training.objectives import options_of

@@ -21,8 +21,8 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache
 
 from outrider import prompts
-from outrider.targets import load_target, load_tokenizer
-from outrider.targets.carrier import carrying
+from outrider.backends.torch import load_target, load_tokenizer
+from outrider.backends.torch.carrier import carrying
 
 TOGETHER, READ = 8192, 1 << 17  # texts that are written side by side at most; tokens that are read in one pass
 EVERY = 16  # tokens between two looks at which texts have ended

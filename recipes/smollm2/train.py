@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
+from outrider.backends.torch.load import multiplies_halves
+from outrider.params import InputError
 from outrider.shipped import place_of
-from outrider.targets.load import multiplies_halves
-from outrider.types import InputError
 from recipes.shipping import place
 from recipes.smollm2.questions import places
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.nets import vocabulary
-from outrider.targets import load_tokenizer
+from outrider.backends.torch import load_tokenizer, vocabulary
 from outrider.training import data
 from recipes.smollm2.questions import places
 

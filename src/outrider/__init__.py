@@ -7,19 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core.types import Usage
+    from .engine.request import Output
     from .integrations.transformers import custom_generate
     from .llm import LLM, load
     from .params import InputError, Sampling
-    from .request import Output
-    from .types import Usage
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "InputError", "Output", "Sampling", "Usage", "__version__", "custom_generate", "load"]
 
 # Imported when first asked for (PEP 562): torch and transformers take seconds, and `outrider --help` needs neither.
 _HOMES = {
-    "LLM": "llm", "Output": "request", "load": "llm", "custom_generate": "integrations.transformers",
-    "InputError": "params", "Sampling": "params", "Usage": "types",
+    "LLM": "llm", "Output": "engine.request", "load": "llm", "custom_generate": "integrations.transformers",
+    "InputError": "params", "Sampling": "params", "Usage": "core.types",
 }  # fmt: skip
 
 

@@ -12,6 +12,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from . import drafters, encoding
+from .backends.torch import HFTarget, SeqTarget, find, load_target, load_tokenizer
+from .backends.torch.graphs import PATIENCE
+from .backends.torch.load import precision_of
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
@@ -20,17 +23,14 @@ from .budgets.calibration import fits, learners
 from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
-from .core.stopping import Stop
+from .core.protocols import Drafter, Target
 from .core.text import Detokenizer, detokenizer, text_of
 from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
-from .params import check_rule, whole
-from .request import Chunk, Output, Request, Row, check_prompt, spread_seeds
-from .targets import HFTarget, SeqTarget, find, load_target, load_tokenizer
-from .targets.graphs import PATIENCE
-from .targets.load import precision_of
-from .types import Drafter, InputError, Rule, Sampling, Target
+from .engine.request import Chunk, Output, Request, Row, check_prompt, spread_seeds
+from .engine.stopping import Stop
+from .params import InputError, Rule, Sampling, check_rule, whole
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from .core.noise import gumbels
 from .core.padding import padded
+from .core.protocols import Prefill, Session, TargetOutput
 from .core.tree import chain_of, check
-from .types import DraftTree, InputError, Prefill, Session, TargetOutput
+from .core.types import DraftTree
+from .params import InputError
 
 POISON = -1
 LARGEST = 1 << 24  # table entries (128 MB)

@@ -14,8 +14,8 @@ from instrument import VOCAB, Lab
 
 from outrider.bench import checks
 from outrider.bench.types import Answer, Ask, Method
+from outrider.core.types import Usage
 from outrider.testing import TableTarget, plain
-from outrider.types import Usage
 
 EOS = 4
 TOKENS = 60

@@ -12,19 +12,19 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from outrider.backends.torch.session import TreeSession
 from outrider.bench import methods, peers
 from outrider.bench.memory import held
 from outrider.bench.models import Models
 from outrider.bench.runner import Group, Runner, memory_of
 from outrider.bench.store import Store
 from outrider.bench.types import Ask, Method, Prompt, Task
+from outrider.core.protocols import TargetOutput
 from outrider.drafters._hybrid import Memory
 from outrider.drafters.mamba import MambaDrafting
 from outrider.engine import Batch, Request, Row
 from outrider.nets.mamba import State
-from outrider.targets.session import TreeSession
 from outrider.testing import TableTarget
-from outrider.types import TargetOutput
 
 LENGTHS = (40, 300, 900)
 

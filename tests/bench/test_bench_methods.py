@@ -20,7 +20,7 @@ from outrider.bench.types import Answer, Ask, Method, Peer
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.bandit import BanditBudget
 from outrider.budgets.budgeter import FixedBudget
-from outrider.types import RULES
+from outrider.params import RULES
 
 
 def rows(

@@ -14,7 +14,7 @@ from outrider.bench import metrics, theory
 from outrider.bench.document import RoundTime
 from outrider.bench.metrics import DRAWS, Figure, Table
 from outrider.bench.types import Sample, Turn
-from outrider.types import Usage
+from outrider.core.types import Usage
 
 Lists = Sequence[Sequence[float]]
 

@@ -17,8 +17,9 @@ import outrider.core.clock
 from outrider.bench import theory
 from outrider.bench.runner import Runner
 from outrider.bench.types import Method
+from outrider.core.protocols import Prefill, TargetOutput
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.testing import TableSession, TableTarget, plain
-from outrider.types import Budget, DraftTree, Prefill, Rows, TargetOutput
 
 PASS = 0.010  # seconds
 

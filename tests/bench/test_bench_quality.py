@@ -13,6 +13,7 @@ import torch
 from small import saved
 
 import outrider
+from outrider.backends.torch.carrier import carried, carrying
 from outrider.bench import methods, tasks
 from outrider.bench.cells import Analysis, document, newest
 from outrider.bench.models import Models
@@ -21,7 +22,6 @@ from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Method, Prompt, Sample, Task
 from outrider.llm import LLM
-from outrider.targets.carrier import carried, carrying
 
 TYPICAL = Method("eagle:demo/hass", "typical?epsilon=0.4&delta=0.6", "16x4")
 

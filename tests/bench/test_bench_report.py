@@ -20,7 +20,7 @@ from outrider.bench.document import Document
 from outrider.bench.results import from_json, read
 from outrider.bench.sections import SECTIONS, Section
 from outrider.bench.summary import headline, problems
-from outrider.types import InputError
+from outrider.params import InputError
 
 VOID = ("meta", "br", "link", "img", "hr", "input")
 NASTY = '<img src=x onerror="alert(1)">|$x_{&\'*'

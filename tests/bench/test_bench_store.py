@@ -12,7 +12,7 @@ import pytest
 from outrider import InputError
 from outrider.bench.store import Store, read_header, read_samples
 from outrider.bench.types import VERSION, Failure, Sample, Turn
-from outrider.types import Usage
+from outrider.core.types import Usage
 
 SETTINGS: dict[str, Any] = {
     "model": "demo", "dtype": "float32", "device": "cpu", "tokens": 64, "seed": 3, "threads": 2, "compile": True,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
 
 import exactness  # noqa: E402
-from outrider.targets.names import Place, best  # noqa: E402
+from outrider.names import Place, best  # noqa: E402
 
 
 def test_all_kinds_of_drafters_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, MixtralConfig, T5Config
 from outrider.bench import plan as planning
 from outrider.bench.plan import KINDS, MEMORY, Target, gpus_of, lines, plan, read, short, tokens_of
 from outrider.cli import main
-from outrider.targets.names import find
-from outrider.types import InputError
+from outrider.names import find
+from outrider.params import InputError
 
 # Ten million weights that a token is multiplied with, hidden size 100.
 TARGET = Target("hand", 11e6, 10e6, 0.0, 0.0, 100, 80, 20, 400, 1000, kv=1e6, bytes=2)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import outrider
+from outrider.backends.torch import load_tokenizer
 from outrider.bench import cost as costs
 from outrider.bench.cost import Cost, Run, parse, predict, presets
 from outrider.bench.document import Estimate, Prediction
@@ -20,11 +21,11 @@ from outrider.bench.recording import Record, read, vocabulary
 from outrider.bench.replay import ReplayTarget, cells, decode, drafter_of, engine, replay, request
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.tree import from_lists
+from outrider.core.types import Usage
 from outrider.drafters import load as load_drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.engine import generate
-from outrider.targets import load_tokenizer
-from outrider.types import InputError, Usage
+from outrider.params import InputError
 
 SPECS = ("none", "lookup", "suffix", "ngram", "lookahead")
 ASKED = (("gsm8k-1", 64), ("gsm8k-4", 24), ("self_dialogue-0", 64), ("oasst-0", 1))  # heldout prompt, new tokens

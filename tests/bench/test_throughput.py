@@ -15,8 +15,8 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "engines")]  # 
 import job  # noqa: E402
 
 import throughput  # noqa: E402
-from outrider.targets import names  # noqa: E402
-from outrider.types import InputError  # noqa: E402
+from outrider import names  # noqa: E402
+from outrider.params import InputError  # noqa: E402
 
 
 def test_engines_in_turn_and_batches_in_order() -> None:

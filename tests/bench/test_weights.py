@@ -12,8 +12,8 @@ from gguf_files import write
 from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.backends.torch import gguf
 from outrider.bench.types import Prompt
-from outrider.targets import gguf
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # where scripts find one another
 

@@ -18,8 +18,10 @@ from outrider.budgets.curve import Curve, nearest
 from outrider.budgets.record import Pause
 from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
+from outrider.core.price import Price
 from outrider.core.tree import best_of, check, from_lists, prune
-from outrider.types import Budget, Price, Rows, Sampling
+from outrider.core.types import Budget, Rows
+from outrider.params import Sampling
 
 
 @lru_cache

@@ -18,7 +18,8 @@ import torch
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Report
 from outrider.core.noise import GumbelNoise
-from outrider.types import Rows, Sampling
+from outrider.core.types import Rows
+from outrider.params import Sampling
 
 LEARNT, ROUNDS, SEEDS = 20, 200, 8
 ENOUGH = 0.9  # of the tokens per second of the best fixed depth

@@ -15,7 +15,7 @@ from layouts_foreign import DRAFTED, LLAMA, VD, H, V, eagle, folder, hydra, medu
 
 from outrider import drafters
 from outrider.checkpoints import Facts, method_of, read
-from outrider.types import InputError
+from outrider.params import InputError
 
 IDS = {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
 THREE = {**LLAMA, "draft_vocab_size": VD, **IDS}

@@ -17,7 +17,7 @@ from outrider import cli
 from outrider.checkpoints import Facts, Found, method_of, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import write
-from outrider.types import InputError
+from outrider.params import InputError
 
 BLOCK, RANK, TAPS = 4, 6, (2, 5)
 CONFIG = {**LLAMA, "num_hidden_layers": 2, "head_dim": D, "block_size": BLOCK}

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from outrider.checkpoints import Facts, Found, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import FORMATS_OF, keep, write
-from outrider.params import FORMATS
-from outrider.types import InputError
+from outrider.params import FORMATS, InputError
 
 LAYER = {
     "hidden": H, "heads": HEADS, "kv_heads": 2, "head_dim": D, "intermediate": 40, "inputs": H,

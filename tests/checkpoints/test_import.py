@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from outrider.checkpoints import Facts, Found, method_of, native, read
 from outrider.checkpoints.write import keep
-from outrider.nets.network import to_dict
+from outrider.schema import to_dict
 
 TEXT = 6
 

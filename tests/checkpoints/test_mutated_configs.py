@@ -15,10 +15,10 @@ from small import build
 
 import outrider
 from outrider import InputError, drafters, shipped
+from outrider.backends.torch import load_target
 from outrider.checkpoints import native
 from outrider.llm import LLM
-from outrider.nets.network import to_dict
-from outrider.targets import load_target
+from outrider.schema import to_dict
 
 MISSING = object()
 WRONG = (

@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.checkpoints import Facts, Found, method_of, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import keep, write
-from outrider.types import InputError
+from outrider.params import InputError
 
 TAPS = {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
 TOKEN = 11

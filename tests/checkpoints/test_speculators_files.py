@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.checkpoints import Facts, Found, native, read
 from outrider.checkpoints.write import write
 from outrider.core.padding import additive
-from outrider.types import InputError
+from outrider.params import InputError
 
 FOLDERS = Path(__file__).parent / "speculators"
 KINDS = ["dflash", "dflash2", "dspark"]

@@ -22,8 +22,8 @@ from outrider import cli
 from outrider.budgets.bandit import BanditBudget
 from outrider.budgets.budgeter import Report
 from outrider.commands.generate import unescape
-from outrider.targets.names import is_model
-from outrider.types import Budget, Rows
+from outrider.core.types import Budget, Rows
+from outrider.names import is_model
 
 
 def test_the_json_has_the_documented_keys(run: Run, folder: str) -> None:
@@ -359,7 +359,7 @@ def test_validate_proves_the_model(run: Run, folder: str) -> None:
 
 
 def test_validate_exits_1_where_a_tree_is_not_exact(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outrider.targets import validate
+    from outrider.backends.torch import validate
 
     prove = validate.validate
 

@@ -13,8 +13,8 @@ import pytest
 from parity_world import PROMPTS, drafter_at, engine, target_at
 
 from outrider import cli
+from outrider.params import InputError
 from outrider.proofs import vllm
-from outrider.types import InputError
 
 
 def test_texts_and_acceptance_are_held_against_the_engines(

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from outrider import cli
-from outrider.types import InputError
+from outrider.params import InputError
 
 COMMANDS = Path(cli.__file__).parent / "commands"
 

@@ -10,10 +10,10 @@ import torch
 from small import VOCAB, build
 
 from outrider import cli, drafters
+from outrider.backends.torch import load_target
 from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.drafters import medusa
-from outrider.targets import load_target
 
 
 @pytest.fixture

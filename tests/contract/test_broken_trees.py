@@ -14,13 +14,15 @@ from safetensors.torch import load_file, save_file
 from small import build
 
 import outrider
+from outrider.backends.torch import load_target, sizes
 from outrider.budgets.budgeter import FixedBudget
+from outrider.core.protocols import Drafting, Round
 from outrider.core.tree import chain, flaw, from_lists
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.engine import Engine, generate
-from outrider.request import Request
+from outrider.engine.request import Request
+from outrider.params import InputError
 from outrider.shipped import shipped
-from outrider.targets import load_target, sizes
-from outrider.types import Budget, Drafting, DraftTree, InputError, Round, Rows
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from small import build
 
+from outrider.backends.native.arrays import addresses, doubles, floats, integers, seeds
+from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.none import NoneDrafter
 from outrider.engine import Engine, generate
-from outrider.native.arrays import addresses, doubles, floats, integers, seeds
+from outrider.engine.request import Request, spread_seeds
 from outrider.params import InputError, Sampling
-from outrider.request import Request, spread_seeds
-from outrider.targets import load_target
 
 VOCAB = 40  # no multiple of sixteen: lanes behind its end are read
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "vocab_size": VOCAB}

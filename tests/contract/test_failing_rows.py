@@ -9,11 +9,11 @@ import torch
 from contract_world import PROMPTS, VOCAB, World, outputs, plain
 
 from outrider import drafters
+from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
-from outrider.targets import load_target
-from outrider.types import Sampling
+from outrider.params import Sampling
 
 POISON = VOCAB - 1
 FORCED = Sampling(logit_bias={POISON: 1e9})

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import outrider
 from outrider.budgets.bandit import BanditBudget
 from outrider.budgets.budgeter import FixedBudget
-from outrider.types import InputError
+from outrider.params import InputError
 
 TEXT = [
     "the cat sat on the mat and the dog sat on the log",

@@ -12,9 +12,10 @@ from restless import Restless
 from outrider import drafters
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.bandit import BanditBudget
+from outrider.core.types import Budget
 from outrider.drafters._choice import ChoiceDrafter
 from outrider.engine import Request
-from outrider.types import Budget, InputError, Sampling
+from outrider.params import InputError, Sampling
 
 LAWS = {
     "greedy": Sampling(),

@@ -9,13 +9,14 @@ import torch
 from contract_world import NAMES, PROMPTS, VOCAB, World, outputs, plain
 
 from outrider import drafters
+from outrider.backends.torch import hf
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core import tree
 from outrider.core.noise import GumbelNoise
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.engine import Batch, Engine, Request, Row
-from outrider.targets import hf
+from outrider.params import Sampling
 from outrider.testing import TableTarget
-from outrider.types import Budget, DraftTree, Rows, Sampling
 
 
 def started(world: World, drafter: object, made: list[Request], budget: object = None) -> Batch:

@@ -15,10 +15,10 @@ from contract_world import PROMPTS, World, needs
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import outrider
+from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.integrations.transformers import KEPT
-from outrider.targets import load_target
-from outrider.types import InputError
+from outrider.params import InputError
 
 PAD = 0
 

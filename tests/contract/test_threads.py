@@ -16,12 +16,13 @@ import torch
 
 import outrider
 from outrider import LLM, Output
+from outrider.backends.torch import load_target, load_tokenizer
 from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.core.protocols import Target
 from outrider.core.turns import without_cudnn
 from outrider.engine import Engine, Request, generate
-from outrider.targets import load_target, load_tokenizer
+from outrider.params import Sampling
 from outrider.testing import TableTarget
-from outrider.types import Sampling, Target
 
 SOURCE = Path(outrider.__file__).parent
 THREADS = 4

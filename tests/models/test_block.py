@@ -23,7 +23,7 @@ from outrider.drafters._lattice import conditional, lattice
 from outrider.engine import Engine, Request, generate
 from outrider.nets.block import BlockConfig, BlockConv, BlockNet
 from outrider.nets.layer import LayerShape
-from outrider.types import InputError
+from outrider.params import InputError
 
 SHAPE = LayerShape(16, heads=2, kv_heads=1, head_dim=8, intermediate=24, inputs=16)
 CONFIG = BlockConfig(SHAPE, layers=2, vocab=19, draft_vocab=19, target_hidden=16, taps=(0, 2), block=4, pair_rank=5)
@@ -308,7 +308,7 @@ def test_a_planted_language_is_accepted_to_the_last_slot(from_anchor: bool, tau:
 def planted(vocab: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from outrider.targets import HFTarget
+    from outrider.backends.torch import HFTarget
 
     config = LlamaConfig(
         vocab_size=vocab, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,

@@ -11,14 +11,14 @@ from bits import compiled
 from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, texts_are_plain
 
 import outrider
+from outrider.backends.native import build as native
 from outrider.core.tree import check
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import block
 from outrider.drafters._growth import Growth
 from outrider.drafters.block import BlockDrafting
-from outrider.native import build as native
 from outrider.nets.block import BlockConfig, BlockNet
 from outrider.nets.layer import LayerShape
-from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"

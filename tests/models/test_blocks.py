@@ -17,10 +17,10 @@ from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 from wrong_code import mutated
 
+from outrider.backends.native import blocks as packs
+from outrider.backends.native import build as native
+from outrider.backends.torch import HFTarget, blocks, compiled, gguf, load, load_target
 from outrider.core.tree import chain
-from outrider.native import blocks as packs
-from outrider.native import build as native
-from outrider.targets import HFTarget, blocks, compiled, gguf, load, load_target
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,

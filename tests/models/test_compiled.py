@@ -15,17 +15,17 @@ from torch import Tensor
 
 import outrider
 from outrider import drafters
+from outrider.backends.native import build as native
+from outrider.backends.native.blocks import reads
+from outrider.backends.torch import HFTarget, load, load_target
+from outrider.backends.torch.compiled import forward_of, weights_of
+from outrider.backends.torch.validate import validate
 from outrider.core.tree import chain_of, from_lists
 from outrider.drafters import eagle
 from outrider.drafters import model as draft_model
-from outrider.native import build as native
-from outrider.native.blocks import reads
 from outrider.nets.compiled import compiled
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
-from outrider.targets import HFTarget, load, load_target
-from outrider.targets.compiled import forward_of, weights_of
-from outrider.targets.validate import validate
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 KINDS = {

@@ -10,10 +10,10 @@ from bits import text_of, trees_differ
 from small import build
 from wrong_code import mutated
 
-from outrider.native import build as native
-from outrider.targets import HFTarget
-from outrider.targets.compiled import forward_of, weights_of
-from outrider.targets.validate import validate
+from outrider.backends.native import build as native
+from outrider.backends.torch import HFTarget
+from outrider.backends.torch.compiled import forward_of, weights_of
+from outrider.backends.torch.validate import validate
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 HALF, WHOLE = torch.bfloat16, torch.float32

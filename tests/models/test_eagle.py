@@ -18,10 +18,14 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
+from outrider.backends.torch import load_target
+from outrider.backends.torch.recorded import Recorded
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Round
+from outrider.core.types import Budget, Rows
 from outrider.drafters import _features, _mix, eagle, eagle3
 from outrider.drafters._features import OneStep
 from outrider.drafters._growth import Growth
@@ -29,11 +33,9 @@ from outrider.drafters.eagle import STATIC
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
-from outrider.nets.recorded import Recorded
+from outrider.params import InputError, Sampling
 from outrider.proofs import samples as draws
 from outrider.proofs.gtest import g_test
-from outrider.targets import load_target
-from outrider.types import Budget, InputError, Round, Rows, Sampling
 
 PROMPTS = [[3, 14, 15, 9, 26, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2, 8, 4]]
 LENGTH = 31  # the prompt's token, and six rounds of five

@@ -16,12 +16,13 @@ from torch import Tensor
 
 import outrider
 from outrider import kept
+from outrider.backends.torch import HFTarget, aligned, exact, kernels, load_target, probe
+from outrider.backends.torch.families import TABLE
+from outrider.backends.torch.session import Pass
+from outrider.backends.torch.validate import validate
 from outrider.core.tree import chain, from_lists
-from outrider.targets import HFTarget, aligned, exact, kernels, load_target, probe
-from outrider.targets.families import TABLE
-from outrider.targets.session import Pass
-from outrider.targets.validate import validate
-from outrider.types import DraftTree, InputError
+from outrider.core.types import DraftTree
+from outrider.params import InputError
 
 HONEST = probe.kernels._steady
 CAN = [name for name in ZOO if TABLE[build(name).config.model_type].bits]

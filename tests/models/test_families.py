@@ -13,8 +13,8 @@ import torch
 from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential
 from tree_paths import paths_to_leaves, seeing_siblings
 
+from outrider.backends.torch import load_target
 from outrider.core.tree import from_lists
-from outrider.targets import load_target
 
 
 def worst_of(model: Any, texts: list[list[int]], turn: dict[str, Any], logits: torch.Tensor) -> float:

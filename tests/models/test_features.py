@@ -8,8 +8,8 @@ import pytest
 import torch
 from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential
 
+from outrider.backends.torch import load_target
 from outrider.core.tree import from_lists
-from outrider.targets import load_target
 
 TAPS = (1, -1)
 

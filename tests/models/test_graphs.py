@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 import outrider
 from outrider import llm
+from outrider.backends.torch import HFTarget, exact, graphs, hf, load_target
+from outrider.core.protocols import TargetOutput
 from outrider.core.tree import chain, from_paths
-from outrider.targets import HFTarget, exact, graphs, hf, load_target
-from outrider.types import InputError, TargetOutput
+from outrider.params import InputError
 
 FAMILIES = [
     "llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "mixtral", "gpt_neox", "gpt2", "gemma2", "gemma3", "phi3",

@@ -12,15 +12,15 @@ from bits import compiled, text_of
 from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, same
 
 import outrider
+from outrider.backends.native import build as native
+from outrider.backends.native.blocks import PLAIN, W8A8, Packed
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import eagle, eagle3
 from outrider.drafters._features import FeatureDrafting
 from outrider.drafters._growth import Growth
-from outrider.native import build as native
-from outrider.native.blocks import PLAIN, W8A8, Packed
 from outrider.nets.compiled import code_for
 from outrider.nets.grown import Pairs
 from outrider.nets.layer import LayerShape
-from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"

@@ -14,15 +14,17 @@ from mamba_world import TEXTS, VOCAB, path, small_target
 from torch import Tensor
 
 from outrider import drafters
+from outrider.backends.torch.attention import switched
+from outrider.backends.torch.families import experts_of
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Round, Target, TargetOutput
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import _hybrid as hybrid
 from outrider.drafters._hybrid import HybridDrafter
 from outrider.engine import Engine, Request, generate
-from outrider.targets.attention import switched
-from outrider.targets.families import experts_of
-from outrider.types import Budget, DraftTree, InputError, Round, Rows, Sampling, Target, TargetOutput
+from outrider.params import InputError, Sampling
 
 SHARED = {
     "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "initializer_range": 0.3, "eos_token_id": None,

@@ -17,14 +17,15 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from outrider import drafters
+from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core import tree
+from outrider.core.types import Budget
 from outrider.drafters import hydra
 from outrider.nets.layer import LayerShape
-from outrider.targets import load_target
-from outrider.types import Budget, InputError
+from outrider.params import InputError
 
 FAMILIES = ("llama", "qwen3", "gpt_neox", "gemma3", "mixtral")
 SHAPE = LayerShape(32, heads=4, kv_heads=2, head_dim=8, intermediate=40, inputs=32)

@@ -20,12 +20,12 @@ from grown_world import (
 )
 
 import outrider
+from outrider.backends.native import build as native
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import hydra
 from outrider.drafters._growth import Growth
 from outrider.drafters.hydra import HydraDrafting
-from outrider.native import build as native
 from outrider.nets.layer import LayerShape
-from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"

@@ -19,16 +19,16 @@ from wrong_code import mutated
 
 import outrider
 from outrider import InputError
+from outrider.backends.native import blocks as packs
+from outrider.backends.native import build as native
+from outrider.backends.torch import HFTarget, blocks, gguf, load, load_target
+from outrider.backends.torch.packed import PACKED
+from outrider.backends.torch.products import HalfLinear
+from outrider.backends.torch.validate import multiplied, validate
 from outrider.bench import checks
 from outrider.bench.types import law_of
 from outrider.budgets.budgeter import FixedBudget
-from outrider.native import blocks as packs
-from outrider.native import build as native
-from outrider.nets.products import HalfLinear
 from outrider.proofs.audit import audit
-from outrider.targets import HFTarget, blocks, gguf, load, load_target
-from outrider.targets.packed import PACKED
-from outrider.targets.validate import multiplied, validate
 from outrider.training.data import Document
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe

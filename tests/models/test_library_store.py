@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from outrider.native import build as native
-from outrider.native import store
+from outrider.backends.native import build as native
+from outrider.backends.native import store
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None or os.name != "posix", reason="needs gcc")
 root_only = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files to another user")

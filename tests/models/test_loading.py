@@ -13,10 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from small import build
 
-from outrider.nets import products
-from outrider.targets import load, load_target
-from outrider.targets.validate import validate
-from outrider.types import InputError
+from outrider.backends.torch import load, load_target, products
+from outrider.backends.torch.validate import validate
+from outrider.params import InputError
 
 
 @pytest.fixture
@@ -106,7 +105,7 @@ def test_long_rope_is_used_within_its_original_context() -> None:
 @pytest.mark.parametrize("name", ["stablelm", "starcoder2", "smollm3"])
 def test_an_unlisted_family_is_proved_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A family missing from the table passes `validate` at load; the second load trusts the first."""
-    from outrider.targets import families
+    from outrider.backends.torch import families
 
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     model = build(name)
@@ -122,7 +121,7 @@ def test_an_unlisted_family_is_proved_once(name: str, tmp_path: Path, monkeypatc
 
 def test_a_proof_in_full_precision_holds_in_a_lower_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a router may flip by rounding; masks and positions do not depend on the precision."""
-    from outrider.targets import families
+    from outrider.backends.torch import families
 
     monkeypatch.delitem(families.TABLE, "qwen3_moe")
     load_target(build("qwen3_moe", torch.float32))
@@ -130,7 +129,7 @@ def test_a_proof_in_full_precision_holds_in_a_lower_one(monkeypatch: pytest.Monk
     def never(*args: Any) -> None:
         raise AssertionError("proved again")
 
-    monkeypatch.setattr(importlib.import_module("outrider.targets.validate"), "_compare", never)
+    monkeypatch.setattr(importlib.import_module("outrider.backends.torch.validate"), "_compare", never)
     load_target(build("qwen3_moe", torch.bfloat16))
     with pytest.raises(InputError, match="proved again"):
         load_target(build("qwen3_moe", torch.bfloat16, norm_topk_prob=False))
@@ -143,7 +142,7 @@ def test_low_precision_is_no_reason_to_refuse(name: str) -> None:
 
 
 def test_a_model_that_ignores_masks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outrider.targets import families
+    from outrider.backends.torch import families
 
     model = build("llama")
     monkeypatch.delitem(families.TABLE, "llama")

@@ -18,16 +18,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 
 import outrider
 from outrider import drafters, hub
+from outrider.backends.torch import load_target
+from outrider.backends.torch.recorded import PROOFS
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Target
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, Slab
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.nets import mamba as ssm
-from outrider.nets.recorded import PROOFS
-from outrider.targets import load_target
-from outrider.types import Budget, DraftTree, InputError, Rows, Sampling, Target
+from outrider.params import InputError, Sampling
 
 KINDS = ["mamba", "mamba2"]
 

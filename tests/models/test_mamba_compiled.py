@@ -23,14 +23,14 @@ from grown_world import (
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
+from outrider.backends.native import build as native
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters._growth import Growth
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import MambaDrafter, MambaDrafting, Slab
-from outrider.native import build as native
 from outrider.nets import mamba as ssm
 from outrider.nets.compiled import code_for
 from outrider.nets.compiled_mamba import compiled_mamba
-from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"

@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from small import PROMPTS, VOCAB, build, sequential
 
 from outrider import drafters
+from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core import tree
+from outrider.core.types import Budget
 from outrider.drafters import medusa
-from outrider.targets import load_target
-from outrider.types import Budget, InputError, Sampling
+from outrider.params import InputError, Sampling
 
 FAMILIES = ("llama", "qwen3", "gpt_neox", "gemma3", "mixtral")
 

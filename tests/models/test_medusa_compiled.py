@@ -19,11 +19,11 @@ from grown_world import (
 )
 
 import outrider
+from outrider.backends.native import build as native
 from outrider.core.tree import check
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import medusa
 from outrider.drafters.medusa import MedusaDrafting
-from outrider.native import build as native
-from outrider.types import Budget, DraftTree, Rows
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"

@@ -10,15 +10,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from outrider import drafters
+from outrider.backends.torch import load_target
+from outrider.backends.torch.session import TreeSession
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Drafting
 from outrider.drafters.mamba import MambaDrafting
 from outrider.drafters.model import ModelDrafting
 from outrider.engine import Batch, Engine, Request, Row
-from outrider.targets import load_target
-from outrider.targets.session import TreeSession
-from outrider.types import Drafting
 
 VOCAB, ROUNDS = 47, 4
 LENGTHS = (50, 400)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.native import build as native
+from outrider.backends.native import build as native
 
 MILLISECONDS = 1_000_000
 library = native.library("float32", "float32")

@@ -24,10 +24,11 @@ from transformers import (
 import outrider
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
+from outrider.core.types import Budget
 from outrider.drafters._text import LOOSE, MUCH, Line
 from outrider.drafters._words import Shared, Spelling
 from outrider.engine import Batch, Request, Row
-from outrider.types import Budget, InputError, Sampling
+from outrider.params import InputError, Sampling
 
 DRAFT = str(files("outrider") / "demo" / "draft")
 TEXTS = [

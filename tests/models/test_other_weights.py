@@ -12,21 +12,19 @@ import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
+from outrider.backends.torch import HFTarget, load_target, products
+from outrider.backends.torch.mark import mark_of
 from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native, read
 from outrider.checkpoints.write import keep
 from outrider.core.noise import GumbelNoise
 from outrider.drafters import _weights
 from outrider.engine import Engine, generate
-from outrider.nets import products
-from outrider.params import InputError
-from outrider.request import Request
+from outrider.engine.request import Request
+from outrider.params import InputError, Sampling
 from outrider.shipped import folder_of
-from outrider.targets import HFTarget, load_target
-from outrider.targets.mark import mark_of
 from outrider.training import objectives
 from outrider.training.data import Document
-from outrider.types import Sampling
 
 DOCUMENTS = [Document(tuple(range(1, 25)), (False,) * 4 + (True,) * 20, "a")]
 

@@ -18,13 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
 from outrider import InputError, drafters
+from outrider.backends.torch import gguf, load_target
+from outrider.backends.torch.kernels import SIZES
+from outrider.backends.torch.packed import GROUP, PACKED, Int4Linear, Int8Linear, pack
+from outrider.backends.torch.products import HalfLinear, OrderedLinear, hasten, hastened
 from outrider.bench.models import Models
 from outrider.budgets.budgeter import FixedBudget
 from outrider.llm import LLM
-from outrider.nets.products import HalfLinear, OrderedLinear, hasten, hastened
-from outrider.targets import gguf, load_target
-from outrider.targets.kernels import SIZES
-from outrider.targets.packed import GROUP, PACKED, Int4Linear, Int8Linear, pack
 from outrider.training.data import Document
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe

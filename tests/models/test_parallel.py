@@ -18,7 +18,7 @@ from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native
 from outrider.drafters import _waiting, eagle3
 from outrider.drafters._growth import STATIC, Growth
-from outrider.types import InputError
+from outrider.params import InputError
 
 PROMPTS = [[3, 14, 15, 9, 26, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2, 8, 4]]
 TREES = {

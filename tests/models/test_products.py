@@ -15,17 +15,16 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
+from outrider.backends.torch import kernels, load, probe, products
+from outrider.backends.torch.hf import HFTarget
+from outrider.backends.torch.load import from_pretrained, load_target
+from outrider.backends.torch.packed import bytes_read
+from outrider.backends.torch.recorded import Recorded
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
-from outrider.nets import products
-from outrider.nets.recorded import Recorded
-from outrider.targets import kernels, load, probe
-from outrider.targets.hf import HFTarget
-from outrider.targets.load import from_pretrained, load_target
-from outrider.targets.packed import bytes_read
-from outrider.types import Sampling
+from outrider.params import Sampling
 
 here = pytest.mark.skipif(not products.can_halve(), reason="FBGEMM's products are for x86 processors")
 

@@ -15,11 +15,11 @@ import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
+from outrider.backends.torch import load_target
+from outrider.backends.torch.carrier import carried, carrying
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
-from outrider.targets import load_target
-from outrider.targets.carrier import carried, carrying
 
 NEW = 40
 

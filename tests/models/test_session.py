@@ -9,9 +9,9 @@ import pytest
 import torch
 from small import PROMPTS, ROUNDS, WINDOW, build, sequential
 
+from outrider.backends.torch import hf, load_target
 from outrider.core.tree import chain, from_lists
-from outrider.targets import hf, load_target
-from outrider.types import InputError
+from outrider.params import InputError
 
 TREE = from_lists(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])
 LONG = [[(5 * i + 2) % 97 for i in range(29)], [1, 2, 3], [(3 * i) % 97 for i in range(16)], [7] * 8]
@@ -134,7 +134,7 @@ def test_nodes_read_before_are_not_read_again(target: Any) -> None:
 @torch.no_grad()
 def test_grouped_attention_is_repeated_attention() -> None:
     """Folding query heads into rows gives what repeating keys and values gives."""
-    from outrider.targets.attention import attend
+    from outrider.backends.torch.attention import attend
 
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, h, n, 8, dtype=torch.float64) for h, n in ((6, 5), (2, 11), (2, 11)))

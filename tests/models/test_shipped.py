@@ -11,7 +11,7 @@ import pytest
 
 from outrider.bench.models import Models
 from outrider.budgets.budgeter import FixedBudget
-from outrider.types import InputError
+from outrider.params import InputError
 
 DEMO = Path(str(files("outrider"))) / "demo"
 # SPEC -> tokens per round that it must reach at least, on texts that it should know

@@ -8,9 +8,9 @@ import pytest
 import small
 from gguf_files import write
 
-from outrider.targets import load_target, spread
-from outrider.targets.names import Place
-from outrider.types import InputError
+from outrider.backends.torch import load_target, spread
+from outrider.names import Place
+from outrider.params import InputError
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from small import build
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outrider.targets import hf, load_target
-from outrider.types import DraftTree
+from outrider.backends.torch import hf, load_target
+from outrider.core.types import DraftTree
 
 FREE = [
     "llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3", "phi3", "opt",

@@ -12,14 +12,14 @@ from transformers import T5Config, T5ForConditionalGeneration
 from tree_paths import paths_to_leaves, seeing_siblings
 
 from outrider import drafters
+from outrider.backends.torch import load_target
+from outrider.backends.torch.carrier import carried, carrying
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core import noise
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import chain, from_lists
 from outrider.engine import Engine, Request, generate
-from outrider.targets import load_target
-from outrider.targets.carrier import carried, carrying
-from outrider.types import InputError, Sampling
+from outrider.params import InputError, Sampling
 
 START, NEW = 0, 14
 

@@ -10,18 +10,19 @@ import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
+from outrider.backends.torch import HFTarget, load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints import Facts, native
 from outrider.checkpoints.write import write
 from outrider.core.noise import GumbelNoise
+from outrider.core.types import Budget, Rows
 from outrider.engine import Engine, generate
-from outrider.request import Request
-from outrider.targets import HFTarget, load_target
+from outrider.engine.request import Request
+from outrider.params import InputError, Sampling
 from outrider.training import objectives
 from outrider.training.data import Document, pack
 from outrider.training.features import see
-from outrider.types import Budget, InputError, Rows, Sampling
 
 FEW = 40
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {

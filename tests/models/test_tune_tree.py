@@ -11,14 +11,15 @@ from heads import engine, stock, written
 from small import PROMPTS, VOCAB, build, sequential
 
 from outrider import drafters
+from outrider.backends.torch import load_target
 from outrider.checkpoints import native
 from outrider.core import tree
+from outrider.core.types import Budget
 from outrider.drafters import eagle, hydra, medusa
 from outrider.engine import Request
 from outrider.nets.layer import LayerShape
-from outrider.targets import load_target
+from outrider.params import Sampling
 from outrider.training import tree_tuning as tuning
-from outrider.types import Budget, Sampling
 
 SHAPE = LayerShape(32, heads=4, kv_heads=2, head_dim=8, intermediate=40, inputs=32)
 

@@ -14,12 +14,14 @@ from vllm_world import Scheduler, config
 import outrider
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
+from outrider.core.protocols import Drafter, Drafting, Round
 from outrider.core.tree import check, from_lists
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import _chain
 from outrider.engine import Engine, generate
+from outrider.engine.request import Request
 from outrider.integrations.vllm import Proposer
-from outrider.request import Request
-from outrider.types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+from outrider.params import InputError
 
 TOKENS, NEW = 4, 40
 PLAIN = ["lookup", "suffix", "ngram", "none"]

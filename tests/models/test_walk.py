@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.backends.native.build import library
+from outrider.backends.torch.walk import Walk
 from outrider.core import nucleus, sampling, verify
 from outrider.core.changes import Changes
 from outrider.core.noise import GumbelNoise
 from outrider.core.tree import from_lists
-from outrider.native.build import library
-from outrider.targets.walk import Walk
-from outrider.types import DraftTree, Rows, Sampling
+from outrider.core.types import DraftTree, Rows
+from outrider.params import Sampling
 
 CODE = library("float32", "float32")
 pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")

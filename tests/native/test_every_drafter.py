@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import outrider
-from outrider.native.build import library
+from outrider.backends.native.build import library
+from outrider.names import installed
 from outrider.params import LARGEST, SMALLEST
-from outrider.targets.names import installed
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,7 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from safetensors.torch import save_file
 
 from outrider.backends.native.files import KINDS, ModelFile, open_gguf, open_safetensors
-from outrider.types import InputError
+from outrider.params import InputError
 
 
 @pytest.fixture

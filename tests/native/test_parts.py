@@ -9,9 +9,9 @@ import subprocess
 import pytest
 import torch
 
-from outrider.native import parts, sanitized
-from outrider.native.build import FLAGS, HERE, library
-from outrider.native.parts import ModelPart, Room, check, fresh
+from outrider.backends.native import parts, sanitized
+from outrider.backends.native.build import FLAGS, HERE, library
+from outrider.backends.native.parts import ModelPart, Room, check, fresh
 
 CODE = library("float32", "float32")
 pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.native.build import library
+from outrider.backends.native.build import library
 
 SCRIPT = """
 import resource, sys, torch

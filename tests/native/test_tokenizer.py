@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
+from outrider import names
 from outrider.backends.native.files import open_gguf
 from outrider.backends.native.tokenizer import PRE, from_gguf
-from outrider.targets import names
-from outrider.types import InputError
+from outrider.params import InputError
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"

@@ -13,19 +13,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
+from outrider.backends.torch import load_target
+from outrider.backends.torch.session import TreeSession
 from outrider.budgets.budgeter import FixedBudget
 from outrider.commands.audit import document, show
 from outrider.core import sampling, verify
+from outrider.core.protocols import Drafting, Round, Target
 from outrider.core.tree import best, from_template, prune, template
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.engine import Batch
 from outrider.llm import LLM
+from outrider.params import InputError, Sampling
 from outrider.proofs import audit
 from outrider.proofs import laws as branches
 from outrider.proofs import samples as draws
 from outrider.proofs.gtest import detectable, g_test, holm
-from outrider.targets import load_target
-from outrider.targets.session import TreeSession
-from outrider.types import Budget, Drafting, DraftTree, InputError, Round, Rows, Sampling, Target
 
 VOCAB = 11
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8], [5, 6, 7, 5, 6, 7, 5]]

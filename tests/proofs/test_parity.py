@@ -14,8 +14,8 @@ from parity_world import HIDDEN, NEW, PROMPTS, TOKENS, VOCAB, block_at, drafter_
 from safetensors.torch import load_file, save_file
 
 from outrider import load
+from outrider.params import InputError
 from outrider.proofs import parity, vllm, vllm_decode
-from outrider.types import InputError
 
 Events = Generator[dict[str, Any]]
 

@@ -12,7 +12,7 @@ from recipes.smollm2 import answers, long, many, questions, train, trim
 from recipes.smollm2.openings import TURN, openings
 from safetensors.torch import load_file, save_file
 
-from outrider.targets import load_target
+from outrider.backends.torch import load_target
 
 LONG = "how many apples does the old farmer keep in his cellar over the winter"
 

@@ -12,12 +12,12 @@ import torch
 from serve_world import Serve, Served
 from transformers import T5Config, T5ForConditionalGeneration
 
+from outrider.backends.torch import SeqTarget
 from outrider.llm import LLM
 from outrider.serve.scoring import STEP, Scoring
 from outrider.serve.service import Limits
 from outrider.serve.start import service_of
 from outrider.serve.texts import label, places
-from outrider.targets import SeqTarget
 
 pytestmark = pytest.mark.trained
 STORY = (

@@ -14,10 +14,10 @@ import torch
 from serve_world import Reader, Serve, Served
 
 from outrider.llm import LLM
+from outrider.params import InputError
 from outrider.serve.scheduler import Scheduler
 from outrider.serve.service import Limits
 from outrider.serve.start import service_of
-from outrider.types import InputError
 
 pytestmark = pytest.mark.trained
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from outrider import drafters
+from outrider.backends.torch import compiled
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
+from outrider.core.price import Price
 from outrider.core.tree import check, from_lists
 from outrider.engine import Engine, generate
-from outrider.request import Request
+from outrider.engine.request import Request
+from outrider.params import InputError
 from outrider.serve.fleet import Choice, Fleet, FleetDrafter, shared, side_by_side
 from outrider.serve.start import elsewhere, start
-from outrider.targets import compiled
 from outrider.testing import TableTarget
-from outrider.types import InputError, Price
 
 
 def rate(price: Price, kept: int, values: list[list[float]], others: float, width: int) -> float:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from serve_world import Serve, Served
 
+from outrider.backends.torch.load import precision_of
 from outrider.llm import LLM
 from outrider.serve.start import service_of
-from outrider.targets.load import precision_of
 
 pytestmark = pytest.mark.trained
 CHAT = [{"role": "user", "content": "Tell me a story about a dog."}]

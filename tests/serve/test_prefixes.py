@@ -13,16 +13,17 @@ import torch
 from serve_world import Serve
 
 from outrider import drafters
-from outrider.core.stopping import Stop
+from outrider.core.protocols import Kept
 from outrider.engine import Engine, generate
+from outrider.engine.request import Request
+from outrider.engine.stopping import Stop
 from outrider.llm import LLM
-from outrider.request import Request
+from outrider.params import Sampling
 from outrider.serve.fleet import Choice
 from outrider.serve.job import End, Event, Job, Part
 from outrider.serve.prefixes import LEAST, Prefixes, common
 from outrider.serve.scheduler import Scheduler
 from outrider.serve.start import service_of
-from outrider.types import Kept, Sampling
 
 STORY = (
     "Once upon a time there was a little girl who lived in a house by the sea. Every day she went down to the shore "

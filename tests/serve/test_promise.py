@@ -15,13 +15,13 @@ import pytest
 from outrider import drafters
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.cli import main
-from outrider.core.stopping import Stop
 from outrider.engine import Engine, Request, generate
+from outrider.engine.stopping import Stop
 from outrider.llm import LLM, load
+from outrider.params import InputError, Sampling
 from outrider.serve.fleet import Choice
 from outrider.serve.job import End, Event, Job, Part, Scored, Watch
 from outrider.serve.start import service_of
-from outrider.types import InputError, Sampling
 
 pytestmark = pytest.mark.trained
 PLANS: dict[str, list[Choice]] = {

@@ -13,14 +13,14 @@ import torch
 from serve_world import Served
 
 from outrider.core import verify
-from outrider.core.stopping import Stop
 from outrider.engine import generate
+from outrider.engine.request import Request, Row
+from outrider.engine.stopping import Stop
 from outrider.llm import LLM
-from outrider.request import Request, Row
+from outrider.params import Sampling
 from outrider.serve.guide import Grammars
 from outrider.serve.job import Watch
 from outrider.serve.protocol import StructuredOutputs
-from outrider.types import Sampling
 
 pytestmark = pytest.mark.trained
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")

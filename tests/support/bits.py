@@ -9,9 +9,9 @@ import torch
 from small import build
 from torch import Tensor
 
+from outrider.backends.torch import HFTarget, load_target
+from outrider.backends.torch.compiled import forward_of, weights_of
 from outrider.core.tree import chain, from_lists
-from outrider.targets import HFTarget, load_target
-from outrider.targets.compiled import forward_of, weights_of
 
 
 def opened(target: HFTarget, prompts: list[list[int]], taps: tuple[int, ...] = ()) -> tuple[Any, Tensor]:

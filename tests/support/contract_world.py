@@ -22,13 +22,14 @@ from transformers.generation.logits_process import (
 )
 
 from outrider import drafters
+from outrider.backends.torch import load_target
+from outrider.backends.torch.carrier import carried, carrying
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core import noise
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Target
 from outrider.engine import Engine, Request, Row, generate
-from outrider.targets import load_target
-from outrider.targets.carrier import carried, carrying
-from outrider.types import Sampling, Target
+from outrider.params import Sampling
 
 VOCAB, CONTEXT, WIDE = 61, 160, 32
 NAMES = [*drafters.names(), *contract_weights.VARIANTS]

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from outrider.core import sampling
 from outrider.core.tree import from_template, template
-from outrider.types import DraftTree, Sampling, Verdict
+from outrider.core.types import DraftTree, Verdict
+from outrider.params import Sampling
 
 PLAIN = Sampling(temperature=1.0)
 Text = tuple[int, ...]

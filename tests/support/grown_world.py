@@ -12,9 +12,10 @@ import torch
 from bits import text_of
 
 import outrider
+from outrider.core.price import Price
 from outrider.core.tree import check
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import _waiting
-from outrider.types import Budget, DraftTree, Price, Rows
 
 PROMPTS = [text_of(1, 150), text_of(2, 7), text_of(3, 31)]  # the first one is fed before anything is drafted
 PRICE = Price(tuple(1 + 0.02 * n for n in range(24)), 0.9)

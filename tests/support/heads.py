@@ -9,9 +9,10 @@ import torch
 
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
+from outrider.core.types import DraftTree
 from outrider.engine import Batch, Engine, Request, Row, generate
+from outrider.params import Sampling
 from outrider.testing import TableTarget
-from outrider.types import DraftTree, Sampling
 
 
 def cyclic(vocab: int = 13) -> tuple[TableTarget, list[int]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.targets import load_target
-from outrider.types import DraftTree, Target
+from outrider.backends.torch import load_target
+from outrider.core.protocols import Target
+from outrider.core.types import DraftTree
 
 VOCAB = 47
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5]]

@@ -14,14 +14,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.backends.torch import HFTarget
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
+from outrider.core.types import Usage
 from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import Layer
-from outrider.targets import HFTarget
+from outrider.params import Sampling
 from outrider.training.data import Batch
 from outrider.training.features import see
-from outrider.types import Sampling, Usage
 
 VOCAB = 61
 

@@ -17,8 +17,8 @@ from objective_world import target
 from torch.distributed.tensor import DTensor
 from training_world import CASES, EAGLE3, KILLED, THREE, unequal, watched
 
+from outrider.backends.torch import load_target
 from outrider.params import Interrupted
-from outrider.targets import load_target
 from outrider.training.state import State
 
 KINDS = ("replicas", "shard")

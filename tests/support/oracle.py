@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.protocols import Prefill, TargetOutput
 from outrider.core.tree import chain_of, check
+from outrider.core.types import DraftTree
 from outrider.drafters import eagle, eagle3
 from outrider.nets.layer import LayerShape
-from outrider.types import DraftTree, Prefill, TargetOutput
 
 HIDDEN, VOCAB, THETA = 16, 29, 50.0
 TAPS = (1, 4, 6)

@@ -16,12 +16,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from vllm_world import config
 
+from outrider.backends.torch import load_target
 from outrider.checkpoints import native, read
 from outrider.core.padding import additive
 from outrider.drafters import eagle, eagle3
 from outrider.nets import block
 from outrider.nets.layer import LayerShape
-from outrider.targets import load_target
 
 VOCAB, HIDDEN, NEW, TOKENS = 23, 16, 20, 3
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [11, 3], *([i, 3 * i % VOCAB] for i in range(1, 13))]

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import check, root_only
-from outrider.types import Budget, Drafter, Drafting, DraftTree, Round, Rows, Rule, Sampling, TargetOutput
+from outrider.core.types import Budget, DraftTree, Rows
+from outrider.params import Rule, Sampling
 
 VOCAB = 12
 PROMPTS = [[1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 5], [7]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.budgets.budgeter import Report
-from outrider.types import Budget, Rows
+from outrider.core.types import Budget, Rows
 
 
 @dataclass

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from outrider.targets.carrier import carrying
+from outrider.backends.torch.carrier import carrying
 
 VOCAB, WINDOW = 97, 8
 BASE = {

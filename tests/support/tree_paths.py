@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from outrider.types import DraftTree
+from outrider.core.types import DraftTree
 
 
 def paths_to_leaves(parents: list[int]) -> list[list[int]]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.core.protocols import Target
 from outrider.integrations.vllm import Proposer
-from outrider.types import Target
 
 
 def config(target: Target, drafter: Any, tokens: int, context: int = 256, tokenizer: str = "") -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.native import build as native
+from outrider.backends.native import build as native
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from outrider import drafters, plugins
 from outrider.checkpoints import native, read
 from outrider.commands import info
+from outrider.params import InputError
 from outrider.training import loop, objectives
 from outrider.training.data import Document
 from outrider.training.recipe import Recipe
-from outrider.types import InputError
 
 DRAFTER = '''"""Toy: one linear map from a feature and the next token to the feature behind it. More is said here."""
 

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from outrider.params import InputError
 from outrider.training import data
-from outrider.types import InputError
 
 WORDS = ["<end>", "<user>", "<bot>", "hi", "there", "how", "are", "you", "fine", "thanks", "bye"]
 TEMPLATE = (

@@ -32,7 +32,7 @@ from torch import Tensor
 from training_world import CASES, EAGLE3, KILLED, THREE, unequal, watched
 
 from outrider import drafters
-from outrider.targets import load_target
+from outrider.backends.torch import load_target
 from outrider.training import checkpoint
 from outrider.training.data import pack, split
 from outrider.training.state import rows_of, shares

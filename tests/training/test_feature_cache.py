@@ -8,11 +8,11 @@ import pytest
 import torch
 from small import build
 
-from outrider.native.build import library
-from outrider.targets import HFTarget, load_target
+from outrider.backends.native.build import library
+from outrider.backends.torch import HFTarget, load_target
+from outrider.params import InputError
 from outrider.training.data import Batch, Document, pack
 from outrider.training.features import FeatureCache, hidden, see
-from outrider.types import InputError
 
 FAMILIES = ["llama", "mistral", "gemma3", "qwen2-sliding", "qwen3", "gpt_neox", "gpt2", "mixtral", "phi3", "opt"]
 

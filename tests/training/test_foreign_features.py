@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 from small import build
 
-from outrider.targets import HFTarget
+from outrider.backends.torch import HFTarget
+from outrider.params import InputError
 from outrider.training import data, hidden_states
 from outrider.training.data import Batch, Document, pack
 from outrider.training.features import see
 from outrider.training.foreign import ForeignFeatures
 from outrider.training.loop import train
 from outrider.training.recipe import Recipe
-from outrider.types import InputError
 
 LAYERS, LAST = (1, 2), 3  # what a drafter reads, and the number of layers
 TAPS = (1, 2, -1)

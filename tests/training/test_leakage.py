@@ -16,7 +16,7 @@ import torch
 from objective_world import VOCAB, packed, target, texts, value
 from torch import Tensor
 
-from outrider.targets import HFTarget
+from outrider.backends.torch import HFTarget
 from outrider.training import objectives
 from outrider.training.data import Batch, Document
 from outrider.training.features import TargetFeatures, see

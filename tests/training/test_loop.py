@@ -15,13 +15,13 @@ from torch import Tensor
 from training_world import RECIPE, documents
 
 from outrider import checkpoints, drafters
+from outrider.backends.torch import HFTarget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints.write import write
-from outrider.targets import HFTarget
+from outrider.params import InputError
 from outrider.training import checkpoint, loop, objectives
 from outrider.training.data import Document
 from outrider.training.recipe import Recipe
-from outrider.types import InputError
 
 
 @pytest.fixture(scope="module")

@@ -25,18 +25,18 @@ from objective_world import (
 from torch import Tensor
 
 from outrider import drafters
+from outrider.backends.torch import HFTarget
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.drafters import block as network
 from outrider.engine import Batch as Rows
 from outrider.engine import Engine, Request, Row
-from outrider.targets import HFTarget
+from outrider.params import InputError, Sampling
 from outrider.training import objectives
 from outrider.training.data import Document
 from outrider.training.features import see
 from outrider.training.objectives import block
 from outrider.training.sizes import FewSizes
-from outrider.types import InputError, Sampling
 
 TAPS = (1, 3)
 

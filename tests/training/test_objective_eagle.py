@@ -25,12 +25,12 @@ from objective_world import (
 from torch import Tensor
 
 from outrider import drafters
+from outrider.backends.torch import HFTarget
 from outrider.drafters.eagle import INPUTS, EagleConfig, EagleNet
 from outrider.nets.layer import LayerShape
-from outrider.targets import HFTarget
+from outrider.params import InputError
 from outrider.training import objectives
 from outrider.training.features import see
-from outrider.types import InputError
 
 
 def build(of: HFTarget, name: str, **options: Any) -> Any:

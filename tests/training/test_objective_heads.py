@@ -24,7 +24,7 @@ from objective_world import (
 from torch import Tensor
 
 from outrider import drafters
-from outrider.targets import HFTarget
+from outrider.backends.torch import HFTarget
 from outrider.training import objectives
 from outrider.training.features import see
 

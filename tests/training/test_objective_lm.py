@@ -17,12 +17,12 @@ from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.nets import mamba as ssm
+from outrider.params import InputError, Sampling
 from outrider.training import loop, objectives
 from outrider.training.data import Document
 from outrider.training.features import see
 from outrider.training.objectives._losses import DIVERGENCES
 from outrider.training.recipe import Recipe
-from outrider.types import InputError, Sampling
 
 SIZES: dict[str, dict[str, Any]] = {
     "mamba": {"kind": "mamba", "hidden": 16, "layers": 2, "state": 4},

@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider import drafters
-from outrider.targets import HFTarget
+from outrider.backends.torch import HFTarget
+from outrider.params import InputError
 from outrider.training import objectives
 from outrider.training.data import Batch
 from outrider.training.features import TargetFeatures, see
-from outrider.types import InputError
 
 pytest.importorskip("peft")
 

@@ -12,7 +12,7 @@ import torch
 from objective_world import packed, target, texts
 from training_world import RECIPE, documents
 
-from outrider.targets import HFTarget
+from outrider.backends.torch import HFTarget
 from outrider.training import loop, objectives
 from outrider.training.data import Batch
 from outrider.training.features import TargetFeatures, see

@@ -12,15 +12,15 @@ from small import build
 from training_world import RECIPE
 
 from outrider import drafters
+from outrider.backends.native.build import library
+from outrider.backends.torch import HFTarget, load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
-from outrider.native.build import library
-from outrider.targets import HFTarget, load_target
+from outrider.params import InputError, Sampling
 from outrider.training import loop, objectives
 from outrider.training.data import Document, pack
 from outrider.training.features import see
-from outrider.types import InputError, Sampling
 
 
 def documents() -> list[Document]:

@@ -13,10 +13,11 @@ import pytest
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
+from outrider.core.price import Price
+from outrider.core.types import Budget, Rows
 from outrider.drafters import _mix, eagle
 from outrider.drafters._asking import BINS, LEARN, PROBE, Asking
 from outrider.drafters._growth import Growth
-from outrider.types import Budget, Price, Rows
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
 ASKED = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)

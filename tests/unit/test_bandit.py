@@ -15,7 +15,8 @@ from outrider.budgets.bandit import ARMS, BanditBudget
 from outrider.budgets.budgeter import Report
 from outrider.budgets.shapes import nodes
 from outrider.core.noise import GumbelNoise
-from outrider.types import InputError, Rows, Sampling
+from outrider.core.types import Rows
+from outrider.params import InputError, Sampling
 
 A, B, C = ARMS
 

@@ -15,8 +15,9 @@ from outrider.budgets.adaptive import LEARN, PRIOR, AdaptiveBudget
 from outrider.budgets.budgeter import Report
 from outrider.budgets.calibration import Family, Fit, Rates
 from outrider.budgets.memory import Memory, file_of
+from outrider.core.price import Price
+from outrider.core.types import Budget
 from outrider.drafters._asking import Asking
-from outrider.types import Budget, Price
 
 
 def learnt(rounds: int = 40) -> AdaptiveBudget:

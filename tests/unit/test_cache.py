@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.targets.cache import FIRST, TreeCache
-from outrider.types import InputError
+from outrider.backends.torch.cache import FIRST, TreeCache
+from outrider.params import InputError
 
 HEADS, WIDTHS = 2, (3, 5)  # keys and values of unequal width, as latent attention has them
 

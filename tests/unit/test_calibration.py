@@ -26,13 +26,15 @@ from outrider.budgets.calibration import (
 )
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import from_lists
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import eagle
 from outrider.drafters._growth import Growth
 from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import LayerShape
+from outrider.params import InputError, Sampling
 from outrider.testing import TableTarget, plain
-from outrider.types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows, Sampling, TargetOutput
 
 VOCAB = 12
 GROWTH = Growth(top_k=4, width=3)

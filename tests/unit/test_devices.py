@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outrider import kept
+from outrider.backends.torch.recorded import near
 from outrider.core.clock import Clock
-from outrider.nets.recorded import near
 from outrider.training.data import Batch
 from outrider.training.objectives._objective import uniform
 

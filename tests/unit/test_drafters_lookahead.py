@@ -6,9 +6,9 @@ import pytest
 from play import PROMPTS, Play, Table, paths_of
 
 from outrider.core.tree import root_only
+from outrider.core.types import Budget
 from outrider.drafters import lookahead
 from outrider.drafters.lookahead import Row
-from outrider.types import Budget
 
 
 def state(play: Play, b: int = 0) -> Row:

@@ -8,8 +8,8 @@ import random
 import pytest
 from play import Play, paths_of
 
+from outrider.core.types import Budget
 from outrider.drafters import lookup
-from outrider.types import Budget
 
 LARGE = Budget(64, 16)
 

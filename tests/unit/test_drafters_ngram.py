@@ -6,9 +6,10 @@ import pytest
 import torch
 from play import PROMPTS, VOCAB, Play, Table, Words, paths_of
 
+from outrider.core.types import Budget
 from outrider.drafters import ngram
 from outrider.drafters.ngram import Counts
-from outrider.types import Budget, InputError
+from outrider.params import InputError
 
 
 @pytest.mark.parametrize("n", [1, 2])

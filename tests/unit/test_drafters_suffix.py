@@ -8,9 +8,9 @@ import random
 import pytest
 from play import PROMPTS, Play, Words, paths_of
 
+from outrider.core.types import Budget
 from outrider.drafters import suffix
 from outrider.drafters.suffix import Automaton
-from outrider.types import Budget
 
 
 def occurrences(texts: list[list[int]], part: list[int]) -> int:

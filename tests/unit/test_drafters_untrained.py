@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from play import BUDGET, PROMPTS, Play, Table, Words, paths_of
 
+from outrider.core.protocols import Drafter
+from outrider.core.types import Budget
 from outrider.drafters import _common, lookahead, lookup, ngram, none, suffix
-from outrider.types import Budget, Drafter, InputError
+from outrider.params import InputError
 
 FREE = {"none": none, "lookup": lookup, "suffix": suffix, "lookahead": lookahead, "ngram": ngram}
 

@@ -18,11 +18,13 @@ from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import BINS, Family, Rates, learners
 from outrider.core import verify
+from outrider.core.price import Price
 from outrider.core.tree import check, from_lists
+from outrider.core.types import Budget, DraftTree
 from outrider.drafters import _mix, eagle
 from outrider.drafters._growth import Growth
+from outrider.params import InputError
 from outrider.testing import TableTarget, plain
-from outrider.types import Budget, DraftTree, InputError, Price
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
 Paths = dict[tuple[int, ...], float]  # of nodes without the root: the chance of each, given its parent

@@ -14,9 +14,10 @@ from torch import Tensor
 from outrider.core import growth, sampling
 from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import _growth
 from outrider.drafters.eagle import STATIC
-from outrider.types import Budget, DraftTree, InputError, Rows, Sampling
+from outrider.params import InputError, Sampling
 
 Path = tuple[int, ...]
 

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from outrider.core import verify
 from outrider.core.tree import best, from_lists, prune
-from outrider.types import DraftTree, Sampling, Verdict
+from outrider.core.types import DraftTree, Verdict
+from outrider.params import Sampling
 
 EXACT = 1e-12
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.backends.torch import products
 from outrider.core.padding import additive
 from outrider.nets import layer as nn
-from outrider.nets import products
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import Layer, LayerShape
-from outrider.nets.network import from_dict, to_dict
-from outrider.types import InputError
+from outrider.params import InputError
+from outrider.schema import from_dict, to_dict
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

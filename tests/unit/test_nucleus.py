@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core import nucleus, sampling
 from outrider.core.noise import gumbels
-from outrider.types import Sampling
+from outrider.params import Sampling
 
 LAWS = [
     Sampling(0.7, top_p=0.9), Sampling(1.0, top_p=0.5), Sampling(1.3, top_k=5), Sampling(1.0, top_k=20, top_p=0.8),

@@ -7,9 +7,9 @@ import random
 
 import torch
 
+from outrider.backends.torch import aligned, exact
+from outrider.backends.torch.session import Pass
 from outrider.core.tree import from_lists
-from outrider.targets import aligned, exact
-from outrider.targets.session import Pass
 
 
 def test_a_part_that_is_empty_changes_no_bit() -> None:

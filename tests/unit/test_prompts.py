@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider import prompts
-from outrider.types import InputError
+from outrider.params import InputError
 
 
 def file_of(tmp_path: Path, content: bytes) -> Path:

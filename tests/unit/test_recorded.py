@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outrider.backends.torch.recorded import PROOFS, Recorded
 from outrider.drafters._features import OneStep
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import Layer, LayerShape
-from outrider.nets.recorded import PROOFS, Recorded
 
 
 class Twice(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.request import PADDING, Request, Row, alike
+from outrider.engine.request import PADDING, Request, Row, alike
 
 
 def rows(*sizes: int) -> list[Row]:

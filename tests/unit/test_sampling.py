@@ -22,7 +22,8 @@ from transformers import (
 
 from outrider.core import sampling
 from outrider.core.noise import GumbelNoise, gumbels
-from outrider.types import Rows, Rule, Sampling
+from outrider.core.types import Rows
+from outrider.params import Rule, Sampling
 
 GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
 INF = float("inf")

@@ -11,7 +11,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 
 from outrider.nets import mamba as ssm
 from outrider.nets import scan
-from outrider.types import InputError
+from outrider.params import InputError
 
 VOCAB = 31
 

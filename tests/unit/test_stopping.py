@@ -9,8 +9,8 @@ import pytest
 from made_tokenizers import TEXT, made
 from tokenizers import pre_tokenizers
 
-from outrider.core.stopping import Stop
 from outrider.core.text import Detokenizer, TextStream, detokenizer, text_of
+from outrider.engine.stopping import Stop
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ import torch
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Session, Target, TargetOutput
 from outrider.core.tree import chain, from_lists, from_paths
 from outrider.engine import Engine, Request, generate
+from outrider.params import InputError, Sampling
 from outrider.testing import POISON, TableSession, TableTarget, plain
-from outrider.types import InputError, Sampling, Session, Target, TargetOutput
 
 TARGET = TableTarget(vocab=7, order=3, seed=1, context=40, chunk=4)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 0, 1, 2], [3], [5, 5, 2, 6, 1]]

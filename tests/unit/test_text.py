@@ -11,10 +11,10 @@ import pytest
 from made_tokenizers import FALLBACK, KNOWN, TEXT, Opaque, made
 from tokenizers import decoders
 
-from outrider.core.stopping import Stop
+from outrider.backends.torch import gguf, load_tokenizer
 from outrider.core.text import Detokenizer, Places, TokenBytes, Windows, detokenizer, text_of
-from outrider.targets import gguf, load_tokenizer
-from outrider.targets.names import installed
+from outrider.engine.stopping import Stop
+from outrider.names import installed
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.bench import theory
-from outrider.types import InputError
+from outrider.params import InputError
 
 COSTS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.95)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.core import tree as trees
-from outrider.types import DraftTree
+from outrider.core.types import DraftTree
 
 Path = tuple[int, ...]
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core import tree
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Round
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import _growth, _ranks, load
 from outrider.engine import Engine, Request
+from outrider.params import InputError, Sampling
 from outrider.testing import TableTarget
 from outrider.training import tree_tuning as tuning
-from outrider.types import Budget, DraftTree, InputError, Round, Rows, Sampling
 
 Paths = Sequence[tuple[int, ...]]
 

@@ -17,7 +17,8 @@ from outrider.core import sampling, verify
 from outrider.core.growth import grow
 from outrider.core.noise import GumbelNoise, uniforms
 from outrider.core.tree import chain, check, from_lists, from_template, root_only, template
-from outrider.types import DraftTree, Rows, Sampling, Verdict
+from outrider.core.types import DraftTree, Rows, Verdict
+from outrider.params import Sampling
 
 WALKS = [verify.walk_lists, verify.walk_tensors]
 LAWS = (

@@ -24,7 +24,8 @@ from enumerating import (
 
 from outrider.core import sampling, verify
 from outrider.core.tree import chain, from_lists, root_only
-from outrider.types import DraftTree, Sampling
+from outrider.core.types import DraftTree
+from outrider.params import Sampling
 
 EXACT = 1e-12
 KINDS = ("random", "zeros", "equal", "disjoint", "near", "opposed")

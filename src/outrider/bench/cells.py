@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..targets.load import precision_of
+from ..backends.torch.load import precision_of
 from . import checks, methods, metrics
 from .document import Cell, Document, LawTest, Mean, Memory, RunInfo, TaskInfo, unique
 from .metrics import Figure, Table

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from scipy import stats
 
+from ..backends.torch.seq2seq import SeqTarget
 from ..core.noise import GumbelNoise
 from ..core.tree import chain
 from ..llm import LLM
 from ..proofs.divergence import Divergence, first_difference
-from ..targets.seq2seq import SeqTarget
 from .types import Answer, Ask, Sample
 
 SLACK = 1.02  # the clocks of a method and of the runner may differ by this factor, and by a millisecond

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
+from ..backends.torch import find
 from ..llm import LLM
+from ..names import BEST
 from ..params import InputError
-from ..targets import find
-from ..targets.names import BEST
 from .cells import Analysis, document
 from .config import Config
 from .document import Cell, Estimate

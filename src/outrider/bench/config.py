@@ -51,7 +51,7 @@ class Config:
 
     def named(self) -> Config:
         """With model, drafters and tasks named that were left to their defaults. Imports torch."""
-        from ..targets import find
+        from ..backends.torch import find
 
         place = find(self.model)
         drafters = self.drafters or tuple(dict.fromkeys(("lookup", place.drafter)))

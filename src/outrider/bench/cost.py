@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ..params import InputError
 
 if TYPE_CHECKING:
-    from ..types import Usage
+    from ..core.types import Usage
     from .document import Prediction
 
 BANDWIDTH = 0.75  # of the published peak that a pass reaches

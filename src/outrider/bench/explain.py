@@ -26,13 +26,14 @@ from typing import Any
 
 import torch
 
+from ..backends.torch.packed import bytes_read
 from ..budgets.budgeter import FixedBudget
+from ..core.protocols import Round
+from ..core.types import DraftTree
 from ..drafters._growth import Growth
 from ..drafters._words import Same
 from ..drafters.model import ModelDrafter
 from ..engine import Engine
-from ..targets.packed import bytes_read
-from ..types import DraftTree, Round
 from .document import Cell, Explanation, Factor
 from .peers.outrider import Ours
 from .runner import Group, Runner

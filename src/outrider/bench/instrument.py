@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .. import llm as models_of
+from ..backends.torch.load import load_tokenizer
 from ..params import InputError, Interrupted
-from ..targets.load import load_tokenizer
 from . import recording, report, studies
 from . import replay as replays
 from .cells import Analysis, document

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..types import Drafter, Target
+from ..core.protocols import Drafter, Target
 
 
 def held(state: Any) -> int:

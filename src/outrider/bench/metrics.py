@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import Usage
+from ..core.types import Usage
 from .document import Depth, Estimate, RoundTime
 from .theory import Comparison
 from .types import Sample

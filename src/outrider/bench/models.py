@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import drafters
+from ..backends.torch import HFTarget
 from ..llm import LLM, load
-from ..targets import HFTarget
 from .config import Config
 from .types import weights_of
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..names import Place
 from ..params import InputError
-from ..targets.names import Place
 from .cost import PEAKS, Cost, speeds
 
 MEMORY = {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "b300": 270e9, "rtx3090": 24e9, "rtx4090": 24e9}
@@ -105,7 +105,7 @@ def read(place: Place) -> Target:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from ..targets import gguf
+    from ..backends.torch import gguf
 
     try:
         where = Path(place.where)

@@ -24,11 +24,13 @@ from torch import Tensor
 from .. import drafters
 from ..budgets.budgeter import FixedBudget
 from ..core.padding import padded
-from ..core.stopping import Stop
+from ..core.protocols import Drafter, Prefill, Session, TargetOutput
 from ..core.tree import chain_of
+from ..core.types import DraftTree, Usage
 from ..drafters.lookahead import LookaheadDrafter
 from ..engine import Engine, Request, generate
-from ..types import Drafter, DraftTree, InputError, Prefill, Session, TargetOutput, Usage
+from ..engine.stopping import Stop
+from ..params import InputError
 from . import metrics
 from .cost import Cost, Run, predict
 from .document import Cell, TaskInfo, unique

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import torch
 
-from ..types import InputError
+from ..params import InputError
 from . import checks, methods, peers
 from .memory import held
 from .models import Models

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..backends.torch import HFTarget
+from ..backends.torch.packed import bytes_read
 from ..budgets.calibration import ece, families, reliability
+from ..core.protocols import Round
 from ..engine import Batch, Request, Row
 from ..llm import LLM
-from ..targets import HFTarget
-from ..targets.packed import bytes_read
-from ..types import Round, Sampling
+from ..params import Sampling
 from .cells import Analysis
 from .config import Config
 from .document import Capacity, Cell, Document, Explanation, Position, Reliability

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from ..types import Usage
+    from ..core.types import Usage
 
 VERSION = 2  # of the files of a run
 OURS = "outrider"  # the peer that runs our drafters
@@ -147,7 +147,7 @@ class Sample:
 
     @classmethod
     def read(cls, line: dict[str, Any]) -> Sample:
-        from ..types import Usage
+        from ..core.types import Usage
 
         turns = [Turn(**{**t, "usages": [Usage(**u) for u in t["usages"]]}) for t in line["turns"]]
         return cls(**{**line, "turns": turns})

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..core.protocols import Drafting, Round
+from ..core.types import Budget, DraftTree, Rows
 from ..engine import Engine, Request, generate
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling
+from ..params import Sampling
 
 Note = Callable[[Round], None]
 

@@ -46,7 +46,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, cast
 
-from ..types import Budget, Price, Rows
+from ..core.price import Price
+from ..core.types import Budget, Rows
 from .budgeter import Report
 from .curve import Curve, nearest, of_batch
 from .record import MANY, PRIOR, USUAL, Brought, Pause, Usual

@@ -19,7 +19,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..types import Budget, InputError, Rows
+from ..core.types import Budget, Rows
+from ..params import InputError
 from .budgeter import Report
 from .curve import Curve
 from .shapes import Play, Shape, check_shapes, nodes, part_of, shape_of

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
-from ..types import Budget, Drafting, Rows
+from ..core.protocols import Drafting
+from ..core.types import Budget, Rows
 
 
 @dataclass(frozen=True)

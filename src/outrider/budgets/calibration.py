@@ -31,7 +31,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from ..types import Budget, Drafter, Drafting, DraftTree, Round, Rows
+from ..core.protocols import Drafter, Drafting, Round
+from ..core.types import Budget, DraftTree, Rows
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
 PRIOR = 16.0  # information that the first s is worth

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..nets.network import to_dict
-from ..types import InputError
+from ..params import InputError
+from ..schema import to_dict
 from . import dflash, medusa, native, peagle, speculators
 from .files import Weights, json_of, weights_of
 from .parts import Shape, flag, layer_of, number

@@ -21,8 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from ..nets.layer import LayerShape
-from ..nets.network import from_dict, to_dict
-from ..types import InputError
+from ..params import InputError
+from ..schema import from_dict, to_dict
 from . import native
 from .parts import Bag, Found, Shape, extras, flag, layer_of, llama, number
 from .safeailab import fits

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import hub, shipped
-from ..types import InputError
+from ..params import InputError
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, listed by NAME.index.json
 

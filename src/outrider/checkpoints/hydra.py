@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..nets.network import to_dict
-from ..types import InputError
+from ..params import InputError
+from ..schema import to_dict
 from . import native
 from .parts import Bag, Found, layer_of
 from .safeailab import fits, same_embedding

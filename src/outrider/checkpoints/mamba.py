@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..types import InputError
+from ..params import InputError
 from .files import folder_of, json_of, weights_of
 
 KNOWN = {"layer", "d_state", "d_conv", "expand", "headdim", "ngroups", "dt_rank", "dt_min", "dt_max", "dt_init_floor",

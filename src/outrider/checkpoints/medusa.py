@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..types import InputError
+from ..params import InputError
 from . import native
 from .files import Weights
 from .parts import Bag, Found, Shape, extras, flag, number

@@ -15,8 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import plugins
-from ..nets.network import Network, to_dict
-from ..types import InputError, Target
+from ..core.protocols import Target
+from ..nets.network import Network
+from ..params import InputError
+from ..schema import to_dict
 from .files import folder_of, json_of, put, weights_of
 from .parts import Bag, Found, Shape
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..nets.layer import LayerShape
-from ..types import InputError
+from ..params import InputError
 from .files import Weights
 
 Shape = tuple[int, ...]

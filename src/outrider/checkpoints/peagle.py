@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..types import InputError
+from ..params import InputError
 from .parts import Bag, number
 
 MASK = "mask_hidden"

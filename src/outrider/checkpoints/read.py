@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import shipped
-from ..types import InputError, Target
+from ..core.protocols import Target
+from ..params import InputError
 from . import dflash, hydra, mamba, medusa, native, safeailab, speculators
 from .files import Weights, folder_of, json_of, weights_of
 from .parts import Bag, Found

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..nets.layer import LayerShape
-from ..nets.network import from_dict, to_dict
-from ..types import InputError
+from ..params import InputError
+from ..schema import from_dict, to_dict
 from . import native, peagle
 from .parts import Bag, Found, extras, flag, layer_of, llama, number
 from .target import Facts

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from ..nets.layer import LayerShape
-from ..nets.network import from_dict
-from ..types import InputError
+from ..params import InputError
+from ..schema import from_dict
 from . import peagle, safeailab
 from .parts import Bag, Found, extras, flag, llama, number
 from .target import Facts

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import hub
-from ..types import InputError, Target
+from ..core.protocols import Target
+from ..params import InputError
 from .files import Weights, json_of
 
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")

@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from .. import files
-from ..nets.network import to_dict
-from ..params import check_format
-from ..types import InputError
+from ..params import InputError, check_format
+from ..schema import to_dict
 from . import dflash, medusa, native, safeailab, speculators
 from .files import WEIGHTS, put
 from .parts import Found

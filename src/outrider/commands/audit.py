@@ -48,9 +48,9 @@ def audit(
     Seed-for-seed equality with plain decoding by the stock model; the rules' exact laws on tiny models; samples
     against the model's exact law, with the smallest deviation they would have shown. Exits 1 if not lossless.
     """
+    from ..names import DEMO, find
     from ..params import InputError
     from ..prompts import read
-    from ..targets.names import DEMO, find
     from .generate import check_rule, held_out
     from .loading import load
 

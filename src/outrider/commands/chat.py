@@ -17,10 +17,10 @@ from . import check_names
 from . import options as opt
 
 if TYPE_CHECKING:
+    from ..engine.request import Output
     from ..llm import LLM
     from ..params import Sampling
     from ..prompts import Messages
-    from ..request import Output
 
 GREY = "bright_black"
 HELP = {

@@ -13,8 +13,8 @@ from ..params import LOSSY
 
 if TYPE_CHECKING:
     from ..bench.peers.transformers import Stock
+    from ..engine.request import Output
     from ..llm import LLM
-    from ..request import Output
 
 REPEATS, ENOUGH = 3, 1.0  # a prompt is decoded so often, or once where a plain text takes more seconds than ENOUGH
 

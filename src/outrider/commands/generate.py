@@ -16,9 +16,9 @@ from . import check_names
 from . import options as opt
 
 if TYPE_CHECKING:
+    from ..engine.request import Output
     from ..llm import LLM
     from ..prompts import Messages
-    from ..request import Output
 
 DRAFTED = "cyan"
 ASKED = (
@@ -167,7 +167,7 @@ def split(args: list[str], model: str | None, prompted: bool) -> tuple[str | Non
         model: what --model gives; all arguments are prompts then.
         prompted: are there prompts beside the arguments, which then hold a model at most?
     """
-    from ..targets.names import is_model
+    from ..names import is_model
     from .loading import one_model
 
     if args and is_model(args[0]):
@@ -183,7 +183,7 @@ def gathered(
     """The prompts: `texts` of the arguments, those `given` by --prompt, or a file's; else those of stdin, or for
     --compare a few of our own. Raises InputError where there are none, or an empty one."""
     from .. import InputError, prompts
-    from ..targets.names import installed
+    from ..names import installed
 
     if sum(map(bool, (texts, given, file))) > 1:
         raise InputError("give prompts as arguments, by --prompt or by --prompts, not by several of these")
@@ -279,7 +279,7 @@ def usage_line(llm: LLM, output: Output, temperature: float) -> str:
 
 def document(llm: LLM, outputs: list[Output], rule: str, seed: int | None) -> dict[str, Any]:
     """The JSON of `generate` (docs/formats.md)."""
-    from ..types import LOSSY
+    from ..params import LOSSY
     from .info import versions
 
     return {

@@ -9,8 +9,8 @@ import typer
 from . import options as opt
 
 if TYPE_CHECKING:
+    from ..backends.torch import Place
     from ..checkpoints import Facts, Found
-    from ..targets import Place
 
 
 def import_(
@@ -54,7 +54,7 @@ def import_(
     from ..checkpoints import read
     from ..checkpoints.native import check
     from ..checkpoints.write import keep
-    from ..types import InputError
+    from ..params import InputError
 
     found = read(folder, facts)
     if causal is not None:
@@ -74,13 +74,13 @@ def import_(
 
 def facts_of(model: str | Place | None) -> Facts:
     """A target's facts by its name."""
-    from ..targets.names import as_folder
     from .loading import located
 
-    where = as_folder(located(model)).where  # before torch is imported
+    place = located(model)  # before torch is imported
+    from ..backends.torch.gguf import as_folder
     from ..checkpoints import Facts
 
-    return Facts.at(where)
+    return Facts.at(as_folder(place).where)
 
 
 def summary(found: Found) -> dict[str, Any]:

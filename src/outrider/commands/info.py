@@ -44,10 +44,13 @@ def info(
 
 def place(model: str) -> dict[str, str]:
     """What a model's name stands for here, as JSON: a folder or a hub id. A .gguf file is converted if it never was."""
-    from ..targets.names import as_folder
     from .loading import located
 
-    found = as_folder(located(model))
+    found = located(model)
+    if found.gguf:
+        from ..backends.torch.gguf import as_folder
+
+        found = as_folder(found)
     return {"model": found.name, "where": found.where, "weights": found.about, "drafter": found.drafter}
 
 

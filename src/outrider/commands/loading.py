@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl
 
 from .. import hub, plugins, shipped
 from ..backends.native.files import open_gguf
+from ..names import DEMO, GGUF, SMOLLM2, Place, check_folder, check_native, find
 from ..params import InputError, check_exact, check_weights
-from ..targets.names import DEMO, GGUF, SMOLLM2, Place, check_folder, check_native, find
 from . import check_place
 
 if TYPE_CHECKING:

@@ -46,7 +46,6 @@ def parity(
     """
     from ..params import InputError
     from ..prompts import read
-    from ..targets.names import as_folder
     from .loading import check_drafter, located
 
     if to not in ("vllm", "speculators"):
@@ -55,11 +54,13 @@ def parity(
         raise InputError("--limit, --tokens and --max-new-tokens must be at least 1")
     for spec in drafter:
         check_drafter(spec)
-    where = as_folder(located(model)).where
-    given = read(prompts_file, limit) if prompts_file else held_out(limit)
+    place, given = located(model), read(prompts_file, limit) if prompts_file else held_out(limit)
     from ..proofs import vllm
 
     vllm.check(python)
+    from ..backends.torch.gguf import as_folder
+
+    where = as_folder(place).where
     from ..llm import load
     from ..proofs import parity as run
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..targets.names import find
+from ..names import find
 from .loading import located
 
 

@@ -86,8 +86,8 @@ def serve(
         from ..serve.service import Limits
     except ImportError as error:
         raise InputError(f"the server needs {error.name}; pip install 'outrider[serve]'") from None
+    from ..backends.torch.load import precision_of
     from ..serve.start import start
-    from ..targets.load import precision_of
 
     lines = logging.StreamHandler()
     lines.setFormatter(Lines())

@@ -101,12 +101,12 @@ def train(
     check_given(method, data, choice or [], init, features, cache_dtype)
     files.fillable(out)
     place = located(model)  # before torch is imported
-    from ..targets import load_target, load_tokenizer
+    from ..backends.torch import load_target, load_tokenizer
+    from ..params import InputError
     from ..training import data as text
     from ..training import loop
     from ..training.objectives import options_of
     from ..training.recipe import Recipe
-    from ..types import InputError
 
     check_place(dtype, device)
     if dtype in ("float32", "float64"):
@@ -162,7 +162,7 @@ def check_given(method: str, data: list[str], choice: list[str], init: str, feat
 def read_options(method: str, given: list[str], known: dict[str, Any]) -> dict[str, Any]:
     """NAME=VALUE, each of the type of its default."""
     from ..drafters import value_of
-    from ..types import InputError
+    from ..params import InputError
 
     found: dict[str, Any] = {}
     for item in given:

@@ -33,8 +33,8 @@ def validate(
     check_exact(exact)
     place = located(model, weights)
     check_place(dtype, device)
-    from ..targets import load_target
-    from ..targets.validate import validate as prove
+    from ..backends.torch import load_target
+    from ..backends.torch.validate import validate as prove
 
     with spinner(f"loading {place}"):
         target = load_target(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import Sampling
+from ..params import Sampling
 
 MORE = 64  # tokens there is room for at first, beyond those of the prompt
 

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..types import DraftTree, Price
+from .price import Price
 from .tree import append, best, root_only
+from .types import DraftTree
 
 Expand = Callable[[DraftTree, int], tuple[Tensor, Tensor]]
 

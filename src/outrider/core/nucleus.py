@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..types import Sampling
+from ..params import Sampling
 from .sampling import draw, wide
 
 Noise = Callable[[Sequence[int], Tensor | None], Tensor]  # (rows, ids [r, k] or None) -> G [r, k] or [r, v]

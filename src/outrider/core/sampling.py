@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..types import Rows, Sampling
+from ..params import Sampling
 from .noise import DRAFT, uniforms
+from .types import Rows
 
 History = Sequence[tuple[Sequence[int], Sequence[int]]]  # per row: the prompt's tokens, the output's tokens
 

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..types import DraftTree, HostRow, Price
 from .padding import padded
+from .price import Price
+from .types import DraftTree, HostRow
 
 
 def positions(tree: DraftTree, lengths: Int[Tensor, " b"]) -> Int[Tensor, "b n"]:

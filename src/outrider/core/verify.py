@@ -28,9 +28,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from ..types import DraftTree, Verdict
 from .noise import ACCEPT, EMIT, uniforms
 from .padding import padded
+from .types import DraftTree, Verdict
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
 Law = Callable[[Tensor, int, Tensor], Tensor]

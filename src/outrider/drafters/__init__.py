@@ -17,9 +17,10 @@ from urllib.parse import parse_qsl
 
 from .. import plugins, shipped
 from ..budgets.calibration import calibrated
+from ..core.protocols import Drafter, Target
+from ..params import InputError
 from ..plugins import MIX as MIX  # so that nobody above this floor reads the plugins themselves
 from ..plugins import parts as parts
-from ..types import Drafter, InputError, Target
 
 
 def names() -> list[str]:

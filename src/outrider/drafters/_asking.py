@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..budgets.curve import Curve, measured
-from ..types import Budget
+from ..core.types import Budget
 
 BINS = 4  # of the chance that a free draft has the next token
 DECAY = 0.98  # forgetting, for each row that a record takes in

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..core.protocols import Drafter, Drafting, Round
 from ..core.tree import chain
-from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+from ..core.types import Budget, DraftTree, Rows
+from ..params import InputError
 from ._mix import translated
 from .lookahead import LookaheadDrafter
 

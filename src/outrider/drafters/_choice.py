@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+from ..core.protocols import Drafter, Drafting, Round
+from ..core.types import Budget, DraftTree, Rows
+from ..params import InputError
 
 
 @dataclass(frozen=True)

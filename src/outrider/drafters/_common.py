@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..types import Budget, InputError, Round, Rows
+from ..core.protocols import Round
+from ..core.types import Budget, Rows
+from ..params import InputError
 
 
 def refuse(drafter: str, unknown: Mapping[str, Any], path: str | None = None) -> None:

@@ -18,13 +18,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..backends.torch.recorded import Recorded
 from ..core.padding import padded
+from ..core.protocols import Drafting, Round, Target
+from ..core.types import Budget, DraftTree, Rows
 from ..nets.compiled import CompiledLayer
 from ..nets.grown import Grower, paired
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
-from ..nets.recorded import Recorded
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
 from . import _ranks, _weights
 from ._growth import STATIC, Growth, Step
 from ._waiting import Pending, Waiting

@@ -23,8 +23,9 @@ from torch import Tensor
 from ..core import sampling
 from ..core.growth import grow
 from ..core.tree import append, from_template, root_only, template
+from ..core.types import Budget, DraftTree, Rows
 from ..nets.wanted import Shape
-from ..types import Budget, DraftTree, InputError, Rows
+from ..params import InputError
 from . import _ranks
 
 Step = Callable[[DraftTree, int], Tensor]

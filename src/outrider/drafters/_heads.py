@@ -9,11 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.torch import vocabulary
+from ..backends.torch.products import PlainLinear, hastened, product
 from ..checkpoints.target import linear_head
-from ..nets import vocabulary
+from ..core.protocols import Round, Target
 from ..nets.compiled import runs
-from ..nets.products import PlainLinear, hastened, product
-from ..types import InputError, Round, Target
+from ..params import InputError
 
 BLOCKS = 1024  # that a drafter's heads may have together
 

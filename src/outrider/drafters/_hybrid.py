@@ -22,10 +22,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..targets.attention import switched
-from ..targets.carrier import carrier
-from ..targets.families import experts_of
-from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows
+from ..backends.torch.attention import switched
+from ..backends.torch.carrier import carrier
+from ..backends.torch.families import experts_of
+from ..core.protocols import Drafting, Round
+from ..core.types import Budget, DraftTree, Rows
+from ..params import InputError
 from . import _ranks
 from ._common import accepted
 from ._growth import Growth

@@ -21,8 +21,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core import sampling
+from ..core.price import Price
 from ..core.tree import Sketch
-from ..types import Budget, DraftTree, HostRow, InputError, Price, Rows
+from ..core.types import Budget, DraftTree, HostRow, Rows
+from ..params import InputError
 from ._growth import Growth, Step, static
 
 Table = Sequence[Sequence[Sequence[float]]]  # [depth][parent's rank][child's order]

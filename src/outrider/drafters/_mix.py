@@ -26,8 +26,10 @@ from ..budgets.adaptive import LATE
 from ..budgets.calibration import LEAST, Calibrated, Family, Learner, Rates, calibrated, inside
 from ..core.clock import settled
 from ..core.padding import padded
+from ..core.protocols import Drafter, Drafting, Round
 from ..core.tree import Sketch, best_of, from_lists, root_only
-from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+from ..core.types import Budget, DraftTree, Rows
+from ..params import InputError
 from ._asking import Asking
 
 Tree = DraftTree | Sketch

@@ -27,8 +27,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core import sampling
+from ..core.price import Price
 from ..core.tree import append, best, from_template, prune, root_only
-from ..types import DraftTree, InputError, Price, Rows
+from ..core.types import DraftTree, Rows
+from ..params import InputError
 
 Path = tuple[int, ...]
 Paths = tuple[Path, ...]

@@ -17,8 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..core.protocols import Drafting, Round
 from ..core.tree import from_paths
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling
+from ..core.types import Budget, DraftTree, Rows
+from ..params import Sampling
 from ._common import useful
 from ._words import WINDOW, Spelling
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import checkpoints, plugins
+from ..backends.torch import products
 from ..checkpoints import native
-from ..nets import products
+from ..core.protocols import Target
+from ..params import InputError
 from ..shipped import placed as placed
-from ..types import InputError, Target
 
 Net = TypeVar("Net", bound=nn.Module)
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.text import TokenBytes, detokenizer
-from ..types import InputError
+from ..params import InputError
 from ._common import fitted
 
 WINDOW = 48  # bytes of the text before that are looked at when text is written in tokens

@@ -17,17 +17,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..backends.torch import products, vocabulary
+from ..backends.torch.compiled import embeddings
 from ..core.padding import additive
+from ..core.protocols import Drafting, Round, Target
 from ..core.sampling import wide
-from ..nets import products, vocabulary
+from ..core.types import Budget, DraftTree, Rows
 from ..nets.block import BlockConfig, BlockNet
 from ..nets.compiled import code_for
 from ..nets.compiled_block import CompiledBlock, compiled_block
 from ..nets.grown import paired
 from ..nets.kv_cache import KVCache
 from ..nets.network import Network
-from ..targets.compiled import embeddings
-from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from ..params import InputError
 from . import _heads, _lattice, _ranks, _weights
 from ._features import ends_of
 from ._growth import Growth

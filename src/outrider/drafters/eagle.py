@@ -19,16 +19,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..nets import vocabulary
+from ..backends.torch import vocabulary
+from ..backends.torch.compiled import embeddings
+from ..backends.torch.products import freeze
+from ..backends.torch.recorded import Recorded
+from ..core.protocols import Target
 from ..nets.compiled import CompiledLayer, code_for, compiled
 from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, Store
 from ..nets.network import Network
-from ..nets.products import freeze
-from ..nets.recorded import Recorded
-from ..targets.compiled import embeddings
-from ..types import InputError, Target
+from ..params import InputError
 from . import _heads, _weights
 from ._features import FeatureDrafting, loader, recorded
 from ._growth import STATIC, Growth

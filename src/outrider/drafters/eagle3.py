@@ -20,16 +20,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..nets import vocabulary
+from ..backends.torch import vocabulary
+from ..backends.torch.compiled import embeddings
+from ..backends.torch.products import freeze
+from ..backends.torch.recorded import Recorded
+from ..core.protocols import Target
+from ..core.types import Budget, DraftTree, Rows
 from ..nets.compiled import CompiledLayer, Fusing, code_for, compiled
 from ..nets.grown import Grower
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
-from ..nets.products import freeze
-from ..nets.recorded import Recorded
-from ..targets.compiled import embeddings
-from ..types import Budget, DraftTree, InputError, Rows, Target
+from ..params import InputError
 from . import _heads, _lattice, _ranks, _weights
 from ._features import FeatureDrafting, loader, recorded
 from ._growth import STATIC, Growth

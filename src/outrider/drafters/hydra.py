@@ -23,16 +23,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.torch import vocabulary
+from ..backends.torch.compiled import embeddings
+from ..backends.torch.products import freeze, product
 from ..checkpoints.target import linear_head
-from ..nets import vocabulary
+from ..core.protocols import Drafting, Round, Target
+from ..core.types import Budget, DraftTree, Rows
 from ..nets.compiled import code_for
 from ..nets.compiled_hydra import CompiledHydra, HeadParts, compiled_hydra
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
-from ..nets.products import freeze, product
-from ..targets.compiled import embeddings
-from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from ..params import InputError
 from . import _growth, _heads, _ranks, _weights
 from ._common import whole
 from ._waiting import merged

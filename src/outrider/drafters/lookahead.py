@@ -28,8 +28,10 @@ from torch import Tensor
 
 from ..core import sampling
 from ..core.padding import padded
+from ..core.protocols import Drafting, Round, Target
 from ..core.tree import from_paths
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Sampling, Target
+from ..core.types import Budget, DraftTree, Rows
+from ..params import Sampling
 from ._common import flag, refuse, selected, useful, whole
 
 

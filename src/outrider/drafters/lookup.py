@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.protocols import Drafting, Round, Target
 from ..core.tree import Sketch
-from ..types import Budget, Drafting, DraftTree, HostRow, Round, Rows, Target
+from ..core.types import Budget, DraftTree, HostRow, Rows
 from ._common import refuse, selected, useful, whole
 
 LONG = 16  # tokens of a match that are looked at

@@ -19,15 +19,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..backends.torch import products, vocabulary
 from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..core.padding import padded
+from ..core.protocols import Drafting, Round, Target
+from ..core.types import Budget, DraftTree, Rows
 from ..nets import mamba as ssm
-from ..nets import products, vocabulary
 from ..nets.compiled import code_for
 from ..nets.compiled_mamba import CompiledMamba, compiled_mamba
 from ..nets.wanted import Shape
-from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from ..params import InputError
 from . import _ranks, _weights
 from ._common import accepted, whole
 from ._growth import Growth
@@ -244,7 +246,7 @@ def load(
 
     `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
     """
-    from ..targets import load_tokenizer
+    from ..backends.torch import load_tokenizer
 
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
@@ -300,7 +302,7 @@ def _plain(net: Any, words: Words) -> bool:
 
 
 def _net(path: str, target: Target, dtype: str, drafting: bool) -> Any:
-    from ..targets.load import from_pretrained
+    from ..backends.torch.load import from_pretrained
 
     kind = target.dtype if dtype == "auto" else getattr(torch, dtype)
     net: Any = _original(path) if original(path) else from_pretrained(path, kind, str(target.device), False, {})

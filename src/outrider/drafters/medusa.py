@@ -28,15 +28,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.torch import vocabulary
 from ..checkpoints.target import linear_head
 from ..core import sampling
+from ..core.protocols import Drafting, Round, Target
 from ..core.tree import root_only
-from ..nets import vocabulary
+from ..core.types import Budget, DraftTree, Rows
 from ..nets.compiled import code_for
 from ..nets.compiled_heads import CompiledHeads, compiled_heads
 from ..nets.network import Network
 from ..nets.wanted import Shape
-from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from ..params import InputError
 from . import _heads, _ranks, _weights
 from ._common import whole
 

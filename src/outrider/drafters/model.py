@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backends.torch import products, vocabulary
+from ..core.protocols import Drafting, Round, Session, Target
 from ..core.tree import chain
-from ..nets import products, vocabulary
+from ..core.types import Budget, DraftTree, Rows
 from ..nets.compiled import runs
-from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Session, Target
+from ..params import InputError
 from . import _ranks
 from ._common import accepted
 from ._growth import WIDEST, Growth
@@ -125,7 +127,7 @@ def load(
 
     `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
     """
-    from ..targets import HFTarget, SeqTarget, load_target, load_tokenizer
+    from ..backends.torch import HFTarget, SeqTarget, load_target, load_tokenizer
 
     growth = Growth(tree, shape, (), depth, width, top_k, 1 << 30, scale, replacement=replacement)
     if target is None:
@@ -179,7 +181,7 @@ def check_whole(net: Any, where: str) -> None:
 
 def across(way: str, where: str, rows: int, target: Target, tokenizer: Any, build: Callable[[Words], Any]) -> Any:
     """A drafter of `rows` tokens whose tokenizer is another than the target's: `build` makes it for its words."""
-    from ..targets import load_tokenizer
+    from ..backends.torch import load_tokenizer
 
     theirs = load_tokenizer(where)
     if tokenizer is None or theirs is None:

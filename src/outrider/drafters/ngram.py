@@ -21,8 +21,10 @@ from torch import Tensor
 
 from ..core import sampling
 from ..core.growth import grow
+from ..core.protocols import Drafting, Round, Target
 from ..core.tree import append, from_template, prune, root_only, template
-from ..types import Budget, Drafting, DraftTree, InputError, Round, Rows, Target
+from ..core.types import Budget, DraftTree, Rows
+from ..params import InputError
 from ._common import corpus, refuse, selected, useful, whole
 
 BACKOFF = 1.0

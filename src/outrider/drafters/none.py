@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..core.protocols import Drafting, Round, Target
 from ..core.tree import root_only
-from ..types import Budget, Drafting, DraftTree, Round, Rows, Target
+from ..core.types import Budget, DraftTree, Rows
 from ._common import refuse
 
 

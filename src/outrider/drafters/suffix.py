@@ -20,8 +20,9 @@ from heapq import heappop, heappush
 from threading import Lock
 from typing import Any
 
+from ..core.protocols import Drafting, Round, Target
 from ..core.tree import Sketch
-from ..types import Budget, Drafting, DraftTree, HostRow, Round, Rows, Target
+from ..core.types import Budget, DraftTree, HostRow, Rows
 from ._common import corpus, flag, refuse, selected, useful, whole
 
 TOP_K = 8  # successors of one context that are looked at, the most frequent first

@@ -19,16 +19,16 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from .. import drafters
+from ..backends.torch import load_target, load_tokenizer
+from ..backends.torch.carrier import CARRIERS
 from ..budgets import parse
 from ..budgets.budgeter import Budgeter
 from ..core.noise import GumbelNoise
 from ..core.padding import padded
+from ..core.protocols import Drafter, Target
 from ..engine import Engine, generate
-from ..params import check_rule
-from ..request import Cut, Process, Request, Row
-from ..targets import load_target, load_tokenizer
-from ..targets.carrier import CARRIERS
-from ..types import Drafter, InputError, Rule, Sampling, Target
+from ..engine.request import Cut, Process, Request, Row
+from ..params import InputError, Rule, Sampling, check_rule
 
 # Fields of GenerationConfig that are refused: the value that says the same as None, and why, or what to do instead.
 # All other fields are honoured, or say nothing where these are refused (docs/howto/transformers.md has all of them).

@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 
 from .. import drafters
+from ..backends.torch import load_tokenizer
 from ..core.noise import GumbelNoise
+from ..core.protocols import Drafter, Drafting, Round, Session, TargetOutput
 from ..core.tree import root_only
+from ..core.types import Budget, DraftTree, Rows
 from ..drafters import _chain
-from ..targets import load_tokenizer
-from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows, Sampling, Session, TargetOutput
+from ..params import InputError, Sampling
 
 KEY = "outrider"
 HINT = f"""name a drafter in vLLM's additional config, as in --additional-config '{{"{KEY}": "lookup"}}'"""

@@ -33,8 +33,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..backends.torch import vocabulary
 from ..params import InputError
-from . import vocabulary
 from .layer import MLP, Attention, LayerShape, RMSNorm, Rope, apply_rotary, attend
 
 PAIR_HEADS = ("none", "markov", "selector")

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..native.blocks import for_drafts, reads
-from ..native.build import library
-from ..native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
-from ..native.weights import STEP, WIDEST
+from ..backends.native.blocks import for_drafts, reads
+from ..backends.native.build import library
+from ..backends.native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
+from ..backends.native.weights import STEP, WIDEST
 from .kv_cache import KVCache
 from .layer import Layer, RMSNorm, Rope
 

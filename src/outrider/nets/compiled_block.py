@@ -18,11 +18,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ..native.arrays import addresses, integers
-from ..native.blocks import Packed, for_drafts
-from ..native.parts import BlockPart, DraftPart, LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
-from ..native.weights import STEP, WIDEST
-from ..types import Budget, DraftTree, Rows
+from ..backends.native.arrays import addresses, integers
+from ..backends.native.blocks import Packed, for_drafts
+from ..backends.native.parts import (
+    BlockPart,
+    DraftPart,
+    LayerPart,
+    MatrixPart,
+    ModelPart,
+    PassPart,
+    Room,
+    project,
+    small,
+)
+from ..backends.native.weights import STEP, WIDEST
+from ..core.types import Budget, DraftTree, Rows
 from .block import BlockNet
 from .compiled import Turns
 from .grown import Pairs, listed

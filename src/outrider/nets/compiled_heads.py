@@ -10,11 +10,11 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..native.arrays import addresses
-from ..native.blocks import for_drafts
-from ..native.parts import BlockPart, DraftPart, HeadsPart, MatrixPart, ModelPart, PassPart, Room
-from ..native.weights import STEP
-from ..types import Budget, DraftTree, Rows
+from ..backends.native.arrays import addresses
+from ..backends.native.blocks import for_drafts
+from ..backends.native.parts import BlockPart, DraftPart, HeadsPart, MatrixPart, ModelPart, PassPart, Room
+from ..backends.native.weights import STEP
+from ..core.types import Budget, DraftTree, Rows
 from .lattice import Places, deepest, fit
 from .wanted import Seconds, Shape, Wanted
 

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..native.arrays import addresses
-from ..native.blocks import for_drafts
-from ..native.parts import DraftPart, HydraPart, MatrixPart, ModelPart, PassPart, Room
-from ..native.weights import STEP
-from ..types import Budget, DraftTree, Rows
+from ..backends.native.arrays import addresses
+from ..backends.native.blocks import for_drafts
+from ..backends.native.parts import DraftPart, HydraPart, MatrixPart, ModelPart, PassPart, Room
+from ..backends.native.weights import STEP
+from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
 

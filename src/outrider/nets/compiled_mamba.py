@@ -13,11 +13,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..native.arrays import integers
-from ..native.blocks import for_drafts
-from ..native.parts import DraftPart, MambaLayerPart, MambaPart, MatrixPart, ModelPart, PassPart, Room, SlabPart
-from ..native.weights import STEP
-from ..types import Budget, DraftTree, Rows
+from ..backends.native.arrays import integers
+from ..backends.native.blocks import for_drafts
+from ..backends.native.parts import (
+    DraftPart,
+    MambaLayerPart,
+    MambaPart,
+    MatrixPart,
+    ModelPart,
+    PassPart,
+    Room,
+    SlabPart,
+)
+from ..backends.native.weights import STEP
+from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
 

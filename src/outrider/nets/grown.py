@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..native.arrays import addresses, integers
-from ..native.parts import FEW, DraftPart, PassPart, Room
-from ..types import Budget, DraftTree, Round, Rows
+from ..backends.native.arrays import addresses, integers
+from ..backends.native.parts import FEW, DraftPart, PassPart, Room
+from ..core.protocols import Round
+from ..core.types import Budget, DraftTree, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted

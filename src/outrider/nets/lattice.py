@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..native.arrays import integers
-from ..native.parts import BlockPart, Room
-from ..types import Rows
+from ..backends.native.arrays import integers
+from ..backends.native.parts import BlockPart, Room
+from ..core.types import Rows
 from .wanted import KNOTS, SLOPES
 
 LISTS = "token", "below", "level", "chosen"  # of all nodes

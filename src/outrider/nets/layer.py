@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..types import InputError
-from . import network
-from .products import HalfLinear, OrderedLinear, PlainLinear, product
+from .. import schema
+from ..backends.torch.products import HalfLinear, OrderedLinear, PlainLinear, product
+from ..params import InputError
 
 # Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -73,7 +73,7 @@ def _check_rope(rope: Mapping[str, Any]) -> None:
         needed = name == "rope_theta" or name in ROPES[kind]
         if name == "rope_type" or (isinstance(value, bool | None) and not needed):
             continue
-        if network.bounded(name, value) <= 0:
+        if schema.bounded(name, value) <= 0:
             raise InputError(f"{name} in the config must be above 0, not {value}; correct it")
 
 

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ..backends.torch.recorded import PATIENCE, Recorded
 from ..core.padding import padded
-from ..types import InputError
-from .recorded import PATIENCE, Recorded
+from ..params import InputError
 from .scan import scan, scan2
 
 KINDS = ("mamba", "mamba2")

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from ..backends.native.arrays import doubles, floats, integers, seeds
+from ..backends.native.parts import Room, fresh
 from ..core.noise import tables
+from ..core.price import Price
 from ..core.sampling import POOL, POOLED
-from ..native.arrays import doubles, floats, integers, seeds
-from ..native.parts import Room, fresh
-from ..types import Budget, DraftTree, Price, Rows
+from ..core.types import Budget, DraftTree, Rows
 
 KNOTS, SLOPES = tables()
 

@@ -21,11 +21,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from .. import drafters
+from ..backends.torch.carrier import carrying
 from ..budgets.budgeter import FixedBudget
 from ..core import noise
 from ..engine import Engine, Request, generate
-from ..targets.carrier import carrying
-from ..types import LOSSY, InputError, Sampling
+from ..params import LOSSY, InputError, Sampling
 from .divergence import Divergence, first_difference
 from .laws import Exact, exact
 from .samples import (

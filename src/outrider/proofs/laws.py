@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..core import sampling, verify
 from ..core.tree import from_template, template
-from ..types import DraftTree, Sampling, Verdict
+from ..core.types import DraftTree, Verdict
+from ..params import Sampling
 
 Text = tuple[int, ...]
 

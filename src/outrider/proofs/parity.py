@@ -27,7 +27,7 @@ from ..checkpoints.write import trimmed, write
 from ..drafters import _chain
 from ..engine import generate
 from ..llm import LLM
-from ..types import InputError
+from ..params import InputError
 from . import vllm
 from .vllm import Decode
 

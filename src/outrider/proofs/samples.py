@@ -13,7 +13,7 @@ from transformers.generation.logits_process import LogitsProcessorList, Temperat
 
 from ..budgets.budgeter import FixedBudget
 from ..engine import Batch, Engine, Request, Row
-from ..types import Sampling
+from ..params import Sampling
 from .gtest import detectable, g_test, holm
 
 LAWS = (Sampling(0.0), Sampling(0.7), Sampling(1.0), Sampling(1.0, top_p=0.9))

@@ -21,8 +21,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .. import __version__
+from ..backends.torch.load import precision_of
 from ..core.text import text_of
-from ..targets.load import precision_of
 from . import answers
 from .call import Call, Channel
 from .gate import Gate, closing

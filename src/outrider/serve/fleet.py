@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..core.price import Price
+from ..core.protocols import Drafter, Drafting, Round, TargetOutput
 from ..core.tree import root_only
-from ..types import Budget, Drafter, Drafting, DraftTree, Price, Round, Rows, TargetOutput
+from ..core.types import Budget, DraftTree, Rows
 from .prefixes import Seen
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..request import Cut, Request, Row
-from ..types import Round, Usage
+from ..core.protocols import Round
+from ..core.types import Usage
+from ..engine.request import Cut, Request, Row
 from .fleet import Choice
 from .guide import Guide
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from ..types import Usage
+from ..core.types import Usage
 from .gate import PROBES, Scope
 from .service import Call
 from .texts import FINISH, Voice, usage_of

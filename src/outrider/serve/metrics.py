@@ -9,8 +9,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..budgets.budgeter import Budgeter, Report
+from ..core.protocols import Round
+from ..core.types import Budget, Rows, Usage
 from ..engine import Piece
-from ..types import Budget, Round, Rows, Usage
 from .job import Job
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..types import Kept, Round
+from ..core.protocols import Kept, Round
 
 LEAST = 16  # tokens below which copying is not worth it
 

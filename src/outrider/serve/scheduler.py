@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from ..core.protocols import Keeper, Kept
 from ..engine import Batch, Engine, Piece
-from ..params import NOT_FINITE
-from ..request import Row
-from ..types import InputError, Keeper, Kept
+from ..engine.request import Row
+from ..params import NOT_FINITE, InputError
 from .fleet import Fleet, FleetDrafter, FleetDrafting
 from .job import End, Event, Heading, Job, Part, shown
 from .metrics import Metrics

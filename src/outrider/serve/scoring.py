@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core.protocols import Target
 from ..core.tree import chain_of
 from ..params import NOT_FINITE
-from ..types import Target
 from .job import Scored, scored
 
 STEP = 32  # tokens of a pass, each with logits for the whole vocabulary

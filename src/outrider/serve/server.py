@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from ..types import InputError
+from ..params import InputError
 from .app import application
 from .connection import ACCEPTED, Connection
 from .gate import LOOPBACK

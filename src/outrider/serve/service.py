@@ -15,13 +15,13 @@ from uuid import uuid4
 import torch
 
 from .. import __version__, kept
-from ..core.stopping import Stop
+from ..backends.torch import SeqTarget
+from ..backends.torch.load import precision_of
 from ..core.text import Places
+from ..engine.request import Request, check_prompt
+from ..engine.stopping import Stop
 from ..llm import LLM
-from ..request import Request, check_prompt
-from ..targets import SeqTarget
-from ..targets.load import precision_of
-from ..types import InputError, Sampling
+from ..params import InputError, Sampling
 from .call import Call, Channel
 from .fleet import Choice
 from .guide import Grammars, Guide

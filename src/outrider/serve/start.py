@@ -12,10 +12,10 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from .. import drafters
+from ..backends.torch import HFTarget
 from ..budgets.calibration import inside
+from ..core.protocols import Drafter, Target
 from ..llm import LLM, load
-from ..targets import HFTarget
-from ..types import Drafter, Target
 from .fleet import Fleet
 from .metrics import Metrics, Told
 from .prefixes import Prefixes

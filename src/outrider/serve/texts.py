@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.stopping import Stop
 from ..core.text import Detokenizer, Places, TextStream
-from ..types import Usage
+from ..core.types import Usage
+from ..engine.stopping import Stop
 from .job import End, Event, Heading, Job, Scored, Shown
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort", "error": "error"}

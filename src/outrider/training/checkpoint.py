@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import files
-from ..types import InputError
+from ..params import InputError
 
 
 def write(path: Path, state: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .. import prompts
-from ..types import InputError
+from ..params import InputError
 from . import hidden_states
 
 PIECE = 3000  # characters of a plain text file that make one document

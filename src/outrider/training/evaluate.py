@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from ..budgets.budgeter import Budgeter, FixedBudget
+from ..core.protocols import Drafter, Target
+from ..core.types import Usage
 from ..engine import Engine, Request, generate
-from ..types import Drafter, Sampling, Target, Usage
+from ..params import Sampling
 from .data import Batch, Document
 from .features import TargetFeatures
 

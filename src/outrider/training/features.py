@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .. import files
+from ..backends.torch import HFTarget, attention, spread
 from ..core.padding import additive
-from ..targets import HFTarget, attention, spread
-from ..types import InputError
+from ..params import InputError
 from .data import Batch
 
 Say = Callable[[str], None]

@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..backends.torch import HFTarget
 from ..checkpoints.files import json_of
-from ..targets import HFTarget
-from ..types import InputError
+from ..params import InputError
 from . import hidden_states
 from .data import Batch
 from .features import TargetFeatures, learned, see

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..core.stopping import Stop
+from ..backends.torch import SeqTarget
+from ..core.protocols import Drafter, Target
 from ..core.text import detokenizer, text_of
 from ..engine import Engine, Request, Row, generate
-from ..params import Interrupted
-from ..targets import SeqTarget
-from ..types import Drafter, Sampling, Target
+from ..engine.stopping import Stop
+from ..params import Interrupted, Sampling
 from .questions import finished
 
 WINDOW = 8  # batches: so many questions are ordered by length, since rows of one length read no padding

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..types import InputError
+from ..params import InputError
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,10 @@ from accelerate import Accelerator
 from torch import nn
 
 from .. import drafters, files
-from ..nets.products import hastened
-from ..params import Interrupted
-from ..targets import HFTarget
-from ..targets.packed import PACKED
-from ..types import InputError
+from ..backends.torch import HFTarget
+from ..backends.torch.packed import PACKED
+from ..backends.torch.products import hastened
+from ..params import InputError, Interrupted
 from . import checkpoint, objectives
 from .data import Batch, Document, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of

@@ -11,8 +11,8 @@ from typing import Any
 
 from .. import files
 from ..checkpoints.files import json_of
-from ..nets.network import from_dict, to_dict
-from ..types import InputError
+from ..params import InputError
+from ..schema import from_dict, to_dict
 from .objectives import optimiser_of
 
 NAME = "recipe.json"

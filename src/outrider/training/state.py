@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from ..types import InputError
+from ..params import InputError
 from . import checkpoint, objectives, sharding
 from .data import Batch, order
 from .features import TargetFeatures

@@ -26,10 +26,12 @@ from .. import files
 from ..budgets.budgeter import FixedBudget
 from ..budgets.calibration import inside
 from ..core.padding import padded
+from ..core.protocols import Drafter, Drafting, Round
 from ..core.tree import chain
+from ..core.types import Budget, DraftTree, Rows
 from ..drafters import _ranks
 from ..engine import Engine, Request, generate
-from ..types import Budget, Drafter, Drafting, DraftTree, InputError, Round, Rows
+from ..params import InputError
 
 Progress = Callable[[str, int, int], None]
 STRIDE = 2  # known tokens that a round of the second run drafts: every third place is asked about

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...core.stopping import Stop
 from ...engine import Batch, Engine, Request, Row
-from ...types import Sampling
+from ...engine.stopping import Stop
+from ...params import Sampling
 from .. import methods
 from ..models import Models
 from ..types import Answer, Ask, Method

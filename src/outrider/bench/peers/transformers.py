@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ...targets.load import from_pretrained
-from ...types import InputError
+from ...backends.torch.load import from_pretrained
+from ...params import InputError
 from ..models import Models
 from ..types import Answer, Ask
 

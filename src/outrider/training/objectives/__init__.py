@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import plugins
-from ...targets import HFTarget
-from ...types import InputError
+from ...backends.torch import HFTarget
+from ...params import InputError
 from ..data import Document
 from ._objective import Begun, NetworkObjective, Objective, Optimiser, Prepared
 

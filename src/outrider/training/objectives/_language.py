@@ -22,12 +22,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ...backends.torch import HFTarget, load_tokenizer, vocabulary
+from ...backends.torch.load import from_pretrained
 from ...drafters import _heads
 from ...nets import mamba as ssm
-from ...nets import vocabulary
-from ...targets import HFTarget, load_tokenizer
-from ...targets.load import from_pretrained
-from ...types import InputError
+from ...params import InputError
 from ..data import Batch
 from ..features import TargetFeatures, hidden, learned
 from ._losses import DIVERGENCES, likeliest, precise

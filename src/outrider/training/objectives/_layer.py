@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...backends.torch import HFTarget
 from ...nets.layer import LayerShape
-from ...targets import HFTarget
 
 
 def layer_like(target: HFTarget, inputs: int = 1, hidden: int = 0) -> LayerShape:

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from ...targets import HFTarget
-from ...types import InputError
+from ...backends.torch import HFTarget
+from ...params import InputError
 
 
 class Adapter:

@@ -12,12 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ... import checkpoints
+from ...backends.torch import HFTarget, vocabulary
 from ...checkpoints import native
 from ...drafters import _heads, _weights
-from ...nets import vocabulary
-from ...nets.network import to_dict
-from ...targets import HFTarget
-from ...types import InputError
+from ...params import InputError
+from ...schema import to_dict
 from ..data import Batch
 from ..features import TargetFeatures
 

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...backends.torch import HFTarget
 from ...core.padding import additive
 from ...drafters import eagle3
-from ...targets import HFTarget
 from ..data import Batch
 from ..features import TargetFeatures, mask_of, visible
 from ._losses import cross_entropy, likeliest, precise

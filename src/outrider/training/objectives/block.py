@@ -27,11 +27,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ...backends.torch import HFTarget, vocabulary
 from ...core.padding import additive
-from ...nets import vocabulary
 from ...nets.block import BlockConfig, BlockNet
-from ...targets import HFTarget
-from ...types import InputError
+from ...params import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures
 from ..sizes import FewSizes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...targets import HFTarget
-from ...types import InputError
+from ...backends.torch import HFTarget
+from ...params import InputError
 from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
 from ._language import LanguageObjective, objective, special_tokens

@@ -14,10 +14,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ...backends.torch import HFTarget, vocabulary
 from ...drafters import eagle
-from ...nets import vocabulary
-from ...targets import HFTarget
-from ...types import InputError
+from ...params import InputError
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, visible
 from ._layer import layer_like

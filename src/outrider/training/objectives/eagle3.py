@@ -15,9 +15,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ...backends.torch import HFTarget
 from ...drafters import eagle3
-from ...targets import HFTarget
-from ...types import InputError
+from ...params import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures, visible
 from ._layer import layer_like

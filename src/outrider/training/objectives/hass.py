@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...backends.torch import HFTarget
 from ...drafters import eagle
-from ...targets import HFTarget
 from ..data import Document
 from .eagle import OPTIMISER as OPTIMISER
 from .eagle import EagleObjective, fresh

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...backends.torch import HFTarget
 from ...drafters import hydra
-from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, mask_of
 from ._layer import layer_like

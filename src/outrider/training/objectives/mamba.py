@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ...backends.torch import HFTarget
 from ...nets import mamba as ssm
-from ...targets import HFTarget
-from ...types import InputError
+from ...params import InputError
 from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
 from ._language import LanguageObjective, objective, special_tokens

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...backends.torch import HFTarget
 from ...drafters import medusa
-from ...targets import HFTarget
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures
 from ._losses import likeliest, precise, soft_cross_entropy

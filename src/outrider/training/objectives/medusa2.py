@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...backends.torch import HFTarget
 from ...checkpoints import native
 from ...drafters import medusa
-from ...targets import HFTarget
-from ...types import InputError
+from ...params import InputError
 from ..data import Batch
 from ..features import TargetFeatures, hidden, learned
 from ._lora import Adapter

@@ -1,0 +1,145 @@
+"""What a compiled pass reads in place of a model's weights: a .gguf file's blocks, twelve bits, or integers.
+
+A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes and changes no
+result: of a file's blocks a sample of rows is compared with the model's weights at load, bit for bit, and twelve bits
+are compared as a whole; a matrix that differs stays in bfloat16. (Integer products are another target.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..native import blocks as native
+from ..native.blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
+from ..native.files import open_gguf
+from ..native.model import Parameter, parameters, supports
+from ..native.weights import stretch, together
+from . import gguf
+from .gguf import Blocks
+
+GATED = "gate_proj", "up_proj"
+SAMPLE = 16  # fours of rows of a matrix that are compared with the model's weights
+
+
+def read(model: nn.Module, file: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
+    """By the id of a linear layer's weight, the file's blocks that are this weight.
+
+    Args:
+        model: a stock model in bfloat16.
+        file: what it was made from; None: that is not there (any more), and there are no blocks.
+        code: the compiled pass, which must read blocks.
+    """
+    parts, found = [], {}
+    for weight, one in _parts(model, file):
+        size = arranged_bytes(code, one.tensor.kind.number, weight.shape[1])
+        if size:
+            parts.append((weight, one, size * (len(weight) + -len(weight) % 4)))
+    for (weight, one, _), room in zip(parts, stretch([size for *_, size in parts]), strict=True):
+        made = arranged(code, one.tensor.kind.number, one.tensor.rows, weight.shape[1], one.order, room)
+        if made is not None and _agrees(code, made, weight.detach()):
+            found[id(weight)] = made
+    return found
+
+
+def _agrees(code: ctypes.CDLL, made: Packed, weight: Float[Tensor, "o i"]) -> bool:
+    """Are the weights that a pass reads the model's, in a sample of rows?"""
+    fours = max(1, len(weight) // 4)
+    starts = [4 * int(four) for four in torch.linspace(0, fours - 1, min(fours, SAMPLE)).long()]
+    return all(
+        torch.equal(
+            numbers(code, Packed(made.kind, made.rows[i : i + 4]), weight.shape[1])[: len(weight) - i],
+            weight[i : i + 4],
+        )
+        for i in starts
+    )
+
+
+def _parts(model: nn.Module, file: Path | None) -> Iterator[tuple[Tensor, Parameter]]:
+    """The weights of linear layers, and where their numbers lie in a file that is read as it lies."""
+    if file is None or not supports(open_gguf(file)):
+        return
+    layers = {id(layer.weight) for layer in model.modules() if type(layer) is nn.Linear}
+    weights = {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in layers}
+    for one in parameters(open_gguf(file)):
+        weight = weights.get(one.name)
+        if weight is not None and one.tensor.shape == tuple(weight.shape):
+            yield weight, one
+
+
+def integers(model: nn.Module, weights: str, file: Path | None) -> dict[int, Packed]:
+    """By the id of a linear layer's weight, its whole numbers for products of such: the nearest ones of eight bits
+    ("int8"), or a .gguf file's own ("native"; the other layers stay full). None at all where that is less than half."""
+    if weights == "native":
+        found = {} if file is None else _moved(dict(_whole(model, file)))
+    else:
+        layers = [m.weight for m in model.modules() if type(m) is nn.Linear and m.in_features % BLOCK == 0]
+        found = _moved({id(weight): native.whole(*native.rounded(weight), None) for weight in layers})
+    for module in model.modules():  # both halves of a gated layer round what they are given, or neither does
+        pair = [id(part.weight) for part in (getattr(module, name, None) for name in GATED) if part is not None]
+        if 0 < sum(key in found for key in pair) < len(pair):
+            for key in pair:
+                found.pop(key, None)
+    sizes = {id(m.weight): m.weight.numel() for m in model.modules() if type(m) is nn.Linear}
+    return found if sum(sizes[key] for key in found) >= sum(sizes.values()) / 2 else {}
+
+
+def _whole(model: nn.Module, file: Path) -> Iterator[tuple[int, Packed]]:
+    """The ids of weights, and their blocks in the order of products of whole numbers, where these are the weights."""
+    for layer, given in blocks_of(model, file):
+        one, weight = native.whole(given.numbers, given.scales, given.minima), layer.weight.detach()
+        if torch.equal(native.opened(one, weight.shape[1]).to(weight.dtype)[: len(weight)], weight):
+            yield id(layer.weight), one
+
+
+def _moved(found: dict[int, Packed]) -> dict[int, Packed]:
+    for one, moved in zip(found.values(), together([one.rows for one in found.values()]), strict=True):
+        one.rows = moved
+    return found
+
+
+def twelve(model: nn.Module, packed: dict[int, Packed], code: ctypes.CDLL) -> dict[int, Packed]:
+    """By the id of a linear layer's weight, its numbers in twelve bits: of those that are not `packed`, and can be."""
+    layers = [m.weight for m in model.modules() if type(m) is nn.Linear and id(m.weight) not in packed]
+    sizes = {id(weight): twelve_size(weight) if weight.dtype == torch.bfloat16 else 0 for weight in layers}
+    weights = {id(weight): weight.detach() for weight in layers if sizes[id(weight)]}
+    found = {}
+    for (key, weight), room in zip(weights.items(), stretch([sizes[key] for key in weights]), strict=True):
+        one = twelve_bits(weight, code, room)
+        if one is not None:
+            made = numbers(code, one, weight.shape[1])[: len(weight)]
+            if torch.equal(made.view(torch.int16), weight.contiguous().view(torch.int16)):
+                found[key] = one
+    return found
+
+
+def blocks_of(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks]]:
+    """The linear layers whose weights a .gguf file keeps in blocks, with these.
+
+    Layers are known by their numbers: transformers gives tensors other names, and their rows another order.
+    """
+    layers: dict[tuple[int, ...], list[tuple[nn.Linear, Tensor, Tensor]]] = {}
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            marks = _marks(layer.weight.detach())
+            layers.setdefault(tuple(layer.weight.shape), []).append((layer, marks, marks.argsort()))
+    for blocks in gguf.blocks(file):
+        marks = _marks(blocks.full())
+        order = marks.argsort()
+        for layer, theirs, their_order in layers.get(tuple(blocks.numbers.shape), ()):
+            if torch.equal(theirs[their_order], marks[order]):
+                rows = torch.empty_like(order)
+                rows[their_order] = order
+                yield layer, blocks.rows(rows)
+
+
+def _marks(weight: Float[Tensor, "o i"]) -> Int[Tensor, " o"]:
+    """A number for each row that hardly any other row has."""
+    factors = torch.randint(-(2**62), 2**62, (weight.shape[1],), generator=torch.Generator().manual_seed(0))
+    positive = weight.to(torch.bfloat16) + 0.0  # zeros without a sign
+    return (positive.contiguous().view(torch.int16) * factors).sum(1)

@@ -1,0 +1,160 @@
+"""Passes of Llama-shaped models in compiled code of our own (`native/`), over trees and prompts alike.
+
+Each result depends on its own row and its own path alone, whatever is computed beside it, so logits have the same bits
+with drafts and without. It is not trusted, it is proved: `validate.py` holds it to the stock model's own forward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.protocols import TargetOutput
+from ..native.blocks import PLAIN, Packed, multiplies, reads
+from ..native.build import library
+from ..native.parts import PassPart, Room
+from ..native.weights import Weights, gather, lacking, read
+from . import blocks, families
+from .cache import TreeCache
+from .session import Pass, TreeSession, index
+from .walk import Walk
+
+FIRST = 1024  # positions whose turns are computed at first
+
+
+class Forward:
+    """The compiled pass over one model's weights."""
+
+    def __init__(self, library: ctypes.CDLL, target: Any, weights: Weights):
+        self.code, self.call, self.target, self.weights = library, library.forward, target, weights
+        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+        self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys, values and features
+        self.walk = Walk(library)
+        self.lock = Lock()  # of the room below
+        self.room = Room(library, weights.part)
+        self.turns = torch.zeros(0, 2, weights.part.width)
+        self.embeddings = embeddings(target, weights.dtype)
+        self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
+        self.pointers: Any = None
+
+    @property
+    def bytes(self) -> int:
+        """What a pass reads of weights."""
+        return sum(one.rows.nbytes for one in self.weights.kept if isinstance(one, Packed))
+
+    def run(self, session: TreeSession, given: Pass) -> TargetOutput:
+        """One pass over a tree or a chunk of prompts. Logits are of float32, and those of padding whatever memory held;
+        features are of the target's precision, and zeros there."""
+        part, cache, target = self.weights.part, session.cache, self.target
+        (b, n), m = given.spots.shape, given.n - given.since
+        if cache.fresh:
+            cache.begin(b, (int(part.groups), int(part.width)), self.kept)
+        cache.reserve(given.view)
+        assert given.embeds is not None or given.tokens is not None
+        tokens = None if given.tokens is None or self.embeddings is None else given.tokens.contiguous()
+        spots, lengths = given.spots.contiguous(), given.lengths.contiguous()
+        sizes = None if given.sizes is None else given.sizes.contiguous()
+        tree = None if given.chunk or given.ancestors is None else given.ancestors.contiguous()
+        ask = index(m, spots.device) if given.asked is None else given.asked.contiguous()
+        taps = (ctypes.c_int64 * len(given.taps))(*(t if t >= 0 else part.layers + 1 + t for t in given.taps))
+        room_for = torch.empty if sizes is None else torch.zeros  # a drafter's masks hide padding, but no NaN in it
+        told = [room_for(b, m, part.hidden, dtype=self.kept) for _ in taps]
+        features = (ctypes.c_void_p * len(taps))(*(states.data_ptr() for states in told))
+        logits = torch.empty(b, len(ask), part.vocabulary)
+        with self.lock:
+            if tokens is None:
+                states = self.room.own("states", target.embed(given.tokens) if given.embeds is None else given.embeds)
+            else:
+                states = self.room.of("states", b * m * int(part.hidden))
+            turns = self._turns(given.bound + 1)
+            room, pointers = self.room.addresses(b * m, n), self._pointers(cache)
+            asks = PassPart(
+                rows=b, nodes=m, since=given.since, all=n, capacity=cache.capacity,
+                shared=tree is None or len(tree) == 1, lengths=lengths.data_ptr(), spots=spots.data_ptr(),
+                sizes=None if sizes is None else sizes.data_ptr(),
+                ancestors=None if tree is None else tree.data_ptr(), cache=ctypes.addressof(pointers),
+                turns=turns.data_ptr(), positions=len(turns), states=states.data_ptr(), **room,
+                tokens=None if tokens is None else tokens.data_ptr(),
+                embeddings=None if self.embeddings is None else self.embeddings.data_ptr(),
+                entries=0 if self.embeddings is None else len(self.embeddings),
+                taps=len(taps), tap=ctypes.addressof(taps), features=ctypes.addressof(features),
+                asked=len(ask), ask=ask.data_ptr(), logits=logits.data_ptr(),
+            )  # fmt: skip
+            self.room.hire(asks, b * m)
+            self.call(ctypes.byref(part), ctypes.byref(asks))
+        if self.kept != target.dtype:
+            told = [states.to(target.dtype) for states in told]
+        return TargetOutput(logits, dict(zip(given.taps, told, strict=True)))
+
+    def _turns(self, positions: int) -> Tensor:
+        """Cosines and sines [position, 2, width] of the model's own rotary embedding, in float32."""
+        if len(self.turns) < min(positions, self.target.context):
+            most = min(self.target.context, max(FIRST, 1 << (positions - 1).bit_length()))
+            with torch.inference_mode(False), torch.no_grad():
+                turned = self.target.model.model.rotary_emb(torch.zeros(1), torch.arange(most)[None])
+            self.turns = torch.stack([part[0] for part in turned], 1).contiguous()
+        return self.turns
+
+    def _pointers(self, cache: TreeCache) -> Any:
+        """Addresses of every layer's keys and values; they change only where the cache grows."""
+        now = tuple((slab.data_ptr(), slab.shape) for slab in cache.slabs)
+        if now != self.known:
+            found = [part.data_ptr() for layer in cache.tree_layers for part in layer.flat]
+            self.known, self.pointers = now, (ctypes.c_void_p * len(found))(*found)
+        return self.pointers
+
+
+def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
+    """The table [v, h] of the target's embeddings, where it is that and nothing else, in this precision."""
+    model = getattr(target, "model", None)
+    table = None if model is None else model.get_input_embeddings()
+    if type(table) is not torch.nn.Embedding or getattr(target, "scale", None) != 1.0:
+        return None
+    weight: Tensor = table.weight.detach()
+    return weight if weight.dtype == dtype and weight.is_contiguous() else None
+
+
+def weights_of(model: Any, move: bool = False, file: Path | None = None, weights: str = "full") -> Weights | None:
+    """A stock model's weights for the compiled pass; None where it does not read them, or there is no such pass here.
+
+    Args:
+        model: a stock model, whose parameters stay where they are.
+        move: move those that a pass reads to one stretch of memory first.
+        file: the .gguf file that it was made from, whose blocks are read in place of the weights that they are.
+        weights: "full"; "int8" or "native" for integer products, and None where most would not take part.
+    """
+    config = families.text_config(model)
+    code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
+    if code is None:
+        return None
+    lanes = reads(code)
+    if weights != "full":
+        packed = blocks.integers(model, weights, file) if multiplies(code) else {}
+        if not packed:
+            return None
+    else:
+        packed = blocks.read(model, file, code) if lanes else {}
+    if move and lanes != 8:
+        gather(model, packed)
+    if lanes == 8:
+        packed |= blocks.twelve(model, packed, code)
+    return read(model, config, families.windows(config, families.of(model)), packed)
+
+
+def forward_of(target: Any, weights: Weights) -> Forward | None:
+    """The compiled pass over these weights, in the precision of the target; None where there is none, or where it does
+    not read the blocks among them."""
+    found = library(_name(weights.dtype), _name(target.dtype))
+    blocked = not weights.whole and any(isinstance(one, Packed) and one.kind != PLAIN for one in weights.kept)
+    if found is None or (blocked and not reads(found)) or (weights.whole and not multiplies(found)):
+        return None
+    return Forward(found, target, weights)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,318 @@
+"""Models and tokenizers by name (`names.py`), by transformers' own loading code; one sentence where it fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+
+from ... import hub, names
+from ...core.protocols import Target
+from ...names import Place
+from ...params import InputError, check_weights, out_of_memory
+from . import compiled, gguf, products, sizes, spread, vocabulary
+from .hf import HFTarget
+from .mark import mark_of
+from .packed import pack
+from .probe import HALF, settle
+from .seq2seq import SeqTarget
+from .validate import ensure, ensure_integers, ensure_native
+
+logger = logging.getLogger(__name__)
+MEMORY = 0.25  # of this machine's, that a model may take to compute in float32 where 16 bits would be slow
+LENIENT = {"ignore_mismatched_sizes": True}  # tensors of another shape are told of, and refused by name here
+
+
+def load_target(
+    model: Any,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    exact: str = "rounding",
+    weights: str = "full",
+    processes: int = 1,
+    training: bool = False,
+    native: bool | None = None,
+    drafting: bool = False,
+    **options: Any,
+) -> HFTarget | SeqTarget:
+    """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
+
+    `options` go to `from_pretrained` (quantization_config, revision, ...). A family that our tests do not prove is
+    proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
+    texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
+    `weights`: "full" as the checkpoint has them; on CPUs also "int8" rows, or the "native" blocks of a .gguf file
+    (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
+    pass through the model's own forward (give `native=False` too where its weights will change). `native`: passes in
+    compiled code of our own (`compiled.py`). None: where this machine can and the model is loaded by name; True: for
+    one in memory too, whose weights must stay where and what they are. `drafting`: it is a draft model, which may have
+    a draft vocabulary (`nets/vocabulary.py`).
+
+    Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
+    """
+    check_weights(weights)
+    own, alone = None, not training and processes == 1
+    if processes < 1:
+        raise InputError(f"processes (--target-parallel) must be at least 1, not {processes}")
+    if processes > 1 and weights != "full":
+        raise InputError(f"a target of {weights} weights cannot be on {processes} processes; leave processes out")
+    if isinstance(model, PreTrainedModel):
+        if weights != "full" or processes > 1:
+            given = f"weights={weights}" if weights != "full" else f"processes={processes}"
+            raise InputError(f"{given} is for models that are loaded by name; leave it out")
+        stock, mark = model, mark_of(model)
+        own = compiled.weights_of(stock) if native else None
+    elif isinstance(model, str | Path | Place):
+        if weights == "full":
+            place = gguf.settled(names.find(model))
+            stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
+            mark = mark_of(stock) if processes == 1 else ""  # now: its layers may be replaced below
+            if drafting:
+                vocabulary.cut(stock)
+            if processes == 1 and native is not False:
+                own = compiled.weights_of(stock, move=True, file=gguf.file_of(place.where, place.gguf))
+            if dtype == "auto" and (exact != "bits" or products.can_halve()):
+                stock = widened(stock, training or processes > 1)
+        else:
+            stock, mark, own = packed(
+                gguf.settled(names.find(model)), weights, dtype, device, trust_remote_code, options, native
+            )
+    else:
+        raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
+    if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
+        raise InputError(f"{type(stock).__name__} is not a language model: it has no head to write tokens with")
+    if stock.config.is_encoder_decoder:
+        if exact == "bits":
+            raise InputError("encoder-decoders cannot promise the same bits yet; leave exact out")
+        encoding = SeqTarget(stock)
+        if stock is not model:
+            sizes.try_out(encoding, model)
+        return encoding
+    target = HFTarget(stock)
+    target.mark = mark
+    target.native = None if own is None else compiled.forward_of(target, own)
+    if stock is not model and processes == 1:
+        sizes.try_out(target, model)
+    if not target.family.proved:
+        ensure(target)
+    if own is not None and weights != "full":
+        place = replace(gguf.settled(names.find(model)), dtype="bfloat16")  # as `packed` reads it
+        again = partial(load_target, place, dtype, device, trust_remote_code, exact, **options)
+        if target.native is None or not ensure_integers(target, again):
+            del stock, target, own
+            return again(weights=weights, native=False)
+    elif target.native is not None and not ensure_native(target):
+        target.native = None
+    if target.native is not None:
+        return target
+    products.pack(stock)  # not before: compiled passes have weights of their own
+    if weights == "full" and alone and stock is not model:
+        products.order(stock)
+    settle(target, exact)
+    return target
+
+
+def packed(
+    place: Place, weights: str, dtype: Any, device: str, trust: bool, options: dict[str, Any], native: bool | None
+) -> tuple[PreTrainedModel, str, Any]:
+    """A stock model whose linear layers have fewer bits, the mark of its full weights, and what a compiled pass reads
+    of it; None: its layers are packed for torch's products, which are of bfloat16 ("auto" is that)."""
+    if device not in ("auto", "cpu"):
+        raise InputError(f"{weights} weights are for CPUs; choose full weights, or the device cpu instead of {device}")
+    if dtype not in ("auto", "bfloat16", torch.bfloat16):
+        raise InputError(f"{weights} weights need bfloat16; leave the dtype {dtype} out")
+    file = gguf.file_of(place.where, place.gguf)
+    if weights == "native":
+        names.check_native(place)
+        if file is None:
+            raise InputError(f"the {names.GGUF} file that {place.name} was converted from is gone; choose int8 or full")
+    stock = from_pretrained(place, "bfloat16", "cpu", trust, options)
+    mark = mark_of(stock)
+    if native is not False:
+        own = compiled.weights_of(stock, file=file, weights=weights)
+        if own is not None:
+            return widened(stock) if dtype == "auto" else stock, mark, own
+    share = pack(stock, weights, file)
+    if share < 0.5:
+        known = "blocks (Q4_0, Q4_1 or Q8_0, as the file was converted)" if weights == "native" else "linear layers"
+        other = "take weights=int8" if weights == "native" else "leave weights out"
+        raise InputError(f"of {place.name}'s weights {share:.0%} are in {known} that can be packed; {other}")
+    if share < 0.99:
+        logger.warning("%.0f %% of the weights of %s are packed, the others stay full", 100 * share, place.name)
+    return stock, mark, None
+
+
+def widened(stock: Any, whole: bool = False) -> Any:
+    """The model in float32, if this processor has no products in 16 bits and memory allows it; else as it is.
+
+    Without them torch multiplies 16-bit matrices row by row: a pass over 16 nodes of SmolLM2 takes eight times as long
+    as one over a single node. The weights stay in 16 bits where that can be had (`nets/products.py`), unless they are
+    wanted `whole`: for gradients, or for several processes.
+    """
+    if stock.device.type != "cpu" or stock.dtype not in HALF or getattr(stock, "is_quantized", False):
+        return stock
+    if multiplies_halves() or 4 * stock.num_parameters() > MEMORY * physical_memory():
+        return stock
+    kept = 0 if whole else products.halve(stock)
+    also = f", with {kept / 1e6:.0f} million of its weights kept in 16 bits" if kept else ""
+    logger.info("this processor has no products in %s, so the model computes in float32%s", stock.dtype, also)
+    return stock.float()
+
+
+def multiplies_halves() -> bool:
+    """Has this processor products in 16 bits? True for builds of torch that do not say."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported() or torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):
+        return True
+
+
+def precision_of(target: Target) -> str:
+    """What a target computes in, and how its weights are kept where that is another precision."""
+    kind = str(target.dtype).removeprefix("torch.")
+    native: Any = getattr(target, "native", None)
+    if native is not None and native.weights.whole:
+        return f"{kind} with products of whole numbers ({' and '.join(sorted(native.weights.kinds))})"
+    return f"{kind} with 16-bit weights" if products.has_halves(getattr(target, "model", None)) else kind
+
+
+def physical_memory() -> int:
+    """Bytes of this machine's memory; 0 where that cannot be told."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = False) -> Any:
+    """The model's own tokenizer; None for a model in memory that came from nowhere. Raises InputError without one."""
+    if not model:
+        return None
+    place = gguf.settled(names.find(model))
+    if place.gguf:
+        return gguf.read_tokenizer(Path(place.where) / place.gguf)
+    hub.ensure(place.where, place.hint)
+    try:
+        return AutoTokenizer.from_pretrained(place.where, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = _damaged(place.where) or f"{place.name} has no tokenizer to be loaded: {_first_line(error)}"
+        raise InputError(_hinted(reason, place)) from None
+
+
+def from_pretrained(
+    model: str | Path | Place, dtype: Any, device: str, trust: bool, options: dict[str, Any], processes: int = 1
+) -> PreTrainedModel:
+    """The stock model of a name, of any kind that transformers knows; one sentence where it fails.
+
+    dtype "auto": the precision of the weights, but float32 for the demo's. device "auto": this process's GPU, where
+    there is one. `processes`: how many hold the model together.
+    """
+    place = gguf.settled(names.find(model))
+    dtype = place.dtype if dtype == "auto" else dtype
+    if processes > 1:
+        options = {**options, "distributed_config": spread.config_for(processes, device)}
+        if place.gguf:
+            raise InputError(
+                f"{place.name} could not be kept converted, and a .gguf file as it is cannot be spread; make room"
+            )
+    if place.gguf:
+        stock, found = gguf.read(Path(place.where) / place.gguf, dtype)
+    else:
+        stock, found = _read(place, dtype, trust, options, processes)
+    lacking = sorted(found["missing_keys"])
+    if lacking:  # transformers would fill them with random numbers
+        raise InputError(
+            f"the weights of {place.name} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again"
+        )
+    if mismatched := sorted(found.get("mismatched_keys", ())):
+        name, there, wanted = mismatched[0]
+        raise InputError(
+            f"the weights of {place.name} do not have the shapes that its config.json says: {name} is "
+            f"{list(there)}, not {list(wanted)}; fetch both again"
+        )
+    if processes > 1:
+        spread.gather(stock)
+        return stock
+    return stock if getattr(stock, "hf_device_map", None) else stock.to(spread.own_device(device))
+
+
+def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], processes: int) -> Any:
+    """The model of a folder or hub id, and what was found in its files."""
+    where, name = place.where, place.name
+    if Path(where).exists():
+        _check_folder(Path(where))
+    hub.ensure(where, place.hint)
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trust)
+    except StrictDataclassError as error:
+        raise InputError(f"{where}/config.json is damaged: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # a wrong field may make its readers raise anything
+        if out_of_memory(error):
+            raise
+        reason = _first_line(error)
+        if "trust_remote_code" in str(error):
+            reason = "it needs code of its own; allow that (--trust-remote-code) only if you trust its author"
+        raise InputError(_hinted(f"{name} cannot be loaded: {reason}", place)) from None
+    kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if type(config) not in kind._model_mapping and not trust:
+        raise InputError(f"{name} is a {config.model_type}, which is no language model that transformers knows")
+    if processes > 1:
+        spread.check(config, name, processes)
+    if Path(where).exists() and not trust:
+        sizes.check(config, Path(where), kind)
+    try:
+        return kind.from_pretrained(
+            where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **{**LENIENT, **options}
+        )
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        reason = _damaged(where) or f"{name} cannot be loaded: {_first_line(error)}"
+        raise InputError(_hinted(reason, place)) from None
+
+
+def _damaged(where: str) -> str | None:
+    """The file of a folder that is to blame: JSON that is none, or weights that cannot be opened."""
+    for file in sorted(Path(where).glob("*.json")) if Path(where).is_dir() else ():
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            return f"{file} is not valid JSON ({_first_line(error)}); fetch it again"
+    for file in sorted(Path(where).glob("*.safetensors")) if Path(where).is_dir() else ():
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            return f"{file} is damaged ({_first_line(error)}); fetch it again"
+    return None
+
+
+def _hinted(sentence: str, place: Place) -> str:
+    return f"{sentence}; {place.hint}" if place.hint else sentence
+
+
+def _check_folder(folder: Path) -> None:
+    """What a folder must hold, said before transformers says it at length."""
+    names.check_folder(folder)
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise InputError(f"{folder}/config.json is not valid JSON; fetch it again") from None
+    if not any(folder.glob("*.safetensors")):
+        legacy = any(folder.glob("*.bin"))
+        hint = "it has only a pickle; convert it to safetensors" if legacy else "fetch model.safetensors too"
+        raise InputError(f"{folder} has a config but no safetensors weights; {hint}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")

@@ -1,0 +1,302 @@
+"""Proof, on this machine, that tree passes equal sequential decoding for a model; with a negative control.
+
+Three ragged prompts, two rounds of tree -> commit -> tree with a different acceptance in every row. The reference is
+the stock model with a stock cache, one token at a time along every path. The control lets every node see its siblings,
+and must be further off than what is allowed: else agreement would prove nothing.
+
+Where activations are rounded to eight bits (`native/integers.h`), the least difference grows with every layer, until it
+says nothing. There the reference is the target's own pass over one token, and what the stock model is needed for is
+proved with full weights, by the same code but for its products.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from jaxtyping import Float
+from torch import Tensor
+
+from ... import kept
+from ...core.tree import chain_of, from_paths
+from ...core.types import DraftTree
+from ...params import InputError
+from ..native.blocks import BLOCK, Packed, multiply, nearest, opened
+from . import attention, spread
+from .carrier import carried, carrying
+from .hf import HFTarget
+from .probe import same_bits
+from .seq2seq import SeqTarget
+
+logger = logging.getLogger(__name__)
+PROVED: set[str] = set()  # by this process, whose cache folder may not be writable
+PROMPTS = (9, 4, 14)  # lengths
+PATHS = (((1, 2, 3), (1, 4), (5, 6)), ((7,), (8, 9, 10)), ((2, 3), (2, 5, 7), (6,)))
+ACCEPTED = (2, 0, 1)  # nodes of the first path that each row accepts
+LEAST = {torch.float64: 1e-5, torch.float32: 1e-4}  # allowed at least: some families take softmax in float32
+SOME = 4096  # outputs, whose weights are opened at a time
+MARGIN = 8  # times the measured rounding of this precision
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. Differences are the largest ones of any log-probability."""
+
+    model: str
+    exact: bool  # did it pass?
+    worst: float  # of a tree pass from sequential decoding
+    noise: float  # of a stock pass over several tokens from stock passes over one: rounding alone
+    allowed: float
+    control: float  # of a tree pass with a wrong mask
+    bits: bool | None  # are logits of trees, bit for bit, those of one token at a time? None: not promised here
+    verdict: str  # PASS bits, PASS rounding or FAIL
+    sentence: str
+
+
+@torch.no_grad()
+def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
+    """Run the proof: about half a second for a small model, some 80 forward passes of a few tokens."""
+    dice = torch.Generator().manual_seed(seed)
+    prompts = [torch.randint(0, target.vocab, (n,), generator=dice).tolist() for n in PROMPTS]
+    scale = max(1, (target.vocab - 1) // 12)
+    paths = [[[x * scale % target.vocab for x in path] for path in row] for row in PATHS]
+    worst, control = _compare(target, prompts, paths)
+    noise = 0.0 if target.whole else _noise(target, prompts[0], prompts[2][:8])
+    allowed = max(LEAST.get(target.dtype, 1e-3), MARGIN * noise)
+    exact = worst <= allowed < control / 2
+    bits = same_bits(target, seed) if exact and isinstance(target, HFTarget) and target.exact == "bits" else None
+    name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
+    name += ", products of whole numbers" if target.whole else ""
+    if exact:
+        found = (
+            f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
+        )
+    elif not worst <= allowed:
+        found = f"a tree pass differs from sequential decoding by {worst:.1e}, more than rounding ({allowed:.1e})"
+    else:
+        found = f"a wrong mask changes only {control:.1e} (rounding {allowed:.1e}), so the model ignores masks"
+    if bits is not None:
+        found += "; every logit has the bits of plain decoding" if bits else "; but some logits have other bits"
+    passed = exact and bits is not False
+    verdict = f"PASS {target.exact}" if passed else "FAIL"
+    return Report(name, passed, worst, noise, allowed, control, bits, verdict, f"{verdict}: {name}: {found}")
+
+
+class Stock:
+    """A text as the stock model reads it: its own attention, a stock cache, no mask."""
+
+    def __init__(self, target: HFTarget | SeqTarget, prompt: Sequence[int]):
+        self.target, self.past = target, None
+        self.more: dict[str, Any] = {}
+        ids = torch.tensor([prompt], device=target.device)
+        if isinstance(target, SeqTarget):
+            self.more = {"encoder_outputs": target.model.get_encoder()(ids), "attention_mask": torch.ones_like(ids)}
+            self.read([target.start])
+        else:
+            self.read(prompt)
+
+    def read(self, tokens: Sequence[int]) -> Float[Tensor, "n v"]:
+        """Read tokens in one pass; the logits after each."""
+        target = self.target
+        ids = torch.tensor([tokens], device=target.device)
+        name = "decoder_input_ids" if self.more else "input_ids"
+        with attention.switched(target.config, None, target.experts):
+            out = target.model(**{name: ids}, **self.more, **carrying(target.model, self.past))
+        self.past = carried(target.model, out)
+        return out.logits[0]
+
+    def fork(self) -> Stock:
+        twin = copy.copy(self)
+        twin.past = copy.deepcopy(self.past)
+        return twin
+
+
+class Own:
+    """A text as the target reads it, one token at a time."""
+
+    def __init__(self, target: HFTarget, prompt: Sequence[int]):
+        self.target, self.tokens = target, list(prompt)
+
+    def read(self, tokens: Sequence[int]) -> Float[Tensor, "n v"]:
+        """Read tokens; the logits after each."""
+        session = self.target.open(64)
+        for _ in session.prefill([self.tokens]):
+            pass
+        made = []
+        for token in tokens:
+            made.append(session.forward(chain_of(torch.tensor([[token]]), torch.tensor([1]))).logits[0, 0])
+            session.keep(torch.tensor([[0]]), torch.tensor([1]))
+        self.tokens += tokens
+        return torch.stack(made)
+
+    def fork(self) -> Own:
+        return Own(self.target, self.tokens)
+
+
+def _compare(
+    target: HFTarget | SeqTarget, prompts: list[list[int]], paths: list[list[list[int]]]
+) -> tuple[float, float]:
+    """Largest differences over two rounds: of the tree, and of the control."""
+    session = target.open(64)
+    for _ in session.prefill(prompts):
+        pass
+    reader: Any = Own if target.whole else Stock
+    texts, worst, control = [reader(target, p) for p in prompts], 0.0, 0.0
+    for turn in range(2):
+        roots = [(3 + turn + b) % target.vocab for b in range(len(prompts))]
+        tree, _ = from_paths(roots, paths, device=target.device)
+        wrong = session.forward(_seeing_siblings(tree)).logits
+        looked = session.forward(tree).logits  # second: the control wrote wrong keys
+        for b, text in enumerate(texts):
+            after = _read_tree(text, tree, b)
+            for node, (reader, right) in after.items():
+                worst = max(worst, _distance(looked[b, node], right))
+                control = max(control, _distance(wrong[b, node], right))
+                if node == ACCEPTED[b]:
+                    texts[b] = reader
+        path = torch.tensor([[0, 1, 2]] * len(texts), device=target.device)
+        session.keep(path, torch.tensor([1 + a for a in ACCEPTED], device=target.device))
+    return worst, control
+
+
+def _read_tree(text: Stock | Own, tree: DraftTree, b: int) -> dict[int, tuple[Any, Tensor]]:
+    """The reference's reading of every node of row b: its reader and its logits [v]."""
+    tokens, parents = tree.tokens[b].tolist(), tree.parents[b].tolist()
+    after: dict[int, tuple[Any, Tensor]] = {}
+    for node in range(int(tree.size[b])):
+        reader = (text if node == 0 else after[parents[node]][0]).fork()
+        after[node] = reader, reader.read([tokens[node]])[0]
+    return after
+
+
+def _seeing_siblings(tree: DraftTree) -> DraftTree:
+    assert tree.ancestors is not None
+    real = (torch.arange(tree.nodes, device=tree.tokens.device) < tree.size[:, None])[:, None]
+    return replace(tree, ancestors=tree.ancestors | (real & real.transpose(1, 2)))
+
+
+def _noise(target: HFTarget | SeqTarget, prompt: list[int], tokens: list[int]) -> float:
+    """What rounding alone does, in stock code: one pass over several tokens against one pass for each.
+
+    Eight tokens may agree by luck, so it is at least what rounding the logits themselves does.
+    """
+    text = Stock(target, prompt)
+    together, one = text.fork().read(tokens), text.fork()
+    least = float(together.abs().max()) * torch.finfo(together.dtype).eps / 2
+    return max(least, *(_distance(both, one.read([token])[0]) for token, both in zip(tokens, together, strict=True)))
+
+
+def _distance(a: Float[Tensor, " v"], b: Float[Tensor, " v"]) -> float:
+    worst = float((a.double().log_softmax(-1) - b.double().log_softmax(-1)).abs().max())
+    return worst if worst == worst else float("inf")  # a NaN is as far off as can be
+
+
+def ensure(target: HFTarget | SeqTarget) -> None:
+    """Refuse a model that fails the proof. What passed is remembered by its configuration, per user.
+
+    A proof in float32 or float64 holds in any precision: masks and positions are the same, only rounding is not.
+    """
+    fine = torch.float32, torch.float64
+    proofs = kept.folder("validated")
+    known = any(_is_proof(proofs / f"{_key(target, dtype)}.json") for dtype in {target.dtype, *fine})
+    if isinstance(target, HFTarget) and target.processes > 1:  # they run the proof together or not at all
+        known = spread.agreed(target.model, known)
+    if known:
+        return
+    kind = target.config.model_type
+    try:
+        report = validate(target)
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{kind} is a family that cannot take a tree ({reason[:200]})") from error
+    if not report.exact:
+        hint = "" if target.dtype in fine else "; loading it once with dtype float32 tells rounding from a wrong mask"
+        raise InputError(f"{report.sentence}; its texts would not be its own, so it is refused{hint}")
+    with kept.keeping():
+        kept.write(proofs / f"{_key(target, target.dtype)}.json", asdict(report))
+
+
+def ensure_native(target: HFTarget) -> bool:
+    """Does the compiled pass equal the stock model's own forward, and have the same bits with drafts as without? What
+    passed is remembered; what fails is said."""
+    proof = _proof(target)
+    if proof.name in PROVED or _is_proof(proof):
+        return True
+    return _passed(validate(target), proof)
+
+
+def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
+    """The same for products of whole numbers, once for each configuration: that of `full`, which loads the model with
+    all its bits, holds; every matrix is multiplied as it should be; and trees have the bits of single tokens."""
+    proof = _proof(target)
+    if proof.name in PROVED or _is_proof(proof):
+        return True
+    if getattr(full(), "native", None) is None:
+        return False
+    gc.collect()  # that model
+    assert target.native is not None
+    if not all(multiplied(target.native.code, *one) for one in target.native.weights.whole):
+        logger.warning("products of whole numbers are not used for this model: one of them is wrong here")
+        return False
+    return _passed(validate(target), proof)
+
+
+def multiplied(code: ctypes.CDLL, matrix: Packed, outputs: int, width: int) -> bool:
+    """Is a matrix multiplied as whole numbers should be, up to float32's rounding? With activations that bfloat16 holds
+    and no rounding takes to either of two numbers: whole ones, and a quarter above the small ones."""
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randint(-126, 126, (5, width), generator=dice).float()
+    x += 0.25 * (x.abs() < 32)
+    x[:, ::BLOCK] = 127
+    x *= 2.0 ** -torch.randint(0, 8, (5, width // BLOCK), generator=dice).repeat_interleave(BLOCK, 1)
+    found, given = multiply(code, matrix, outputs, x), nearest(x.double())
+    for first in range(0, outputs, SOME):
+        some = Packed(matrix.kind, matrix.rows[first : first + SOME])
+        weight = opened(some, width)[: outputs - first].double()
+        error = (found[:, first : first + SOME] - given @ weight.T).abs()
+        if not bool((error <= 1e-5 * (given.abs() @ weight.abs().T)).all()):
+            return False
+    return True
+
+
+def _proof(target: HFTarget) -> Path:
+    """Where it is remembered that the compiled pass is proved for this configuration."""
+    assert target.native is not None
+    code, kinds = Path(target.native.code._name).stem, sorted(target.native.weights.kinds)
+    ways = "-".join([_key(target, target.dtype), code, *kinds])
+    return kept.folder("validated") / f"{ways}.json"
+
+
+def _is_proof(file: Path) -> bool:
+    """Is this the report of a proof that passed?"""
+    return kept.read(file).get("exact") is True
+
+
+def _passed(report: Report, proof: Path) -> bool:
+    if not report.exact:
+        logger.warning("the compiled pass is not used for this model: %s", report.sentence)
+        return False
+    PROVED.add(proof.name)
+    with kept.keeping():
+        kept.write(proof, asdict(report))
+    return True
+
+
+def _key(target: HFTarget | SeqTarget, dtype: torch.dtype) -> str:
+    config: dict[str, Any] = target.model.config.to_dict()
+    for name in ("_name_or_path", "transformers_version", "dtype"):
+        config.pop(name, None)
+    facts = [config, str(dtype), kept.device(target.device), transformers.__version__, torch.__version__]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]

@@ -1,0 +1,357 @@
+"""The loop: draft, verify, commit, for a batch whose rows come and go.
+
+`generate` is the whole of it. A `Batch` is the running state: rows, the target's session, the drafter's state. One
+round is `Batch.round`; newcomers are prefilled alone by `Batch.start` and then joined to the running rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..budgets import parse
+from ..budgets.budgeter import Budgeter, Report, may_draft
+from ..budgets.calibration import inside
+from ..core import nucleus, sampling, verify
+from ..core.clock import Clock
+from ..core.noise import GumbelNoise
+from ..core.protocols import Drafter, Drafting, Keeper, Kept, Prefill, Round, Session, Target, TargetOutput
+from ..core.tree import flaw, root_only
+from ..core.turns import turn
+from ..core.types import Budget, DraftTree, Rows, Verdict
+from ..params import InputError, Rule, check_rule
+from .request import Done, Piece, Request, Row, alike, check_prompt, penalised
+
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What all batches share: the target, the drafter, the rule and its parameters, the budget, the noise."""
+
+    target: Target
+    drafter: Drafter
+    budget: Budgeter
+    gumbel: GumbelNoise
+    rule: Rule = "coupled"
+    epsilon: float = 0.09  # typical acceptance only
+    delta: float = 0.3
+    nodes: int = 64  # room kept in the cache for a tree
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        drafter: Drafter,
+        budget: Budgeter | str = "auto",
+        rule: Rule = "coupled",
+        gumbel: GumbelNoise | None = None,
+        **more: Any,
+    ) -> Engine:
+        """The engine of a target and a drafter: the one place where engines are built.
+
+        `budget` may be spelled (`outrider.budgets.parse`). `gumbel`: noise that other engines of this target use too.
+        `more` holds the fields epsilon, delta and nodes. Raises InputError for an unknown rule or budget.
+        """
+        chosen = parse(budget) if isinstance(budget, str) else budget
+        if not isinstance(chosen, Budgeter):
+            raise InputError(f"a budget is text such as auto or 16x6, or a budget object, not {budget!r}")
+        gumbel = GumbelNoise(target.vocab, target.device) if gumbel is None else gumbel
+        return cls(target, drafter, chosen, gumbel, check_rule(rule), **more)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """One step of a batch: whoever else wants one over this target waits (`core/turns.py`)."""
+        return turn(self.target.lock, self.target.device)
+
+
+def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -> Iterator[Piece]:
+    """Decode all requests, at most `batch_size` at a time, yielding what each round adds to each row.
+
+    Rows are numbered as the requests come (`piece.row.index`) and join as places get free. Raises InputError for a
+    prompt that cannot be decoded, when its turn comes.
+    """
+    waiting = deque(Row(request, i) for i, request in enumerate(requests))
+    batch: Batch | None = None
+    while waiting or batch:
+        free = batch_size - (len(batch.rows) if batch else 0)
+        if waiting and free:
+            for rows in alike([waiting.popleft() for _ in range(min(free, len(waiting)))]):
+                newcomers, pieces = Batch.start(engine, rows)
+                yield from pieces
+                batch = newcomers if batch is None else batch.join(newcomers)
+        if batch:
+            yield from batch.round()
+            batch = batch.leave()
+
+
+def _alone(step: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
+    """A step of a batch that takes its turn over the target (`core/turns.py`)."""
+
+    @wraps(step)
+    def taken(self: Batch, *args: P.args, **more: P.kwargs) -> T:
+        with self.engine.turn():
+            return step(self, *args, **more)
+
+    return taken
+
+
+@dataclass
+class Batch:
+    """Rows that decode side by side. Whoever drives one (`generate` does) calls
+
+        batch, pieces = Batch.start(engine, rows)     prompts read, first tokens drawn; `read` does it in steps
+        pieces = batch.round()                        one round of every row
+        batch = batch.leave()                         without the finished rows; None when none is left
+        batch = batch.join(newcomers)                 with rows that another `start` has made ready
+        batch.cancel(row)                             ends a row, between rounds
+
+    A text depends on its own request alone, never on when its row came or who ran beside it. Each call is one step: it
+    takes the target's lock and turns gradients off, and gives both back before it returns. So batches of several
+    threads may share an engine, while each batch belongs to one thread at a time.
+    """
+
+    engine: Engine
+    rows: list[Row]
+    session: Session
+    drafting: Drafting
+    root: Tensor  # [b] the last committed token, whose keys and values the next pass writes
+
+    @classmethod
+    def start(cls, engine: Engine, rows: list[Row]) -> tuple[Batch | None, list[Piece]]:
+        """Read the newcomers' prompts and draw their first tokens.
+
+        Returns the batch of those that go on (None if the first token ended all of them) and a piece for each row.
+        Raises InputError for a prompt that cannot be decoded, before anything is computed.
+        """
+        reading = cls.read(engine, rows)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as end:
+                return end.value
+
+    @classmethod
+    def read(
+        cls, engine: Engine, rows: list[Row], known: tuple[Kept, int] | None = None
+    ) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
+        """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between.
+        `known`: a kept text, and how many of its tokens are the beginning of the one row's prompt."""
+        clock, prompts = Clock(engine.target.device), [row.request.prompt for row in rows]
+        for row in rows:
+            check_prompt(row.request, engine.target)
+            row.usage.prompt_tokens = len(row.request.prompt)
+        longest = max(len(row.request.prompt) + row.request.max_new_tokens for row in rows)
+        capacity = min(longest, engine.target.context) + engine.nodes
+        with engine.turn():
+            session, drafting = engine.target.open(capacity), engine.drafter.open(prompts, capacity)
+        batch = cls(engine, rows, session, drafting, torch.zeros(len(rows)).long())
+        taps = engine.drafter.taps
+        if known is None:
+            chunks = session.prefill(prompts, taps)
+        else:
+            assert isinstance(session, Keeper)
+            chunks = session.resume(prompts[0], taps, *known)
+        unread = set(range(len(rows)))
+        while True:
+            with engine.turn(), clock("prefill"):
+                batch.take(chunk := next(chunks))
+            unread.difference_update(i for i, last in enumerate(chunk.last) if last)
+            if not unread:
+                break
+            yield
+        batch.root = torch.tensor([row.output[-1] for row in rows], device=batch.root.device)
+        pieces = []
+        for row in rows:
+            tokens, row.output = row.output, []
+            row.usage.prefill_seconds = clock["prefill"]
+            pieces.append(Piece(row, [] if row.finish else batch.extend(row, tokens, 1), 0))
+        return batch.leave(), pieces
+
+    def take(self, chunk: Prefill) -> None:
+        """A chunk of the prompts has been read: rows whose prompt ends in it draw their first token."""
+        for row, count in zip(self.rows, chunk.count.tolist(), strict=True):
+            row.length += count
+        last = torch.tensor(chunk.last, device=chunk.next.device)
+        self.root = chunk.next
+        view, logits = self.view(back=1), chunk.output.logits[:, 0]
+        if any(chunk.last):
+            self.root = torch.where(last, self.draw(view, logits), chunk.next)
+            sound = logits.gather(1, self.root.clamp(min=0)[:, None]).isfinite()[:, 0]
+            for row, good, end in zip(self.rows, sound.tolist(), chunk.last, strict=True):
+                if end and not good:
+                    self.fail(row)
+        first = [[t] if end else [] for t, end in zip(self.root.tolist(), chunk.last, strict=True)]
+        path = torch.arange(chunk.tree.nodes, device=last.device).expand(len(self.rows), -1)
+        self.drafting.observe(Round(view, chunk.tree, chunk.output, path, chunk.count, self.root, first))
+        for row, tokens in zip(self.rows, first, strict=True):
+            row.output += tokens
+
+    @_alone
+    def round(self) -> list[Piece]:
+        """One round of every row: schedule, draft, verify, commit, account. Returns what it added to each row."""
+        clock, view = Clock(self.root.device), self.view()
+        asking = may_draft(view, self.drafting)
+        budget = self.engine.budget.choose(asking)
+        with clock("draft"):
+            tree = self.propose(view, budget)
+        with clock("verify"):
+            output = self.session.forward(tree, self.engine.drafter.taps)
+        with clock("rest"):
+            verdict = self.judge(view, tree, output)
+            done = Done.of(tree, verdict, output.logits)
+        self.session.keep(verdict.path, verdict.count)
+        self.root = verdict.next
+        with clock("draft"):
+            self.drafting.observe(Round(view, tree, output, verdict.path, verdict.count, verdict.next, done.tokens))
+        pieces = [self.advance(row, done, i, view.remaining[i]) for i, row in enumerate(self.rows)]
+        self.account(clock, asking, budget, tree, done)
+        return pieces
+
+    def advance(self, row: Row, done: Done, i: int, remaining: int) -> Piece:
+        """Row i after a round: its new tokens and its counts."""
+        row.length += done.counts[i]
+        row.serial += 1
+        added = self.extend(row, done.tokens[i], remaining) if done.sound[i] else self.fail(row)
+        accepted = min(done.counts[i] - 1, len(added))
+        whole = len(added) == len(done.tokens[i])
+        row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if whole else accepted)
+        return Piece(row, added, accepted)
+
+    def account(self, clock: Clock, asking: Rows, budget: Budget, tree: DraftTree, done: Done) -> None:
+        """Times into every row's usage; times and hits to the budget."""
+        draft, verify, seconds = clock["draft"], clock["verify"], clock.total
+        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(asking.remaining) - 1))
+        counts = [count for count, left in zip(done.counts, asking.remaining, strict=True) if left > 1]
+        hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
+        values, n, b, promised = tree.values, tree.nodes, len(self.rows), 0.0
+        if values is not None and (values.device.type == "cpu" or "host" in tree.__dict__):  # else looking would wait
+            promised = math.fsum(math.exp(value) for _, _, logs in tree.host for value in logs[1:])
+        drafted, rest = min(asked, tree.deepest), seconds - draft - verify
+        total = sum(done.sizes) if getattr(self.engine.target, "native", None) is not None else 0
+        report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
+        self.engine.budget.learn(report)
+        seconds = clock.total  # with what the budget's learning took
+        for row in self.rows:
+            row.usage.draft_seconds += draft
+            row.usage.verify_seconds += verify
+            row.usage.decode_seconds += seconds
+
+    def view(self, back: int = 0) -> Rows:
+        """The rows as a drafter may see them; `back=1`: as if the prompt's last token were the root."""
+        start = tuple(row.length - back for row in self.rows)
+        context = self.engine.target.context
+        return Rows(
+            root=self.root,
+            position=self.session.lengths - back if back else self.session.lengths,
+            start=start,
+            seeds=tuple(row.key(self.engine.rule) for row in self.rows),
+            serial=tuple(row.serial for row in self.rows),
+            sampling=tuple(row.request.sampling for row in self.rows),
+            rule=self.engine.rule,
+            remaining=tuple(row.remaining(context) for row in self.rows),
+            gumbel=self.engine.gumbel,
+        )
+
+    def propose(self, view: Rows, budget: Budget) -> DraftTree:
+        if budget.nodes < 2 or budget.depth < 1 or max(view.remaining) < 2:
+            return root_only(view.root)
+        if self.engine.rule != "coupled":  # only the coupled rule stays lossless where nodes are dropped by value
+            budget = replace(budget, floor=0.0, reach=0.0, price=None, rate=0.0)
+        tree = self.drafting.propose(view, budget)
+        if wrong := flaw(tree, view.root, self.engine.target.vocab):
+            kind = type(inside(self.engine.drafter))
+            raise InputError(f"the drafter {kind.__module__}.{kind.__qualname__} proposed a broken tree: {wrong}")
+        return tree
+
+    def judge(self, view: Rows, tree: DraftTree, output: TargetOutput) -> Verdict:
+        """Apply the rule."""
+        rule, depth = self.engine.rule, tree.deepest
+        if rule == "coupled":
+            native = getattr(self.engine.target, "native", None)
+            if native is not None and not any(row.request.process for row in self.rows):
+                changes = [row.changes if row.changes is None else row.changes.upto(row.output) for row in self.rows]
+                found: Verdict | None = native.walk(view, tree, output.logits, changes)
+                if found is not None:
+                    return found
+
+            def choose(logits: Tensor, depth: int, path: Tensor) -> Tensor:
+                return self.draw(view, logits, depth, path)
+
+            return verify.coupled(tree, output.logits, choose, depth)
+
+        def law(logits: Tensor, depth: int, path: Tensor) -> Tensor:
+            return self.law(view, logits, path)
+
+        if rule == "typical":
+            return verify.typical(tree, output.logits, law, self.engine.epsilon, self.engine.delta, depth)
+        dice = verify.Dice(view.seeds, view.serial)
+        if rule == "block" and tree.q is not None and max(tree.q.shape[1], 1) == tree.deepest == tree.nodes - 1:
+            return verify.block(tree, output.logits, law, dice, depth)
+        return verify.rejection(tree, output.logits, law, dice, depth)
+
+    def draw(self, view: Rows, logits: Tensor, depth: int = 1, path: Tensor | None = None) -> Tensor:
+        """The target's own choice at one node per row, logits [b, v] -> [b]."""
+        return nucleus.choose(penalised(self.rows, logits, path), view.sampling, partial(view.some_noise, depth))
+
+    def law(self, view: Rows, logits: Tensor, path: Tensor) -> Tensor:
+        """The target's law at one node per row, [b, v] in float64."""
+        scores = penalised(self.rows, logits, path).double()
+        return sampling.laws(scores, view.sampling)
+
+    @staticmethod
+    def fail(row: Row) -> list[int]:
+        """End a row whose logits are NaN or infinite; it alone, and what it wrote before stays."""
+        row.finish = "error"
+        return []
+
+    def extend(self, row: Row, tokens: list[int], remaining: int) -> list[int]:
+        """Add tokens to a row's output, up to its end and into the room it has; the ones that were added."""
+        kept, row.finish = row.request.cut(row.output, tokens[:remaining])
+        added = tokens[: min(kept, remaining)]
+        row.output += added
+        row.usage.new_tokens = len(row.output)
+        if row.finish is None and row.remaining(self.engine.target.context) < 1:
+            row.finish = "length"
+        return added
+
+    def cancel(self, row: Row, why: str = "cancelled") -> None:
+        """End a row from outside, between rounds; what it wrote stays, and `leave` drops it."""
+        row.finish = row.finish or why
+
+    def leave(self) -> Batch | None:
+        """The batch without its finished rows; the last ones move into their places, so that few are copied."""
+        live = [i for i, row in enumerate(self.rows) if row.finish is None]
+        if not live:
+            return None
+        if len(live) < len(self.rows):
+            stay = set(live)
+            self._select([i if i in stay else live.pop() for i in range(len(live))])
+        return self
+
+    @_alone
+    def _select(self, live: list[int]) -> None:
+        failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
+        if failed:
+            self.session.wipe(failed)
+        self.session.select(live)
+        self.drafting.select(live)
+        self.rows = [self.rows[i] for i in live]
+        self.root = self.root[live]
+
+    @_alone
+    def join(self, newcomers: Batch | None) -> Batch:
+        """This batch with the newcomers' rows behind its own."""
+        if newcomers is not None:
+            self.session.join(newcomers.session)
+            self.drafting.join(newcomers.drafting)
+            self.rows += newcomers.rows
+            self.root = torch.cat([self.root, newcomers.root])
+        return self
