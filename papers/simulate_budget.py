@@ -44,11 +44,13 @@ from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Budgeter, FixedBudget, Report
 from outrider.budgets.calibration import Rates
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Round
 from outrider.core.tree import Sketch, best_of, root_only
+from outrider.core.types import Budget, DraftTree, HostRow, Rows
 from outrider.drafters._mix import MixDrafter, translated
 from outrider.engine import generate
-from outrider.request import Request
-from outrider.types import Budget, DraftTree, HostRow, Round, Rows, Sampling
+from outrider.engine.request import Request
+from outrider.params import Sampling
 
 DATA = Path(__file__).parent / "data" / "budget.npz"
 TASKS = ("mt-bench", "gsm8k", "humaneval", "cnn-dm@600")

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from . import drafters, encoding
 from .backends.torch import HFTarget, SeqTarget, find, load_target, load_tokenizer
 from .backends.torch.graphs import PATIENCE
-from .backends.torch.load import precision_of
+from .backends.torch.load import precision_of, runtime
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
@@ -223,7 +223,7 @@ class LLM:
             native = getattr(target, "native", None)  # other code takes other times
             way = () if native is None else ("compiled", Path(native.code._name).stem)
             learnt = fits(self.drafter), learners(self.drafter)
-            self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, *learnt))
+            self.memories.append(Memory(file_of(target.device, *about, *way, *key, *runtime()), made, *learnt))
             self.memories[-1].recall()
         return made
 

@@ -27,12 +27,13 @@ I being the information of all families so far, those long ago counting for less
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.types import Budget, DraftTree, Rows
+from .acceptance import Ratio, ratios_of, state_of
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
 PRIOR = 16.0  # information that the first s is worth
@@ -139,36 +140,28 @@ class Fit:
 class Rates:
     """How often children were right, by their confidence. It begins as half of that: a count is no probability."""
 
-    tested: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    accepted: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    bins: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])
 
     def learn(self, family: Family) -> None:
         for confidence, hit in family.pairs:
-            i = min(BINS - 1, int(BINS * confidence))
-            self.tested[i] = KEEP * self.tested[i] + 1
-            self.accepted[i] = KEEP * self.accepted[i] + hit
+            self._bin(confidence).add(hit, keep=KEEP)
 
     def of(self, confidence: float) -> float:
-        i = min(BINS - 1, int(BINS * confidence))
-        return (self.accepted[i] + confidence) / (self.tested[i] + 2)
+        return self._bin(confidence).value(confidence / 2, 2.0)
 
-    def state(self) -> dict[str, Any]:
-        """What other texts may be told: no more than a prior."""
-        shares = [min(1.0, PRIOR / max(1.0, tested)) for tested in self.tested]
-        pairs = {"tested": self.tested, "accepted": self.accepted}
-        return {name: [x * share for x, share in zip(counts, shares, strict=True)] for name, counts in pairs.items()}
+    def _bin(self, confidence: float) -> Ratio:
+        return self.bins[min(BINS - 1, int(BINS * confidence))]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def state(self) -> list[list[float]]:
+        """As JSON, no more than a prior."""
+        return state_of(self.bins)
+
+    def restore(self, state: Any) -> None:
         """Take over a state; ValueError, KeyError or TypeError where it is none."""
-        self.tested, self.accepted = counted(state["tested"], state["accepted"], BINS)
-
-
-def counted(tested: Sequence[float], accepted: Sequence[float], most: int) -> tuple[list[float], list[float]]:
-    """Two counts of at most so many places, the second no more than the first; ValueError for others."""
-    pairs = [(float(a), float(b)) for a, b in zip(tested, accepted, strict=True)]
-    if len(pairs) > most or not all(0 <= b <= a + 1e-9 and math.isfinite(a) for a, b in pairs):
-        raise ValueError("no counts")
-    return [a for a, _ in pairs], [b for _, b in pairs]
+        bins = ratios_of(state, 1.0)
+        if len(bins) != BINS:
+            raise ValueError("not the rates of all bins")
+        self.bins = bins
 
 
 @dataclass(frozen=True)
@@ -239,10 +232,10 @@ def fits(drafter: Any) -> list[Fit]:
 class Learner(Protocol):
     """What learns from rounds and can hand that on to another run."""
 
-    def state(self) -> dict[str, Any]:
-        """In numbers, texts, lists and dictionaries."""
+    def state(self) -> Any:
+        """As JSON."""
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Any) -> None:
         """Take it over; ValueError, KeyError, TypeError or AttributeError where it is none."""
 
 

@@ -102,7 +102,7 @@ class MixDrafting:
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
         if new := sum(serial == 0 for serial in rows.serial):
-            mix.asking.begin(new / len(rows))
+            mix.asking.begin(len(rows), new / len(rows))
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
         asked, chances = True, list[float]()

@@ -176,6 +176,11 @@ def multiplies_halves() -> bool:
         return True
 
 
+def runtime() -> tuple[str, str]:
+    """What the times of passes depend on beside model and machine: threads, and torch's version."""
+    return str(torch.get_num_threads()), torch.__version__
+
+
 def precision_of(target: Target) -> str:
     """What a target computes in, and how its weights are kept where that is another precision."""
     kind = str(target.dtype).removeprefix("torch.")
