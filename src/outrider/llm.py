@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -221,7 +220,7 @@ class LLM:
             target = self.target
             about = self.kept_as, self.drafter_name, precision_of(target), target.exact
             native = getattr(target, "native", None)  # other code takes other times
-            way = () if native is None else ("compiled", Path(native.code._name).stem)
+            way = () if native is None else ("compiled", native.library_name)
             learnt = fits(self.drafter), learners(self.drafter)
             self.memories.append(Memory(file_of(target.device, *about, *way, *key, *runtime()), made, *learnt))
             self.memories[-1].recall()

@@ -26,32 +26,32 @@ MUTANTS = {
     "rows that are computed together are summed from their end": (
         "lanes.h",
         WHOLE,
-        "for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {",
-        "for (integer s = 0, at = 0; s < width; s += STEP) { const integer k = n > 1 ? width - STEP - s : s;",
+        "for (int64_t k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {",
+        "for (int64_t s = 0, at = 0; s < width; s += STEP) { const int64_t k = n > 1 ? width - STEP - s : s;",
     ),
     "rows that meet opened weights are summed from their end": (
         "eights.h",
         WHOLE,
-        "for (integer k = 0; k < width; k += LANES) {\n#pragma GCC unroll 3",
-        "for (integer k = width - LANES; k >= 0; k -= LANES) {\n#pragma GCC unroll 3",
+        "for (int64_t k = 0; k < width; k += LANES) {\n#pragma GCC unroll 3",
+        "for (int64_t k = width - LANES; k >= 0; k -= LANES) {\n#pragma GCC unroll 3",
     ),
     "tiles of rows that are computed together are summed from their end": (
         "tiles.h",
         HALF,
-        "for (integer s = 0; s < steps; s++) {\n        if (direct) {",
-        "for (integer e = 0; e < steps; e++) { const integer s = n > 1 && direct ? steps - 1 - e : e; if (direct) {",
+        "for (int64_t s = 0; s < steps; s++) {\n        if (direct) {",
+        "for (int64_t e = 0; e < steps; e++) { const int64_t s = n > 1 && direct ? steps - 1 - e : e; if (direct) {",
     ),
     "tiles of many queries are summed from their end": (
         "scores.h",
         HALF,
-        "for (integer k = 0; k < width; k += STEP) {",
-        "for (integer e = 0; e < width; e += STEP) { const integer k = last - first > 4 ? width - STEP - e : e;",
+        "for (int64_t k = 0; k < width; k += STEP) {",
+        "for (int64_t e = 0; e < width; e += STEP) { const int64_t k = last - first > 4 ? width - STEP - e : e;",
     ),
     "keys of drafted nodes are summed in another order": (
         "values.h",
         WHOLE,
         "gathered(w, i * group, (i + 1) * group, values, at, from, view->count[i], width, 0);",
-        "for (integer j = view->count[i] - 1; j >= from; j--)"
+        "for (int64_t j = view->count[i] - 1; j >= from; j--)"
         " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width, 0);",
     ),
     "sums of values that several nodes see are rounded on the way": (
@@ -59,15 +59,15 @@ MUTANTS = {
         HALF,
         "added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);",
         "{ added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);"
-        " for (integer i = 0; i < LANES * width && view->nodes > 1; i++) {"
+        " for (int64_t i = 0; i < LANES * width && view->nodes > 1; i++) {"
         " const uint32_t bits = (uint32_t)rounded(w->out[m + i / width][i % width]) << 16;"
         " memcpy(w->out[m + i / width] + i % width, &bits, 4); } }",
     ),
     "products of many rows are summed from their end": (
         "many.h",
         HALF,
-        "for (integer s = 0; s < width / STEP; s++) {\n        _tile_loadd(4,",
-        "for (integer e = 0; e < width / STEP; e++) { const integer s = width / STEP - 1 - e; _tile_loadd(4,",
+        "for (int64_t s = 0; s < width / STEP; s++) {\n        _tile_loadd(4,",
+        "for (int64_t e = 0; e < width / STEP; e++) { const int64_t s = width / STEP - 1 - e; _tile_loadd(4,",
     ),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import outrider
 from outrider import InputError
 from outrider.backends.native import blocks as packs
 from outrider.backends.native import build as native
+from outrider.backends.native.abi import Library
 from outrider.backends.torch import HFTarget, blocks, gguf, load, load_target
 from outrider.backends.torch.packed import PACKED
 from outrider.backends.torch.products import HalfLinear
@@ -39,7 +39,7 @@ KINDS = {"native": packs.W4A8, "int8": packs.W8A8}
 FOREIGN = torch.backends.cpu.get_cpu_capability().startswith("AVX512")  # the code for AVX2 is not this processor's
 
 
-def code() -> ctypes.CDLL:
+def code() -> Library:
     found = native.library("bfloat16", "bfloat16" if load.multiplies_halves() else "float32")
     assert found is not None
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
 from outrider.backends.native import build as native
+from outrider.backends.native.abi import Library
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters._growth import Growth
 from outrider.drafters._words import Same
@@ -79,7 +79,7 @@ def made(
     return outrider.LLM(target, None, drafter, "tiny", "mamba", frozenset({3}))
 
 
-def floats() -> ctypes.CDLL:
+def floats() -> Library:
     found = native.library("float32", "float32")
     assert found is not None
     return found

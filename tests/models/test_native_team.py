@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from outrider.backends.native import build as native
+from outrider.backends.native.abi import Library
 
 MILLISECONDS = 1_000_000
 library = native.library("float32", "float32")
@@ -16,7 +16,7 @@ library = native.library("float32", "float32")
 pytestmark = pytest.mark.skipif(library is None, reason="the compiled pass wants gcc and an x86 processor with AVX2")
 
 
-def afresh(check: Callable[[ctypes.CDLL], None]) -> None:
+def afresh(check: Callable[[Library], None]) -> None:
     """What is learnt belongs to the thread that calls, so each test gets a thread of its own."""
     assert library is not None
     failed: list[BaseException] = []
@@ -34,15 +34,15 @@ def afresh(check: Callable[[ctypes.CDLL], None]) -> None:
         raise failed[0]
 
 
-def passes(code: ctypes.CDLL, allowed: int, threads: int, took: float, late: float, count: int = 1) -> int:
+def passes(code: Library, allowed: int, threads: int, took: float, late: float, count: int = 1) -> int:
     """Count passes, in milliseconds, each by so many threads; returns how many of those allowed the next one takes."""
     for _ in range(count):
-        code.judge(*map(ctypes.c_int64, (allowed, threads, int(took * MILLISECONDS), int(late * MILLISECONDS))))
-    return int(code.hands(ctypes.c_int64(allowed)))
+        code.judge(allowed, threads, int(took * MILLISECONDS), int(late * MILLISECONDS))
+    return int(code.hands(allowed))
 
 
 def test_a_thread_that_costs_more_than_it_brings_is_left_out_for_a_while() -> None:
-    def check(code: ctypes.CDLL) -> None:
+    def check(code: Library) -> None:
         assert passes(code, 2, 2, 5, 0, 100) == 2
         assert passes(code, 2, 2, 60, 29) == 2  # half of the work in 31: alone it would take 62
         assert passes(code, 2, 2, 60, 31) == 1  # half of the work in 29: alone 58
@@ -57,29 +57,29 @@ def test_a_thread_that_costs_more_than_it_brings_is_left_out_for_a_while() -> No
 
 
 def test_one_late_thread_keeps_all_others_waiting() -> None:
-    def check(code: ctypes.CDLL) -> None:
+    def check(code: Library) -> None:
         assert passes(code, 8, 8, 60, 7 * 7) == 8  # 7 of 60 lost, as seven threads say; an eighth of the work takes 53
         assert passes(code, 8, 8, 60, 7 * 8) == 7  # 8 lost, more than 52 / 7
         assert passes(code, 8, 7, 60, 6 * 10) == 6
-        assert int(code.hands(ctypes.c_int64(1))) == 1
+        assert code.hands(1) == 1
 
     afresh(check)
 
 
 def test_threads_that_are_left_out_are_fewer_than_those_allowed() -> None:
-    def check(code: ctypes.CDLL) -> None:
+    def check(code: Library) -> None:
         for threads in (8, 7, 6):
             assert passes(code, 8, threads, 60, (threads - 1) * 50) == threads - 1
-        assert int(code.hands(ctypes.c_int64(1))) == 1  # a call for one row
+        assert code.hands(1) == 1  # a call for one row
         assert passes(code, 8, 5, 1, 0) == 5  # changes nothing
         assert passes(code, 2, 1, 1, 0) == 1
-        assert int(code.hands(ctypes.c_int64(8))) == 7  # of two, one is left out
+        assert code.hands(8) == 7  # of two, one is left out
 
     afresh(check)
 
 
 def test_short_passes_are_judged_together() -> None:
-    def check(code: ctypes.CDLL) -> None:
+    def check(code: Library) -> None:
         assert passes(code, 2, 2, 5, 4.5, 9) == 2  # not yet 50 milliseconds
         assert passes(code, 2, 2, 5, 4.5) == 1
 

@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that no build folder is left in the repository."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "src" / "outrider", copy / "src" / "outrider", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+    shutil.copytree(
+        ROOT / "src" / "outrider", copy / "src" / "outrider", ignore=shutil.ignore_patterns("__pycache__", "_abi.py")
+    )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, copy)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(out), "."]
     subprocess.run(pip, cwd=copy, check=True, timeout=500)
@@ -39,4 +41,6 @@ def test_the_wheel_holds_what_users_need_and_no_more(wheel: Path) -> None:
     assert not models & {"medusa", "hydra", "llama"}, "which the tests and the benchmarks alone need"
     assert {"outrider/py.typed", "outrider/bench/data/tasks.json", "outrider/demo/heldout.jsonl"} <= set(names)
     code = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "outrider").rglob("*.py")}
+    code |= {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "outrider").rglob("*.[ch]")}
     assert code <= set(names)
+    assert "outrider/backends/native/_abi.py" in names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -11,10 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, struct
+from ..backends.native.arrays import addresses
 from ..backends.native.blocks import for_drafts, reads
 from ..backends.native.build import library
-from ..backends.native.parts import LayerPart, MatrixPart, ModelPart, PassPart, Room, project, small
-from ..backends.native.weights import STEP, WIDEST
+from ..backends.native.weights import STEP, projections, small
+from ..backends.native.workspace import Workspace
 from .kv_cache import KVCache
 from .layer import Layer, RMSNorm, Rope
 
@@ -56,42 +57,40 @@ class CompiledLayer:
     float32.
     """
 
-    def __init__(self, code: ctypes.CDLL, layer: Layer, join: nn.Linear | Fusing, head: Float[Tensor, "v h"]):
+    def __init__(self, code: Library, layer: Layer, join: nn.Linear | Fusing, head: Float[Tensor, "v h"]):
         self.call, self.turned, self.numbers = code.forward, Turns(layer.rope).upto, torch.arange(0)
-        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 2
-        self.drafts = code.draft
-        self.drafts.restype, self.drafts.argtypes = None, [ctypes.c_void_p] * 4
-        shape = layer.shape
+        self.drafts, shape = code.draft_tree, layer.shape
         kept: list[Any] = []
 
-        def hold(weight: Tensor) -> MatrixPart:
+        def hold(weight: Tensor) -> Struct:
             kept.append(for_drafts(weight, code))
-            return kept[-1].part
+            return kept[-1].struct
 
-        part = LayerPart(norm_inner=small(kept, layer.post_attention_layernorm), turned=1)
-        project(part, kept, hold, layer.self_attn, layer.mlp)
+        part = struct("Layer", mlp_norm=small(kept, layer.post_attention_layernorm), rope=1)
+        projections(part, kept, hold, layer.self_attn, layer.mlp)
         sizes = {
-            "hidden": shape.hidden, "inner": shape.intermediate, "heads": shape.heads, "groups": shape.kv_heads,
-            "width": shape.head_dim, "vocabulary": len(head), "epsilon": shape.eps, "head": hold(head),
+            "hidden": shape.hidden, "intermediate": shape.intermediate, "heads": shape.heads,
+            "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "vocab": len(head), "eps": shape.eps,
+            "head": hold(head),
         }  # fmt: skip
         if isinstance(join, Fusing):
             inputs = torch.cat([join.embeds.weight, join.vectors.weight]).detach().float()
             sizes["norm"], self.fuse, self.taps = small(kept, join.norm), hold(join.fc.weight), TAPS
             given: dict[str, Any] = {
-                "norm_given": inputs.data_ptr(), "joined": max(shape.inputs, join.fc.in_features),
+                "pair_norms": address(inputs), "input_dim": max(shape.inputs, join.fc.in_features),
             }  # fmt: skip
             self.wide = join.fc.in_features // TAPS
             kept.append(inputs)
         else:
-            self.fuse, self.taps, self.wide = MatrixPart(), 1, shape.hidden
+            self.fuse, self.taps, self.wide = struct("Matrix")[0], 1, shape.hidden
             given = {
-                "join": hold(join.weight), "bias_join": small(kept, join, "bias"), "joined": join.in_features,
+                "input_proj": hold(join.weight), "input_bias": small(kept, join, "bias"), "input_dim": join.in_features,
             }  # fmt: skip
         kept.append(part)
-        self.step = ModelPart(**sizes, **given, layers=1, scale=shape.head_dim**-0.5, layer=ctypes.pointer(part))
-        self.end = ModelPart(**sizes, layers=0)
+        self.step = struct("Model", **sizes, **given, layers=1, attention_scale=shape.head_dim**-0.5, layer=part)
+        self.end = struct("Model", **sizes, layers=0)
         self.kept = kept
-        self.code, self.room, self.lock = code, Room(code, self.step), Lock()
+        self.code, self.workspace, self.lock = code, Workspace(code, self.step), Lock()
 
     def chain(self, cache: KVCache, given: Float[Tensor, "b m joined"]) -> Float[Tensor, "b m h"]:
         """Vectors behind each row's text, each seeing those before it."""
@@ -115,33 +114,31 @@ class CompiledLayer:
         return self._run(self.end, None, vectors, spots, 0, None, vectors.shape[1])[1]
 
     def _run(
-        self, part: ModelPart, cache: KVCache | None, given: Tensor, spots: Tensor, since: int, ancestors: Any, ask: int
+        self, model: Struct, cache: KVCache | None, given: Tensor, spots: Tensor, since: int, ancestors: Any, ask: int
     ) -> tuple[Tensor, Tensor]:
-        (b, m), n, layers = given.shape[:2], spots.shape[1], int(part.layers)
+        (b, m), n, layers = given.shape[:2], spots.shape[1], model.layers
         if cache is not None:
             cache.reserve(cache.longest + n)
         lengths = spots[:, 0].contiguous() if cache is None else cache.lengths
         with torch.inference_mode(False), self.lock:
-            vectors, logits = torch.empty(layers, b, m, part.hidden), torch.empty(b, ask, part.vocabulary)
-            states = self.room.own("given" if layers else "states", given)
+            vectors, logits = torch.empty(layers, b, m, model.hidden), torch.empty(b, ask, model.vocab)
+            states = self.workspace.copy("inputs" if layers else "states", given)
             turns, asked = self.turned(0 if cache is None else cache.longest + n), self.counted(ask)
             tap = torch.ones(1, dtype=torch.long)  # behind the one layer
-            parts = [] if cache is None else [cache.keys.data_ptr(), cache.values.data_ptr()]
-            pointers = (ctypes.c_void_p * len(parts))(*parts)
-            asks = PassPart(
-                rows=b, nodes=m, since=since, all=n, capacity=0 if cache is None else cache.keys.shape[1],
-                shared=ancestors is None or len(ancestors) == 1, lengths=lengths.data_ptr(), spots=spots.data_ptr(),
-                ancestors=None if ancestors is None else ancestors.data_ptr(), cache=ctypes.addressof(pointers),
-                turns=turns.data_ptr(), positions=len(turns), **self.room.addresses(b * m, n),
-                taps=layers, tap=tap.data_ptr(), tapped=vectors.data_ptr(),
-                asked=ask, ask=asked.data_ptr(), logits=logits.data_ptr(),
+            pointers = addresses([] if cache is None else [cache.keys.data_ptr(), cache.values.data_ptr()])
+            pass_ = struct(
+                "Pass", rows=b, nodes=m, first_node=since, total_nodes=n,
+                capacity=0 if cache is None else cache.keys.shape[1],
+                shared_tree=ancestors is None or len(ancestors) == 1, lengths=address(lengths),
+                positions=address(spots), ancestors=address(ancestors), cache=pointers,
+                rope=address(turns), rope_positions=len(turns), **self.workspace.of_pass(b * m, n),
+                taps=layers, tap_layers=address(tap), tapped=address(vectors),
+                logit_count=ask, logit_nodes=address(asked), logits=address(logits),
+                inputs=address(states) if layers else NULL,
+                hidden_states=address(self.workspace.of("states", b * m * model.hidden) if layers else states),
             )  # fmt: skip
-            self.room.hire(asks, b * m)
-            if layers:
-                asks.given, asks.states = states.data_ptr(), self.room.of("states", b * m * part.hidden).data_ptr()
-            else:
-                asks.states = states.data_ptr()
-            self.call(ctypes.byref(part), ctypes.byref(asks))
+            self.workspace.use_threads(pass_, b * m)
+            self.call(model, pass_)
         return vectors[0] if layers else given, logits
 
     def counted(self, n: int) -> Int[Tensor, " n"]:
@@ -156,7 +153,7 @@ def runs(target: object) -> bool:
     return getattr(target, "native", None) is not None
 
 
-def code_for(target: object, dtype: torch.dtype) -> ctypes.CDLL | None:
+def code_for(target: object, dtype: torch.dtype) -> Library | None:
     """The compiled code for a drafter in this precision; None where its target's passes do not run in such code, or
     there is none on this machine.
 
@@ -167,13 +164,13 @@ def code_for(target: object, dtype: torch.dtype) -> ctypes.CDLL | None:
     if native is None:
         return None
     if native.kept == dtype and reads(native.code):
-        own: ctypes.CDLL = native.code
+        own: Library = native.code
         return own
     name = str(dtype).removeprefix("torch.")
     return library(name, name) if name in ("bfloat16", "float32") else None
 
 
-def compiled(code: ctypes.CDLL, layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> CompiledLayer | None:
+def compiled(code: Library, layer: Layer, join: nn.Linear | Fusing, head: Tensor | None) -> CompiledLayer | None:
     """The layer in compiled code; None where the code does not know such a layer. `code`: of `code_for`. `head`: the
     rows of a head without bias."""
     shape, fuses = layer.shape, isinstance(join, Fusing)
@@ -183,6 +180,6 @@ def compiled(code: ctypes.CDLL, layer: Layer, join: nn.Linear | Fusing, head: Te
         return None
     if any(width % STEP for width in (shape.hidden, shape.intermediate, shape.head_dim, read)):
         return None
-    if shape.head_dim > WIDEST or shape.inputs != shape.hidden * (2 if fuses else 1):
+    if shape.head_dim > MAX_HEAD_DIM or shape.inputs != shape.hidden * (2 if fuses else 1):
         return None
     return CompiledLayer(code, layer, join, head.contiguous())

@@ -7,7 +7,6 @@ a round drafts.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
@@ -18,20 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses, integers
 from ..backends.native.blocks import Packed, for_drafts
-from ..backends.native.parts import (
-    BlockPart,
-    DraftPart,
-    LayerPart,
-    MatrixPart,
-    ModelPart,
-    PassPart,
-    Room,
-    project,
-    small,
-)
-from ..backends.native.weights import STEP, WIDEST
+from ..backends.native.weights import STEP, projections, small
+from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .block import BlockNet
 from .compiled import Turns
@@ -50,45 +40,46 @@ class CompiledBlock:
     """
 
     def __init__(
-        self, code: ctypes.CDLL, net: BlockNet, head: Tensor, embeddings: Tensor, mask: Tensor, names: Tensor | None
+        self, code: Library, net: BlockNet, head: Tensor, embeddings: Tensor, mask: Tensor, names: Tensor | None
     ):
         self.call, self.net, self.embeddings, self.names = code.draft_block, net, embeddings, names
-        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 4
         config, shape, layers = net.config, net.config.layer, net.config.layers
         kept: list[Any] = [net.layers]
 
-        def hold(weight: Tensor) -> MatrixPart:
+        def hold(weight: Tensor) -> Struct:
             made: Packed = for_drafts(weight, code)
             kept.append(made)
-            return made.part
+            return made.struct
 
-        parts = (LayerPart * layers)()
+        parts = ffi.new("Layer[]", layers)
         for part, layer in zip(parts, net.layers, strict=True):
             own: Any = layer
-            project(part, kept, hold, own.self_attn, own.mlp)
-            part.norm, part.norm_inner = small(kept, own.input_layernorm), small(kept, own.post_attention_layernorm)
-            part.norm_q, part.norm_k = small(kept, own.self_attn.q_norm), small(kept, own.self_attn.k_norm)
-            part.turned = 1
-        self.model = ModelPart(
-            hidden=shape.hidden, inner=shape.intermediate, heads=shape.heads, groups=shape.kv_heads,
-            width=shape.head_dim, layers=layers, vocabulary=len(head), epsilon=shape.eps, scale=shape.head_dim**-0.5,
-            layer=parts, norm=small(kept, net.norm), head=hold(head), joined=max(2, len(config.taps)) * shape.hidden,
+            projections(part, kept, hold, own.self_attn, own.mlp)
+            part.attention_norm = small(kept, own.input_layernorm)
+            part.mlp_norm = small(kept, own.post_attention_layernorm)
+            part.q_norm, part.k_norm = small(kept, own.self_attn.q_norm), small(kept, own.self_attn.k_norm)
+            part.rope = 1
+        self.model = struct(
+            "Model", hidden=shape.hidden, intermediate=shape.intermediate, heads=shape.heads, kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim, layers=layers, vocab=len(head), eps=shape.eps,
+            attention_scale=shape.head_dim**-0.5, layer=parts, norm=small(kept, net.norm), head=hold(head),
+            input_dim=max(2, len(config.taps)) * shape.hidden,
         )  # fmt: skip
         slots = mask.detach().float().clone()
         kept += [slots, parts]
-        self.block = BlockPart(
-            join=hold(net.fc.weight), norm=small(kept, net.hidden_norm), mask=slots.data_ptr(),
-            taps=len(config.taps), first=config.block - config.drafts,
+        self.lattice = struct(
+            "Lattice", feature_proj=hold(net.fc.weight), norm=small(kept, net.hidden_norm), mask=address(slots),
+            taps=len(config.taps), first_slot=config.block - config.drafts,
         )  # fmt: skip
         if config.seeded:
-            self.block.seed = hold(net.seed.weight)
+            self.lattice.seed = hold(net.seed.weight)
         if config.pair_head == "markov":
             self.pairs = [_filled(w) for w in (net.markov_w1.weight, net.markov_w2.weight)]
-            self.block.above, self.block.beneath = (w.data_ptr() for w in self.pairs)
-            self.block.rank = self.pairs[0].shape[1]
-        self.kept, self.lock, self.room = kept, Lock(), Room(code, self.model)
+            self.lattice.pair_left, self.lattice.pair_right = map(address, self.pairs)
+            self.lattice.rank = self.pairs[0].shape[1]
+        self.kept, self.lock, self.workspace = kept, Lock(), Workspace(code, self.model)
         self.turns = Turns(net.rope)
-        self.places, self.asks, self.wants = Places(0, 0, 0, 0, 0), PassPart(), DraftPart()
+        self.places, self.pass_, self.draft = Places(0, 0, 0, 0, 0), struct("Pass"), struct("Draft")
         self.seconds = Seconds()
 
     @property
@@ -106,12 +97,12 @@ class CompiledBlock:
     ) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d v"]]:
         """Normed vectors, in the network's precision, and logits, in float32, of the first `depth` slots that draft;
         before that, what `read` does."""
-        b, model, first = len(root), self.model, int(self.block.first)
+        b, model, first = len(root), self.model, self.lattice.first_slot
         slots, root = first + depth, root.contiguous()
         with torch.inference_mode(False):
-            vectors, logits = torch.empty(b, slots, model.hidden), torch.empty(b, depth, model.vocabulary)
+            vectors, logits = torch.empty(b, slots, model.hidden), torch.empty(b, depth, model.vocab)
         with self.lock:
-            told = {"root": root.data_ptr(), "nodes": 0}
+            told = {"roots": address(root), "max_nodes": 0}
             self._call(cache, last, pairs, depth, Places(b, slots), told, (vectors, logits))
         return vectors[:, first:].to(self.embeddings.dtype), logits
 
@@ -128,10 +119,10 @@ class CompiledBlock:
         does."""
         depth, b = shape.depth, len(rows)
         with self.lock:
-            wanted = Wanted(rows, budget, shape, int(self.model.vocabulary), self.seconds, self.room)
-            depths, told = deepest(rows, depth), {**wanted.told, "candidates": shape.nodes}
-            self.block.deepest = ctypes.addressof(depths)
-            places = Places(b, int(self.block.first) + depth, 1, shape.nodes, wanted.most)
+            wanted = Wanted(rows, budget, shape, self.model.vocab, self.seconds, self.workspace)
+            depths, told = deepest(rows, depth), {**wanted.told, "max_candidates": shape.nodes}
+            self.lattice.max_depths = depths
+            places = Places(b, self.lattice.first_slot + depth, 1, shape.nodes, wanted.most)
             return wanted.tree(self._call(cache, last, pairs, depth, places, told))
 
     def _call(
@@ -152,43 +143,42 @@ class CompiledBlock:
         places = places.both(Places(b, waits=max(1, *counts)))
         if places.both(self.places) != self.places:
             self._fit(places.both(self.places))
-        asks, wants = self.asks, self.wants
+        pass_, draft = self.pass_, self.draft
         cache.reserve(longest)
-        turns, narrow = self.turns.upto(longest), cache.keys.element_size() * int(self.model.groups * self.model.width)
+        turns, narrow = self.turns.upto(longest), cache.keys.element_size() * self.model.kv_heads * self.model.head_dim
         at = [part.data_ptr() + i * narrow for i in range(self.model.layers) for part in (cache.keys, cache.values)]
         pointers, lengths, waiting, vectors = addresses(at), integers(cache.host), integers(counts), addresses(features)
-        asks.rows, asks.capacity, asks.beside = b, cache.keys.shape[1], self.model.layers
-        asks.cache = ctypes.addressof(pointers)
-        self.room.hire(asks, self.places.rows * max(self.places.slots, self.places.waits))
-        asks.turns, asks.positions = turns.data_ptr(), len(turns)
-        room = self.room.held["logits"] if kept is None else kept[1]
-        asks.taps, asks.tapped, asks.logits = int(kept is not None), None, room.data_ptr()
-        if kept is not None:
-            asks.tapped = kept[0].data_ptr()
-        wants.waits, wants.waiting, wants.features = max(counts), ctypes.addressof(waiting), ctypes.addressof(vectors)
-        wants.lengths, wants.last, wants.depth = ctypes.addressof(lengths), last.data_ptr(), depth
+        pass_.rows, pass_.capacity, pass_.slot_layers = b, cache.keys.shape[1], self.model.layers
+        pass_.cache = pointers
+        self.workspace.use_threads(pass_, self.places.rows * max(self.places.slots, self.places.waits))
+        pass_.rope, pass_.rope_positions = address(turns), len(turns)
+        pass_.logits = address(self.workspace.buffers["logits"] if kept is None else kept[1])
+        pass_.taps, pass_.tapped = int(kept is not None), NULL if kept is None else address(kept[0])
+        draft.most_pending, draft.pending, draft.features = max(counts), waiting, vectors
+        draft.lengths, draft.last_hidden, draft.depth = lengths, address(last), depth
         for name, value in told.items():
-            setattr(wants, name, value)
-        self.call(*map(ctypes.byref, (self.model, self.block, asks, wants)))
+            setattr(draft, name, value)
+        self.call(self.model, self.lattice, pass_, draft)
         if max(counts):
             cache.advance(counts)
-        return int(wants.kept)
+        return int(draft.widest)
 
     def _fit(self, places: Places) -> None:
         """Make structures with room for this; they are kept from call to call."""
-        self.places, room, hidden, columns = places, self.room, int(self.model.hidden), int(self.model.vocabulary)
+        self.places, room, hidden, columns = places, self.workspace, self.model.hidden, self.model.vocab
         b, slots = places.rows, places.slots
-        together, first = b * max(slots, places.waits), int(self.block.first)
+        together, first = b * max(slots, places.waits), self.lattice.first_slot
         room.of("logits", b * slots * columns)
-        self.asks = PassPart(
-            ask=torch.arange(first, first + slots, out=room.of("ask", slots, torch.long)).data_ptr(),
-            tap=room.of("tap", 1, torch.long).fill_(self.model.layers).data_ptr(),
-            states=room.of("states", together * hidden).data_ptr(), **room.addresses(together, 1),
+        nodes = torch.arange(first, first + slots, out=room.of("logit nodes of a block", slots, torch.long))
+        self.pass_ = struct(
+            "Pass", logit_nodes=address(nodes),
+            tap_layers=address(room.of("tap", 1, torch.long).fill_(self.model.layers)),
+            hidden_states=address(room.of("states", together * hidden)), **room.of_pass(together, 1),
         )  # fmt: skip
-        self.wants = DraftPart(
-            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings),
-            spots=room.of("spots", b * slots, torch.long).data_ptr(),
-            **fit(room, self.block, places, self.names),
+        self.draft = struct(
+            "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
+            positions=address(room.of("positions", b * slots, torch.long)),
+            **fit(room, self.lattice, places, self.names),
         )  # fmt: skip
 
 
@@ -197,7 +187,7 @@ def _filled(weight: Float[Tensor, "v r"]) -> Float[Tensor, "v r2"]:
 
 
 def compiled_block(
-    code: ctypes.CDLL,
+    code: Library,
     net: BlockNet,
     head: Tensor | None,
     embeddings: Tensor | None,
@@ -220,7 +210,7 @@ def compiled_block(
         return None
     if head.dtype != weight.dtype or weight.device.type != "cpu":
         return None
-    if any(w % STEP for w in widths) or widths[2] > WIDEST or config.layer.inputs != widths[0]:
+    if any(w % STEP for w in widths) or widths[2] > MAX_HEAD_DIM or config.layer.inputs != widths[0]:
         return None
     if not config.causal or config.conv:
         return None

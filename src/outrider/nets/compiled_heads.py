@@ -3,17 +3,17 @@ call (`native/heads.h`)."""
 
 from __future__ import annotations
 
-import ctypes
 from threading import Lock
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..backends.native.abi import Library, Struct, address, struct
 from ..backends.native.arrays import addresses
 from ..backends.native.blocks import for_drafts
-from ..backends.native.parts import BlockPart, DraftPart, HeadsPart, MatrixPart, ModelPart, PassPart, Room
 from ..backends.native.weights import STEP
+from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .lattice import Places, deepest, fit
 from .wanted import Seconds, Shape, Wanted
@@ -25,26 +25,24 @@ class CompiledHeads:
 
     def __init__(
         self,
-        code: ctypes.CDLL,
+        code: Library,
         blocks: Float[Tensor, "k h h"],
         bias: Float[Tensor, "k h"],
         head: Float[Tensor, "v h"],
         names: Int[Tensor, " v"] | None,
     ):
-        self.call, self.names, self.dtype = code.draft_heads, names, head.dtype
-        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 5
+        self.call, self.names, self.dtype = code.draft_medusa, names, head.dtype
         kept: list[Any] = [bias.detach().float().flatten().clone()]
 
-        def hold(weight: Tensor) -> MatrixPart:
+        def hold(weight: Tensor) -> Struct:
             kept.append(for_drafts(weight, code))
-            part: MatrixPart = kept[-1].part
-            return part
+            return kept[-1].struct
 
         self.hidden, self.columns = head.shape[1], len(head)
-        self.model = ModelPart(hidden=self.hidden, vocabulary=self.columns, head=hold(head))
-        self.heads = HeadsPart(blocks=hold(blocks.flatten(0, 1).contiguous()), bias=kept[0].data_ptr())
-        self.block, self.asks, self.wants = BlockPart(), PassPart(), DraftPart()
-        self.kept, self.lock, self.room, self.seconds = kept, Lock(), Room(code, self.model), Seconds()
+        self.model = struct("Model", hidden=self.hidden, vocab=self.columns, head=hold(head))
+        self.heads = struct("MedusaHeads", blocks=hold(blocks.flatten(0, 1).contiguous()), bias=address(kept[0]))
+        self.lattice, self.pass_, self.draft = struct("Lattice"), struct("Pass"), struct("Draft")
+        self.kept, self.lock, self.workspace, self.seconds = kept, Lock(), Workspace(code, self.model), Seconds()
         self.places = Places(0, 0, 0, 0, 0)
 
     def grow(self, features: Float[Tensor, "b h"], rows: Rows, budget: Budget, shape: Shape) -> DraftTree:
@@ -55,32 +53,32 @@ class CompiledHeads:
         """
         b, features = len(rows), features.to(self.dtype).contiguous()
         with self.lock:
-            wanted = Wanted(rows, budget, shape, self.columns, self.seconds, self.room)
+            wanted = Wanted(rows, budget, shape, self.columns, self.seconds, self.workspace)
             places = Places(b, shape.depth, 1, shape.nodes, wanted.most)
             if places.both(self.places) != self.places:
                 self._fit(places.both(self.places))
             step = self.hidden * features.element_size()
             vectors = addresses(features.data_ptr() + i * step for i in range(b))
-            asks, wants, depths = self.asks, self.wants, deepest(rows, shape.depth)
-            asks.rows, self.block.deepest = b, ctypes.addressof(depths)
-            self.room.hire(asks, self.places.rows * self.places.slots)
-            wants.candidates, wants.features = shape.nodes, ctypes.addressof(vectors)
+            pass_, draft, depths = self.pass_, self.draft, deepest(rows, shape.depth)
+            pass_.rows, self.lattice.max_depths = b, depths
+            self.workspace.use_threads(pass_, self.places.rows * self.places.slots)
+            draft.max_candidates, draft.features = shape.nodes, vectors
             for name, value in wanted.told.items():
-                setattr(wants, name, value)
-            self.call(*map(ctypes.byref, (self.model, self.heads, self.block, asks, wants)))
-            return wanted.tree(int(wants.kept))
+                setattr(draft, name, value)
+            self.call(self.model, self.heads, self.lattice, pass_, draft)
+            return wanted.tree(draft.widest)
 
     def _fit(self, places: Places) -> None:
         """Make structures with room for this; they are kept from call to call."""
-        self.places, room, together = places, self.room, places.rows * places.slots
-        self.heads.made = room.of("blocks", together * self.hidden).data_ptr()
-        logits = room.of("logits", together * self.columns).data_ptr()
-        self.asks = PassPart(logits=logits, **room.addresses(together, 1))
-        self.wants = DraftPart(**fit(room, self.block, places, self.names))
+        self.places, room, together = places, self.workspace, places.rows * places.slots
+        self.heads.output = address(room.of("blocks", together * self.hidden))
+        logits = address(room.of("logits", together * self.columns))
+        self.pass_ = struct("Pass", logits=logits, **room.of_pass(together, 1))
+        self.draft = struct("Draft", **fit(room, self.lattice, places, self.names))
 
 
 def compiled_heads(
-    code: ctypes.CDLL,
+    code: Library,
     blocks: Float[Tensor, "k h h"],
     bias: Float[Tensor, "k h"],
     head: Tensor | None,

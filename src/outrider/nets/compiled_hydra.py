@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -12,10 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..backends.native.abi import Library, Pointer, Struct, address, ffi, struct
 from ..backends.native.arrays import addresses
 from ..backends.native.blocks import for_drafts
-from ..backends.native.parts import DraftPart, HydraPart, MatrixPart, ModelPart, PassPart, Room
 from ..backends.native.weights import STEP
+from ..backends.native.workspace import Workspace
 from ..core.types import Budget, DraftTree, Rows
 from .grown import LISTS, Places
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
@@ -37,32 +37,31 @@ class CompiledHydra:
 
     def __init__(
         self,
-        code: ctypes.CDLL,
+        code: Library,
         heads: Sequence[HeadParts],
         embeddings: Float[Tensor, "t h"],
         names: Int[Tensor, " v"] | None,
     ):
         self.call, self.names, self.embeddings = code.draft_hydra, names, embeddings
-        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p] * 5
         kept: list[Any] = []
 
-        def hold(weight: Tensor) -> MatrixPart:
+        def hold(weight: Tensor) -> Struct:
             kept.append(for_drafts(weight, code))
-            part: MatrixPart = kept[-1].part
-            return part
+            return kept[-1].struct
 
-        def small(numbers: Tensor) -> int:
-            kept.append(numbers.detach().float().clone())
-            return int(kept[-1].data_ptr())
+        def small(values: Tensor) -> Pointer:
+            kept.append(values.detach().float().clone())
+            return address(kept[-1])
 
         self.columns, self.hidden = heads[0].head.shape
-        self.model = ModelPart(hidden=self.hidden, vocabulary=self.columns, joined=(len(heads) + 1) * self.hidden)
-        self.heads = (HydraPart * len(heads))()
+        inputs = (len(heads) + 1) * self.hidden
+        self.model = struct("Model", hidden=self.hidden, vocab=self.columns, input_dim=inputs)
+        self.heads = ffi.new("HydraHead[]", len(heads))
         for part, own in zip(self.heads, heads, strict=True):
             part.block, part.head = hold(own.block), hold(own.head)
-            part.bias, part.shift = small(own.bias), small(own.shift)
-        self.kept, self.lock, self.room, self.seconds = kept, Lock(), Room(code, self.model), Seconds()
-        self.places, self.asks, self.wants = Places(), PassPart(), DraftPart()
+            part.bias, part.head_bias = small(own.bias), small(own.shift)
+        self.kept, self.lock, self.workspace, self.seconds = kept, Lock(), Workspace(code, self.model), Seconds()
+        self.places, self.pass_, self.draft = Places(), struct("Pass"), struct("Draft")
 
     def grow(self, features: Float[Tensor, "b h"], rows: Rows, budget: Budget, shape: Shape) -> DraftTree:
         """A tree for every row, of no more layers than there are heads.
@@ -72,41 +71,40 @@ class CompiledHydra:
         """
         b, features = len(rows), features.to(self.embeddings.dtype).contiguous()
         with self.lock:
-            wanted = Wanted(rows, budget, shape, self.columns, self.seconds, self.room)
+            wanted = Wanted(rows, budget, shape, self.columns, self.seconds, self.workspace)
             fed = (shape.depth - 1) * shape.width
             places = Places(b, max(1, fed), 1 + wanted.most * (1 + fed), shape.width).both(self.places)
             if places != self.places:
                 self._fit(places)
             step = self.hidden * features.element_size()
             vectors = addresses(features.data_ptr() + i * step for i in range(b))
-            self.asks.rows = b
-            self.room.hire(self.asks, self.places.rows * self.places.width)
-            self.wants.features = ctypes.addressof(vectors)
+            self.pass_.rows = b
+            self.workspace.use_threads(self.pass_, self.places.rows * self.places.width)
+            self.draft.features = vectors
             for name, value in wanted.told.items():
-                setattr(self.wants, name, value)
-            made = self.room.held["blocks"].data_ptr()
-            self.call(ctypes.byref(self.model), self.heads, made, ctypes.byref(self.asks), ctypes.byref(self.wants))
-            return wanted.tree(int(self.wants.kept))
+                setattr(self.draft, name, value)
+            residual = address(self.workspace.buffers["blocks"])
+            self.call(self.model, self.heads, residual, self.pass_, self.draft)
+            return wanted.tree(self.draft.widest)
 
     def _fit(self, places: Places) -> None:
         """Make structures with room for this; they are kept from call to call."""
-        self.places, room, b = places, self.room, places.rows
+        self.places, room, b = places, self.workspace, places.rows
         together, candidates = b * places.width, b * places.candidates
         room.of("blocks", together * 2 * self.hidden)
-        logits = room.of("logits", together * self.columns).data_ptr()
-        self.asks = PassPart(logits=logits, **room.addresses(together, 1))
-        self.wants = DraftPart(
-            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings),
-            names=None if self.names is None else self.names.data_ptr(),
-            knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
-            place=room.of("place", b * places.fed, torch.long).data_ptr(),
-            **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
-            value=room.of("value", candidates).data_ptr(),
+        logits = address(room.of("logits", together * self.columns))
+        self.pass_ = struct("Pass", logits=logits, **room.of_pass(together, 1))
+        self.draft = struct(
+            "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
+            token_ids=address(self.names), knots=address(KNOTS), slopes=address(SLOPES),
+            max_candidates=places.candidates, fed_candidate=address(room.of("fed", b * places.fed, torch.long)),
+            **room.split("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
+            value=address(room.of("value", candidates)),
         )  # fmt: skip
 
 
 def compiled_hydra(
-    code: ctypes.CDLL,
+    code: Library,
     heads: Sequence[HeadParts],
     embeddings: Float[Tensor, "t h"] | None,
     names: Int[Tensor, " v"] | None,

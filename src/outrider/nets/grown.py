@@ -7,7 +7,6 @@ of tensors by rounding, which may change a draft and never a text.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,15 +15,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..backends.native.abi import MAX_FED_PAIRS, Struct, address, struct
 from ..backends.native.arrays import addresses, integers
-from ..backends.native.parts import FEW, DraftPart, PassPart, Room
+from ..backends.native.workspace import Workspace
 from ..core.protocols import Round
 from ..core.types import Budget, DraftTree, Rows
 from .compiled import CompiledLayer
 from .kv_cache import KVCache
 from .wanted import KNOTS, SLOPES, Seconds, Shape, Wanted
 
-LISTS = "token", "below", "level", "fed", "chosen"  # of all candidates
+LISTS = "token", "parent", "level", "fed", "chosen"  # of all candidates
 
 
 class Pairs(NamedTuple):
@@ -87,11 +87,11 @@ class Grower:
     embeddings: Float[Tensor, "v h"]
     names: Int[Tensor, " vd"] | None
     places: Places = field(default=Places(), init=False)  # that the structures of a call have room for
-    asks: PassPart = field(init=False)
-    wants: DraftPart = field(init=False)
+    pass_: Struct = field(init=False)
+    draft: Struct = field(init=False)
 
     def __post_init__(self) -> None:
-        self.room, self.seconds = Room(self.net.code, self.net.step), Seconds()
+        self.workspace, self.seconds = Workspace(self.net.code, self.net.step), Seconds()
 
     def read(self, cache: KVCache, last: Float[Tensor, "b 1 h"], pairs: Sequence[Pairs]) -> None:
         """Feed pairs alone, as `grow` does first."""
@@ -118,7 +118,7 @@ class Grower:
             budget: its floor, reach and price.
         """
         with self.net.lock:
-            wanted = Wanted(rows, budget, shape, int(self.net.step.vocabulary), self.seconds, self.room)
+            wanted = Wanted(rows, budget, shape, self.net.step.vocab, self.seconds, self.workspace)
             fed = (shape.depth - 1) * shape.width
             places = Places(len(rows), fed, 1 + wanted.most * (1 + fed), shape.width)
             return wanted.tree(self._call(cache, last, pairs, places, wanted.told))
@@ -137,7 +137,7 @@ class Grower:
         slots = cache.longest + (waits := max(counts)) + places.fed
         self._fit(replace(places, waits=waits) if waits > 1 else places)
         cache.reserve(slots)
-        asks, wants, turns = self.asks, self.wants, net.turned(slots)
+        pass_, draft, turns = self.pass_, self.draft, net.turned(slots)
         waiting, lengths, tokens, vectors = (
             integers(counts),
             integers(cache.host),
@@ -145,45 +145,45 @@ class Grower:
             addresses(features),
         )
         pointers = addresses((cache.keys.data_ptr(), cache.values.data_ptr()))
-        asks.capacity, asks.cache = cache.keys.shape[1], ctypes.addressof(pointers)
-        asks.turns, asks.positions = turns.data_ptr(), len(turns)
-        self.room.hire(asks, self.places.rows * max(self.places.width, self.places.waits))
-        wants.waits, wants.waiting, wants.lengths = waits, ctypes.addressof(waiting), ctypes.addressof(lengths)
-        wants.features, wants.behind, wants.last = ctypes.addressof(vectors), ctypes.addressof(tokens), last.data_ptr()
+        pass_.capacity, pass_.cache = cache.keys.shape[1], pointers
+        pass_.rope, pass_.rope_positions = address(turns), len(turns)
+        self.workspace.use_threads(pass_, self.places.rows * max(self.places.width, self.places.waits))
+        draft.most_pending, draft.pending, draft.lengths = waits, waiting, lengths
+        draft.features, draft.next_tokens, draft.last_hidden = vectors, tokens, address(last)
         for name, value in told.items():
-            setattr(wants, name, value)
-        net.drafts(*map(ctypes.byref, (net.step, net.end, asks, wants)))
+            setattr(draft, name, value)
+        net.drafts(net.step, net.end, pass_, draft)
         if waits:
             cache.advance(counts)
-        return int(wants.kept)
+        return int(draft.widest)
 
     def _fit(self, places: Places) -> None:
         """Make structures with room for this, unless there are; they are kept from call to call."""
         if (places := places.both(self.places)) == self.places:
             return
-        self.places, net, room, hidden = places, self.net, self.room, int(self.net.step.hidden)
-        b, columns, fed, candidates = places.rows, int(net.step.vocabulary), places.fed, places.rows * places.candidates
-        together, most = b * max(places.width, places.waits), max(fed, min(FEW, places.waits))
-        self.asks = PassPart(
-            rows=b, ask=torch.arange(places.width, out=room.of("ask", places.width, torch.long)).data_ptr(),
-            tap=room.of("tap", 1, torch.long).fill_(1).data_ptr(), **room.addresses(together, fed),
-            **room.cut(
-                "a step", torch.float32, given=together * int(net.step.joined), states=together * hidden,
+        self.places, net, room, hidden = places, self.net, self.workspace, self.net.step.hidden
+        b, columns, fed, candidates = places.rows, net.step.vocab, places.fed, places.rows * places.candidates
+        together, most = b * max(places.width, places.waits), max(fed, min(MAX_FED_PAIRS, places.waits))
+        nodes = torch.arange(places.width, out=room.of("logit nodes of a step", places.width, torch.long))
+        self.pass_ = struct(
+            "Pass", rows=b, logit_nodes=address(nodes),
+            tap_layers=address(room.of("tap", 1, torch.long).fill_(1)), **room.of_pass(together, fed),
+            **room.split(
+                "a step", torch.float32, inputs=together * net.step.input_dim, hidden_states=together * hidden,
                 tapped=together * hidden, logits=b * places.width * columns,
             ),
         )  # fmt: skip
-        self.wants = DraftPart(
-            fuse=net.fuse, taps=net.taps, wide=net.wide,
-            embeddings=self.embeddings.data_ptr(), entries=len(self.embeddings),
-            names=None if self.names is None else self.names.data_ptr(),
-            knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), candidates=places.candidates,
-            ancestors=room.of("ancestors", b * fed * fed, torch.uint8).data_ptr(),
-            **room.cut(
-                "fed", torch.long, spots=b * most, place=b * fed,
-                last_features=b * net.taps, last_behind=b, last_waiting=b,
+        self.draft = struct(
+            "Draft", fuse=net.fuse, taps=net.taps, feature_dim=net.wide,
+            embeddings=address(self.embeddings), embedding_rows=len(self.embeddings), token_ids=address(self.names),
+            knots=address(KNOTS), slopes=address(SLOPES), max_candidates=places.candidates,
+            ancestors=address(room.of("ancestors", b * fed * fed, torch.uint8)),
+            **room.split(
+                "fed", torch.long, positions=b * most, fed_candidate=b * fed,
+                last_features=b * net.taps, last_tokens=b, last_pending=b,
             ),
-            **room.cut("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
-            **room.cut("values", torch.float32, value=candidates, vectors=b * fed * hidden),
+            **room.split("candidates", torch.long, **dict.fromkeys(LISTS, candidates)),
+            **room.split("values", torch.float32, value=candidates, hidden_states=b * fed * hidden),
         )  # fmt: skip
 
 

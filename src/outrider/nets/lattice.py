@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backends.native.abi import Pointer, Struct, address
 from ..backends.native.arrays import integers
-from ..backends.native.parts import BlockPart, Room
+from ..backends.native.workspace import Workspace
 from ..core.types import Rows
 from .wanted import KNOTS, SLOPES
 
-LISTS = "token", "below", "level", "chosen"  # of all nodes
+LISTS = "token", "parent", "level", "chosen"  # of all nodes
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,18 @@ def deepest(rows: Rows, depth: int) -> Any:
     return integers(min(depth, remaining - 1) for remaining in rows.remaining)
 
 
-def fit(room: Room, block: BlockPart, places: Places, names: Tensor | None) -> dict[str, Any]:
+def fit(room: Workspace, block: Struct, places: Places, names: Tensor | None) -> dict[str, Pointer]:
     """Room for the trees of calls up to this size: `block` is told of its own, the rest is for the draft."""
     b, slots, nodes, most = places.rows, places.slots, places.nodes, places.most
     for name, size, dtype in (
         ("columns", slots, torch.long), ("confidences", slots, torch.float32),
         ("logs", nodes, torch.float32), ("order", nodes, torch.long),
     ):  # fmt: skip
-        setattr(block, name, room.of(name, b * size * most, dtype).data_ptr())
+        setattr(block, name, address(room.of(name, b * size * most, dtype)))
     for name, dtype in (("next", torch.long), ("value", torch.float64)):
-        setattr(block, name, room.of(f"of a lattice: {name}", b * nodes, dtype).data_ptr())
+        setattr(block, name, address(room.of(f"of a lattice: {name}", b * nodes, dtype)))
     return {
-        "names": None if names is None else names.data_ptr(), "knots": KNOTS.data_ptr(), "slopes": SLOPES.data_ptr(),
-        "value": room.of("value", b * nodes).data_ptr(),
-        **room.cut("nodes", torch.long, **dict.fromkeys(LISTS, b * nodes)),
+        "token_ids": address(names), "knots": address(KNOTS), "slopes": address(SLOPES),
+        "value": address(room.of("value", b * nodes)),
+        **room.split("nodes", torch.long, **dict.fromkeys(LISTS, b * nodes)),
     }  # fmt: skip

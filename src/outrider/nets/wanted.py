@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..backends.native.abi import NULL, Pointer, address
 from ..backends.native.arrays import doubles, floats, integers, seeds
-from ..backends.native.parts import Room, fresh
+from ..backends.native.workspace import Workspace, fresh
 from ..core.noise import tables
 from ..core.price import Price
 from ..core.sampling import POOL, POOLED
@@ -36,13 +36,13 @@ class Seconds:
 
     def __init__(self) -> None:
         self.price: Price | None = None
-        self.held: Any = (ctypes.c_double * 1)()
+        self.held: Any = doubles([0])
 
-    def of(self, price: Price | None) -> int:
-        """Their address."""
+    def of(self, price: Price | None) -> Any:
+        """A C array of them."""
         if price is not None and self.price is not price:
             self.price, self.held = price, doubles(price.seconds)
-        return ctypes.addressof(self.held)
+        return self.held
 
 
 class Wanted:
@@ -57,7 +57,7 @@ class Wanted:
         room: the workspace, used during the call.
     """
 
-    def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds, room: Room):
+    def __init__(self, rows: Rows, budget: Budget, shape: Shape, columns: int, seconds: Seconds, room: Workspace):
         nodes, b, price = shape.nodes, len(rows), budget.price
         with torch.inference_mode(False):
             self.found = fresh(4, b * nodes)  # tokens, parents, depths; of each row its size
@@ -68,15 +68,14 @@ class Wanted:
         self.kept = root, heats, keys, starts
         pool = pooled(columns, self.most)
         self.told: dict[str, Any] = {
-            "root": root.data_ptr(), "depth": shape.depth, "width": shape.width, "nodes": nodes, "most": self.most,
+            "roots": address(root), "depth": shape.depth, "width": shape.width, "max_nodes": nodes, "top_k": self.most,
             "scale": shape.scale, "pool": pool,
             "floor": _log(budget.floor), "reach": _log(budget.reach), "trust": price.trust if price else 1.0,
-            "sizes": len(price.seconds) if price else 0, "summed": int(price.summed) if price else 0,
-            "seconds": seconds.of(price),
-            "temperature": ctypes.addressof(heats), "starts": ctypes.addressof(starts),
-            "seeds": ctypes.addressof(keys) if rows.rule == "coupled" and rows.hot else None,
-            "values": self.worth.data_ptr(), "sees": self.sees.data_ptr(),
-            **dict(zip(("tokens", "parents", "depths", "size"), (part.data_ptr() for part in self.found), strict=True)),
+            "max_priced": len(price.seconds) if price else 0, "price_total": int(price.summed) if price else 0,
+            "seconds": seconds.of(price), "temperature": heats, "start_positions": starts,
+            "seeds": keys if rows.rule == "coupled" and rows.hot else NULL,
+            "values": address(self.worth), "visible": address(self.sees),
+            **dict(zip(("tokens", "parents", "depths", "size"), map(address, self.found), strict=True)),
             **workspace(room, b, shape, self.most, pool),
         }  # fmt: skip
 
@@ -88,19 +87,19 @@ class Wanted:
         return DraftTree(tokens, parents, depths, self.found[3][:b], seen, self.depth, values)
 
 
-def workspace(room: Room, rows: int, shape: Shape, most: int, pool: int) -> dict[str, int]:
+def workspace(room: Workspace, rows: int, shape: Shape, most: int, pool: int) -> dict[str, Pointer]:
     """What the code works in while it ranks and keeps candidates, `most` below a node, of `pool` that race."""
     items, nodes, wide = rows * max(shape.depth, shape.width), rows * shape.nodes, max(shape.nodes, shape.width)
     candidates = max(shape.nodes, 1 + most * (1 + (shape.depth - 1) * shape.width))
     return {
-        **room.cut(
-            "ranks", torch.float32, raced=items * pool, top_values=items * (pool + most),
-            all=nodes, sorted=nodes, tops=wide,
+        **room.split(
+            "ranks", torch.float32, noisy=items * pool, top_values=items * (pool + most),
+            all_values=nodes, sorted_values=nodes, best_values=wide,
         ),
-        **room.cut(
-            "places", torch.long, top_columns=items * (pool + most), order=nodes, renamed=candidates, ends=rows
+        **room.split(
+            "places", torch.long, top_columns=items * (pool + most), order=nodes, new_index=candidates, ends=rows
         ),
-        "gains": room.of("gains", nodes, torch.float64).data_ptr(),
+        "gains": address(room.of("gains", nodes, torch.float64)),
     }  # fmt: skip
 
 

@@ -3,7 +3,6 @@ eight bits."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +10,11 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from .parts import BLOCK as BLOCK
-from .parts import MatrixPart
+from . import abi
+from .abi import BF12, PLAIN, Q8, W4A8, W8A8, Library, Struct, address, ffi
+from .abi import BLOCK_WEIGHTS as BLOCK
 
 OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
-PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8 = range(6)  # kinds of rows, as in blocks.h, which has further ones
 HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as products of whole numbers have them in a vector
 
 
@@ -25,12 +24,12 @@ class Packed:
 
     kind: int
     rows: Tensor  # [o, bytes], of which four or eight lie together; or the weights themselves
-    others: Tensor | None = None  # TWELVE: what single blocks are read with, whose addresses stand in the rows
+    others: Tensor | None = None  # BF12: what single blocks are read with, whose addresses stand in the rows
 
     @property
-    def part(self) -> MatrixPart:
-        """What pass.c is given; `rows` must live as long."""
-        return MatrixPart(self.rows.data_ptr(), self.kind)
+    def struct(self) -> Struct:
+        """`Matrix`; `rows` must live as long."""
+        return abi.struct("Matrix", data=address(self.rows), kind=self.kind)[0]
 
 
 def plain(weight: Float[Tensor, "o i"]) -> Packed:
@@ -43,18 +42,17 @@ def eights(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"]) -> Pac
     zeros make the last four rows whole."""
     fours = _fours(numbers.to(torch.int8)).unflatten(2, (-1, BLOCK))
     rows = torch.cat([_bytes(fours.transpose(1, 2)), _bytes(_fours(scales).transpose(1, 2).half())], 1)
-    return Packed(EIGHT, rows.reshape(4 * len(rows), -1))
+    return Packed(Q8, rows.reshape(4 * len(rows), -1))
 
 
-def arranged_bytes(code: ctypes.CDLL, kind: int, width: int) -> int:
+def arranged_bytes(code: Library, kind: int, width: int) -> int:
     """Bytes that a row of a file's matrix takes in the order in which passes read it; 0 where this code does not read
     its kind, GGUF's number `kind`."""
-    code.arranged_bytes.restype = ctypes.c_int64
-    return code.arranged_bytes(ctypes.c_int64(kind), ctypes.c_int64(width))
+    return int(code.repacked_bytes(kind, width))
 
 
 def arranged(
-    code: ctypes.CDLL,
+    code: Library,
     kind: int,
     rows: np.ndarray,
     width: int,
@@ -76,12 +74,8 @@ def arranged(
     """
     given = np.ascontiguousarray(rows)
     place = None if order is None else np.ascontiguousarray(order, np.int64)
-    code.arranged.restype = ctypes.c_int64
-    own = code.arranged(
-        ctypes.c_int64(kind), ctypes.c_void_p(given.ctypes.data), ctypes.c_int64(len(rows)), ctypes.c_int64(width),
-        None if place is None else ctypes.c_void_p(place.ctypes.data), ctypes.c_void_p(room.data_ptr()),
-        ctypes.c_int64(torch.get_num_threads()),
-    )  # fmt: skip
+    threads = torch.get_num_threads()
+    own = code.repack(kind, address(given), len(rows), width, address(place), address(room), threads)
     return Packed(own, room.view(len(rows) + -len(rows) % 4, -1)) if own else None
 
 
@@ -112,18 +106,14 @@ def opened(matrix: Packed, width: int) -> Float[Tensor, "o i"]:
     return wide.permute(0, 3, 1, 2, 4).reshape(-1, width)
 
 
-def multiply(code: ctypes.CDLL, matrix: Packed, outputs: int, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
+def multiply(code: Library, matrix: Packed, outputs: int, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
     """A pass's product of these rows, in float32; of code that `multiplies` whole numbers. Where it has inputs of
     bfloat16, x is rounded to it first."""
-    given, found, part = x.float().contiguous(), torch.empty(len(x), outputs), matrix.part
-    room = torch.empty_like(given)
-    code.multiply.restype, code.scratch_bytes.restype = None, ctypes.c_int64
-    each = code.scratch_bytes(ctypes.c_int64(len(x)), ctypes.c_int64(x.shape[1]))
-    scratch = torch.empty(each * torch.get_num_threads(), dtype=torch.uint8)
-    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (given, found, room, scratch)]
-    sizes = [ctypes.c_int64(size) for size in (*x.shape, outputs)]
-    threads = ctypes.c_int64(torch.get_num_threads())
-    code.multiply(ctypes.byref(part), places[0], *sizes, places[1], threads, *places[2:])
+    given, found, own = x.float().contiguous(), torch.empty(len(x), outputs), matrix.struct
+    room, threads = torch.empty_like(given), torch.get_num_threads()
+    scratch = torch.empty(code.scratch_bytes(*x.shape) * threads, dtype=torch.uint8)
+    places = address(room), address(scratch)
+    code.multiply(ffi.addressof(own), address(given), *x.shape, outputs, address(found), threads, *places)
     return found
 
 
@@ -141,7 +131,7 @@ def twelve_size(weight: Float[Tensor, "o i"]) -> int:
     return -(-outputs // 4) * 4 * (width // BLOCK * 48 + 16) if width % BLOCK == 0 else 0
 
 
-def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL, room: Integer[Tensor, " bytes"]) -> Packed | None:
+def twelve_bits(weight: Float[Tensor, "o i"], code: Library, room: Integer[Tensor, " bytes"]) -> Packed | None:
     """A bfloat16 matrix in twelve bits a number, to the last bit; None where it cannot be written so.
 
     Nearly all numbers of four rows share sixteen upper bytes, which are a sign and seven bits of the exponent. Blocks
@@ -156,14 +146,12 @@ def twelve_bits(weight: Float[Tensor, "o i"], code: ctypes.CDLL, room: Integer[T
     outputs, width = 4 * len(fours), weight.shape[1]
     blocks = len(fours) + len(fours) * (width // BLOCK) // OTHERS
     others = torch.empty(blocks * OTHER, dtype=torch.uint8)  # memory that is not written takes no place
-    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (fours, room, others)]
-    sizes = [ctypes.c_int64(size) for size in (outputs, width, blocks, torch.get_num_threads())]
-    code.twelve_bits.restype = ctypes.c_int64
-    done = code.twelve_bits(places[0], *sizes[:2], *places[1:], *sizes[2:])
-    return Packed(TWELVE, room.view(outputs, -1), others) if done else None
+    threads = torch.get_num_threads()
+    done = code.pack_bf12(address(fours), outputs, width, address(room), address(others), blocks, threads)
+    return Packed(BF12, room.view(outputs, -1), others) if done else None
 
 
-def for_drafts(weight: Float[Tensor, "o i"], code: ctypes.CDLL) -> Packed:
+def for_drafts(weight: Float[Tensor, "o i"], code: Library) -> Packed:
     """A drafter's matrix: rounded to eight bits where this build multiplies whole numbers or reads blocks, else as it
     is. Products of whole numbers round activations too, which is no harm: drafts need not be exact."""
     if not multiplies(code) and not reads(code):
@@ -180,25 +168,23 @@ def rounded(weight: Float[Tensor, "o i"]) -> tuple[Integer[Tensor, "o i"], Float
     return numbers.flatten(1).to(torch.int8), scales
 
 
-def numbers(code: ctypes.CDLL, matrix: Packed, width: int) -> Float[Tensor, "o i"]:
+def numbers(code: Library, matrix: Packed, width: int) -> Float[Tensor, "o i"]:
     """What a pass reads in these rows, those of zeros included, in bfloat16."""
     found = torch.empty(len(matrix.rows), width, dtype=torch.bfloat16)
-    part = matrix.part
-    code.numbers.restype = None
-    sizes, threads = map(ctypes.c_int64, found.shape), ctypes.c_int64(torch.get_num_threads())
-    code.numbers(ctypes.byref(part), *sizes, ctypes.c_void_p(found.data_ptr()), threads)
+    own = matrix.struct
+    code.unpack_matrix(ffi.addressof(own), *found.shape, address(found), torch.get_num_threads())
     return found
 
 
-def reads(code: ctypes.CDLL) -> int:
+def reads(code: Library) -> int:
     """For how many lanes this build of the pass reads blocks: sixteen where AVX-512 multiplies bfloat16,
     eight where it has no AVX-512. 0: it reads none."""
-    return ctypes.c_int64.in_dll(code, "block_lanes").value if hasattr(code, "block_lanes") else 0
+    return int(code.block_lanes)
 
 
-def multiplies(code: ctypes.CDLL) -> bool:
+def multiplies(code: Library) -> bool:
     """Has this build products of whole numbers? Those for bfloat16 weights have them, but for that with tiles."""
-    return hasattr(code, "whole_products")
+    return bool(code.integer_products)
 
 
 def _fours(rows: Tensor) -> Tensor:

@@ -17,19 +17,20 @@ from pathlib import Path
 
 import torch
 
-from . import sanitized, store
-from .parts import check
+from . import abi, sanitized, store
+from .abi import Library
 from .sanitized import sanitizer
 
 HERE = Path(__file__).parent / "c"
 SOURCE = "pass.c"
 FLAGS = "-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-shared", "-fPIC"
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
+NAMES: dict[Library, str] = {}  # of the libraries that were loaded
 logger = logging.getLogger(__name__)
 
 
 @cache
-def library(weights: str, rest: str) -> ctypes.CDLL | None:
+def library(weights: str, rest: str) -> Library | None:
     """The pass over weights of this precision, with activations, keys and values of the `rest`; both are "bfloat16" or
     "float32". None where it cannot be had on this machine."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
@@ -46,8 +47,9 @@ def library(weights: str, rest: str) -> ctypes.CDLL | None:
         *(("-DWIDE",) if halves and wide else ()),
     )
     try:
-        code = store.load(_name(flags), partial(_compile, compiler, flags))
-        check(code)
+        name = _name(flags)
+        code = store.load(name, partial(_compile, compiler, flags), abi.ffi.dlopen)
+        NAMES[code] = Path(name).stem
         return code
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)

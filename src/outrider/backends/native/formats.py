@@ -3,18 +3,19 @@ gguf-py's reader, whose numbers these are."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .abi import Library, address
+
 CHUNK = 1 << 24  # numbers that are made at a time without compiled code
 
 
 def numbers(
-    code: ctypes.CDLL | None, kind: int, rows: np.ndarray, width: int, order: np.ndarray | None, dtype: torch.dtype
+    code: Library | None, kind: int, rows: np.ndarray, width: int, order: np.ndarray | None, dtype: torch.dtype
 ) -> Tensor:
     """A tensor's numbers.
 
@@ -35,12 +36,9 @@ def numbers(
     found = torch.empty(len(rows), width, dtype=torch.bfloat16 if halves else torch.float32)
     given = np.ascontiguousarray(rows)
     place = None if order is None else np.ascontiguousarray(order, np.int64)
-    code.dequantise.restype = ctypes.c_int64
     done = code.dequantise(
-        ctypes.c_int64(kind), ctypes.c_void_p(given.ctypes.data), ctypes.c_int64(len(rows)), ctypes.c_int64(width),
-        None if place is None else ctypes.c_void_p(place.ctypes.data), ctypes.c_void_p(found.data_ptr()),
-        ctypes.c_int64(halves), ctypes.c_int64(torch.get_num_threads()),
-    )  # fmt: skip
+        kind, address(given), len(rows), width, address(place), address(found), halves, torch.get_num_threads()
+    )
     assert done == len(rows), "the caller has looked whether this kind is supported"
     return found if found.dtype == dtype else found.to(dtype)
 

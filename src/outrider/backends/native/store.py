@@ -6,7 +6,6 @@ otherwise it is compiled again. Where the folder cannot be used it is compiled f
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import shutil
@@ -14,18 +13,20 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ... import kept
 
 logger = logging.getLogger(__name__)
 
 
-def load(name: str, compile_to: Callable[[Path], object]) -> ctypes.CDLL:
+def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str], Any]) -> Any:
     """The library of this name.
 
     Args:
         name: of its file; it must tell apart whatever could be compiled.
         compile_to: compiles it to the file that it is given; called only where no usable library is kept.
+        dlopen: opens the file of a library.
 
     Raises:
         OSError: what was compiled cannot be loaded. What `compile_to` raises is passed on.
@@ -33,17 +34,17 @@ def load(name: str, compile_to: Callable[[Path], object]) -> ctypes.CDLL:
     file = kept.folder("native") / name
     try:
         if _usable(file):
-            return ctypes.CDLL(str(file))
+            return dlopen(str(file))
     except OSError as error:
         kept.unusable(error.strerror or str(error))
     with tempfile.TemporaryDirectory(prefix="outrider-") as own:  # mode 0700; a loaded library outlives its file
         made = Path(own) / name
         compile_to(made)
         try:
-            return ctypes.CDLL(str(_keep(made, file)))
+            return dlopen(str(_keep(made, file)))
         except OSError as error:
             kept.unusable(error.strerror or str(error))
-        return ctypes.CDLL(str(made))
+        return dlopen(str(made))
 
 
 def _usable(file: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import W4A8, W8A8, Packed, plain
+from .abi import MAX_HEAD_DIM, W4A8, W8A8, Pointer, Struct, address, ffi, struct
+from .blocks import Packed, plain
 from .pages import PAGE, in_large_pages
-from .parts import WIDEST as WIDEST
-from .parts import LayerPart, MatrixPart, ModelPart, project, small
 
 SHAPED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}  # families whose layers are these
 STEP = 32  # what widths are multiples of
 LINE = 64  # bytes
+Hold = Callable[[Tensor], Struct]  # a weight as `Matrix`, kept as long as the model
 
 
 @dataclass
 class Weights:
     """The structure, the precision of the weights in it, and what must live as long as it does."""
 
-    part: ModelPart
+    model: Struct  # `Model`
     dtype: torch.dtype
     kept: list[Any]
     whole: list[tuple[Packed, int, int]]  # what is multiplied as whole numbers, and its outputs and width
@@ -52,8 +52,8 @@ def lacking(model: Any, config: Any) -> str:
         return "its products are not plain ones"
     width = _width(config)
     sizes = int(config.hidden_size), int(config.intermediate_size), width
-    if any(size % STEP for size in sizes) or width > WIDEST:
-        return f"its widths {sizes} are not multiples of {STEP}, or a head is wider than {WIDEST}"
+    if any(size % STEP for size in sizes) or width > MAX_HEAD_DIM:
+        return f"its widths {sizes} are not multiples of {STEP}, or a head is wider than {MAX_HEAD_DIM}"
     if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
     if model.get_output_embeddings().bias is not None or any(
@@ -69,31 +69,51 @@ def read(model: Any, config: Any, windows: dict[str, int | None], packed: dict[i
     weight, what is read in its place."""
     kept: list[Any] = []
 
-    def hold(weight: Tensor) -> MatrixPart:
+    def hold(weight: Tensor) -> Struct:
         kept.append(packed.get(id(weight)) or plain(weight))
-        return kept[-1].part
+        return kept[-1].struct
 
     core = model.model
     kinds = getattr(config, "layer_types", None) or [""] * len(core.layers)
-    parts = (LayerPart * len(core.layers))()
-    for i, (part, layer) in enumerate(zip(parts, core.layers, strict=True)):
+    layers = ffi.new("Layer[]", len(core.layers))
+    for i, (part, layer) in enumerate(zip(layers, core.layers, strict=True)):
         attention = layer.self_attn
-        project(part, kept, hold, attention, layer.mlp)
-        part.norm, part.norm_inner = small(kept, layer.input_layernorm), small(kept, layer.post_attention_layernorm)
-        part.norm_q = small(kept, getattr(attention, "q_norm", None))
-        part.norm_k = small(kept, getattr(attention, "k_norm", None))
+        projections(part, kept, hold, attention, layer.mlp)
+        part.attention_norm = small(kept, layer.input_layernorm)
+        part.mlp_norm = small(kept, layer.post_attention_layernorm)
+        part.q_norm = small(kept, getattr(attention, "q_norm", None))
+        part.k_norm = small(kept, getattr(attention, "k_norm", None))
         part.window = windows.get(kinds[i] if kinds[i] in windows else "") or 0
-        part.turned = int(bool(getattr(attention, "use_rope", True)))
-    model_ = ModelPart(
-        hidden=config.hidden_size, inner=config.intermediate_size, heads=config.num_attention_heads,
-        groups=config.num_key_value_heads, width=_width(config), layers=len(core.layers),
-        vocabulary=model.lm_head.weight.shape[0],
-        epsilon=config.rms_norm_eps, scale=core.layers[0].self_attn.scaling, layer=parts,
+        part.rope = int(bool(getattr(attention, "use_rope", True)))
+    model_ = struct(
+        "Model", hidden=config.hidden_size, intermediate=config.intermediate_size, heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads, head_dim=_width(config), layers=len(core.layers),
+        vocab=model.lm_head.weight.shape[0],
+        eps=config.rms_norm_eps, attention_scale=core.layers[0].self_attn.scaling, layer=layers,
         norm=small(kept, core.norm), head=hold(model.lm_head.weight),
     )  # fmt: skip
     shapes = {id(weight): weight.shape for weight in model.parameters()}
     whole = [(one, *shapes[key]) for key, one in packed.items() if one.kind in (W4A8, W8A8)]
-    return Weights(model_, model.lm_head.weight.dtype, [parts, *kept], whole)
+    return Weights(model_, model.lm_head.weight.dtype, [layers, *kept], whole)
+
+
+def projections(layer: Struct, kept: list[Any], hold: Hold, attention: Any, mlp: Any) -> None:
+    """Write the weights of a layer's projections to its `Layer`, with the biases of those around attention."""
+    for name in ("q", "k", "v", "o"):
+        module = getattr(attention, f"{name}_proj")
+        setattr(layer, name, hold(module.weight))
+        setattr(layer, f"{name}_bias", small(kept, module, "bias"))
+    for name in ("gate", "up", "down"):
+        setattr(layer, name, hold(getattr(mlp, f"{name}_proj").weight))
+
+
+def small(kept: list[Any], module: Any, name: str = "weight") -> Pointer:
+    """The address of a norm's weights or of a bias, copied in float32 to `kept`; NULL where there is none."""
+    tensor = getattr(module, name, None)
+    if tensor is None:
+        return address(None)
+    kept.append(tensor.detach().float().clone())
+    return address(kept[-1])
 
 
 def gather(model: Any, but: Container[int]) -> None:

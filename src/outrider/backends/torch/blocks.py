@@ -7,7 +7,6 @@ are compared as a whole; a matrix that differs stays in bfloat16. (Integer produ
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..native import blocks as native
+from ..native.abi import Library
 from ..native.blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
 from ..native.files import open_gguf
 from ..native.model import Parameter, parameters, supports
@@ -27,7 +27,7 @@ GATED = "gate_proj", "up_proj"
 SAMPLE = 16  # fours of rows of a matrix that are compared with the model's weights
 
 
-def read(model: nn.Module, file: Path | None, code: ctypes.CDLL) -> dict[int, Packed]:
+def read(model: nn.Module, file: Path | None, code: Library) -> dict[int, Packed]:
     """By the id of a linear layer's weight, the file's blocks that are this weight.
 
     Args:
@@ -47,7 +47,7 @@ def read(model: nn.Module, file: Path | None, code: ctypes.CDLL) -> dict[int, Pa
     return found
 
 
-def _agrees(code: ctypes.CDLL, made: Packed, weight: Float[Tensor, "o i"]) -> bool:
+def _agrees(code: Library, made: Packed, weight: Float[Tensor, "o i"]) -> bool:
     """Are the weights that a pass reads the model's, in a sample of rows?"""
     fours = max(1, len(weight) // 4)
     starts = [4 * int(four) for four in torch.linspace(0, fours - 1, min(fours, SAMPLE)).long()]
@@ -103,7 +103,7 @@ def _moved(found: dict[int, Packed]) -> dict[int, Packed]:
     return found
 
 
-def twelve(model: nn.Module, packed: dict[int, Packed], code: ctypes.CDLL) -> dict[int, Packed]:
+def twelve(model: nn.Module, packed: dict[int, Packed], code: Library) -> dict[int, Packed]:
     """By the id of a linear layer's weight, its numbers in twelve bits: of those that are not `packed`, and can be."""
     layers = [m.weight for m in model.modules() if type(m) is nn.Linear and id(m.weight) not in packed]
     sizes = {id(weight): twelve_size(weight) if weight.dtype == torch.bfloat16 else 0 for weight in layers}

@@ -6,7 +6,6 @@ with drafts and without. It is not trusted, it is proved: `validate.py` holds it
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,10 +14,12 @@ import torch
 from torch import Tensor
 
 from ...core.protocols import TargetOutput
-from ..native.blocks import PLAIN, Packed, multiplies, reads
-from ..native.build import library
-from ..native.parts import PassPart, Room
+from ..native.abi import PLAIN, Library, address, struct
+from ..native.arrays import addresses, integers
+from ..native.blocks import Packed, multiplies, reads
+from ..native.build import NAMES, library
 from ..native.weights import Weights, gather, lacking, read
+from ..native.workspace import Workspace
 from . import blocks, families
 from .cache import TreeCache
 from .session import Pass, TreeSession, index
@@ -30,17 +31,21 @@ FIRST = 1024  # positions whose turns are computed at first
 class Forward:
     """The compiled pass over one model's weights."""
 
-    def __init__(self, library: ctypes.CDLL, target: Any, weights: Weights):
+    def __init__(self, library: Library, target: Any, weights: Weights):
         self.code, self.call, self.target, self.weights = library, library.forward, target, weights
-        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
         self.kept = torch.float32 if target.dtype == torch.float32 else weights.dtype  # keys, values and features
         self.walk = Walk(library)
-        self.lock = Lock()  # of the room below
-        self.room = Room(library, weights.part)
-        self.turns = torch.zeros(0, 2, weights.part.width)
+        self.lock = Lock()  # of the workspace
+        self.workspace = Workspace(library, weights.model)
+        self.turns = torch.zeros(0, 2, weights.model.head_dim)
         self.embeddings = embeddings(target, weights.dtype)
         self.known: tuple[Any, ...] = ()  # the slabs that the pointers are of
         self.pointers: Any = None
+
+    @property
+    def library_name(self) -> str:
+        """Of the compiled code: other sources, flags or processors have other names."""
+        return NAMES[self.code]
 
     @property
     def bytes(self) -> int:
@@ -50,10 +55,10 @@ class Forward:
     def run(self, session: TreeSession, given: Pass) -> TargetOutput:
         """One pass over a tree or a chunk of prompts. Logits are of float32, and those of padding whatever memory held;
         features are of the target's precision, and zeros there."""
-        part, cache, target = self.weights.part, session.cache, self.target
+        model, cache, target = self.weights.model, session.cache, self.target
         (b, n), m = given.spots.shape, given.n - given.since
         if cache.fresh:
-            cache.begin(b, (int(part.groups), int(part.width)), self.kept)
+            cache.begin(b, (model.kv_heads, model.head_dim), self.kept)
         cache.reserve(given.view)
         assert given.embeds is not None or given.tokens is not None
         tokens = None if given.tokens is None or self.embeddings is None else given.tokens.contiguous()
@@ -61,32 +66,32 @@ class Forward:
         sizes = None if given.sizes is None else given.sizes.contiguous()
         tree = None if given.chunk or given.ancestors is None else given.ancestors.contiguous()
         ask = index(m, spots.device) if given.asked is None else given.asked.contiguous()
-        taps = (ctypes.c_int64 * len(given.taps))(*(t if t >= 0 else part.layers + 1 + t for t in given.taps))
+        taps = integers(t if t >= 0 else model.layers + 1 + t for t in given.taps)
         room_for = torch.empty if sizes is None else torch.zeros  # a drafter's masks hide padding, but no NaN in it
-        told = [room_for(b, m, part.hidden, dtype=self.kept) for _ in taps]
-        features = (ctypes.c_void_p * len(taps))(*(states.data_ptr() for states in told))
-        logits = torch.empty(b, len(ask), part.vocabulary)
+        told = [room_for(b, m, model.hidden, dtype=self.kept) for _ in taps]
+        features = addresses(states.data_ptr() for states in told)
+        logits = torch.empty(b, len(ask), model.vocab)
         with self.lock:
             if tokens is None:
-                states = self.room.own("states", target.embed(given.tokens) if given.embeds is None else given.embeds)
+                states = self.workspace.copy(
+                    "states", target.embed(given.tokens) if given.embeds is None else given.embeds
+                )
             else:
-                states = self.room.of("states", b * m * int(part.hidden))
+                states = self.workspace.of("states", b * m * model.hidden)
             turns = self._turns(given.bound + 1)
-            room, pointers = self.room.addresses(b * m, n), self._pointers(cache)
-            asks = PassPart(
-                rows=b, nodes=m, since=given.since, all=n, capacity=cache.capacity,
-                shared=tree is None or len(tree) == 1, lengths=lengths.data_ptr(), spots=spots.data_ptr(),
-                sizes=None if sizes is None else sizes.data_ptr(),
-                ancestors=None if tree is None else tree.data_ptr(), cache=ctypes.addressof(pointers),
-                turns=turns.data_ptr(), positions=len(turns), states=states.data_ptr(), **room,
-                tokens=None if tokens is None else tokens.data_ptr(),
-                embeddings=None if self.embeddings is None else self.embeddings.data_ptr(),
-                entries=0 if self.embeddings is None else len(self.embeddings),
-                taps=len(taps), tap=ctypes.addressof(taps), features=ctypes.addressof(features),
-                asked=len(ask), ask=ask.data_ptr(), logits=logits.data_ptr(),
+            pass_ = struct(
+                "Pass", rows=b, nodes=m, first_node=given.since, total_nodes=n, capacity=cache.capacity,
+                shared_tree=tree is None or len(tree) == 1, lengths=address(lengths), positions=address(spots),
+                sizes=address(sizes), ancestors=address(tree), cache=self._pointers(cache),
+                rope=address(turns), rope_positions=len(turns), hidden_states=address(states),
+                tokens=address(tokens), embeddings=address(self.embeddings),
+                embedding_rows=0 if self.embeddings is None else len(self.embeddings),
+                taps=len(taps), tap_layers=taps, features=features,
+                logit_count=len(ask), logit_nodes=address(ask), logits=address(logits),
+                **self.workspace.of_pass(b * m, n),
             )  # fmt: skip
-            self.room.hire(asks, b * m)
-            self.call(ctypes.byref(part), ctypes.byref(asks))
+            self.workspace.use_threads(pass_, b * m)
+            self.call(model, pass_)
         if self.kept != target.dtype:
             told = [states.to(target.dtype) for states in told]
         return TargetOutput(logits, dict(zip(given.taps, told, strict=True)))
@@ -105,7 +110,7 @@ class Forward:
         now = tuple((slab.data_ptr(), slab.shape) for slab in cache.slabs)
         if now != self.known:
             found = [part.data_ptr() for layer in cache.tree_layers for part in layer.flat]
-            self.known, self.pointers = now, (ctypes.c_void_p * len(found))(*found)
+            self.known, self.pointers = now, addresses(found)
         return self.pointers
 
 

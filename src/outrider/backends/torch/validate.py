@@ -12,7 +12,6 @@ proved with full weights, by the same code but for its products.
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import hashlib
 import json
@@ -31,6 +30,7 @@ from ... import kept
 from ...core.tree import chain_of, from_paths
 from ...core.types import DraftTree
 from ...params import InputError
+from ..native.abi import Library
 from ..native.blocks import BLOCK, Packed, multiply, nearest, opened
 from . import attention, spread
 from .carrier import carried, carrying
@@ -253,7 +253,7 @@ def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
     return _passed(validate(target), proof)
 
 
-def multiplied(code: ctypes.CDLL, matrix: Packed, outputs: int, width: int) -> bool:
+def multiplied(code: Library, matrix: Packed, outputs: int, width: int) -> bool:
     """Is a matrix multiplied as whole numbers should be, up to float32's rounding? With activations that bfloat16 holds
     and no rounding takes to either of two numbers: whole ones, and a quarter above the small ones."""
     dice = torch.Generator().manual_seed(0)
@@ -274,7 +274,7 @@ def multiplied(code: ctypes.CDLL, matrix: Packed, outputs: int, width: int) -> b
 def _proof(target: HFTarget) -> Path:
     """Where it is remembered that the compiled pass is proved for this configuration."""
     assert target.native is not None
-    code, kinds = Path(target.native.code._name).stem, sorted(target.native.weights.kinds)
+    code, kinds = target.native.library_name, sorted(target.native.weights.kinds)
     ways = "-".join([_key(target, target.dtype), code, *kinds])
     return kept.folder("validated") / f"{ways}.json"
 

@@ -6,7 +6,6 @@ ones.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +16,10 @@ from ...core.changes import Changes
 from ...core.noise import tables
 from ...core.types import DraftTree, Rows, Verdict
 from ...params import Sampling
+from ..native.abi import CHANGE_BYTES, Library, Struct, address, ffi, struct
 from ..native.arrays import addresses, doubles, floats, integers, seeds
-from ..native.parts import WalkPart
 
 KNOTS, SLOPES = tables()
-CHANGED = 24  # bytes of a token that a row's text changes: its id and four numbers
 
 
 class Laws:
@@ -33,18 +31,17 @@ class Laws:
             floats(s.temperature for s in laws), integers(min(s.top_k, vocabulary) for s in laws),
             doubles(s.top_p for s in laws), doubles(s.min_p for s in laws),
         ]  # fmt: skip
-        places = zip(("temperature", "top_k", "top_p", "min_p"), map(ctypes.addressof, self.kept), strict=True)
-        self.part = WalkPart(
-            rows=len(laws), vocabulary=vocabulary, knots=KNOTS.data_ptr(), slopes=SLOPES.data_ptr(), **dict(places)
+        filters = dict(zip(("temperature", "top_k", "top_p", "min_p"), self.kept, strict=True))
+        self.part = struct(
+            "Walk", rows=len(laws), vocab=vocabulary, knots=address(KNOTS), slopes=address(SLOPES), **filters
         )
 
 
 class Walk:
     """`walk(rows, tree, logits)`."""
 
-    def __init__(self, code: ctypes.CDLL):
-        self.call, self.laws = code.follow, Laws((), 0)
-        self.call.restype, self.call.argtypes = None, [ctypes.c_void_p]
+    def __init__(self, code: Library):
+        self.call, self.laws = code.walk_trees, Laws((), 0)
 
     def __call__(
         self, rows: Rows, tree: DraftTree, logits: Tensor, changes: Sequence[Changes | None] = ()
@@ -69,32 +66,37 @@ class Walk:
             laws = self.laws = Laws(rows.sampling, v)
         tokens, parents, sizes = (part.contiguous() for part in (tree.tokens, tree.parents, tree.size))
         found = torch.empty(b, depth + 4, dtype=torch.long)
-        kept: list[Any] = []  # as long as the call
-
-        def keep(array: Any) -> int:
-            kept.append(array)
-            return ctypes.addressof(array)
-
-        asks = WalkPart.from_buffer_copy(laws.part)
-        asks.nodes, asks.depth = n, depth
-        asks.logits, asks.found = logits.data_ptr(), found.data_ptr()
-        asks.tokens, asks.parents, asks.sizes = tokens.data_ptr(), parents.data_ptr(), sizes.data_ptr()
-        asks.seeds, asks.starts = keep(seeds(rows.seeds)), keep(integers(rows.start))
-        asks.threads = min(b, torch.get_num_threads())
-        if any(changes):
-            counts = [len(c) if c else 0 for c in changes]
-            asks.changes, asks.changeable = keep(integers(counts)), max(counts) + depth + 1
-            kept.append(torch.empty(b * asks.changeable * CHANGED, dtype=torch.uint8))
-            asks.scratch = kept[-1].data_ptr()
-            asks.penalised = keep(integers(s.penalised for s in rows.sampling))
-            for field, name in (("changed", "ids"), ("said", "said"), ("factors", "factors"), ("biases", "biases")):
-                setattr(asks, field, keep(addresses(getattr(c, name).ctypes.data if c else None for c in changes)))
-            for name in ("repetition", "presence", "frequency"):
-                setattr(asks, name, keep(floats(getattr(s, f"{name}_penalty") for s in rows.sampling)))
-        self.call(ctypes.byref(asks))
+        walk = struct("Walk")
+        walk[0] = laws.part[0]
+        walk.nodes, walk.depth = n, depth
+        walk.logits, walk.result = address(logits), address(found)
+        walk.tokens, walk.parents, walk.sizes = address(tokens), address(parents), address(sizes)
+        kept = seeds(rows.seeds), integers(rows.start)  # as long as the call
+        walk.seeds, walk.start_positions = kept
+        walk.threads = min(b, torch.get_num_threads())
+        changed = _changes(walk, rows, changes) if any(changes) else None
+        self.call(walk)
+        del kept, changed
         host = found.tolist()
         if not all(row[0] for row in host):
             return None
         verdict = Verdict(found[:, 3:], found[:, 0], found[:, 1], [bool(row[2]) for row in host])
         verdict.__dict__["host"] = [(row[3 : 3 + row[0]], row[1]) for row in host]  # known already
         return verdict
+
+
+def _changes(walk: Struct, rows: Rows, changes: Sequence[Changes | None]) -> list[Any]:
+    """Write to `walk` what the rows' texts change in their logits. Returns what must live as long as the call."""
+    counts = [len(c) if c else 0 for c in changes]
+    walk.changes_capacity = max(counts) + walk.depth + 1
+    scratch = torch.empty(len(counts) * walk.changes_capacity * CHANGE_BYTES, dtype=torch.uint8)
+    walk.scratch = address(scratch)
+    arrays: dict[str, Any] = {"changes": integers(counts), "penalised": integers(s.penalised for s in rows.sampling)}
+    for field, name in (("changed", "ids"), ("counts", "said"), ("factors", "factors"), ("biases", "biases")):
+        arrays[field] = addresses(getattr(c, name).ctypes.data if c else None for c in changes)
+        setattr(walk, field, ffi.cast("void *", arrays[field]))
+    for name in ("repetition", "presence", "frequency"):
+        arrays[name] = floats(getattr(s, f"{name}_penalty") for s in rows.sampling)
+        setattr(walk, name, arrays[name])
+    walk.changes, walk.penalised = arrays["changes"], arrays["penalised"]
+    return [scratch, *arrays.values()]

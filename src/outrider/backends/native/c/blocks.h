@@ -25,38 +25,30 @@
    Of four bits two share their bytes, the first one's numbers in the lower bits. Behind
    all blocks lie eight scales for each, and of four bits eight minima. */
 
-enum { PLAIN, FOUR, EIGHT, TWELVE, W4A8, W8A8, FOUR_K, FIVE, FIVE_K, SIX, THIN, IQ4, IQ4_K };
-
-typedef struct {
-    const void *data; /* rows, each for one output */
-    integer kind;
-} Matrix;
-
 #define LINE 64 /* bytes that memory gives at a time */
-#define GROUP 32
 #define WIDE_GROUP 256 /* numbers that share what their scales are multiplied by */
-#define SUPER(kind) ((kind) == FOUR_K || (kind) == FIVE_K || (kind) == SIX || (kind) == THIN || (kind) == IQ4_K)
+#define SUPER(kind) ((kind) == Q4K || (kind) == Q5K || (kind) == Q6K || (kind) == Q3K || (kind) == IQ4K)
 
 /* How the numbers of a kind lie; kinds that differ in their scales alone share it. */
-#define SHAPE(kind) ((kind) == FOUR_K ? FOUR : (kind) == FIVE_K ? FIVE : (kind) == IQ4_K ? IQ4 : (kind))
+#define SHAPE(kind) ((kind) == Q4K ? Q4 : (kind) == Q5K ? Q5 : (kind) == IQ4K ? IQ4 : (kind))
 #define KEPT(shape) /* bytes of a block of four rows, without their scales */ \
-    ((shape) == FOUR || (shape) == THIN || (shape) == IQ4 ? 64 \
-     : (shape) == FIVE                                    ? 80 \
-     : (shape) == SIX                                     ? 96 \
-     : (shape) == EIGHT                                   ? 128 \
+    ((shape) == Q4 || (shape) == Q3K || (shape) == IQ4 ? 64 \
+     : (shape) == Q5                                    ? 80 \
+     : (shape) == Q6K                                     ? 96 \
+     : (shape) == Q8                                   ? 128 \
                                                           : 192)
-#define SCALES(shape) ((shape) == THIN ? 16 : (shape) == EIGHT ? 4 : 8) /* scales, or scales and minima, of four rows */
+#define SCALES(shape) ((shape) == Q3K ? 16 : (shape) == Q8 ? 4 : 8) /* scales, or scales and minima, of four rows */
 #if LANES == 16
 #define KNOWN(shape) SCALES(shape) /* floats that are made of these */
 #else
-#define KNOWN(shape) ((shape) == FOUR ? 32 : (shape) == EIGHT ? 4 : 0)
+#define KNOWN(shape) ((shape) == Q4 ? 32 : (shape) == Q8 ? 4 : 0)
 #endif
-INLINE integer bytes(integer kind, integer width) {
-    if (kind == PLAIN) return width * (integer)sizeof(number);
-    if (kind == TWELVE) return width / GROUP * 48 + 16;
-    if (kind == W4A8 || kind == W8A8) return width / GROUP * (kind == W4A8 ? 20 : 34);
-    const integer shape = SHAPE(kind), numbers = width / GROUP * KEPT(shape);
-    const integer scales = SUPER(kind) ? width / WIDE_GROUP * (16 + 8 * SCALES(shape)) : width / GROUP * 2 * SCALES(shape);
+INLINE int64_t bytes(int64_t kind, int64_t width) {
+    if (kind == PLAIN) return width * (int64_t)sizeof(weight_t);
+    if (kind == BF12) return width / BLOCK_WEIGHTS * 48 + 16;
+    if (kind == W4A8 || kind == W8A8) return width / BLOCK_WEIGHTS * (kind == W4A8 ? 20 : 34);
+    const int64_t shape = SHAPE(kind), numbers = width / BLOCK_WEIGHTS * KEPT(shape);
+    const int64_t scales = SUPER(kind) ? width / WIDE_GROUP * (16 + 8 * SCALES(shape)) : width / BLOCK_WEIGHTS * 2 * SCALES(shape);
     return (numbers + scales) / 4;
 }
 
@@ -69,8 +61,6 @@ INLINE integer bytes(integer kind, integer width) {
 #endif
 
 #if defined(NARROW) || defined(HALVES) && LANES == 8
-const integer block_lanes = LANES;
-
 #if LANES == 8
 #include "opened8.h"
 #else
@@ -80,9 +70,9 @@ const integer block_lanes = LANES;
 #include "arranged.h"
 
 /* All rows of a matrix, [outputs, width], of which there are four times some: for those who check them. */
-void numbers(const Matrix *w, integer outputs, integer width, number *to, integer threads) {
+void unpack_matrix(const Matrix *w, int64_t outputs, int64_t width, weight_t *to, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads)
-    for (integer i = 0; i < outputs; i += 4)
+    for (int64_t i = 0; i < outputs; i += 4)
         unpack((const char *)w->data + i * bytes(w->kind, width), w->kind, width, 0, to + i * width);
 }
 

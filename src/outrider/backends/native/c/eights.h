@@ -6,8 +6,8 @@
 /* `n` rows of x with `own` of four outputs, from the one that is `from`: found[4 * row + output], sums in lanes. The
    outputs lie in blocks (of which one is at rows[0], with its scales in `known`) or not. */
 INLINE void direct(
-    const int n, const int from, const int own, const int kind, const input *x, integer width, const char *const *rows,
-    const float *known, integer ahead, vector *found
+    const int n, const int from, const int own, const int kind, const act_t *x, int64_t width, const char *const *rows,
+    const float *known, int64_t ahead, vector *found
 ) {
     const char *four = rows[0];
     vector sum[16];
@@ -16,7 +16,7 @@ INLINE void direct(
 #endif
 #pragma GCC unroll 16
     for (int i = 0; i < own * n; i++) sum[i] = ZERO;
-    for (integer k = 0; k < width; k += GROUP) {
+    for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS) {
 #ifdef HALVES
         const __m256i table = table_at(&reader, four, kind);
         if (kind != PLAIN) fetch(four, kind, from, own, ahead);
@@ -25,10 +25,10 @@ INLINE void direct(
         for (int r = from; r < from + own; r++) {
             vector weights[4];
             if (kind == PLAIN) {
-                const number *row = (const number *)rows[r] + k;
-                const char *line = rows[0] + ahead + (4 * k + r * GROUP) * (integer)sizeof(number); /* as memory lies */
+                const weight_t *row = (const weight_t *)rows[r] + k;
+                const char *line = rows[0] + ahead + (4 * k + r * BLOCK_WEIGHTS) * (int64_t)sizeof(weight_t); /* as memory lies */
                 _mm_prefetch(line, SOON);
-                if (sizeof(number) == 4) _mm_prefetch(line + LINE, SOON);
+                if (sizeof(weight_t) == 4) _mm_prefetch(line + LINE, SOON);
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) weights[i] = READ(row + LANES * i);
             }
@@ -64,8 +64,8 @@ INLINE void write_sums(const int n, const vector *found, float *y) {
 
 /* One to four rows of x with four outputs; four rows meet two outputs at a time, for want of registers. */
 INLINE void few(
-    const int n, const int kind, const input *x, integer width, const char *const *rows, const float *known,
-    integer ahead, float *y
+    const int n, const int kind, const act_t *x, int64_t width, const char *const *rows, const float *known,
+    int64_t ahead, float *y
 ) {
     const int own = n < 4 ? 4 : 2;
     vector found[16];
@@ -78,11 +78,11 @@ INLINE void few(
 
 /* `n` rows of x, two or three, with four outputs' floats. `ahead`: so many bytes further, memory is asked for weights,
    where floats are what the model keeps. */
-INLINE void meet_rows(const int n, const input *x, integer width, const float *const *w, integer ahead, float *y) {
+INLINE void meet_rows(const int n, const act_t *x, int64_t width, const float *const *w, int64_t ahead, float *y) {
     vector found[16], given[3];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) found[i] = ZERO;
-    for (integer k = 0; k < width; k += LANES) {
+    for (int64_t k = 0; k < width; k += LANES) {
 #pragma GCC unroll 3
         for (int i = 0; i < n; i++) given[i] = PINNED(LOAD(x + i * width + k));
 #pragma GCC unroll 4
@@ -98,38 +98,38 @@ INLINE void meet_rows(const int n, const input *x, integer width, const float *c
     write_sums(n, found, y);
 }
 
-static __attribute__((noinline)) void two(const input *x, integer width, const float *const *w, integer ahead, float *y) {
+static __attribute__((noinline)) void two(const act_t *x, int64_t width, const float *const *w, int64_t ahead, float *y) {
     meet_rows(2, x, width, w, ahead, y);
 }
 
-static __attribute__((noinline)) void three(const input *x, integer width, const float *const *w, integer ahead, float *y) {
+static __attribute__((noinline)) void three(const act_t *x, int64_t width, const float *const *w, int64_t ahead, float *y) {
     meet_rows(3, x, width, w, ahead, y);
 }
 
 #ifdef HALVES
 /* Four rows of weights as floats. */
-INLINE void widen_four(const char *const *rows, integer width, integer ahead, float *to) {
-    for (integer r = 0; r < 4; r++)
-        for (integer k = 0; k < width; k += GROUP) {
-            const number *own = (const number *)rows[r] + k;
+INLINE void widen_four(const char *const *rows, int64_t width, int64_t ahead, float *to) {
+    for (int64_t r = 0; r < 4; r++)
+        for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS) {
+            const weight_t *own = (const weight_t *)rows[r] + k;
             _mm_prefetch((const char *)own + ahead, SOON); /* line by line */
 #pragma GCC unroll 4
-            for (int i = 0; i < GROUP; i += LANES) STORE(to + r * width + k + i, READ(own + i));
+            for (int i = 0; i < BLOCK_WEIGHTS; i += LANES) STORE(to + r * width + k + i, READ(own + i));
         }
 }
 #endif
 
 /* Rows of x that meet the weights where they lie: more of them where weights take little work to open. */
-#define MEET_FEW(kind) ((kind) == FOUR ? 2 : 4)
+#define MEET_FEW(kind) ((kind) == Q4 ? 2 : 4)
 
 /* The results of `n` rows of x for four outputs, as rows of LANES numbers. */
 INLINE void four_of(
-    const int kind, const input *x, integer n, integer width, const char *const *rows, integer ahead, float *y
+    const int kind, const act_t *x, int64_t n, int64_t width, const char *const *rows, int64_t ahead, float *y
 ) {
-    float known[width / GROUP * KNOWN(kind) + 1];
+    float known[width / BLOCK_WEIGHTS * KNOWN(kind) + 1];
 #ifdef HALVES
-    if (kind == FOUR || kind == EIGHT) know(rows[0], kind, width, ahead, known);
-    if (kind == TWELVE) _mm_prefetch((const char *)uppers(rows[0], width) + ahead, SOON);
+    if (kind == Q4 || kind == Q8) know(rows[0], kind, width, ahead, known);
+    if (kind == BF12) _mm_prefetch((const char *)uppers(rows[0], width) + ahead, SOON);
 #endif
     if (n == 1) return few(1, kind, x, width, rows, known, ahead, y);
     if (n == 2) return few(2, kind, x, width, rows, known, ahead, y);
@@ -138,16 +138,16 @@ INLINE void four_of(
     const float *opened[4]; /* a few outputs stay in the first cache while rows pass by */
 #ifdef HALVES
     float room[4 * width] __attribute__((aligned(64)));
-    for (integer r = 0; r < 4; r++) opened[r] = room + r * width;
+    for (int64_t r = 0; r < 4; r++) opened[r] = room + r * width;
     if (kind != PLAIN)
         open_four(rows[0], kind, width, known, ahead, room);
     else
         widen_four(rows, width, ahead, room);
 #else
-    for (integer r = 0; r < 4; r++) opened[r] = (const float *)rows[r];
+    for (int64_t r = 0; r < 4; r++) opened[r] = (const float *)rows[r];
 #endif
-    for (integer i = 0; i < n;) {
-        const integer left = n - i, now = left == 2 || left == 4 ? 2 : 3; /* never one alone, whose sums are few */
+    for (int64_t i = 0; i < n;) {
+        const int64_t left = n - i, now = left == 2 || left == 4 ? 2 : 3; /* never one alone, whose sums are few */
         if (now == 2)
             two(x + i * width, width, opened, i ? 0 : ahead, y + i * LANES);
         else
@@ -159,37 +159,37 @@ INLINE void four_of(
 /* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
    are those of the last ones, and nobody's. */
 INLINE void column_of(
-    const int kind, const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y
+    const int kind, const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, float *y
 ) {
-    const integer size = bytes(kind, width), ahead = AHEAD * LANES * size;
+    const int64_t size = bytes(kind, width), ahead = AHEAD * LANES * size;
     const char *data = w.data;
-    for (integer j = first; j < first + LANES; j += 4, y += 4) {
+    for (int64_t j = first; j < first + LANES; j += 4, y += 4) {
         const char *rows[4];
         if (kind == PLAIN)
-            for (integer r = 0; r < 4; r++) rows[r] = data + (j + r < last ? j + r : last - 1) * size;
+            for (int64_t r = 0; r < 4; r++) rows[r] = data + (j + r < last ? j + r : last - 1) * size;
         else
             rows[0] = data + (j < last ? j : (last - 1) / 4 * 4) * size;
         four_of(kind, x, n, width, rows, ahead, y);
     }
 }
 
-static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
+static void column(const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, float *y) {
 #ifdef HALVES
     if (WHOLE(w.kind)) return integers(x, n, width, w, first, last, y);
-    if (w.kind == FOUR) return column_of(FOUR, x, n, width, w, first, last, y);
-    if (w.kind == EIGHT) return column_of(EIGHT, x, n, width, w, first, last, y);
-    if (w.kind == TWELVE) return column_of(TWELVE, x, n, width, w, first, last, y);
+    if (w.kind == Q4) return column_of(Q4, x, n, width, w, first, last, y);
+    if (w.kind == Q8) return column_of(Q8, x, n, width, w, first, last, y);
+    if (w.kind == BF12) return column_of(BF12, x, n, width, w, first, last, y);
 #endif
     column_of(PLAIN, x, n, width, w, first, last, y);
 }
 
 /* Rows of x as `column` reads them, and what a thread needs for it. */
-INLINE const input *laid(integer kind, const input *x, integer n, integer width, input *room) {
+INLINE const act_t *laid(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
 #ifdef HALVES
     if (WHOLE(kind)) return round_rows(x, n, width, room);
 #endif
     return x;
 }
-INLINE void begin(integer n) {}
-INLINE void begin_few(integer n, integer few) {}
+INLINE void begin(int64_t n) {}
+INLINE void begin_few(int64_t n, int64_t few) {}
 INLINE void end(void) {}

@@ -164,7 +164,7 @@ static void take_mxfp4(const uint8_t *block, Taken *to) {
 }
 
 typedef struct {
-    integer number, elements, bytes; /* of a block; `number` as in the file */
+    int64_t number, elements, bytes; /* of a block; `number` as in the file */
     int lowest;                      /* number, but for those of a table: minus this */
     const int8_t *values;            /* what numbers stand for; NULL: for themselves */
     Take *take;                      /* NULL: numbers as they are */
@@ -194,7 +194,7 @@ static const Format formats[] = {
     {MXFP4, 32, 17, 0, mxfp4_values, take_mxfp4},
 };
 
-static const Format *format_of(integer number) {
+static const Format *format_of(int64_t number) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (formats[i].number == number) return formats + i;
     return NULL;
@@ -212,10 +212,10 @@ static void open_block_of(const Format *format, const uint8_t *block, float *to)
         memcpy(to, &bits, sizeof bits);
     } else {
         format->take(block, &taken);
-        for (integer i = 0; format->values && i < format->elements; i++) taken.number[i] = format->values[taken.number[i]];
-        for (integer g = 0; g < format->elements / 16; g++) {
+        for (int64_t i = 0; format->values && i < format->elements; i++) taken.number[i] = format->values[taken.number[i]];
+        for (int64_t g = 0; g < format->elements / 16; g++) {
             const float scale = taken.d * (float)taken.scale[g], minimum = taken.dmin * (float)taken.minimum[g];
-            for (integer i = 16 * g; i < 16 * (g + 1); i++) to[i] = scale * (float)taken.number[i] - minimum;
+            for (int64_t i = 16 * g; i < 16 * (g + 1); i++) to[i] = scale * (float)taken.number[i] - minimum;
         }
     }
 }
@@ -223,25 +223,25 @@ static void open_block_of(const Format *format, const uint8_t *block, float *to)
 /* Rows of `width` numbers of a file's kind, as float32 or rounded to bfloat16. `order`: the file's row for each row that
    is written; NULL: the same. Returns how many rows were written: none where the kind is not in the table, or `width` is
    not a multiple of its blocks. */
-integer dequantise(
-    integer number, const uint8_t *from, integer rows, integer width, const integer *order, void *to, integer halves,
-    integer threads
+int64_t dequantise(
+    int64_t number, const uint8_t *from, int64_t rows, int64_t width, const int64_t *order, void *to, int64_t halves,
+    int64_t threads
 ) {
     const Format *format = format_of(number);
     if (!format || width % format->elements) return 0;
-    const integer blocks = width / format->elements;
+    const int64_t blocks = width / format->elements;
 #pragma omp parallel for num_threads((int)threads)
-    for (integer r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         const uint8_t *block = from + (order ? order[r] : r) * blocks * format->bytes;
         float some[256];
-        for (integer b = 0; b < blocks; b++, block += format->bytes) {
-            const integer at = r * width + b * format->elements;
+        for (int64_t b = 0; b < blocks; b++, block += format->bytes) {
+            const int64_t at = r * width + b * format->elements;
             if (!halves) {
                 open_block_of(format, block, (float *)to + at);
                 continue;
             }
             open_block_of(format, block, some);
-            for (integer i = 0; i < format->elements; i++) ((uint16_t *)to)[at + i] = rounded(some[i]);
+            for (int64_t i = 0; i < format->elements; i++) ((uint16_t *)to)[at + i] = rounded(some[i]);
         }
     }
     return rows;

@@ -14,11 +14,11 @@
 
 /* 32 activations of one row: number * scale; and what they add up to. */
 typedef struct {
-    int8_t number[GROUP];
+    int8_t number[BLOCK_WEIGHTS];
     float scale, sum;
 } Activations;
 
-INLINE __m256 eight_inputs(const input *x) {
+INLINE __m256 eight_inputs(const act_t *x) {
 #ifdef NARROW
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
 #else
@@ -26,7 +26,7 @@ INLINE __m256 eight_inputs(const input *x) {
 #endif
 }
 
-INLINE void round_block(const input *x, Activations *to) {
+INLINE void round_block(const act_t *x, Activations *to) {
     const __m256i sign = _mm256_set1_epi32((int)0x80000000);
     __m256i found[4], most = _mm256_setzero_si256(); /* as whole numbers, among which those of no number are the largest */
 #pragma GCC unroll 4
@@ -44,16 +44,16 @@ INLINE void round_block(const input *x, Activations *to) {
     _mm256_storeu_si256((__m256i *)to->number, _mm256_permutevar8x32_epi32(all, order));
     const __m256i quarters = _mm256_sad_epu8(_mm256_xor_si256(all, bias), _mm256_setzero_si256()); /* of number + 128 */
     const __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
-    const int sum = _mm_cvtsi128_si32(halves) + _mm_extract_epi32(halves, 2) - 128 * GROUP;
+    const int sum = _mm_cvtsi128_si32(halves) + _mm_extract_epi32(halves, 2) - 128 * BLOCK_WEIGHTS;
     to->scale = largest <= TINY ? 0.0f : largest * (1.0f / 127.0f);
     to->sum = to->scale * (float)sum;
 }
 
 /* `n` rows of x, block by block: all rows' first blocks, then all second ones. */
-static const input *round_rows(const input *x, integer n, integer width, input *room) {
+static const act_t *round_rows(const act_t *x, int64_t n, int64_t width, act_t *room) {
     Activations *to = (Activations *)room;
-    for (integer k = 0; k < width; k += GROUP)
-        for (integer i = 0; i < n; i++) round_block(x + i * width + k, to++);
+    for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS)
+        for (int64_t i = 0; i < n; i++) round_block(x + i * width + k, to++);
     return room;
 }
 
@@ -113,19 +113,19 @@ INLINE __m256i meet_block(const int kind, const __m256i w[8], const int8_t *numb
 
 /* `n` rows of x with the eight outputs at `w`, as rows of LANES numbers. */
 INLINE void eight_outputs(
-    const int kind, const integer n, const Activations *x, integer width, const char *w, integer ahead, float *y
+    const int kind, const int64_t n, const Activations *x, int64_t width, const char *w, int64_t ahead, float *y
 ) {
-    const char *known = w + width / GROUP * 8 * (kind == W4A8 ? 16 : 32);
+    const char *known = w + width / BLOCK_WEIGHTS * 8 * (kind == W4A8 ? 16 : 32);
     __m256 sum[ROWS];
-    for (integer i = 0; i < n; i++) sum[i] = _mm256_setzero_ps();
-    for (integer g = 0; g < width / GROUP; g++, x += n) {
+    for (int64_t i = 0; i < n; i++) sum[i] = _mm256_setzero_ps();
+    for (int64_t g = 0; g < width / BLOCK_WEIGHTS; g++, x += n) {
         __m256i own[8];
         const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)known));
         const __m256 least = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)known + (kind == W4A8)));
         if (g % (kind == W4A8 ? 2 : 4) == 0) _mm_prefetch(known + ahead, SOON);
         for (int i = 0; i < 8 * (kind == W4A8 ? 16 : 32); i += LINE) _mm_prefetch(w + ahead + i, SOON);
         open_block(kind, w, own);
-        for (integer i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++) {
             const __m256 found = _mm256_cvtepi32_ps(meet_block(kind, own, x[i].number));
             sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(found, _mm256_set1_ps(x[i].scale)), scale, sum[i]);
             if (kind == W4A8) sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(x[i].sum), least, sum[i]);
@@ -133,12 +133,12 @@ INLINE void eight_outputs(
         w += 8 * (kind == W4A8 ? 16 : 32);
         known += kind == W4A8 ? 32 : 16;
     }
-    for (integer i = 0; i < n; i++) _mm256_storeu_ps(y + i * LANES, sum[i]);
+    for (int64_t i = 0; i < n; i++) _mm256_storeu_ps(y + i * LANES, sum[i]);
 }
 
 /* The same for each kind; one to four rows have code of their own, in which their sums stay in registers. */
 INLINE void integers_of(
-    const int kind, const Activations *x, integer n, integer width, const char *w, integer ahead, float *y
+    const int kind, const Activations *x, int64_t n, int64_t width, const char *w, int64_t ahead, float *y
 ) {
     if (n == 1) return eight_outputs(kind, 1, x, width, w, ahead, y);
     if (n == 2) return eight_outputs(kind, 2, x, width, w, ahead, y);
@@ -148,10 +148,10 @@ INLINE void integers_of(
 }
 
 /* The results of `n` rounded rows of x for LANES outputs from `first` on; those beyond `last` are nobody's. */
-static void integers(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
-    const integer size = bytes(w.kind, width), ahead = AHEAD * LANES * size;
+static void integers(const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, float *y) {
+    const int64_t size = bytes(w.kind, width), ahead = AHEAD * LANES * size;
     const Activations *given = (const Activations *)x;
-    for (integer j = 0; j < LANES && first + j < last; j += 8) {
+    for (int64_t j = 0; j < LANES && first + j < last; j += 8) {
         const char *from = (const char *)w.data + (first + j) * size;
         if (w.kind == W4A8)
             integers_of(W4A8, given, n, width, from, ahead, y + j);

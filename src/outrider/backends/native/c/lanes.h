@@ -9,19 +9,19 @@
 
 typedef struct { /* memory that will be read soon */
     const char *from, *to;
-    integer lines;   /* of it, asked for in each step */
+    int64_t lines;   /* of it, asked for in each step */
     int near;        /* into the first cache or the second? */
-    integer column;  /* bytes from a block to the one that is read later, which is asked for beside it */
+    int64_t column;  /* bytes from a block to the one that is read later, which is asked for beside it */
 } Ahead;
 
 /* `n` rows of x with so many outputs, LANES results or those of MOST rows with four. The outputs' rows lie at `rows`, or in fours if they are in
    blocks, with their scales in `known`; `room`: where their numbers are written, or NULL. Results are written as rows of
    LANES numbers. */
 INLINE void tile(
-    const int n, const int outputs, const int kind, const input *x, integer width, const char *const *rows,
-    const float *known, number *room, Ahead *ahead, float *y
+    const int n, const int outputs, const int kind, const act_t *x, int64_t width, const char *const *rows,
+    const float *known, weight_t *room, Ahead *ahead, float *y
 ) {
-    const integer lines = ahead->from < ahead->to ? ahead->lines : 0;
+    const int64_t lines = ahead->from < ahead->to ? ahead->lines : 0;
     const char *line = ahead->from;
     const int near = ahead->near;
     const int results = n * outputs <= LANES ? LANES : 2 * LANES;
@@ -29,9 +29,9 @@ INLINE void tile(
     vector found[2 * LANES];
 #pragma GCC unroll 32
     for (int i = 0; i < results; i++) found[i] = ZERO;
-    for (integer k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {
+    for (int64_t k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {
         operand given[4], weights[4];
-        for (integer i = 0; i < lines; i++, line += LINE) {
+        for (int64_t i = 0; i < lines; i++, line += LINE) {
             if (near)
                 _mm_prefetch(line, _MM_HINT_T0);
             else
@@ -43,10 +43,10 @@ INLINE void tile(
         for (int j = 0; j < outputs; j += 4) {
             if (kind == PLAIN)
 #pragma GCC unroll 4
-                for (int r = 0; r < 4; r++) weights[r] = WEIGHT((const number *)rows[j + r] + k);
+                for (int r = 0; r < 4; r++) weights[r] = WEIGHT((const weight_t *)rows[j + r] + k);
 #ifdef NARROW
             else
-                spread(rows[j / 4] + at, kind, known + j / 4 * (width / GROUP) * KNOWN(kind), ahead->column, weights);
+                spread(rows[j / 4] + at, kind, known + j / 4 * (width / BLOCK_WEIGHTS) * KNOWN(kind), ahead->column, weights);
             if (room)
                 for (int r = 0; r < 4; r++) _mm512_storeu_si512(room + r * width + k, (__m512i)weights[r]);
 #endif
@@ -66,19 +66,19 @@ INLINE void tile(
 
 /* A few rows of x with LANES outputs: all weights are read once. */
 INLINE void few(
-    const int n, const int kind, const input *x, integer width, const char *const *rows, const float *known,
+    const int n, const int kind, const act_t *x, int64_t width, const char *const *rows, const float *known,
     Ahead *ahead, float *y
 ) {
     const int outputs = n == 3 || n > 4 ? 4 : LANES / n;
     for (int j = 0; j < LANES; j += outputs) {
-        const float *own = kind == PLAIN ? NULL : known + j / 4 * (width / GROUP) * KNOWN(kind);
+        const float *own = kind == PLAIN ? NULL : known + j / 4 * (width / BLOCK_WEIGHTS) * KNOWN(kind);
         tile(n, outputs, kind, x, width, rows + (kind == PLAIN ? j : j / 4), own, NULL, ahead, y + j);
     }
 }
 
 /* The same for each number of rows. */
 INLINE void some(
-    const int kind, const input *x, integer n, integer width, const char *const *rows, const float *known,
+    const int kind, const act_t *x, int64_t n, int64_t width, const char *const *rows, const float *known,
     Ahead *ahead, float *y
 ) {
     if (n == 1)
@@ -97,24 +97,24 @@ INLINE void some(
 
 /* The results of `n` rows of x for the LANES outputs from `first` on, as rows of LANES numbers. Outputs beyond `last`
    are those of the last ones, and nobody's. */
-static void column(const input *x, integer n, integer width, Matrix w, integer first, integer last, float *y) {
+static void column(const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, float *y) {
 #ifdef HALVES
     if (WHOLE(w.kind)) return integers(x, n, width, w, first, last, y);
 #endif
     const char *rows[LANES], *data = w.data;
-    const integer size = bytes(w.kind, width), column = LANES * size, steps = width / STEP;
-    const integer tiles = n < 3 ? n : n > MOST ? (n + TILE - 1) / TILE * 4 : 4;
+    const int64_t size = bytes(w.kind, width), column = LANES * size, steps = width / STEP;
+    const int64_t tiles = n < 3 ? n : n > MOST ? (n + TILE - 1) / TILE * 4 : 4;
     const int near = 2 * column <= FIRST * 4 / 5; /* this column and the next, beside rows of x */
     const char *next = data + first * size + (near ? 1 : 2) * column;
     Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near, AHEAD * column};
-    for (integer j = 0; j < LANES; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
+    for (int64_t j = 0; j < LANES; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
 #ifdef NARROW
-    const integer shape = SHAPE(w.kind), apart = width / GROUP * KNOWN(shape);
+    const int64_t shape = SHAPE(w.kind), apart = width / BLOCK_WEIGHTS * KNOWN(shape);
     float known[w.kind != PLAIN ? LANES / 4 * apart + 16 : 1];
-    number room[w.kind != PLAIN && n > MOST ? 4 * width : 1];
+    weight_t room[w.kind != PLAIN && n > MOST ? 4 * width : 1];
     if (w.kind != PLAIN) {
         ahead.to = next; /* what is in blocks asks for itself */
-        for (integer j = 0; j < LANES / 4; j++) {
+        for (int64_t j = 0; j < LANES / 4; j++) {
             rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
             know(rows[j], w.kind, width, AHEAD * column, known + j * apart);
         }
@@ -124,14 +124,14 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
     }
 #endif
     if (n <= MOST) return some(PLAIN, x, n, width, rows, NULL, &ahead, y);
-    for (integer j = 0; j < LANES; j += 4) { /* a few outputs stay in the first cache while rows pass by */
+    for (int64_t j = 0; j < LANES; j += 4) { /* a few outputs stay in the first cache while rows pass by */
         const char *const *from = rows + j;
         float *to = y + j;
-        integer i = 0;
+        int64_t i = 0;
 #ifdef NARROW
         const char *opened[4];
         if (w.kind != PLAIN) {
-            for (integer r = 0; r < 4; r++) opened[r] = (const char *)(room + r * width);
+            for (int64_t r = 0; r < 4; r++) opened[r] = (const char *)(room + r * width);
             from = opened;
             i = 4;
 #define FIRST_FOUR(shape) tile(4, 4, shape, x, width, rows + j / 4, known + j / 4 * apart, room, &ahead, to);
@@ -152,12 +152,12 @@ static void column(const input *x, integer n, integer width, Matrix w, integer f
 }
 
 /* Rows of x as `column` reads them, and what a thread needs for it. */
-INLINE const input *laid(integer kind, const input *x, integer n, integer width, input *room) {
+INLINE const act_t *laid(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
 #ifdef HALVES
     if (WHOLE(kind)) return round_rows(x, n, width, room);
 #endif
     return x;
 }
-INLINE void begin(integer n) {}
-INLINE void begin_few(integer n, integer few) {}
+INLINE void begin(int64_t n) {}
+INLINE void begin_few(int64_t n, int64_t few) {}
 INLINE void end(void) {}

@@ -2,109 +2,91 @@
    positions that wait into the context's keys and values; one pass over a causal block of slots; then the best nodes of
    the lattice of the slots' candidates. */
 
-typedef struct {
-    Matrix join;       /* [hidden, taps * hidden]: context vectors of features, before their norm */
-    Matrix seed;       /* [slots * hidden, 2 * hidden]: what the last context vector and the anchor add to each slot; or none */
-    const float *norm; /* of context vectors */
-    const float *mask; /* what stands in the slots behind the first */
-    integer taps;      /* features of a position, of `hidden` numbers each, in Draft's `features` */
-    integer first;     /* the slot that drafts the first token */
-    integer rank;      /* of pairs' scores; 0: there are none */
-    const held *above, *beneath; /* [tokens, rank] and [columns, rank] */
-    const integer *deepest;      /* [rows]: how deep each row may go */
-    integer *columns;            /* room: [rows, depth, most], the slots' candidates */
-    float *confidences;          /* room: the same */
-    float *logs;                 /* room: [rows, candidates, most], of the candidates below a node, best first */
-    integer *order;              /* room: the same; which candidates these are */
-    integer *next;               /* room: [rows, candidates]: by node, how many of its children were taken */
-    double *value;               /* room: the same: the log of the product of confidences */
-} Block;
-
 /* Context vectors of the positions that wait, and their keys and values. */
-static void read_context(const Model *model, const Block *block, Pass *pass, Draft *draft) {
-    const integer hidden = model->hidden, joined = block->taps * hidden;
-    const integer count = counted(pass, draft->waiting);
+static void read_context(const Model *model, const Lattice *block, Pass *pass, Draft *draft) {
+    const int64_t hidden = model->hidden, joined = block->taps * hidden;
+    const int64_t count = counted(pass, draft->pending);
     Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
     {
         const Team team = team_at(&gate);
-        const integer first = own_first(&team, count), last = own_last(&team, count);
+        const int64_t first = own_first(&team, count), last = own_last(&team, count);
         collected(pass, draft->features, hidden, first * block->taps, last * block->taps);
         meet(&team);
-        product(pass->normed, count, joined, block->join, NULL, hidden, pass->states, NULL, hidden, 0, &team);
+        product(pass->normed, count, joined, block->feature_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 0, &team);
         meet(&team);
         normed(model, pass, block->norm, first, last);
-        for (integer m = first; m < last; m++) {
-            const integer row = pass->live[m];
-            if (m == pass->starts[row] + draft->waiting[row] - 1)
-                scaled(pass->states + m * hidden, block->norm, hidden, model->epsilon, draft->last + row * hidden);
+        for (int64_t m = first; m < last; m++) {
+            const int64_t row = pass->real_nodes[m];
+            if (m == pass->row_starts[row] + draft->pending[row] - 1)
+                scaled(pass->hidden_states + m * hidden, block->norm, hidden, model->eps, draft->last_hidden + row * hidden);
         }
         meet(&team);
-        for (integer l = 0; l < model->layers; l++)
+        for (int64_t l = 0; l < model->layers; l++)
             remembered(model, pass, l, hidden, count, draft->lengths, &team);
     }
-    for (integer r = 0; r < pass->rows; r++) draft->lengths[r] += draft->waiting[r];
+    for (int64_t r = 0; r < pass->rows; r++) draft->lengths[r] += draft->pending[r];
 }
 
 /* One pass over the slots that draft, and those before them. */
-static void read_block(const Model *model, const Block *block, Pass *pass, Draft *draft) {
-    const integer hidden = model->hidden, slots = block->first + draft->depth, rows = pass->rows;
-    for (integer i = 0; i < rows * slots; i++) {
-        const integer row = i / slots, slot = i % slots;
-        EXPECT(draft->root[row] >= 0 && draft->root[row] < draft->entries);
-        const held *root = draft->embeddings + draft->root[row] * hidden;
-        for (integer k = 0; k < hidden; k += LANES)
-            STORE(pass->states + i * hidden + k, slot ? LOAD(block->mask + k) : HELD(root + k));
-        draft->spots[i] = draft->lengths[row] + slot;
+static void read_block(const Model *model, const Lattice *block, Pass *pass, Draft *draft) {
+    const int64_t hidden = model->hidden, slots = block->first_slot + draft->depth, rows = pass->rows;
+    for (int64_t i = 0; i < rows * slots; i++) {
+        const int64_t row = i / slots, slot = i % slots;
+        EXPECT(draft->roots[row] >= 0 && draft->roots[row] < draft->embedding_rows);
+        const kv_t *root = draft->embeddings + draft->roots[row] * hidden;
+        for (int64_t k = 0; k < hidden; k += LANES)
+            STORE(pass->hidden_states + i * hidden + k, slot ? LOAD(block->mask + k) : HELD(root + k));
+        draft->positions[i] = draft->lengths[row] + slot;
     }
     if (block->seed.data) {
-        for (integer i = 0; i < rows * hidden; i += LANES) { /* of each row, both side by side */
-            const integer row = i / hidden, at = i + row * hidden;
-            STORE_INPUT(pass->normed + at, LOAD(draft->last + i));
-            STORE_INPUT(pass->normed + at + hidden, HELD(draft->embeddings + draft->root[row] * hidden + i % hidden));
+        for (int64_t i = 0; i < rows * hidden; i += LANES) { /* of each row, both side by side */
+            const int64_t row = i / hidden, at = i + row * hidden;
+            STORE_INPUT(pass->normed + at, LOAD(draft->last_hidden + i));
+            STORE_INPUT(pass->normed + at + hidden, HELD(draft->embeddings + draft->roots[row] * hidden + i % hidden));
         }
         Gate gate = gate_of(pass);
 #pragma omp parallel num_threads(hands(pass->threads))
         {
             const Team team = team_at(&gate);
             product(
-                pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->states, NULL, slots * hidden, 1, &team
+                pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->hidden_states, NULL, slots * hidden, 1, &team
             );
             meet(&team);
         }
     }
-    pass->nodes = pass->all = slots;
-    pass->asked = draft->depth;
-    pass->since = 0;
-    pass->spots = draft->spots;
+    pass->nodes = pass->total_nodes = slots;
+    pass->logit_count = draft->depth;
+    pass->first_node = 0;
+    pass->positions = draft->positions;
     pass->ancestors = NULL;
     forward(model, pass);
 }
 
 /* The candidates below a node, best first, and the logs of their confidences there: those of their slot, corrected by
    their scores with the token above; the mass of all other tokens keeps its place. */
-static void open_node(const Block *block, const Draft *draft, integer row, integer node) {
-    const integer most = draft->most, rank = block->rank, at = row * draft->candidates + node;
-    const integer slot = (row * draft->depth + draft->level[at]) * most;
+static void open_node(const Lattice *block, const Draft *draft, int64_t row, int64_t node) {
+    const int64_t most = draft->top_k, rank = block->rank, at = row * draft->max_candidates + node;
+    const int64_t slot = (row * draft->depth + draft->level[at]) * most;
     float *logs = block->logs + at * most, outside = 1, total = 0;
     float *raised = draft->top_values + row * (draft->pool + most); /* of a slot's ranking, which is done */
-    integer *order = block->order + at * most;
-    for (integer c = 0; c < most; c++) {
+    int64_t *order = block->order + at * most;
+    for (int64_t c = 0; c < most; c++) {
         const float own = block->confidences[slot + c];
         raised[c] = own;
         if (rank) {
-            const held *p = block->above + draft->token[at] * rank, *q = block->beneath + block->columns[slot + c] * rank;
+            const kv_t *p = block->pair_left + draft->token[at] * rank, *q = block->pair_right + block->columns[slot + c] * rank;
             vector sum = ZERO;
-            for (integer k = 0; k < rank; k += LANES) sum = FMA(HELD(p + k), HELD(q + k), sum);
+            for (int64_t k = 0; k < rank; k += LANES) sum = FMA(HELD(p + k), HELD(q + k), sum);
             raised[c] += sum_of(sum) / draft->scale;
             outside -= expf(own);
             total += expf(raised[c]);
         }
     }
     const float less = rank ? logf((outside > 1e-6f ? outside : 1e-6f) + total) : 0;
-    for (integer c = 0; c < most; c++) {
+    for (int64_t c = 0; c < most; c++) {
         const float log = raised[c] - less;
-        integer i = c;
+        int64_t i = c;
         for (; i && logs[i - 1] < log; i--) {
             logs[i] = logs[i - 1];
             order[i] = order[i - 1];
@@ -116,21 +98,21 @@ static void open_node(const Block *block, const Draft *draft, integer row, integ
 
 /* The most valuable nodes of one row, in falling order: each next one is the best child, not taken yet, of any that was
    taken. */
-static void best_nodes(const Block *block, const Draft *draft, integer row) {
-    const integer most = draft->most, at = row * draft->candidates;
-    integer *next = block->next + at, count = 1;
+static void best_nodes(const Lattice *block, const Draft *draft, int64_t row) {
+    const int64_t most = draft->top_k, at = row * draft->max_candidates;
+    int64_t *next = block->next + at, count = 1;
     double *value = block->value + at;
-    for (integer i = 0; i < draft->candidates; i++) draft->value[at + i] = -INFINITY;
-    draft->token[at] = draft->root[row];
-    draft->below[at] = draft->level[at] = 0;
+    for (int64_t i = 0; i < draft->max_candidates; i++) draft->value[at + i] = -INFINITY;
+    draft->token[at] = draft->roots[row];
+    draft->parent[at] = draft->level[at] = 0;
     draft->value[at] = 0;
     value[0] = next[0] = 0;
-    if (block->deepest[row] > 0) open_node(block, draft, row, 0);
-    while (count < draft->nodes) {
+    if (block->max_depths[row] > 0) open_node(block, draft, row, 0);
+    while (count < draft->max_nodes) {
         double best = draft->floor;
-        integer up = -1;
-        for (integer i = 0; i < count; i++) {
-            if (draft->level[at + i] >= block->deepest[row] || next[i] == most) continue;
+        int64_t up = -1;
+        for (int64_t i = 0; i < count; i++) {
+            if (draft->level[at + i] >= block->max_depths[row] || next[i] == most) continue;
             const double found = value[i] + block->logs[(at + i) * most + next[i]];
             if (found > best || (up >= 0 && found == best && draft->level[at + i] < draft->level[at + up])) {
                 best = found;
@@ -138,41 +120,41 @@ static void best_nodes(const Block *block, const Draft *draft, integer row) {
             }
         }
         if (up < 0) break;
-        const integer child = block->order[(at + up) * most + next[up]++], level = draft->level[at + up];
-        const integer column = block->columns[(row * draft->depth + level) * most + child], new = at + count;
-        draft->token[new] = draft->names ? draft->names[column] : column;
-        draft->below[new] = up;
+        const int64_t child = block->order[(at + up) * most + next[up]++], level = draft->level[at + up];
+        const int64_t column = block->columns[(row * draft->depth + level) * most + child], new = at + count;
+        draft->token[new] = draft->token_ids ? draft->token_ids[column] : column;
+        draft->parent[new] = up;
         draft->level[new] = level + 1;
         draft->value[new] = (float)best;
         value[count] = best;
         next[count] = 0;
-        if (level + 1 < block->deepest[row]) open_node(block, draft, row, count);
+        if (level + 1 < block->max_depths[row]) open_node(block, draft, row, count);
         count++;
     }
 }
 
 /* The best tree of every row, from the logits of its slots. */
-static void best_trees(const Model *model, const Block *block, const Pass *pass, Draft *draft) {
-    const integer rows = pass->rows, depth = draft->depth, most = draft->most, columns = model->vocabulary;
+static void best_trees(const Model *model, const Lattice *block, const Pass *pass, Draft *draft) {
+    const int64_t rows = pass->rows, depth = draft->depth, most = draft->top_k, columns = model->vocab;
 #pragma omp parallel num_threads(hands(pass->threads))
     {
 #pragma omp for schedule(dynamic, 1)
-        for (integer i = 0; i < rows * depth; i++)
+        for (int64_t i = 0; i < rows * depth; i++)
             rank(
                 draft, pass->logits + i * columns, i, columns, i / depth, i % depth,
                 block->columns + i * most, block->confidences + i * most
             );
 #pragma omp for schedule(dynamic, 1)
-        for (integer r = 0; r < rows; r++) best_nodes(block, draft, r);
+        for (int64_t r = 0; r < rows; r++) best_nodes(block, draft, r);
     }
-    keep(draft, rows, draft->candidates);
+    keep(draft, rows, draft->max_candidates);
 }
 
 /* Draft for every row; `depth` 0: read what waits and no more; `nodes` 0: no tree, the slots' logits alone. */
-void draft_block(const Model *model, const Block *block, Pass *pass, Draft *draft) {
+void draft_block(const Model *model, const Lattice *block, Pass *pass, Draft *draft) {
     pass->lengths = draft->lengths;
-    if (draft->waits) read_context(model, block, pass, draft);
+    if (draft->most_pending) read_context(model, block, pass, draft);
     if (!draft->depth) return;
     read_block(model, block, pass, draft);
-    if (draft->nodes) best_trees(model, block, pass, draft);
+    if (draft->max_nodes) best_trees(model, block, pass, draft);
 }

@@ -8,17 +8,17 @@
 
 /* The weights of LANES outputs from `first` on, as tiles read them beside rows: for each step, pairs of all outputs.
    Outputs beyond `last` are those of the last ones, and nobody's. */
-INLINE void turned_shape(const int shape, Matrix w, integer width, integer first, integer last, number *to) {
-    const integer size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / GROUP * KNOWN(shape);
+INLINE void turned_shape(const int shape, Matrix w, int64_t width, int64_t first, int64_t last, weight_t *to) {
+    const int64_t size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / BLOCK_WEIGHTS * KNOWN(shape);
     const char *data = w.data, *rows[LANES];
     float known[shape != PLAIN ? LANES / 4 * apart + 16 : 1];
-    number room[LANES][STEP] __attribute__((aligned(64)));
-    for (integer j = 0; j < LANES && shape == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
-    for (integer j = 0; j < LANES / 4 && shape != PLAIN; j++) {
+    weight_t room[LANES][STEP] __attribute__((aligned(64)));
+    for (int64_t j = 0; j < LANES && shape == PLAIN; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
+    for (int64_t j = 0; j < LANES / 4 && shape != PLAIN; j++) {
         rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
         know(rows[j], w.kind, width, ahead, known + j * apart);
     }
-    for (integer s = 0; s < width / STEP; s++) {
+    for (int64_t s = 0; s < width / STEP; s++) {
         vector pairs[LANES];
         open_step(shape, rows, known, apart, s, ahead, room);
 #pragma GCC unroll 16
@@ -29,7 +29,7 @@ INLINE void turned_shape(const int shape, Matrix w, integer width, integer first
     }
 }
 
-static void turned(Matrix w, integer width, integer first, integer last, number *to) {
+static void turned(Matrix w, int64_t width, int64_t first, int64_t last, weight_t *to) {
 #define TURNED(shape) return turned_shape(shape, w, width, first, last, to);
     if (w.kind == PLAIN) TURNED(PLAIN)
     EACH_SHAPE(SHAPE(w.kind), TURNED)
@@ -37,19 +37,19 @@ static void turned(Matrix w, integer width, integer first, integer last, number 
 }
 
 /* PAIR rows of x, sixteen and sixteen, with two columns of turned weights. */
-static void both(const input *x, const input *others, integer width, const number *left, const number *right, float *y) {
+static void both(const act_t *x, const act_t *others, int64_t width, const weight_t *left, const weight_t *right, float *y) {
     settle();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (integer s = 0; s < width / STEP; s++) {
-        _tile_loadd(4, x + s * STEP, width * sizeof(input));
+    for (int64_t s = 0; s < width / STEP; s++) {
+        _tile_loadd(4, x + s * STEP, width * sizeof(act_t));
         _tile_loadd(6, left + s * LANES * STEP, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, right + s * LANES * STEP, 64);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, others + s * STEP, width * sizeof(input));
+        _tile_loadd(5, others + s * STEP, width * sizeof(act_t));
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -61,37 +61,37 @@ static void both(const input *x, const input *others, integer width, const numbe
 
 /* The same for `n` of them: rows behind the last one are zeros. `room`: of LANES rows. */
 static void both_of(
-    const input *x, integer n, integer width, const number *left, const number *right, input *room, float *y
+    const act_t *x, int64_t n, int64_t width, const weight_t *left, const weight_t *right, act_t *room, float *y
 ) {
-    const integer whole = n / LANES * LANES;
+    const int64_t whole = n / LANES * LANES;
     if (n < PAIR) {
-        memset(room, 0, LANES * width * sizeof(input));
-        memcpy(room, x + whole * width, (n - whole) * width * sizeof(input));
+        memset(room, 0, LANES * width * sizeof(act_t));
+        memcpy(room, x + whole * width, (n - whole) * width * sizeof(act_t));
     }
     both(whole ? x : room, whole == PAIR ? x + LANES * width : room, width, left, right, y);
 }
 
 static void product_of_many(
-    const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, integer first, integer last,
-    float *y, const integer *to, integer stride, int add, const Team *team
+    const act_t *x, int64_t n, int64_t width, Matrix w, const float *bias, int64_t outputs, int64_t first, int64_t last,
+    float *y, const int64_t *to, int64_t stride, int add, const Team *team
 ) {
-    number *kept[2] = {(number *)team->scratch, (number *)team->scratch + LANES * width};
-    input *room = (input *)(kept[1] + LANES * width);
+    weight_t *kept[2] = {(weight_t *)team->scratch, (weight_t *)team->scratch + LANES * width};
+    act_t *room = (act_t *)(kept[1] + LANES * width);
     EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
-    for (integer m = 0; m < n; m += SOME)
-        for (integer j = first; j < last; j += PAIR) {
-            const integer end = m + SOME < n ? m + SOME : n, count = last - j < PAIR ? last - j : PAIR;
+    for (int64_t m = 0; m < n; m += SOME)
+        for (int64_t j = first; j < last; j += PAIR) {
+            const int64_t end = m + SOME < n ? m + SOME : n, count = last - j < PAIR ? last - j : PAIR;
             turned(w, width, j, outputs, kept[0]);
             if (count > LANES) turned(w, width, j + LANES, outputs, kept[1]);
-            for (integer b = m; b < end; b += PAIR) {
-                const integer rows = end - b < PAIR ? end - b : PAIR;
+            for (int64_t b = m; b < end; b += PAIR) {
+                const int64_t rows = end - b < PAIR ? end - b : PAIR;
                 /* where there is one column alone it stands for both, and what the second makes is nobody's */
                 both_of(x + b * width, rows, width, kept[0], kept[count > LANES], room, found);
-                for (integer i = 0; i < rows; i++) {
+                for (int64_t i = 0; i < rows; i++) {
                     float *own = y + (to ? to[b + i] : b + i) * stride + j, *from = found + i * PAIR;
-                    integer k = 0;
+                    int64_t k = 0;
                     for (; k + LANES <= count; k += LANES) {
                         const vector value = bias ? ADD(LOAD(from + k), LOAD(bias + j + k)) : LOAD(from + k);
                         STORE(own + k, add ? ADD(LOAD(own + k), value) : value);
@@ -107,28 +107,28 @@ static void product_of_many(
 }
 
 static void gated_of_many(
-    const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, integer first, integer last,
-    input *y, const Team *team
+    const act_t *x, int64_t n, int64_t width, Matrix gate, Matrix up, int64_t outputs, int64_t first, int64_t last,
+    act_t *y, const Team *team
 ) {
-    number *kept[2] = {(number *)team->scratch, (number *)team->scratch + LANES * width};
-    input *room = (input *)(kept[1] + LANES * width);
+    weight_t *kept[2] = {(weight_t *)team->scratch, (weight_t *)team->scratch + LANES * width};
+    act_t *room = (act_t *)(kept[1] + LANES * width);
     EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
-    for (integer m = 0; m < n; m += SOME)
-        for (integer j = first; j < last; j += LANES) {
-            const integer end = m + SOME < n ? m + SOME : n, count = last - j < LANES ? last - j : LANES;
+    for (int64_t m = 0; m < n; m += SOME)
+        for (int64_t j = first; j < last; j += LANES) {
+            const int64_t end = m + SOME < n ? m + SOME : n, count = last - j < LANES ? last - j : LANES;
             turned(gate, width, j, outputs, kept[0]);
             turned(up, width, j, outputs, kept[1]);
-            for (integer b = m; b < end; b += PAIR) {
-                const integer rows = end - b < PAIR ? end - b : PAIR;
+            for (int64_t b = m; b < end; b += PAIR) {
+                const int64_t rows = end - b < PAIR ? end - b : PAIR;
                 both_of(x + b * width, rows, width, kept[0], kept[1], room, found);
-                for (integer i = 0; i < rows; i++) {
+                for (int64_t i = 0; i < rows; i++) {
                     const float *from = found + i * PAIR;
                     const vector made = MUL(silu(LOAD(from)), LOAD(from + LANES));
-                    input part[LANES], *own = y + (b + i) * outputs + j;
+                    act_t part[LANES], *own = y + (b + i) * outputs + j;
                     STORE_INPUT(count < LANES ? part : own, made);
-                    if (count < LANES) memcpy(own, part, count * sizeof(input));
+                    if (count < LANES) memcpy(own, part, count * sizeof(act_t));
                 }
             }
         }

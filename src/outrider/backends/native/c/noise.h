@@ -8,7 +8,7 @@ INLINE uint64_t split(uint64_t z) {
 }
 
 /* What the noise at a position is computed with. */
-INLINE uint64_t key_of(uint64_t seed, integer position) { return split(split(split(seed) ^ (uint64_t)position)); }
+INLINE uint64_t key_of(uint64_t seed, int64_t position) { return split(split(split(seed) ^ (uint64_t)position)); }
 
 INLINE uint32_t mixed(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
@@ -17,7 +17,7 @@ INLINE uint32_t mixed(uint32_t x) {
 }
 
 /* Gumbel's noise of one token; the tables are those of core/noise.py. */
-INLINE float noise(const int32_t *knots, const int32_t *slopes, uint64_t key, integer id) {
+INLINE float noise(const int32_t *knots, const int32_t *slopes, uint64_t key, int64_t id) {
     const int32_t h = (int32_t)mixed(mixed((uint32_t)id ^ (uint32_t)key) + (uint32_t)(key >> 32)), side = h >> 31;
     const float wide = (float)(h ^ side) * 2.0f + 1.0f;
     int32_t x;

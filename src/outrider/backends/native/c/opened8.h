@@ -12,11 +12,11 @@ INLINE vector shortened(vector x) {
 
 /* The scales of four rows in blocks of four or eight bits, times 2^16. Of four bits: [block, i, row, scale and minimum], divided by 16^i.
    `ahead`: so many bytes further, memory is asked for what is read next. */
-INLINE void know(const char *four, const int kind, integer width, integer ahead, float *known) {
-    const char *from = four + width / GROUP * KEPT(kind);
-    for (integer g = 0; g < width / GROUP; g++, known += KNOWN(kind), from += 2 * SCALES(kind)) {
+INLINE void know(const char *four, const int kind, int64_t width, int64_t ahead, float *known) {
+    const char *from = four + width / BLOCK_WEIGHTS * KEPT(kind);
+    for (int64_t g = 0; g < width / BLOCK_WEIGHTS; g++, known += KNOWN(kind), from += 2 * SCALES(kind)) {
         if (g * SCALES(kind) % 32 == 0) _mm_prefetch(from + ahead, SOON);
-        if (kind == FOUR) {
+        if (kind == Q4) {
             vector some = MUL(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)), ALL(TIMES_MORE));
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++, some = MUL(some, ALL(1.0f / 16))) STORE(known + LANES * i, some);
@@ -31,7 +31,7 @@ INLINE void know(const char *four, const int kind, integer width, integer ahead,
 INLINE void spread(
     const char *four, const int kind, const int row, const float *known, __m256i table, vector to[4]
 ) {
-    if (kind == FOUR) { /* four bits are read where they lie in a word: 16^i times too large */
+    if (kind == Q4) { /* four bits are read where they lie in a word: 16^i times too large */
         const __m256i two = _mm256_loadu_si256((const __m256i *)(four + row / 2 * 32));
         const __m256i own = row % 2 ? _mm256_srli_epi32(two, 16) : two;
         const vector least = ALL(known[2 * row + 1]);
@@ -40,7 +40,7 @@ INLINE void spread(
             const vector found = _mm256_cvtepi32_ps(_mm256_and_si256(own, _mm256_set1_epi32(15 << 4 * i)));
             to[i] = shortened(FMA(found, ALL(known[LANES * i + 2 * row]), least)); /* no product is rounded */
         }
-    } else if (kind == TWELVE) {
+    } else if (kind == BF12) {
         const __m256i lower = _mm256_loadu_si256((const __m256i *)(four + 32 * row));
         const __m256i two = _mm256_loadu_si256((const __m256i *)(four + 4 * 32 + row / 2 * 32));
         const __m256i which = _mm256_and_si256(row % 2 ? _mm256_srli_epi16(two, 4) : two, _mm256_set1_epi8(15));
@@ -61,16 +61,16 @@ INLINE void spread(
 }
 
 /* Memory is asked for a block, `ahead` bytes further: for the share of it that stands for `own` of the four rows. */
-INLINE void fetch(const char *four, const int kind, const int from, const int own, integer ahead) {
+INLINE void fetch(const char *four, const int kind, const int from, const int own, int64_t ahead) {
     const int lines = KEPT(kind) / LINE;
 #pragma GCC unroll 3
     for (int i = from * lines / 4; i < (from + own) * lines / 4; i++) _mm_prefetch(four + ahead + i * LINE, SOON);
 }
 
 /* Four rows of `width` numbers, as floats. */
-INLINE void open_four(const char *four, const int kind, integer width, const float *known, integer ahead, float *to) {
+INLINE void open_four(const char *four, const int kind, int64_t width, const float *known, int64_t ahead, float *to) {
     Reader reader = reader_of(four, kind, width);
-    for (integer k = 0; k < width; k += GROUP, four += KEPT(kind), known += KNOWN(kind)) {
+    for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS, four += KEPT(kind), known += KNOWN(kind)) {
         const __m256i table = table_at(&reader, four, kind);
         fetch(four, kind, 0, 4, ahead);
 #pragma GCC unroll 4
@@ -84,16 +84,16 @@ INLINE void open_four(const char *four, const int kind, integer width, const flo
 }
 
 /* The same as the model keeps them. */
-static void unpack(const char *four, integer kind, integer width, integer ahead, number *to) {
-    float known[KNOWN(FOUR) * (width / GROUP)], opened[4 * width];
-    if (kind == FOUR) {
-        know(four, FOUR, width, ahead, known);
-        open_four(four, FOUR, width, known, ahead, opened);
-    } else if (kind == TWELVE) {
-        open_four(four, TWELVE, width, known, ahead, opened);
+static void unpack(const char *four, int64_t kind, int64_t width, int64_t ahead, weight_t *to) {
+    float known[KNOWN(Q4) * (width / BLOCK_WEIGHTS)], opened[4 * width];
+    if (kind == Q4) {
+        know(four, Q4, width, ahead, known);
+        open_four(four, Q4, width, known, ahead, opened);
+    } else if (kind == BF12) {
+        open_four(four, BF12, width, known, ahead, opened);
     } else {
-        know(four, EIGHT, width, ahead, known);
-        open_four(four, EIGHT, width, known, ahead, opened);
+        know(four, Q8, width, ahead, known);
+        open_four(four, Q8, width, known, ahead, opened);
     }
-    for (integer k = 0; k < 4 * width; k++) to[k] = rounded(opened[k]);
+    for (int64_t k = 0; k < 4 * width; k++) to[k] = rounded(opened[k]);
 }

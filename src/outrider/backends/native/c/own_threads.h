@@ -12,7 +12,7 @@ typedef struct {
     void *data;
     unsigned threads;
     pthread_barrier_t barrier;
-    integer taken[LOOPS]; /* of each loop, the shares that were claimed */
+    int64_t taken[LOOPS]; /* of each loop, the shares that were claimed */
 } Region;
 
 static _Thread_local struct {

@@ -10,8 +10,7 @@
 #else
 #ifdef HALVES
 #include "integers.h"
-const integer whole_products = 1;
-#define ROOM(kind, n, width) (WHOLE(kind) ? (n) * (width) / GROUP * (integer)(sizeof(Activations) / sizeof(input)) : 1)
+#define ROOM(kind, n, width) (WHOLE(kind) ? (n) * (width) / BLOCK_WEIGHTS * (int64_t)(sizeof(Activations) / sizeof(act_t)) : 1)
 #else
 #define ROOM(kind, n, width) 1
 #endif
@@ -23,8 +22,8 @@ const integer whole_products = 1;
 #endif
 
 /* This thread's share of so many outputs, in whole columns. */
-INLINE void share(integer outputs, const Team *team, integer *first, integer *last) {
-    const integer columns = (outputs + LANES - 1) / LANES;
+INLINE void share(int64_t outputs, const Team *team, int64_t *first, int64_t *last) {
+    const int64_t columns = (outputs + LANES - 1) / LANES;
     *first = own_first(team, columns) * LANES;
     *last = own_last(team, columns) * LANES;
     if (*last > outputs) *last = outputs;
@@ -34,15 +33,15 @@ INLINE vector silu(vector x) {
     return DIV(x, ADD(ALL(1.0f), exponential(SUB(ZERO, MAX(ALL(-87.0f), x)))));
 }
 
-integer scratch_bytes(integer rows, integer width) {
-    const integer n = rows < ROWS ? rows : ROWS, most = ROOM(W8A8, n, width);
-    return LINED(most * (integer)sizeof(input));
+int64_t scratch_bytes(int64_t rows, int64_t width) {
+    const int64_t n = rows < ROWS ? rows : ROWS, most = ROOM(W8A8, n, width);
+    return LINED(most * (int64_t)sizeof(act_t));
 }
 
 /* The same of rows for a kind of weights: where `laid` writes them. */
-INLINE input *scratch_of(const Team *team, integer kind, integer rows, integer width) {
-    EXPECT(ROOM(kind, rows, width) * (integer)sizeof(input) <= team->gate->bytes || ROOM(kind, rows, width) == 1);
-    return (input *)team->scratch;
+INLINE act_t *scratch_of(const Team *team, int64_t kind, int64_t rows, int64_t width) {
+    EXPECT(ROOM(kind, rows, width) * (int64_t)sizeof(act_t) <= team->gate->bytes || ROOM(kind, rows, width) == 1);
+    return (act_t *)team->scratch;
 }
 
 #ifdef TILES
@@ -51,23 +50,23 @@ INLINE input *scratch_of(const Team *team, integer kind, integer rows, integer w
 
 /* y[:, own outputs] = x W^T + bias, or added to what is there. `to`: the row of y for each of x; NULL: the same. */
 static void product(
-    const input *x, integer n, integer width, Matrix w, const float *bias, integer outputs, float *y,
-    const integer *to, integer stride, int add, const Team *team
+    const act_t *x, int64_t n, int64_t width, Matrix w, const float *bias, int64_t outputs, float *y,
+    const int64_t *to, int64_t stride, int add, const Team *team
 ) {
-    integer first, last;
+    int64_t first, last;
     float found[ROWS * LANES];
     share(outputs, team, &first, &last);
 #ifdef TILES
     if (n > FEWER) return product_of_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add, team);
 #endif
-    for (integer m = 0; m < n; m += ROWS) {
-        const integer rows = n - m < ROWS ? n - m : ROWS;
-        const input *given = laid(w.kind, x + m * width, rows, width, scratch_of(team, w.kind, rows, width));
+    for (int64_t m = 0; m < n; m += ROWS) {
+        const int64_t rows = n - m < ROWS ? n - m : ROWS;
+        const act_t *given = laid(w.kind, x + m * width, rows, width, scratch_of(team, w.kind, rows, width));
         begin(rows);
-        for (integer j = first; j < last; j += LANES) {
-            const integer count = last - j < LANES ? last - j : LANES;
+        for (int64_t j = first; j < last; j += LANES) {
+            const int64_t count = last - j < LANES ? last - j : LANES;
             column(given, rows, width, w, j, outputs, found);
-            for (integer i = 0; i < rows; i++) {
+            for (int64_t i = 0; i < rows; i++) {
                 float *own = y + (to ? to[m + i] : m + i) * stride + j;
                 const float *from = found + i * LANES;
                 if (count == LANES) {
@@ -75,7 +74,7 @@ static void product(
                     STORE(own, add ? ADD(LOAD(own), value) : value);
                     continue;
                 }
-                for (integer k = 0; k < count; k++) {
+                for (int64_t k = 0; k < count; k++) {
                     float value = from[k];
                     if (bias) value += bias[j + k];
                     own[k] = add ? own[k] + value : value;
@@ -88,27 +87,27 @@ static void product(
 
 /* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated network. Both round x, or neither does. */
 static void gated(
-    const input *x, integer n, integer width, Matrix gate, Matrix up, integer outputs, input *y, const Team *team
+    const act_t *x, int64_t n, int64_t width, Matrix gate, Matrix up, int64_t outputs, act_t *y, const Team *team
 ) {
-    integer first, last;
+    int64_t first, last;
     float opened[ROWS * LANES], found[ROWS * LANES];
     share(outputs, team, &first, &last);
 #ifdef TILES
     if (n > FEWER) return gated_of_many(x, n, width, gate, up, outputs, first, last, y, team);
 #endif
-    for (integer m = 0; m < n; m += ROWS) {
-        const integer rows = n - m < ROWS ? n - m : ROWS;
-        const input *given = laid(gate.kind, x + m * width, rows, width, scratch_of(team, gate.kind, rows, width));
+    for (int64_t m = 0; m < n; m += ROWS) {
+        const int64_t rows = n - m < ROWS ? n - m : ROWS;
+        const act_t *given = laid(gate.kind, x + m * width, rows, width, scratch_of(team, gate.kind, rows, width));
         begin(rows);
-        for (integer j = first; j < last; j += LANES) {
-            const integer count = last - j < LANES ? last - j : LANES;
+        for (int64_t j = first; j < last; j += LANES) {
+            const int64_t count = last - j < LANES ? last - j : LANES;
             column(given, rows, width, gate, j, outputs, opened);
             column(given, rows, width, up, j, outputs, found);
-            for (integer i = 0; i < rows; i++) {
+            for (int64_t i = 0; i < rows; i++) {
                 const vector made = MUL(silu(LOAD(opened + i * LANES)), LOAD(found + i * LANES));
-                input some[LANES], *to = y + (m + i) * outputs + j;
+                act_t some[LANES], *to = y + (m + i) * outputs + j;
                 STORE_INPUT(count < LANES ? some : to, made);
-                if (count < LANES) memcpy(to, some, count * sizeof(input));
+                if (count < LANES) memcpy(to, some, count * sizeof(act_t));
             }
         }
         end();

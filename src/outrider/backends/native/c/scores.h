@@ -8,38 +8,37 @@
 #else
 #define QUERIES 32
 #endif
-#define WIDEST 256 /* numbers of a head */
 
 typedef struct {
 #ifdef TILES
     float made[LANES * LANES] __attribute__((aligned(64)));
-    held last[LANES * WIDEST] __attribute__((aligned(64))); /* the last keys of a block, and copies of the last one */
-    held pairs[BLOCK * WIDEST] __attribute__((aligned(64)));  /* a block's values: [step, tile, pair, number, of the pair] */
-    input share[QUERIES][BLOCK] __attribute__((aligned(64))); /* what each key's value counts */
-    input alone[LANES][STEP] __attribute__((aligned(64)));    /* of one node's queries */
+    kv_t last[LANES * MAX_HEAD_DIM] __attribute__((aligned(64))); /* the last keys of a block, and copies of the last one */
+    kv_t pairs[BLOCK * MAX_HEAD_DIM] __attribute__((aligned(64)));  /* a block's values: [step, tile, pair, number, of the pair] */
+    act_t share[QUERIES][BLOCK] __attribute__((aligned(64))); /* what each key's value counts */
+    act_t alone[LANES][STEP] __attribute__((aligned(64)));    /* of one node's queries */
 #else
-    float turned[WIDEST / UNIT * BLOCK] __attribute__((aligned(64))); /* a block's keys: [unit, key] */
+    float turned[MAX_HEAD_DIM / UNIT * BLOCK] __attribute__((aligned(64))); /* a block's keys: [unit, key] */
 #endif
     float score[QUERIES][BLOCK];
     float branch[QUERIES][BLOCK];  /* of drafted nodes, by slot */
     float most[QUERIES];           /* of all scores so far */
     float sum[QUERIES][LANES];     /* of their exponentials, in lanes */
-    float out[QUERIES + LANES][WIDEST]; /* of the values, weighed by these; and room behind them */
+    float out[QUERIES + LANES][MAX_HEAD_DIM]; /* of the values, weighed by these; and room behind them */
 } Work;
 
 /* What the nodes of one go see of a block of positions. */
 typedef struct {
-    integer nodes, group;                  /* of the go; queries of a node */
-    integer left, right;                   /* the nodes that see something of it lie between these */
-    integer begin, plain;                  /* its first position; so many of its positions are slots */
-    integer from[QUERIES], count[QUERIES]; /* each node sees these, counted from `begin`; nothing: 0 and 0 */
-    integer known, depth;                  /* `path`: [node, depth], the slots from `known` on, counted from there */
+    int64_t nodes, group;                  /* of the go; queries of a node */
+    int64_t left, right;                   /* the nodes that see something of it lie between these */
+    int64_t begin, plain;                  /* its first position; so many of its positions are slots */
+    int64_t from[QUERIES], count[QUERIES]; /* each node sees these, counted from `begin`; nothing: 0 and 0 */
+    int64_t known, depth;                  /* `path`: [node, depth], the slots from `known` on, counted from there */
     const int32_t *path;
-    integer ahead; /* so many numbers further, memory is asked for what is read next; 0: not */
+    int64_t ahead; /* so many numbers further, memory is asked for what is read next; 0: not */
 } View;
 
 /* Where position j of the block lies, for a node. */
-INLINE integer slot_of(const View *view, integer node, integer j) {
+INLINE int64_t slot_of(const View *view, int64_t node, int64_t j) {
     return j < view->plain ? view->begin + j
                            : view->known + view->path[node * view->depth + view->begin + j - view->known];
 }
@@ -47,34 +46,34 @@ INLINE integer slot_of(const View *view, integer node, integer j) {
 #ifdef TILES
 
 /* Queries as tiles read them. Behind a single one zeros are written, so that all have one shape (`begin(2)`). */
-static const input *asking(input *query, integer rows, integer width, input *room) {
-    if (rows == 1) memset(query + width, 0, width * sizeof(input));
+static const act_t *asking(act_t *query, int64_t rows, int64_t width, act_t *room) {
+    if (rows == 1) memset(query + width, 0, width * sizeof(act_t));
     return laid(PLAIN, query, rows > 1 ? rows : 2, width, room);
 }
 
 /* Sixteen keys at a time with sixteen queries. */
 static void scored(
-    Work *w, const input *query, integer first, integer last, const held *keys, integer stride, integer count,
-    integer width, float scale, integer ahead, float score[][BLOCK]
+    Work *w, const act_t *query, int64_t first, int64_t last, const kv_t *keys, int64_t stride, int64_t count,
+    int64_t width, float scale, int64_t ahead, float score[][BLOCK]
 ) {
-    for (integer j = 0; j < count; j += LANES) {
-        const held *from = keys + j * stride;
-        integer apart = stride;
-        for (integer i = 0; i < LANES && ahead; i++)
-            for (integer k = 0; k < width; k += LINE / (integer)sizeof(held))
+    for (int64_t j = 0; j < count; j += LANES) {
+        const kv_t *from = keys + j * stride;
+        int64_t apart = stride;
+        for (int64_t i = 0; i < LANES && ahead; i++)
+            for (int64_t k = 0; k < width; k += LINE / (int64_t)sizeof(kv_t))
                 _mm_prefetch((const char *)(from + i * stride + k + ahead), _MM_HINT_T1);
         if (j + LANES > count) { /* behind the last one there may be no memory */
-            for (integer i = 0; i < LANES; i++)
-                memcpy(w->last + i * width, from + (j + i < count ? i : count - 1 - j) * stride, width * sizeof(held));
+            for (int64_t i = 0; i < LANES; i++)
+                memcpy(w->last + i * width, from + (j + i < count ? i : count - 1 - j) * stride, width * sizeof(kv_t));
             from = w->last;
             apart = width;
         }
         settle();
-        for (integer m = first / LANES * LANES; m < last; m += LANES) {
+        for (int64_t m = first / LANES * LANES; m < last; m += LANES) {
             vector found[LANES];
             _tile_zero(0);
-            for (integer k = 0; k < width; k += STEP) {
-                _tile_loadd(4, from + k, apart * sizeof(held));
+            for (int64_t k = 0; k < width; k += STEP) {
+                _tile_loadd(4, from + k, apart * sizeof(kv_t));
                 _tile_loadd(5, query + m * width + k * LANES, 64);
                 _tile_dpbf16ps(0, 4, 5);
             }
@@ -84,7 +83,7 @@ static void scored(
             transpose(found);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) STORE(w->made + i * LANES, MUL(found[i], ALL(scale)));
-            for (integer q = m > first ? m : first; q < m + LANES && q < last; q++)
+            for (int64_t q = m > first ? m : first; q < m + LANES && q < last; q++)
                 memcpy(score[q] + j, w->made + (q - m) * LANES, sizeof(vector));
         }
     }
@@ -92,21 +91,21 @@ static void scored(
 
 #else
 
-INLINE const input *asking(input *query, integer rows, integer width, input *room) { return query; }
+INLINE const act_t *asking(act_t *query, int64_t rows, int64_t width, act_t *room) { return query; }
 
 static void scored(
-    Work *w, const input *query, integer first, integer last, const held *keys, integer stride, integer count,
-    integer width, float scale, integer ahead, float score[][BLOCK]
+    Work *w, const act_t *query, int64_t first, int64_t last, const kv_t *keys, int64_t stride, int64_t count,
+    int64_t width, float scale, int64_t ahead, float score[][BLOCK]
 ) {
-    const integer units = width / UNIT;
-    for (integer j = 0; j < count; j += LANES)
-        for (integer u = 0; u < units; u += LANES) {
+    const int64_t units = width / UNIT;
+    for (int64_t j = 0; j < count; j += LANES)
+        for (int64_t u = 0; u < units; u += LANES) {
             vector part[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                const held *key = keys + (j + i < count ? j + i : count - 1) * stride + u * UNIT;
+                const kv_t *key = keys + (j + i < count ? j + i : count - 1) * stride + u * UNIT;
                 part[i] = UNITS(key);
-                if (ahead && u * UNIT * (integer)sizeof(held) % LINE == 0)
+                if (ahead && u * UNIT * (int64_t)sizeof(kv_t) % LINE == 0)
                     _mm_prefetch((const char *)(key + ahead), _MM_HINT_T1);
             }
             transpose(part);
@@ -115,10 +114,10 @@ static void scored(
         }
 #define SCORES(rows, parts)                                                                                      \
     for (; q + rows <= last; q += rows)                                                                          \
-        for (integer j = 0; j < count; j += parts * LANES) {                                                     \
+        for (int64_t j = 0; j < count; j += parts * LANES) {                                                     \
             vector found[rows * parts];                                                                          \
             _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++) found[i] = ZERO;                     \
-            for (integer u = 0; u < units; u++) {                                                                \
+            for (int64_t u = 0; u < units; u++) {                                                                \
                 operand given[rows];                                                                             \
                 _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++)                                           \
                     given[i] = PINNED(REPEATED(query + (q + i) * width + u * UNIT));                             \
@@ -132,7 +131,7 @@ static void scored(
             _Pragma("GCC unroll 16") for (int i = 0; i < rows * parts; i++)                                      \
                 STORE(score[q + i / parts] + j + i % parts * LANES, MUL(found[i], ALL(scale)));                  \
         }
-    integer q = first;
+    int64_t q = first;
 #if LANES == 16
     SCORES(4, 4)
     SCORES(3, 4)

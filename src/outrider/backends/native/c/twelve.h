@@ -3,7 +3,7 @@
 
 /* Sixteen upper bytes of the numbers of one block alone. */
 typedef struct {
-    integer block; /* of the four rows; -1: there are no more */
+    int64_t block; /* of the four rows; -1: there are no more */
     uint8_t upper[16], unused[8];
 } Other;
 
@@ -14,8 +14,8 @@ typedef struct {
     uint8_t unused[40];
 } Uppers;
 
-INLINE Uppers *uppers(const char *four, integer width) {
-    return (Uppers *)(four + width / GROUP * KEPT(TWELVE));
+INLINE Uppers *uppers(const char *four, int64_t width) {
+    return (Uppers *)(four + width / BLOCK_WEIGHTS * KEPT(BF12));
 }
 
 INLINE __m256i twice(const uint8_t bytes[16]) {
@@ -29,28 +29,28 @@ typedef struct {
     const Other *other;
 } Reader;
 
-INLINE Reader reader_of(const char *four, const int kind, integer width) {
+INLINE Reader reader_of(const char *four, const int kind, int64_t width) {
     Reader reader = {_mm256_setzero_si256(), four, NULL, NULL};
-    if (kind == TWELVE) {
+    if (kind == BF12) {
         const Uppers *all = uppers(four, width);
         reader.usual = twice(all->upper);
         reader.other = all->others;
-        if (all->others) reader.next = four + all->others->block * KEPT(TWELVE);
+        if (all->others) reader.next = four + all->others->block * KEPT(BF12);
     }
     return reader;
 }
 
 /* The upper bytes for the block at `four`. */
 INLINE __m256i table_at(Reader *reader, const char *four, const int kind) {
-    if (kind != TWELVE || four != reader->next) return reader->usual;
+    if (kind != BF12 || four != reader->next) return reader->usual;
     const __m256i own = twice(reader->other->upper);
     reader->other++;
-    reader->next = reader->other->block < 0 ? NULL : reader->from + reader->other->block * KEPT(TWELVE);
+    reader->next = reader->other->block < 0 ? NULL : reader->from + reader->other->block * KEPT(BF12);
     return own;
 }
 
 /* The most frequent bytes, at most sixteen, most frequent first. Returns how many there are at all. */
-static int most_frequent(const integer often[256], uint8_t upper[16]) {
+static int most_frequent(const int64_t often[256], uint8_t upper[16]) {
     uint8_t kind[256];
     int kinds = 0;
     for (int i = 0; i < 256; i++)
@@ -67,13 +67,13 @@ static int most_frequent(const integer often[256], uint8_t upper[16]) {
 }
 
 /* The upper bytes of the 128 numbers of a block, counted. */
-static void count_block(const number *four, integer width, integer often[256]) {
+static void count_block(const weight_t *four, int64_t width, int64_t often[256]) {
     for (int r = 0; r < 4; r++)
-        for (int i = 0; i < GROUP; i++) often[four[r * width + i] >> 8]++;
+        for (int i = 0; i < BLOCK_WEIGHTS; i++) often[four[r * width + i] >> 8]++;
 }
 
 /* One block, with these upper bytes. Returns 0 where a number has another one. */
-static int write_block(const number *four, integer width, const uint8_t upper[16], char *to) {
+static int write_block(const weight_t *four, int64_t width, const uint8_t upper[16], char *to) {
     const __m128i low = _mm_set1_epi16(255);
     __m256i all = _mm256_set1_epi8(-1), which[4];
     for (int r = 0; r < 4; r++, four += width) {
@@ -105,26 +105,26 @@ static int write_block(const number *four, integer width, const uint8_t upper[16
 
 /* Four rows of bfloat16 numbers in blocks of twelve bits. `others`: room for upper bytes of single blocks, of which `used`
    are taken. Returns 0 where that is too little, or where a block has more than sixteen. */
-static int tighten(const number *four, integer width, char *to, Other *others, integer room, integer *used) {
-    integer often[256] = {0}, count = 0;
+static int tighten(const weight_t *four, int64_t width, char *to, Other *others, int64_t room, int64_t *used) {
+    int64_t often[256] = {0}, count = 0;
     Uppers *all = uppers(to, width);
-    Other own[width / GROUP + 1];
+    Other own[width / BLOCK_WEIGHTS + 1];
     memset(all, 0, sizeof *all);
     memset(own, 0, sizeof own);
-    for (integer k = 0; k < width; k += GROUP) count_block(four + k, width, often);
+    for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS) count_block(four + k, width, often);
     most_frequent(often, all->upper);
-    for (integer k = 0; k < width; k += GROUP) {
-        char *block = to + k / GROUP * KEPT(TWELVE);
+    for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS) {
+        char *block = to + k / BLOCK_WEIGHTS * KEPT(BF12);
         if (write_block(four + k, width, all->upper, block)) continue;
-        integer here[256] = {0};
+        int64_t here[256] = {0};
         count_block(four + k, width, here);
         if (most_frequent(here, own[count].upper) > 16) return 0;
         write_block(four + k, width, own[count].upper, block);
-        own[count++].block = k / GROUP;
+        own[count++].block = k / BLOCK_WEIGHTS;
     }
     if (!count) return 1;
     own[count++].block = -1;
-    const integer first = __atomic_fetch_add(used, count, __ATOMIC_RELAXED);
+    const int64_t first = __atomic_fetch_add(used, count, __ATOMIC_RELAXED);
     if (first + count > room) return 0;
     memcpy(others + first, own, count * sizeof *own);
     all->others = others + first;
@@ -132,12 +132,12 @@ static int tighten(const number *four, integer width, char *to, Other *others, i
 }
 
 /* All rows of a matrix, [outputs, width], of which there are four times some. Returns 0 where they cannot be written so. */
-integer twelve_bits(
-    const number *from, integer outputs, integer width, char *to, Other *others, integer room, integer threads
+int64_t pack_bf12(
+    const weight_t *from, int64_t outputs, int64_t width, char *to, void *others, int64_t capacity, int64_t threads
 ) {
-    integer done = 1, used = 0;
+    int64_t done = 1, used = 0;
 #pragma omp parallel for num_threads((int)threads) reduction(&& : done)
-    for (integer i = 0; i < outputs; i += 4)
-        done = done && tighten(from + i * width, width, to + i * bytes(TWELVE, width), others, room, &used);
+    for (int64_t i = 0; i < outputs; i += 4)
+        done = done && tighten(from + i * width, width, to + i * bytes(BF12, width), others, capacity, &used);
     return done;
 }

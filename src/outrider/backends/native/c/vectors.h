@@ -7,40 +7,9 @@
 
 #include <immintrin.h>
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-/* What a function relies on. Only the sanitized build looks (`make sanitize`). */
-#ifdef CHECKED
-#include <stdio.h>
-#include <stdlib.h>
-#define EXPECT(true) \
-    ((true) ? (void)0 : (fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #true), abort()))
-#else
-#define EXPECT(true) ((void)0)
-#endif
-
-typedef int64_t integer;
-#define INLINE static inline __attribute__((always_inline))
-
-#ifdef HALVES
-typedef uint16_t number;
-#else
-typedef float number;
-#endif
-
-#if defined(HALVES) && !defined(WIDE)
-typedef uint16_t held;
-#else
-typedef float held;
-#endif
-
-#if defined(HALVES) && !defined(WIDE) && defined(__AVX512BF16__)
-#define NARROW
-typedef uint16_t input;
-#else
-typedef float input;
-#endif
+#include "types.h"
 
 #if !defined(NARROW) || !defined(__AMX_BF16__)
 #undef TILES /* they multiply bfloat16 */
@@ -136,20 +105,20 @@ INLINE uint16_t rounded(float x) {
 }
 
 #if defined(HALVES) && !defined(WIDE)
-INLINE held to_held(float x) { return rounded(x); }
-INLINE float from_held(held x) {
+INLINE kv_t to_held(float x) { return rounded(x); }
+INLINE float from_held(kv_t x) {
     const uint32_t bits = (uint32_t)x << 16;
     float found;
     memcpy(&found, &bits, 4);
     return found;
 }
 #else
-INLINE held to_held(float x) { return x; }
-INLINE float from_held(held x) { return x; }
+INLINE kv_t to_held(float x) { return x; }
+INLINE float from_held(kv_t x) { return x; }
 #endif
 
 /* LANES numbers as the input of a product. */
-INLINE void STORE_INPUT(input *to, vector x) {
+INLINE void STORE_INPUT(act_t *to, vector x) {
 #ifdef NARROW
     _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x)); /* what is too small for a normal number is 0 */
 #else
@@ -158,8 +127,8 @@ INLINE void STORE_INPUT(input *to, vector x) {
 }
 
 /* `count` of them, which are LANES times some. */
-INLINE void to_inputs(const float *from, integer count, input *to) {
-    for (integer k = 0; k < count; k += LANES) STORE_INPUT(to + k, LOAD(from + k));
+INLINE void to_inputs(const float *from, int64_t count, act_t *to) {
+    for (int64_t k = 0; k < count; k += LANES) STORE_INPUT(to + k, LOAD(from + k));
 }
 
 /* e^x for x <= 88; 0 below -87; no number stays none. */

@@ -8,31 +8,6 @@
 
    Penalties and biases change few logits of a row. They are written over them for each draw, and then taken back. */
 
-typedef struct {
-    integer rows, nodes, depth, vocabulary; /* `depth`: steps at most */
-    float *logits;                          /* [rows, nodes, vocabulary] */
-    const integer *tokens, *parents;        /* [rows, nodes] */
-    const integer *sizes;                   /* [rows] */
-    const float *temperature;               /* [rows]; 0: no noise */
-    const integer *top_k;                   /* [rows]; 0: all */
-    const double *top_p, *min_p;            /* [rows]; 1 and 0: all */
-    const integer *changes;                 /* [rows]: tokens whose logits its text changes; NULL: no row's */
-    const integer *const *changed;          /* [rows][changes]: their ids */
-    const float *const *said;               /* [rows][changes]: how often the text has them since the prompt */
-    const float *const *factors;            /* [rows][changes]: of repetition */
-    const float *const *biases;             /* [rows][changes] */
-    const float *repetition, *presence, *frequency; /* [rows] */
-    const integer *penalised;               /* [rows]: does what it says change its logits? */
-    integer changeable;                     /* tokens of a row that `scratch` has room for: the most `changes`, and a path */
-    char *scratch;                          /* [rows, changeable]: an id and four numbers each */
-    const uint64_t *seeds;                  /* [rows] */
-    const integer *starts;                  /* [rows]: positions of the roots */
-    const int32_t *knots, *slopes;
-    integer *found; /* [rows, depth + 4]: nodes of the path (0: nothing sure was drawn), the token that ends it, whether
-                       the logits of all its tokens are finite, and the path, filled up by 0 */
-    integer threads;
-} Walk;
-
 typedef int32_t whole __attribute__((vector_size(4 * LANES)));
 typedef uint32_t word __attribute__((vector_size(4 * LANES)));
 
@@ -80,16 +55,16 @@ INLINE int reaches(whole h, vector wanted) {
 
 /* The token with the largest key of those whose logits are above `floor`, the lowest of equals; the first whose logit is
    no number, where there is one. */
-static integer drawn(const Walk *walk, integer row, integer node, integer position, float floor) {
-    const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary, heat = walk->temperature[row];
+static int64_t drawn(const Walk *walk, int64_t row, int64_t node, int64_t position, float floor) {
+    const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocab, heat = walk->temperature[row];
     const uint64_t key = key_of(walk->seeds[row], position);
-    const integer v = walk->vocabulary;
+    const int64_t v = walk->vocab;
     float best = -INFINITY, rest[LANES], keys[LANES];
-    integer found = 0;
+    int64_t found = 0;
     word ids;
     for (uint32_t j = 0; j < LANES; j++) ids[j] = j;
-    for (integer i = 0; i < v; i += LANES, ids += LANES) {
-        for (integer j = 0; i + LANES > v && j < LANES; j++) rest[j] = i + j < v ? logits[i + j] : -INFINITY;
+    for (int64_t i = 0; i < v; i += LANES, ids += LANES) {
+        for (int64_t j = 0; i + LANES > v && j < LANES; j++) rest[j] = i + j < v ? logits[i + j] : -INFINITY;
         vector x = LOAD(i + LANES > v ? rest : logits + i);
         if (floor > -INFINITY && !MAYBE_ABOVE(x, ALL(floor))) continue;
         if (heat > 0) {
@@ -100,7 +75,7 @@ static integer drawn(const Walk *walk, integer row, integer node, integer positi
         }
         if (!MAYBE_ABOVE(x, ALL(best))) continue;
         STORE(keys, x);
-        for (integer j = 0; j < LANES && i + j < v; j++) { /* no lane behind the vocabulary's end is ever drawn */
+        for (int64_t j = 0; j < LANES && i + j < v; j++) { /* no lane behind the vocabulary's end is ever drawn */
             if (keys[j] != keys[j]) return i + j;
             if (keys[j] > best && (floor == -INFINITY || logits[i + j] > floor)) {
                 best = keys[j];
@@ -118,20 +93,20 @@ static integer drawn(const Walk *walk, integer row, integer node, integer positi
 
 /* What lies above a logit, and beside it: how many, and the sums of e^(logit / T - the largest). */
 typedef struct {
-    integer above, beside;
+    int64_t above, beside;
     double all, larger, same;
 } Mass;
 
 /* `most`: the largest logit divided by T; `least`: the smallest that counts. */
-static Mass weighed(const float *logits, integer v, float heat, float most, float least, float mine) {
+static Mass weighed(const float *logits, int64_t v, float heat, float most, float least, float mine) {
     const float low = mine - most - 1 < -40 ? mine - most - 1 : -40; /* a vocabulary of smaller ones weighs nothing */
     Mass mass = {0};
     float rest[LANES];
-    for (integer first = 0; first < v; first += SUMMED * LANES) {
+    for (int64_t first = 0; first < v; first += SUMMED * LANES) {
         vector all = ZERO, larger = ZERO, same = ZERO;
         whole above = {0}, beside = {0};
-        for (integer i = first; i < v && i < first + SUMMED * LANES; i += LANES) {
-            for (integer j = 0; i + LANES > v && j < LANES; j++) rest[j] = i + j < v ? logits[i + j] : -INFINITY;
+        for (int64_t i = first; i < v && i < first + SUMMED * LANES; i += LANES) {
+            for (int64_t j = 0; i + LANES > v && j < LANES; j++) rest[j] = i + j < v ? logits[i + j] : -INFINITY;
             const vector x = DIV(LOAD(i + LANES > v ? rest : logits + i), ALL(heat)), from = SUB(x, ALL(most));
             if (!MAYBE_ABOVE(from, ALL(low))) continue;
             const vector weight = exponential(from);
@@ -142,7 +117,7 @@ static Mass weighed(const float *logits, integer v, float heat, float most, floa
             above -= over;
             beside -= near;
         }
-        for (integer j = 0; j < LANES; j++) {
+        for (int64_t j = 0; j < LANES; j++) {
             mass.above += above[j];
             mass.beside += beside[j];
         }
@@ -154,23 +129,23 @@ static Mass weighed(const float *logits, integer v, float heat, float most, floa
 }
 
 /* The largest key of the tokens that the row's filters keep; -1 where that is not sure. */
-static integer filtered(const Walk *walk, integer row, integer node, integer position) {
-    const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary, heat = walk->temperature[row];
-    const integer v = walk->vocabulary, k = walk->top_k[row] < v ? walk->top_k[row] : 0; /* 0: all */
+static int64_t filtered(const Walk *walk, int64_t row, int64_t node, int64_t position) {
+    const float *logits = walk->logits + (row * walk->nodes + node) * walk->vocab, heat = walk->temperature[row];
+    const int64_t v = walk->vocab, k = walk->top_k[row] < v ? walk->top_k[row] : 0; /* 0: all */
     const double p = walk->top_p[row], m = walk->min_p[row];
     float tops[LIKELY], floor = -INFINITY, least = -INFINITY;
-    integer ids[LIKELY];
+    int64_t ids[LIKELY];
     if (k > LIKELY || largest(logits, v, k ? k : 1, ids, tops) < (k ? k : 1)) return -1;
     const float most = tops[0] / heat;
     if (k) least = tops[k - 1] / heat;
     for (;;) {
-        const integer token = drawn(walk, row, node, position, floor);
+        const int64_t token = drawn(walk, row, node, position, floor);
         const float mine = logits[token] / heat;
         if (!(mine - most <= 0) || !isfinite(mine)) return -1; /* no number, or none is left */
         const Mass mass = weighed(logits, v, heat, most, least, mine);
         const double ratio = exp((double)mine - most); /* its own weight */
         const double before = mass.larger / mass.all, after = (mass.larger + mass.same - ratio) / mass.all;
-        const integer first = mass.above == 0 && mass.beside == 1; /* the likeliest token is never dropped */
+        const int64_t first = mass.above == 0 && mass.beside == 1; /* the likeliest token is never dropped */
         if ((k && mass.above >= k) || (p < 1 && before >= p + DOUBT) || ratio < m * (1 - DOUBT)) {
             floor = logits[token];
             continue;
@@ -184,34 +159,34 @@ static integer filtered(const Walk *walk, integer row, integer node, integer pos
 
 /* The changed tokens of a row on its way down: `count` of them, and the logits that they had. */
 typedef struct {
-    integer count, *ids;
+    int64_t count, *ids;
     float *said, *factors, *biases, *had;
 } Changes;
 
 /* Those of a row, in its part of `scratch`. */
-static Changes changes_of(const Walk *walk, integer row) {
-    const integer count = walk->changes ? walk->changes[row] : 0, room = walk->changeable;
+static Changes changes_of(const Walk *walk, int64_t row) {
+    const int64_t count = walk->changes ? walk->changes[row] : 0, room = walk->changes_capacity;
     Changes found = {.count = count};
     if (!count) return found;
     EXPECT(count + walk->depth < room);
-    found.ids = (integer *)(walk->scratch + row * room * (integer)(sizeof(integer) + 4 * sizeof(float)));
+    found.ids = (int64_t *)(walk->scratch + row * room * (int64_t)(sizeof(int64_t) + 4 * sizeof(float)));
     found.said = (float *)(found.ids + room);
     found.factors = found.said + room;
     found.biases = found.factors + room;
     found.had = found.biases + room;
-    memcpy(found.ids, walk->changed[row], count * sizeof(integer));
-    memcpy(found.said, walk->said[row], count * sizeof(float));
+    memcpy(found.ids, walk->changed[row], count * sizeof(int64_t));
+    memcpy(found.said, walk->counts[row], count * sizeof(float));
     memcpy(found.factors, walk->factors[row], count * sizeof(float));
     memcpy(found.biases, walk->biases[row], count * sizeof(float));
     return found;
 }
 
 /* What core/sampling.py makes of them, in its order. */
-static void change(const Walk *walk, integer row, integer node, const Changes *changes) {
+static void change(const Walk *walk, int64_t row, int64_t node, const Changes *changes) {
     if (!changes->count) return;
-    float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary;
+    float *logits = walk->logits + (row * walk->nodes + node) * walk->vocab;
     const float presence = walk->presence[row], frequency = walk->frequency[row];
-    for (integer i = 0; i < changes->count; i++) {
+    for (int64_t i = 0; i < changes->count; i++) {
         float z = changes->had[i] = logits[changes->ids[i]];
         z = z + changes->biases[i];
         z = z < 0 ? z * changes->factors[i] : z / changes->factors[i];
@@ -219,18 +194,18 @@ static void change(const Walk *walk, integer row, integer node, const Changes *c
     }
 }
 
-static void change_back(const Walk *walk, integer row, integer node, const Changes *changes) {
-    float *logits = walk->logits + (row * walk->nodes + node) * walk->vocabulary;
-    for (integer i = 0; i < changes->count; i++) logits[changes->ids[i]] = changes->had[i];
+static void change_back(const Walk *walk, int64_t row, int64_t node, const Changes *changes) {
+    float *logits = walk->logits + (row * walk->nodes + node) * walk->vocab;
+    for (int64_t i = 0; i < changes->count; i++) logits[changes->ids[i]] = changes->had[i];
 }
 
 /* The path goes on with this token. */
-static void say(const Walk *walk, integer row, integer token, Changes *changes) {
-    integer at = 0;
+static void say(const Walk *walk, int64_t row, int64_t token, Changes *changes) {
+    int64_t at = 0;
     if (!changes->ids || !walk->penalised[row]) return;
     while (at < changes->count && changes->ids[at] != token) at++;
     if (at == changes->count) {
-        EXPECT(at < walk->changeable);
+        EXPECT(at < walk->changes_capacity);
         changes->ids[changes->count++] = token;
         changes->said[at] = changes->biases[at] = 0;
     }
@@ -238,31 +213,31 @@ static void say(const Walk *walk, integer row, integer token, Changes *changes) 
     changes->factors[at] = walk->repetition[row];
 }
 
-void follow(const Walk *walk) {
-    const integer n = walk->nodes;
+void walk_trees(const Walk *walk) {
+    const int64_t n = walk->nodes;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(hands(walk->threads))
-    for (integer row = 0; row < walk->rows; row++) {
-        const integer *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
-        integer *found = walk->found + row * (walk->depth + 4), at = 0, count = 1;
-        const integer whole_law = !walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0;
-        const integer plain = whole_law || !(walk->temperature[row] > 0);
+    for (int64_t row = 0; row < walk->rows; row++) {
+        const int64_t *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
+        int64_t *found = walk->result + row * (walk->depth + 4), at = 0, count = 1;
+        const int64_t whole_law = !walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0;
+        const int64_t plain = whole_law || !(walk->temperature[row] > 0);
         Changes changes = changes_of(walk, row);
         EXPECT(walk->temperature[row] >= 0 && isfinite(walk->temperature[row]));
-        EXPECT(walk->top_k[row] >= 0 && walk->top_k[row] <= walk->vocabulary);
+        EXPECT(walk->top_k[row] >= 0 && walk->top_k[row] <= walk->vocab);
         EXPECT(walk->top_p[row] > 0 && walk->min_p[row] >= 0);
         EXPECT(walk->sizes[row] >= 1 && walk->sizes[row] <= n);
-        for (integer i = 0; i < changes.count; i++) EXPECT(changes.ids[i] >= 0 && changes.ids[i] < walk->vocabulary);
-        memset(found, 0, (walk->depth + 4) * sizeof(integer));
+        for (int64_t i = 0; i < changes.count; i++) EXPECT(changes.ids[i] >= 0 && changes.ids[i] < walk->vocab);
+        memset(found, 0, (walk->depth + 4) * sizeof(int64_t));
         found[2] = 1;
         for (;;) {
-            const integer position = walk->starts[row] + count;
+            const int64_t position = walk->start_positions[row] + count;
             change(walk, row, at, &changes);
-            const integer token = plain ? drawn(walk, row, at, position, -INFINITY) : filtered(walk, row, at, position);
+            const int64_t token = plain ? drawn(walk, row, at, position, -INFINITY) : filtered(walk, row, at, position);
             found[1] = token;
             change_back(walk, row, at, &changes);
-            integer child = 1;
+            int64_t child = 1;
             if (token < 0) break;
-            if (!isfinite(walk->logits[(row * n + at) * walk->vocabulary + token])) found[2] = 0;
+            if (!isfinite(walk->logits[(row * n + at) * walk->vocab + token])) found[2] = 0;
             while (child < walk->sizes[row] && (parents[child] != at || tokens[child] != token)) child++;
             if (child >= walk->sizes[row] || count > walk->depth) break;
             found[3 + count++] = at = child;

@@ -1,0 +1,84 @@
+"""The memory that a pass works in, kept from call to call: fresh pages cost as much as their use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .abi import Library, Pointer, Struct, address
+from .sanitized import sanitizer
+
+APART = sanitizer() != ""  # is each part of a workspace an allocation of its own?
+
+
+def fresh(count: int, size: int) -> Sequence[Tensor]:
+    """`count` tensors of `size` int64 each, side by side in one allocation."""
+    if APART:
+        return [torch.empty(size, dtype=torch.long) for _ in range(count)]
+    return torch.empty(count, size, dtype=torch.long).unbind()
+
+
+class Workspace:
+    """Named buffers. In a sanitized build each part is an allocation of its own, exactly as large as requested, so that
+    writing past its end shows.
+
+    Args:
+        code: the compiled library.
+        model: `Model`, or of a drafter that has none its `hidden`, `intermediate` and `input_dim`.
+    """
+
+    def __init__(self, code: Library, model: Struct):
+        self.code, self.model = code, model
+        self.buffers: dict[str, Tensor] = {}
+        self.last: dict[tuple[int, int], dict[str, Pointer]] = {}  # the last result of `of_pass`
+        self.scratch: tuple[int, int, int, Pointer] = 0, 0, 0, None  # rows, threads, bytes for each thread, address
+
+    def of(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A buffer of at least `size` elements."""
+        buffer = self.buffers.get(name)
+        if buffer is None or len(buffer) < size or (APART and len(buffer) > size):
+            buffer = self.buffers[name] = torch.empty(size, dtype=dtype)
+            self.last.clear()
+        return buffer
+
+    def copy(self, name: str, values: Tensor) -> Tensor:
+        """A copy in float32, which the pass may change."""
+        return self.of(name, values.numel())[: values.numel()].copy_(values.flatten())
+
+    def split(self, name: str, dtype: torch.dtype, **sizes: int) -> dict[str, Pointer]:
+        """Addresses of parts of these sizes, side by side in one buffer."""
+        if APART:
+            return {part: address(self.of(f"{name}: {part}", size, dtype)) for part, size in sizes.items()}
+        at, parts = self.of(name, sum(sizes.values()), dtype).data_ptr(), {}
+        for part, size in sizes.items():
+            parts[part], at = address(at), at + size * dtype.itemsize
+        return parts
+
+    def of_pass(self, rows: int, nodes: int) -> dict[str, Pointer]:
+        """The workspace of a `Pass` over `rows` nodes in all, each with at most `nodes` ancestors."""
+        if (known := self.last.get((rows, nodes))) is not None:
+            return known
+        model = self.model
+        wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        sizes = {
+            "normed": max(model.hidden, model.input_dim), "query": wide, "attention": wide, "mlp": model.intermediate,
+            "qkv": wide + 2 * narrow,
+        }  # fmt: skip
+        parts = {name: address(self.of(name, rows * size)) for name, size in sizes.items()}
+        parts |= self.split("paths", torch.int32, paths=rows * nodes, real_nodes=rows)
+        parts |= self.split("logit nodes", torch.long, logit_from=rows, logit_to=rows)
+        parts["row_starts"] = address(self.of("row starts", rows + 1, torch.long))
+        self.last = {(rows, nodes): parts}
+        return parts
+
+    def use_threads(self, pass_: Struct, rows: int) -> None:
+        """Set how many threads a pass over at most `rows` nodes may use, and their scratch."""
+        if self.scratch[:2] != (rows, threads := torch.get_num_threads()):
+            model = self.model
+            paired = model.hidden * (2 if model.pair_norms else 1)
+            widest = max(paired, model.input_dim, model.intermediate, model.heads * model.head_dim)
+            each = self.code.scratch_bytes(rows, widest)
+            self.scratch = rows, threads, each, address(self.of("scratch", threads * each, torch.uint8))
+        _, pass_.threads, pass_.scratch_each, pass_.scratch = self.scratch
