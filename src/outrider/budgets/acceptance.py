@@ -37,7 +37,7 @@ def state_of(ratios: Iterable[Ratio], most: float = PRIOR) -> list[list[float]]:
     return [[r.top, r.bottom] for r in (ratio.faded(most) for ratio in ratios)]
 
 
-def ratios_of(state: Iterable[Sequence[Any]], largest: float = math.inf) -> list[Ratio]:
+def ratios_of(state: Iterable[Sequence[Any]], largest: float = 1e9) -> list[Ratio]:
     """From JSON; ValueError where a ratio is negative or above `largest`."""
     made = [Ratio(float(top), float(bottom)) for top, bottom in state]
     if not all(0 <= r.top <= largest * r.bottom + 1e-9 and math.isfinite(r.top + r.bottom) for r in made):

@@ -29,7 +29,6 @@ from .budgeter import Report
 from .cost import CostModel
 from .ledger import Ledger
 
-MARGIN = 1.02  # a draft must be forecast to be so many times as fast as none
 EXPLORE = 12  # every so many drafted rounds another depth is taken, so that no estimate grows stale
 LEARN = 6  # first rounds, which measure; one of them without a draft
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known,
@@ -112,7 +111,7 @@ class AdaptiveBudget:
             seconds = self.cost.rounds_by_depth(rows, self.depth)
             rates = [t / max(1e-9, s) for t, s in zip(tokens, seconds, strict=True)]
             draft = max(range(1, len(rates)), key=rates.__getitem__)
-            best = draft if rates[draft] > MARGIN * rates[0] else 0
+            best = draft if rates[draft] > rates[0] else 0
             kept = self._kept[rows, drafting, "forecast"] = best, draft, rates[best]
         return kept  # type: ignore[no-any-return]
 

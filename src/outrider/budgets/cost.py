@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.price import Price
 from .budgeter import Report
-from .curve import LONGEST, Curve, points_of
+from .curve import LONGEST, Curve, nearest, points_of
 
 MOST = 96  # drafted nodes of a batch together that a pass is priced for, where padding costs nothing
 
@@ -60,7 +60,7 @@ class CostModel:
     def passes(self, rows: int, nodes: Sequence[float]) -> list[float]:
         """Seconds of passes over so many nodes in each row."""
         seconds = self.verify.table([rows * n for n in nodes])
-        if nodes[0] == 1 and self.alone.points:
+        if nodes[0] == 1 and nearest(rows) in self.alone.points:
             seconds[0] = self.alone(rows)
         return seconds
 

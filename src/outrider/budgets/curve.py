@@ -35,16 +35,25 @@ class Curve:
         share = 0.0 if self.mean else (size - low) / (high - low)
         near = {low: 1 - share, high: share}
         main = high if share >= 0.5 else low
-        old, count = self(size), self.counts.get(main, 9 if main in self.points else 0) + 1
-        self.counts[main] = count
+        old = self(size)
+        count = self.counts[main] = self.counts.get(main, 9 if main in self.points else 0) + 1
         if main not in self.points:
-            self.points[main] = seconds * (self(main) / old if old else 1.0)
+            self.points[main] = self._first(size, seconds, main)
         elif self.mean:
             self._move(near, min(seconds - old, 3 * old) / min(10, count))
         else:
             rate = 0.1 if seconds > old else 1.0 if seconds < 0.5 * old else 0.4
             self._move(near, rate * min(seconds - old, 0.5 * old))
         self._line = None
+
+    def _first(self, size: int, seconds: float, knot: int) -> float:
+        """What a measurement says of a new knot, along the line from the nearest smaller one; no line spans a tile's
+        end."""
+        below = max((known for known in self.points if known < min(size, knot - 1)), default=0)
+        if below:
+            start = self.points[below]
+            return max(start + (seconds - start) * (knot - below) / (size - below), 0.2 * start)
+        return seconds * self(knot) / self(size) if self.points else seconds
 
     def _move(self, near: Mapping[int, float], step: float) -> None:
         """Move the curve by `step` at the point that lies so near to its knots."""

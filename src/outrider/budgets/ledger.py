@@ -8,7 +8,7 @@ from .curve import nearest
 
 TRIES = 0.02  # of the time may be lost to drafts that do not pay; over the cube root of the batch size
 HOLD = 8.0  # plain rounds that may be owed where drafts should pay: a single round gives less by chance
-FORGIVEN = 2.0  # plain rounds that a new text takes off the debt
+FORGIVEN = 1.0  # plain rounds that a new text takes off the debt
 
 
 @dataclass
