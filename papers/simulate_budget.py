@@ -178,8 +178,8 @@ def _unpacked(sizes: np.ndarray, tokens: np.ndarray, parents: np.ndarray, values
 
 @dataclass
 class Clock:
-    """Simulated seconds. `noise`: the standard deviation of the log of what a measurement is off by. `drift`: passes and
-    drafts take up to this share longer, by turns of about `MOOD` seconds."""
+    """Simulated seconds. `noise`: the standard deviation of the log of what a measurement is off by. `drift`: passes
+    and drafts take up to this share longer, by turns of about `MOOD` seconds."""
 
     noise: float
     drift: float
@@ -243,13 +243,15 @@ class Counts(Replayed):
 
     def sketch(self, rows: Rows, budget: Budget) -> Sketch:
         self.spend(rows, 1)
-        made = Sketch([(a[: budget.nodes], b[: budget.nodes], c[: budget.nodes]) for a, b, c in self.trees(rows, budget.depth)])
+        made = Sketch(
+            [(a[: budget.nodes], b[: budget.nodes], c[: budget.nodes]) for a, b, c in self.trees(rows, budget.depth)]
+        )
         return made.cut(budget.price) if self.name == "suffix" else made
 
 
 @dataclass
 class Network(Replayed):
-    """EAGLE: it goes deeper while its best node is worth a step (`Budget.reach`), then its tree is cut where it pays."""
+    """EAGLE: it goes deeper while its best node is worth a step, then its tree is cut where it pays."""
 
     steps: int = 0
 
@@ -258,7 +260,9 @@ class Network(Replayed):
         self.steps = 0
         for depth in range(1, min(budget.depth, max(rows.remaining) - 1) + 1):
             keys = zip(rows.seeds, rows.start, rows.remaining, strict=True)
-            best = max(self.world.best_value(self.name, seed, start, depth - 1) for seed, start, left in keys if left > depth)
+            best = max(
+                self.world.best_value(self.name, seed, start, depth - 1) for seed, start, left in keys if left > depth
+            )
             if depth > 1 and best <= reach:
                 break
             self.steps = depth
@@ -351,7 +355,9 @@ class Alone:
 def drafting(name: str, world: World) -> Any:
     """What drafts in a cell, and what it learns over all of them: a real mix of replayed drafters, or a network."""
     kinds: list[Replayed] = [
-        Network("eagle", world, dear=DEAR if part.startswith("dear") else 1.0) if part.endswith("eagle") else Counts(part, world)
+        Network("eagle", world, dear=DEAR if part.startswith("dear") else 1.0)
+        if part.endswith("eagle")
+        else Counts(part, world)
         for part in name.split(" + ")
     ]
     if isinstance(kinds[0], Network) and len(kinds) == 1:
@@ -391,7 +397,9 @@ class Place:
     serial: int = 0
 
 
-def play(world: World, opened: Any, budget: Budgeter, texts: Sequence[Text], temperature: float, batch: int) -> tuple[int, float]:
+def play(
+    world: World, opened: Any, budget: Budgeter, texts: Sequence[Text], temperature: float, batch: int
+) -> tuple[int, float]:
     """Decode a cell's texts, at most `batch` at a time; tokens, and seconds without noise."""
     world.begin(texts)
     mine, waiting, rows = opened(), list(range(len(texts)))[::-1], list[Place]()
@@ -456,7 +464,9 @@ def fixed(recording: Recording) -> dict[str, tuple[float, float]]:
             for cell in cells():
                 world = World(recording.costs, Clock(0, 0, random.Random(0)))
                 task, t, b = cell
-                tokens, seconds = play(world, drafting(drafter, world), FixedBudget(nodes, depth), recording.texts[task, t], t, b)
+                tokens, seconds = play(
+                    world, drafting(drafter, world), FixedBudget(nodes, depth), recording.texts[task, t], t, b
+                )
                 rates[key(drafter, *cell)].append(tokens / seconds)
         made |= {name: (max(found), found[0]) for name, found in rates.items()}
     return made
@@ -474,7 +484,9 @@ def simulate(recording: Recording, drafter: str, seed: int, noise: float, drift:
     return found
 
 
-def run(recording: Recording, drafters: Sequence[str], seeds: int, noise: float, drift: float) -> dict[str, list[float]]:
+def run(
+    recording: Recording, drafters: Sequence[str], seeds: int, noise: float, drift: float
+) -> dict[str, list[float]]:
     """The same for every seed: cell -> tokens per second."""
     found: dict[str, list[float]] = defaultdict(list)
     for drafter in drafters:
@@ -579,7 +591,14 @@ def record(model: str, eagle: str, folder: Path, out: Path) -> None:
                     trees[name].append(tree)
         print(task, t, file=sys.stderr)
     costs = measure(model, eagle, [ids for task in TASKS for ids in prompts[task][:6]])
-    about: dict[str, Any] = {"tasks": TASKS, "temperatures": TEMPERATURES, "texts": TEXTS, "costs": costs, "model": model, "eagle": eagle}
+    about: dict[str, Any] = {
+        "tasks": TASKS,
+        "temperatures": TEMPERATURES,
+        "texts": TEXTS,
+        "costs": costs,
+        "model": model,
+        "eagle": eagle,
+    }
     write(out, about, np.array(sizes, dtype=np.uint16), np.array(texts, dtype=np.uint16), trees)
 
 
@@ -592,7 +611,9 @@ def compare_fixed(file: Path) -> None:
     np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
 
 
-def write(out: Path, about: dict[str, Any], prompts: np.ndarray, tokens: np.ndarray, trees: dict[str, list[HostRow]]) -> None:
+def write(
+    out: Path, about: dict[str, Any], prompts: np.ndarray, tokens: np.ndarray, trees: dict[str, list[HostRow]]
+) -> None:
     """Write a recording, with what the fixed budgets give on it."""
     packed = {
         f"{name}_{part}": array
@@ -636,9 +657,15 @@ def measure(model: str, eagle: str, prompts: Sequence[Sequence[int]]) -> dict[st
                         if depth:
                             draft[name][b][depth if name == "eagle" else 1].append(report.draft_seconds)
         usual = {b: {d: _low(s) for d, s in tables.items()} for b, tables in draft[name].items()}
-        read[name] = max(0.0, _low([(s - usual[b].get(d, usual[b][1])) / n for s, n, b, d in firsts if d in usual[b] or 1 in usual[b]]))
+        read[name] = max(
+            0.0,
+            _low([(s - usual[b].get(d, usual[b][1])) / n for s, n, b, d in firsts if d in usual[b] or 1 in usual[b]]),
+        )
     tables = {
-        name: {b: _rising(found) if name == "eagle" else [(1, _low(found[1])), (2, _low(found[1]))] for b, found in by_rows.items()}
+        name: {
+            b: _rising(found) if name == "eagle" else [(1, _low(found[1])), (2, _low(found[1]))]
+            for b, found in by_rows.items()
+        }
         for name, by_rows in draft.items()
     }
     return {
@@ -673,7 +700,9 @@ def score(found: dict[str, list[float]], against: dict[str, list[float]]) -> dic
 
 def overall(found: dict[str, list[float]], against: dict[str, list[float]]) -> tuple[float, float]:
     """The geometric mean over cells and seeds, and its standard error over the seeds."""
-    seeds = list(zip(*([math.log(a / b) for a, b in zip(found[c], against[c], strict=True)] for c in found), strict=True))
+    seeds = list(
+        zip(*([math.log(a / b) for a, b in zip(found[c], against[c], strict=True)] for c in found), strict=True)
+    )
     means = [fmean(logs) for logs in seeds]
     mean = math.exp(fmean(means))
     return mean, mean * stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
@@ -704,7 +733,11 @@ def summary(found: dict[str, list[float]], best: dict[str, tuple[float, float]])
         for against in references(mine, best):
             (mean, error), cells = overall(mine, against), score(mine, against)
             worst = min(cells, key=lambda c: cells[c][0])
-            parts.append(f"{mean:.3f} ± {error:.3f} | {cells[worst][0]:.3f} ({worst})".replace(" | ", ", ").replace(", ", " | ", 1))
+            parts.append(
+                f"{mean:.3f} ± {error:.3f} | {cells[worst][0]:.3f} ({worst})".replace(" | ", ", ").replace(
+                    ", ", " | ", 1
+                )
+            )
         lines.append(f"| {drafter} | {parts[0]} | {parts[1]} |")
     return "\n".join(lines)
 
@@ -718,19 +751,66 @@ def changed(settings: Sequence[str]) -> None:
         old = getattr(home, name)
         value = type(old)(value) if isinstance(old, int | float) else value
         for module in [m for m in sys.modules.values() if getattr(m, "__name__", "").startswith("outrider.")]:
-            if module is home or vars(module).get(name) is old and name in vars(module):
+            if module is home or (vars(module).get(name) is old and name in vars(module)):
                 setattr(module, name, value)
+
+
+ABLATIONS = {  # constant: what it is replaced by. Infinite: without it
+    "budgets.curve.TILE": 1 << 20,
+    "budgets.curve.RISE": 0.4,
+    "budgets.curve.MEMORY": 1,
+    "budgets.curve.OUTLIER": 1e9,
+    "budgets.acceptance.DECAY": 0.9,
+    "budgets.acceptance.SLOW": 0.98,
+    "budgets.acceptance.PRIOR": 2.0,
+    "budgets.acceptance.FIRST_SHARE": 0.1,
+    "budgets.ledger.TRIES": 0.1,
+    "budgets.ledger.HOLD": 1.0,
+    "budgets.ledger.FORGIVEN": 0.0,
+    "budgets.adaptive.EXPLORE": 10**9,
+    "budgets.adaptive.LEARN": 2,
+    "budgets.adaptive.FIRST_ROWS": 10**9,
+    "budgets.adaptive.EMPTY": 10**9,
+    "budgets.adaptive.LATE": 10**9,
+    "budgets.adaptive.STALE": 64,
+    "budgets.adaptive.DISTURBED": 1e9,
+    "drafters._asking.PRIOR": 0.1,
+    "drafters._asking.FIRST": 0.0,
+    "drafters._asking.DOUBT": 0.0,
+    "drafters._asking.RECENT": 1.0,
+    "drafters._asking.LEARN": 0,
+    "drafters._asking.ALIKE": 1.001,
+}
+
+
+def ablate(recording: Recording, names: Sequence[str], drafters: Sequence[str], more: tuple[int, float, float]) -> None:
+    """What every constant is worth: the speed with it replaced, relative to the speed as it is."""
+    usual = run(recording, drafters, *more)
+    print("| constant | replaced by | " + " | ".join(drafters) + " | all |\n|---|--:|" + "--:|" * (len(drafters) + 1))
+    for name in names:
+        old = getattr(importlib.import_module(f"outrider.{name.rsplit('.', 1)[0]}"), name.rsplit(".", 1)[1])
+        changed([f"{name}={ABLATIONS[name]}"])
+        found = run(recording, drafters, *more)
+        changed([f"{name}={old}"])
+        parts = [{c: r for c, r in found.items() if c.split(" | ")[0] == drafter} for drafter in drafters]
+        values = ["{:.3f} ± {:.3f}".format(*overall(part, usual)) for part in (*parts, found)]
+        print(f"| {name} | {ABLATIONS[name]:g} | " + " | ".join(values) + " |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
-    for command in (runs,):
+    without = commands.add_parser("ablate")
+    without.add_argument("--constants", nargs="+", choices=ABLATIONS, default=list(ABLATIONS), metavar="MODULE.NAME")
+    for command in (runs, without):
         command.add_argument("--drafters", nargs="+", default=list(DRAFTERS))
         command.add_argument("--seeds", type=int, default=4)
         command.add_argument("--noise", type=float, default=0.05, help="standard deviation of a measurement's log")
-        command.add_argument("--drift", type=float, default=0.0, help="0.3: up to 30 per cent slower, for 0.7 s at a time")
+        command.add_argument(
+            "--drift", type=float, default=0.0, help="0.3: up to 30 per cent slower, for 0.7 s at a time"
+        )
+    for command in (runs,):
         command.add_argument("--set", nargs="*", default=[], metavar="MODULE.NAME=NUMBER")
         command.add_argument("--brief", action="store_true", help="the summary alone")
         command.add_argument("--out", type=Path)
@@ -756,6 +836,9 @@ def main() -> None:
         for cell, (mean, error) in score(new, old).items():
             print(f"| {cell} | {mean:.3f} ± {error:.3f} |")
         print("all", *overall(new, old))
+        return
+    if given.command == "ablate":
+        ablate(recording, given.constants, given.drafters, (given.seeds, given.noise, given.drift))
         return
     changed(given.set)
     began = perf_counter()

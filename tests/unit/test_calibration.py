@@ -15,10 +15,8 @@ from outrider.bench.watch import Watched
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import (
     BOUNDS,
-    Calibrated,
     Family,
     Fit,
-    calibrated,
     ece,
     families,
     reliability,
@@ -30,6 +28,7 @@ from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import from_lists
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import eagle
+from outrider.drafters._calibrated import Calibrated, calibrated
 from outrider.drafters._growth import Growth
 from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import LayerShape

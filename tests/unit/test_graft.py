@@ -17,7 +17,8 @@ from play import Play
 from outrider import drafters
 from outrider.budgets.acceptance import Ratio
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import Family, Rates, learners
+from outrider.budgets.calibration import Family, Rates
+from outrider.budgets.memory import learners
 from outrider.core import verify
 from outrider.core.price import Price
 from outrider.core.tree import check, from_lists

@@ -9,9 +9,9 @@ the D with the highest E(D) / t(D); D = 0 is plain decoding. Three parts know wh
 
 A tree is cut where it pays best: of its nodes in the order of their values, over all rows, the first n stay that make
 (rows + trust * sum of values) / seconds(n) highest (`Budget.price`). Values never rise along that order and each node
-costs time, so no other set is better. The drafter goes deeper only while its best node is worth a step (`Budget.reach`),
-and feeds no node that is sure to be cut (`Budget.floor`). These three look at the draft, which only the rule `coupled`
-allows; the engine clears them under the others. Depth and nodes look at past rounds alone.
+costs time, so no other set is better. The drafter goes deeper only while its best node is worth a step, and feeds no
+node that is sure to be cut (`Budget.reach`, `Budget.floor`). These three look at the draft, which only the rule
+`coupled` allows; the engine clears them under the others. Depth and nodes look at past rounds alone.
 
 Some drafters read a text only when they are first asked for a draft (or after LATE rounds without one). That time
 teaches nothing of drafts; it is charged, at most half of what may be owed where drafts should pay, and all of it else.
@@ -113,7 +113,7 @@ class AdaptiveBudget:
             draft = max(range(1, len(rates)), key=rates.__getitem__)
             best = draft if rates[draft] > rates[0] else 0
             kept = self._kept[rows, drafting, "forecast"] = best, draft, rates[best]
-        return kept  # type: ignore[no-any-return]
+        return kept
 
     def _begin(self, rows: int, share: float, sampled: bool) -> None:
         """This share of the batch is new."""

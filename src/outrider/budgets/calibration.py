@@ -4,10 +4,8 @@ A node's confidence is conditional on its parent's acceptance: softmax(r / s) am
 r = log q + T * G under `coupled` and log q elsewhere (`sampling.rank`). A round tests it only where the parent was
 accepted. A `Family` is such a test: the drafted children of one accepted node, and which of them the target chose.
 
-    families(tree, tokens)       the families of a tree that a round's tokens tested
-    Calibrated(drafter, fit)     a drafter whose s is fitted to its past rounds: every one that ranks, unless its SPEC
-                                 names an s, as in `?scale=1`
-    Rates                        for confidences that are counts: how often those of about this size came true
+    Fit      the scale s of a drafter's confidences
+    Rates    for confidences that are counts: how often those of about this size came true
 
 The fit. For c = softmax(r / s) and the target's choice y, the log-likelihood log c_y has the slope, along log s,
 
@@ -28,11 +26,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ..core.protocols import Drafter, Drafting, Round
-from ..core.types import Budget, DraftTree, Rows
+from ..core.protocols import Drafter
+from ..core.types import DraftTree
 from .acceptance import Ratio, ratios_of, state_of
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
@@ -164,87 +162,16 @@ class Rates:
         self.bins = bins
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """A drafter whose confidences are scaled by what its past rounds taught, in all generations that share it.
-
-    Only past rounds move s. Under `coupled` the text does not depend on it; under the other rules, where a dynamic tree
-    and with it the text would depend on the requests before and beside it, drafts keep the drafter's own s.
-    """
-
-    inner: Drafter
-    fit: Fit = field(default_factory=Fit)
+@runtime_checkable
+class Fitted(Protocol):
+    """A drafter whose confidences are calibrated (`drafters/_calibrated.py`)."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return self.inner.taps
-
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CalibratedDrafting:
-        return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit)
-
-
-@dataclass
-class CalibratedDrafting:
-    """A drafting whose confidences are fitted while it is used, under the rule `coupled` alone."""
-
-    inner: Any
-    fit: Fit
-    mine: DraftTree | None = None  # this round's: what the target wrote tells of it, whoever's tree was verified
-
-    def observe(self, round: Round) -> None:
-        if self.mine is not None and round.rows.rule == "coupled":
-            for family in families(self.mine, round.tokens):
-                self.fit.learn(family)
-        self.mine = None
-        self.inner.observe(round)
-
-    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        # Under the other rules a text may depend on s, and hence would on the requests before and beside it.
-        own = replace(budget, scale=self.fit.scale) if rows.rule == "coupled" else budget
-        self.mine = tree = self.inner.propose(rows, own)
-        return tree
-
-    def select(self, index: Sequence[int]) -> None:
-        self.inner.select(index)
-
-    def join(self, other: Drafting) -> None:
-        assert isinstance(other, CalibratedDrafting)
-        self.inner.join(other.inner)
-
-
-def calibrated(drafter: Drafter) -> Drafter:
-    """The drafter with a fit that starts at its own s; itself if it has none."""
-    for name in ("growth", "options"):
-        scale = getattr(getattr(drafter, name, None), "scale", None)
-        if scale is not None:
-            return Calibrated(drafter, Fit(scale))
-    return drafter
-
-
-def fits(drafter: Any) -> list[Fit]:
-    """The fits of a drafter, or of those that it is made of."""
-    if isinstance(drafter, Calibrated):
-        return [drafter.fit]
-    return [fit for part in getattr(drafter, "parts", ()) for fit in fits(part)]
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """What learns from rounds and can hand that on to another run."""
-
-    def state(self) -> Any:
-        """As JSON."""
-
-    def restore(self, state: Any) -> None:
-        """Take it over; ValueError, KeyError, TypeError or AttributeError where it is none."""
-
-
-def learners(drafter: Any) -> list[Learner]:
-    """What a drafter, or those that it is made of, learns beside its fits."""
-    own = [*getattr(drafter, "learners", ())]
-    return own + [learner for part in getattr(drafter, "parts", ()) for learner in learners(inside(part))]
+    def inner(self) -> Drafter: ...
+    @property
+    def fit(self) -> Fit: ...
 
 
 def inside(drafter: Drafter) -> Drafter:
-    """The drafter itself, without its fit."""
-    return drafter.inner if isinstance(drafter, Calibrated) else drafter
+    """The drafter itself, without its calibration."""
+    return drafter.inner if isinstance(drafter, Fitted) else drafter

@@ -79,7 +79,11 @@ class CostModel:
     def price(self, rows: int, depth: int, nodes: int, trust: float) -> Price:
         """Seconds of a round of this depth by its nodes, for trees that are cut where it pays best."""
         fixed = self.drafts(rows)(depth) + self.rest
-        sizes = range(rows, rows + min(MOST, rows * (nodes - 1)) + 1) if self.summed else range(rows, rows * nodes + 1, rows)
+        sizes = (
+            range(rows, rows + min(MOST, rows * (nodes - 1)) + 1)
+            if self.summed
+            else range(rows, rows * nodes + 1, rows)
+        )
         return Price(tuple([seconds + fixed for seconds in self.verify.table(sizes)]), trust, self.summed)
 
     def state(self) -> dict[str, Any]:

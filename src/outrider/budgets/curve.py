@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 TILE = 16  # processors multiply so many rows in the time of one: a pass over 17 nodes costs a step more than over 16
+RISE, FALL = 0.1, 0.4  # of what a measurement is off by, for low quantiles: it may be disturbed, and is never too short
+MEMORY = 10  # measurements that a mean remembers
+OUTLIER = 3.0  # times the mean: what a measurement moves it by at most
 LONGEST = 1e6  # seconds; no valid measurement is longer
 FAR = 1 << 20  # larger than any size
 
@@ -36,13 +39,13 @@ class Curve:
         near = {low: 1 - share, high: share}
         main = high if share >= 0.5 else low
         old = self(size)
-        count = self.counts[main] = self.counts.get(main, 9 if main in self.points else 0) + 1
+        count = self.counts[main] = self.counts.get(main, MEMORY - 1 if main in self.points else 0) + 1
         if main not in self.points:
             self.points[main] = self._first(size, seconds, main)
         elif self.mean:
-            self._move(near, min(seconds - old, 3 * old) / min(10, count))
+            self._move(near, min(seconds - old, OUTLIER * old) / min(MEMORY, count))
         else:
-            rate = 0.1 if seconds > old else 1.0 if seconds < 0.5 * old else 0.4
+            rate = RISE if seconds > old else 1.0 if seconds < 0.5 * old else FALL
             self._move(near, rate * min(seconds - old, 0.5 * old))
         self._line = None
 
@@ -77,7 +80,9 @@ class Curve:
         sizes = sorted(self.points) or [1]
         costs = [*accumulate((self.points.get(size, 0.0) for size in reversed(sizes)), min)][::-1]
         unit = costs[0] / (1 + self.slope * (sizes[0] - 1))
-        slopes = [(costs[i] - costs[i - 1]) / (sizes[i] - sizes[i - 1]) for i in range(1, len(sizes))] or [unit * self.slope]
+        slopes = [(costs[i] - costs[i - 1]) / (sizes[i] - sizes[i - 1]) for i in range(1, len(sizes))] or [
+            unit * self.slope
+        ]
         first = max(costs[0] - slopes[0] * (sizes[0] - 1), 0.2 * costs[0])
         self._line = [1, *sizes, FAR], [first, *costs, costs[-1] + slopes[-1] * (FAR - sizes[-1])]
         return self._line

@@ -14,14 +14,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from .. import kept
 from .adaptive import LEARN, AdaptiveBudget
-from .calibration import BOUNDS, Fit, Learner
+from .calibration import BOUNDS, Fit, Fitted, inside
 
 EVERY = 20.0  # seconds between two writes, at least
 FORMAT = 4
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What learns from rounds and can hand that on to another run."""
+
+    def state(self) -> Any:
+        """As JSON."""
+
+    def restore(self, state: Any) -> None:
+        """Take it over; ValueError, KeyError, TypeError or AttributeError where it is none."""
+
+
+def fits(drafter: Any) -> list[Fit]:
+    """The fits of a drafter, or of those that it is made of."""
+    if isinstance(drafter, Fitted):
+        return [drafter.fit]
+    return [fit for part in getattr(drafter, "parts", ()) for fit in fits(part)]
+
+
+def learners(drafter: Any) -> list[Learner]:
+    """What a drafter, or those that it is made of, learns beside its fits."""
+    own = [*getattr(drafter, "learners", ())]
+    return own + [learner for part in getattr(drafter, "parts", ()) for learner in learners(inside(part))]
 
 
 def file_of(device: Any, *about: str) -> Path:

@@ -23,7 +23,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..budgets.adaptive import LATE
-from ..budgets.calibration import LEAST, Calibrated, Family, Learner, Rates, calibrated, inside
+from ..budgets.calibration import LEAST, Family, Rates, inside
+from ..budgets.memory import Learner
 from ..core.clock import settled
 from ..core.padding import padded
 from ..core.protocols import Drafter, Drafting, Round
@@ -31,6 +32,7 @@ from ..core.tree import Sketch, best_of, from_lists, root_only
 from ..core.types import Budget, DraftTree, Rows
 from ..params import InputError
 from ._asking import Asking
+from ._calibrated import Calibrated, calibrated
 
 Tree = DraftTree | Sketch
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
