@@ -65,7 +65,7 @@ def shared() -> Path:
 @pytest.fixture
 def avx2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The code that processors without AVX-512 get; on such a processor nothing is changed."""
-    from outrider.backends.native import build as native  # behind the hook above
+    from outrider.backends.native import library as native  # behind the hook above
     from outrider.backends.native.blocks import reads
 
     code = native.library("bfloat16", "bfloat16")

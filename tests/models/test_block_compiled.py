@@ -11,7 +11,7 @@ from bits import compiled
 from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, texts_are_plain
 
 import outrider
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.core.tree import check
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import block

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from wrong_code import mutated
 
 from outrider.backends.native import blocks as packs
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.backends.native.abi import Library, ffi
 from outrider.backends.torch import HFTarget, blocks, compiled, gguf, load, load_target
 from outrider.core.tree import chain

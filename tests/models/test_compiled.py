@@ -15,7 +15,7 @@ from torch import Tensor
 
 import outrider
 from outrider import drafters
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.backends.native.blocks import reads
 from outrider.backends.torch import HFTarget, load, load_target
 from outrider.backends.torch.compiled import forward_of, weights_of

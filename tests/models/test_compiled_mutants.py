@@ -10,7 +10,7 @@ from bits import text_of, trees_differ
 from small import build
 from wrong_code import mutated
 
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.backends.torch import HFTarget
 from outrider.backends.torch.compiled import forward_of, weights_of
 from outrider.backends.torch.validate import validate

@@ -12,7 +12,7 @@ from bits import compiled, text_of
 from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, same
 
 import outrider
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.backends.native.blocks import PLAIN, W8A8, Packed
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import eagle, eagle3

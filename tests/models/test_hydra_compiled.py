@@ -20,7 +20,7 @@ from grown_world import (
 )
 
 import outrider
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import hydra
 from outrider.drafters._growth import Growth

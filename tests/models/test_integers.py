@@ -19,7 +19,7 @@ from wrong_code import mutated
 import outrider
 from outrider import InputError
 from outrider.backends.native import blocks as packs
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.backends.native.abi import Library
 from outrider.backends.torch import HFTarget, blocks, gguf, load, load_target
 from outrider.backends.torch.packed import PACKED

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from outrider.backends.native import build as native
-from outrider.backends.native import store
+from outrider.backends.native import library as native
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None or os.name != "posix", reason="needs gcc")
 root_only = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files to another user")
@@ -56,7 +55,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_library_is_compiled_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     compiler = Compiler()
-    assert [number(store.load(NAME, compiler, ctypes.CDLL)) for _ in range(3)] == [1, 1, 1]
+    assert [number(native.load(NAME, compiler, ctypes.CDLL)) for _ in range(3)] == [1, 1, 1]
     assert not said(caplog)
     assert {f.name for f in cache.iterdir()} == {NAME, f"{NAME}.sha256"}
     digest, name = (cache / f"{NAME}.sha256").read_text().split()
@@ -92,11 +91,11 @@ def test_a_damaged_library_is_compiled_again(
     compiler = Compiler()
     planted(cache)  # not loaded before: it must not be cut under this process
     damage(cache / NAME)
-    assert number(store.load(NAME, compiler, ctypes.CDLL)) == 1
+    assert number(native.load(NAME, compiler, ctypes.CDLL)) == 1
     (line,) = said(caplog)
     assert "damaged" in line
     caplog.clear()
-    assert number(store.load(NAME, compiler, ctypes.CDLL)) == compiler.calls == 1, "and kept"
+    assert number(native.load(NAME, compiler, ctypes.CDLL)) == compiler.calls == 1, "and kept"
     assert not said(caplog)
 
 
@@ -143,7 +142,7 @@ def test_no_library_is_loaded_from_a_folder_that_others_can_write(
     own = cache.parent.parent / "tmp"
     own.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))
-    assert number(store.load(NAME, Compiler(), ctypes.CDLL)) == 1
+    assert number(native.load(NAME, Compiler(), ctypes.CDLL)) == 1
     (line,) = said(caplog)
     assert "others can write" in line
     assert "OUTRIDER_CACHE" in line
@@ -155,7 +154,7 @@ def test_no_library_of_another_user_is_loaded(cache: Path, caplog: pytest.LogCap
     planted(cache)
     os.chown(cache, 65534, 65534)
     os.chown(cache / NAME, 65534, 65534)
-    assert number(store.load(NAME, Compiler(), ctypes.CDLL)) == 1
+    assert number(native.load(NAME, Compiler(), ctypes.CDLL)) == 1
     assert "belongs to another user" in said(caplog)[0]
 
 
@@ -167,7 +166,7 @@ def test_a_file_that_another_user_can_write_is_replaced(
     planted(cache)
     change(cache / NAME)
     compiler = Compiler()
-    assert [number(store.load(NAME, compiler, ctypes.CDLL)) for _ in range(2)] == [1, 1]
+    assert [number(native.load(NAME, compiler, ctypes.CDLL)) for _ in range(2)] == [1, 1]
     assert compiler.calls == 1
     assert len(said(caplog)) == 1
 
@@ -178,6 +177,6 @@ def test_where_nothing_can_be_kept_it_is_compiled_for_this_process(
     (tmp_path / "file").touch()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
     compiler = Compiler()
-    assert [number(store.load(NAME, compiler, ctypes.CDLL)) for _ in range(2)] == [1, 2]
+    assert [number(native.load(NAME, compiler, ctypes.CDLL)) for _ in range(2)] == [1, 2]
     (line,) = said(caplog)
     assert "each start is slow" in line

@@ -22,7 +22,7 @@ from grown_world import (
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.backends.native.abi import Library
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters._growth import Growth

@@ -19,7 +19,7 @@ from grown_world import (
 )
 
 import outrider
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.core.tree import check
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import medusa

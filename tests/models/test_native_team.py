@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
 from outrider.backends.native.abi import Library
 
 MILLISECONDS = 1_000_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.backends.native.build import library
+from outrider.backends.native.library import library
 from outrider.backends.torch.walk import Walk
 from outrider.core import nucleus, sampling, verify
 from outrider.core.changes import Changes

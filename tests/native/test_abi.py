@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.backends.native import abi, abi_source, sanitized, workspace
+from outrider.backends.native import abi, abi_source, workspace
 from outrider.backends.native.abi import ffi, struct
-from outrider.backends.native.build import FLAGS, HERE, library
+from outrider.backends.native.library import FLAGS, SANITIZE, library, sanitizer
+from outrider.backends.native.variants import SOURCES
 from outrider.backends.native.workspace import Workspace, fresh
 
 CODE = library("float32", "float32")
@@ -35,9 +36,9 @@ def test_python_lays_structures_out_as_the_compiler_does(build: list[str], tmp_p
     source = tmp_path / "layout.c"
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")
     flags = [flag for flag in FLAGS if flag != "-shared"]
-    subprocess.run(["gcc", *flags, *build, "-fsyntax-only", f"-I{HERE}", str(source)], check=True)
+    subprocess.run(["gcc", *flags, *build, "-fsyntax-only", f"-I{SOURCES}", str(source)], check=True)
     source.write_text("\n".join([*lines, '_Static_assert(sizeof(Walk) == 8, "");']), encoding="utf-8")
-    assert subprocess.run(["gcc", *flags, "-fsyntax-only", f"-I{HERE}", str(source)], capture_output=True).returncode
+    assert subprocess.run(["gcc", *flags, "-fsyntax-only", f"-I{SOURCES}", str(source)], capture_output=True).returncode
 
 
 def test_an_old_description_of_the_header_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ WIDTHS = {"found", "own", "known", "opened", "room", "y"}
 def test_no_array_on_a_stack_follows_the_request_or_the_budget(more: list[str]) -> None:
     """Each lies in the workspace, which is sized before the call."""
     flags = [flag for flag in FLAGS if flag not in ("-O3", "-shared")]
-    command = ["gcc", *flags, *more, "-O0", "-fsyntax-only", "-Wvla", str(HERE / "pass.c")]
+    command = ["gcc", *flags, *more, "-O0", "-fsyntax-only", "-Wvla", str(SOURCES / "pass.c")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = set(re.findall(r"warning: ISO C90 forbids (?:variable length )?array .(\w+).", said))
     assert found
@@ -99,8 +100,8 @@ def test_parts_of_a_sanitized_workspace_are_allocations_of_their_own(monkeypatch
 
 def test_a_sanitizer_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("", "address", "thread"):
-        monkeypatch.setenv(sanitized.VARIABLE, kind)
-        assert sanitized.sanitizer() == kind
-    monkeypatch.setenv(sanitized.VARIABLE, "memory")
+        monkeypatch.setenv(SANITIZE, kind)
+        assert sanitizer() == kind
+    monkeypatch.setenv(SANITIZE, "memory")
     with pytest.raises(ValueError, match="address or thread, or not set, not 'memory'"):
-        sanitized.sanitizer()
+        sanitizer()

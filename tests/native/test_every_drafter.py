@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import outrider
-from outrider.backends.native.build import library
+from outrider.backends.native.library import library
 from outrider.names import installed
 from outrider.params import LARGEST, SMALLEST
 

@@ -10,8 +10,8 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from quantised_blocks import random_blocks
 
-from outrider.backends.native.build import library
 from outrider.backends.native.formats import numbers
+from outrider.backends.native.library import library
 
 READ = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 READ += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.native.build import library
+from outrider.backends.native.library import library
 
 SCRIPT = """
 import resource, sys, torch
 sys.path.insert(0, "tests/support")
 from small import build
-from outrider.targets import load_target
+from outrider.backends.native.library import library
+from outrider.backends.torch import load_target
 
+library("bfloat16", "bfloat16").own_pool = sys.argv[2] == "own"
 folder, sizes = sys.argv[1], {"hidden_size": 64, "intermediate_size": 14336, "head_dim": 32, "num_hidden_layers": 1}
 build("llama", torch.bfloat16, **sizes).save_pretrained(folder)
 for weights in ("full", "int8"):
@@ -35,10 +37,15 @@ print("done")
 
 @pytest.mark.process
 @pytest.mark.skipif(library("bfloat16", "bfloat16") is None, reason="there is no compiled pass on this machine")
-def test_64_rows_of_width_14336_fit_beside_a_stack_of_one_megabyte(tmp_path: Path) -> None:
-    """As `OMP_STACKSIZE=1M`, or a system whose threads have so much, gives them."""
+@pytest.mark.parametrize("threads", ["own", "torch's"])
+def test_64_rows_of_width_14336_fit_beside_a_stack_of_one_megabyte(threads: str, tmp_path: Path) -> None:
+    """The first thread's, and those of torch's threads where `OMP_STACKSIZE=1M` gives them so much."""
     environment = {**os.environ, "OMP_STACKSIZE": "1M", "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", SCRIPT, str(tmp_path), threads],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]

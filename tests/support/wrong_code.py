@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.native import build as native
+from outrider.backends.native import library as native
+from outrider.backends.native import variants
 
 
 @contextmanager
 def mutated(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, line: str, wrong: str) -> Iterator[None]:
     """Sources copied to a folder; in the one of this `name` the only `line` of this text is replaced by `wrong`."""
-    for source in native.HERE.glob("*.[ch]"):
+    for source in variants.SOURCES.glob("*.[ch]"):
         shutil.copy(source, folder)
     text = (folder / name).read_text(encoding="utf-8")
     assert text.count(line) == 1
     (folder / name).write_text(text.replace(line, wrong), encoding="utf-8")
-    monkeypatch.setattr(native, "HERE", folder)
+    monkeypatch.setattr(variants, "SOURCES", folder)
     quickly = tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS)  # compiled in half the time
     monkeypatch.setattr(native, "FLAGS", quickly)
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder))

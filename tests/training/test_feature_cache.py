@@ -8,7 +8,7 @@ import pytest
 import torch
 from small import build
 
-from outrider.backends.native.build import library
+from outrider.backends.native.library import library
 from outrider.backends.torch import HFTarget, load_target
 from outrider.params import InputError
 from outrider.training.data import Batch, Document, pack

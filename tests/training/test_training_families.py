@@ -12,7 +12,7 @@ from small import build
 from training_world import RECIPE
 
 from outrider import drafters
-from outrider.backends.native.build import library
+from outrider.backends.native.library import library
 from outrider.backends.torch import HFTarget, load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from outrider.backends.native import variants
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,10 +23,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         ROOT / "src" / "outrider", copy / "src" / "outrider", ignore=shutil.ignore_patterns("__pycache__", "_abi.py")
     )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
-        shutil.copy(ROOT / name, copy)
+    (copy / "tools").mkdir()
+    for name in ("pyproject.toml", "setup.py", "tools/build_backend.py", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, copy / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(out), "."]
-    subprocess.run(pip, cwd=copy, check=True, timeout=500)
+    subprocess.run(pip, cwd=copy, check=True, timeout=900)
     (found,) = out.glob("*.whl")
     return found
 
@@ -44,3 +48,21 @@ def test_the_wheel_holds_what_users_need_and_no_more(wheel: Path) -> None:
     code |= {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "outrider").rglob("*.[ch]")}
     assert code <= set(names)
     assert "outrider/backends/native/_abi.py" in names
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_wheel_carries_the_compiled_libraries(wheel: Path) -> None:
+    """They ask for no newer glibc than its name says; without zig it is a wheel for every platform, without them."""
+    libraries = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")}
+    if not variants.carried():
+        assert wheel.name.endswith("-py3-none-any.whl")
+        assert not libraries
+        pytest.skip("needs the package ziglang, on Linux on x86")
+    assert wheel.name.endswith("-py3-none-manylinux_2_17_x86_64.whl")
+    wanted = [(variant, precision) for variant in variants.VARIANTS for precision in variant.precisions]
+    assert libraries == {f"outrider/backends/native/lib/{variants.file_name(v, *p)}" for v, p in wanted}
+    for name in libraries:
+        versions = re.findall(rb"GLIBC_2\.(\d+)", zipfile.ZipFile(wheel).read(name))
+        assert versions
+        assert max(map(int, versions)) <= 17

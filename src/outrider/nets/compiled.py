@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..backends.native.abi import MAX_HEAD_DIM, NULL, Library, Struct, address, struct
 from ..backends.native.arrays import addresses
 from ..backends.native.blocks import for_drafts, reads
-from ..backends.native.build import library
+from ..backends.native.library import library
 from ..backends.native.weights import STEP, projections, small
 from ..backends.native.workspace import Workspace
 from .kv_cache import KVCache

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import abi
 from .abi import BF12, PLAIN, Q8, W4A8, W8A8, Library, Struct, address, ffi
 from .abi import BLOCK_WEIGHTS as BLOCK
+from .library import threads
 
 OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
 HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as products of whole numbers have them in a vector
@@ -74,8 +75,7 @@ def arranged(
     """
     given = np.ascontiguousarray(rows)
     place = None if order is None else np.ascontiguousarray(order, np.int64)
-    threads = torch.get_num_threads()
-    own = code.repack(kind, address(given), len(rows), width, address(place), address(room), threads)
+    own = code.repack(kind, address(given), len(rows), width, address(place), address(room), threads())
     return Packed(own, room.view(len(rows) + -len(rows) % 4, -1)) if own else None
 
 
@@ -110,10 +110,10 @@ def multiply(code: Library, matrix: Packed, outputs: int, x: Float[Tensor, "n i"
     """A pass's product of these rows, in float32; of code that `multiplies` whole numbers. Where it has inputs of
     bfloat16, x is rounded to it first."""
     given, found, own = x.float().contiguous(), torch.empty(len(x), outputs), matrix.struct
-    room, threads = torch.empty_like(given), torch.get_num_threads()
-    scratch = torch.empty(code.scratch_bytes(*x.shape) * threads, dtype=torch.uint8)
+    room, count = torch.empty_like(given), threads()
+    scratch = torch.empty(code.scratch_bytes(*x.shape) * count, dtype=torch.uint8)
     places = address(room), address(scratch)
-    code.multiply(ffi.addressof(own), address(given), *x.shape, outputs, address(found), threads, *places)
+    code.multiply(ffi.addressof(own), address(given), *x.shape, outputs, address(found), count, *places)
     return found
 
 
@@ -146,8 +146,7 @@ def twelve_bits(weight: Float[Tensor, "o i"], code: Library, room: Integer[Tenso
     outputs, width = 4 * len(fours), weight.shape[1]
     blocks = len(fours) + len(fours) * (width // BLOCK) // OTHERS
     others = torch.empty(blocks * OTHER, dtype=torch.uint8)  # memory that is not written takes no place
-    threads = torch.get_num_threads()
-    done = code.pack_bf12(address(fours), outputs, width, address(room), address(others), blocks, threads)
+    done = code.pack_bf12(address(fours), outputs, width, address(room), address(others), blocks, threads())
     return Packed(BF12, room.view(outputs, -1), others) if done else None
 
 
@@ -172,7 +171,7 @@ def numbers(code: Library, matrix: Packed, width: int) -> Float[Tensor, "o i"]:
     """What a pass reads in these rows, those of zeros included, in bfloat16."""
     found = torch.empty(len(matrix.rows), width, dtype=torch.bfloat16)
     own = matrix.struct
-    code.unpack_matrix(ffi.addressof(own), *found.shape, address(found), torch.get_num_threads())
+    code.unpack_matrix(ffi.addressof(own), *found.shape, address(found), threads())
     return found
 
 

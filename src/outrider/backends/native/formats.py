@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .abi import Library, address
+from .library import threads
 
 CHUNK = 1 << 24  # numbers that are made at a time without compiled code
 
@@ -36,9 +37,7 @@ def numbers(
     found = torch.empty(len(rows), width, dtype=torch.bfloat16 if halves else torch.float32)
     given = np.ascontiguousarray(rows)
     place = None if order is None else np.ascontiguousarray(order, np.int64)
-    done = code.dequantise(
-        kind, address(given), len(rows), width, address(place), address(found), halves, torch.get_num_threads()
-    )
+    done = code.dequantise(kind, address(given), len(rows), width, address(place), address(found), halves, threads())
     assert done == len(rows), "the caller has looked whether this kind is supported"
     return found if found.dtype == dtype else found.to(dtype)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .abi import Library, Pointer, Struct, address
-from .sanitized import sanitizer
+from .library import sanitizer, threads
 
 APART = sanitizer() != ""  # is each part of a workspace an allocation of its own?
 
@@ -75,10 +75,10 @@ class Workspace:
 
     def use_threads(self, pass_: Struct, rows: int) -> None:
         """Set how many threads a pass over at most `rows` nodes may use, and their scratch."""
-        if self.scratch[:2] != (rows, threads := torch.get_num_threads()):
+        if self.scratch[:2] != (rows, count := threads()):
             model = self.model
             paired = model.hidden * (2 if model.pair_norms else 1)
             widest = max(paired, model.input_dim, model.intermediate, model.heads * model.head_dim)
             each = self.code.scratch_bytes(rows, widest)
-            self.scratch = rows, threads, each, address(self.of("scratch", threads * each, torch.uint8))
+            self.scratch = rows, count, each, address(self.of("scratch", count * each, torch.uint8))
         _, pass_.threads, pass_.scratch_each, pass_.scratch = self.scratch

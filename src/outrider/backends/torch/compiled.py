@@ -17,7 +17,7 @@ from ...core.protocols import TargetOutput
 from ..native.abi import PLAIN, Library, address, struct
 from ..native.arrays import addresses, integers
 from ..native.blocks import Packed, multiplies, reads
-from ..native.build import NAMES, library
+from ..native.library import NAMES, library
 from ..native.weights import Weights, gather, lacking, read
 from ..native.workspace import Workspace
 from . import blocks, families

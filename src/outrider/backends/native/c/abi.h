@@ -308,6 +308,14 @@ void multiply(
     act_t *activations, char *scratch
 );
 
+/* What suits the processor: bytes of its first-level cache; 1 where weights are prefetched into the second-level cache,
+   else 0; columns of weights that lie between the one that is multiplied and the one that is prefetched. Called once,
+   before the first pass. */
+void tune(int64_t first_cache, int64_t second, int64_t ahead);
+
+/* 1: threads are those of this library's own pool, even where the process has OpenMP's (`threads.h`). Set in tests. */
+extern int64_t own_pool;
+
 /* The share of threads that other programs leave; called from outside in tests alone. */
 int64_t hands(int64_t threads);
 void judge(int64_t allowed, int64_t threads, int64_t took, int64_t late);

@@ -114,19 +114,35 @@ int64_t repacked_bytes(int64_t number, int64_t width) {
     return kind == PLAIN ? 0 : bytes(kind, width);
 }
 
+typedef struct {
+    const Format *format;
+    const uint8_t *from;
+    const int64_t *order;
+    int64_t rows, width;
+    char *to;
+    int64_t *fits;
+} Repacking;
+
+static void repack_task(const Team *team, const void *call) {
+    const Repacking *of = call;
+    const Format *format = of->format;
+    const int64_t size = of->width / format->elements * format->bytes, own = bytes(kind_of(format), of->width);
+    const int64_t fours = (of->rows + 3) / 4;
+    for (int64_t i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4) {
+        const uint8_t *four[4];
+        for (int64_t r = 0; r < 4; r++)
+            four[r] = i + r < of->rows ? of->from + (of->order ? of->order[i + r] : i + r) * size : NULL;
+        if (!arrange_four(format, four, of->width, of->to + i * own)) __atomic_store_n(of->fits, 0, __ATOMIC_RELAXED);
+    }
+}
+
 /* Write `rows` of a file's rows in our order: those that `order` says, or the same if it is NULL. There is room for four
    times some, and the last ones are zeros. Returns their kind; PLAIN where a number does not fit, as of a scale that is NaN. */
 int64_t repack(
     int64_t number, const uint8_t *from, int64_t rows, int64_t width, const int64_t *order, char *to, int64_t threads
 ) {
     const Format *format = format_of(number);
-    const int64_t size = width / format->elements * format->bytes, own = repacked_bytes(number, width);
-    int fits = 1;
-#pragma omp parallel for num_threads((int)threads) reduction(&& : fits)
-    for (int64_t i = 0; i < rows; i += 4) {
-        const uint8_t *four[4];
-        for (int64_t r = 0; r < 4; r++) four[r] = i + r < rows ? from + (order ? order[i + r] : i + r) * size : NULL;
-        fits = arrange_four(format, four, width, to + i * own) && fits;
-    }
+    int64_t fits = 1;
+    run(threads, NULL, 0, repack_task, &(Repacking){format, from, order, rows, width, to, &fits});
     return fits ? kind_of(format) : PLAIN;
 }

@@ -52,13 +52,24 @@ INLINE int64_t bytes(int64_t kind, int64_t width) {
     return (numbers + scales) / 4;
 }
 
-/* Where memory is fetched to, and how many columns ahead. AMD's processors, and tiles a little, gain by the second cache. */
-#ifndef SOON
-#define SOON _MM_HINT_T0
-#endif
-#ifndef AHEAD
-#define AHEAD 1
-#endif
+static struct {
+    int64_t first_cache; /* bytes of the first-level cache */
+    int64_t second;      /* 1: weights are prefetched into the second-level cache, else into the first */
+    int64_t ahead;       /* columns of weights from the one that is multiplied to the one that is prefetched */
+} machine = {32768, 0, 1};
+
+void tune(int64_t first_cache, int64_t second, int64_t ahead) {
+    machine.first_cache = first_cache;
+    machine.second = second;
+    machine.ahead = ahead;
+}
+
+INLINE void prefetch(const void *line) {
+    if (machine.second)
+        _mm_prefetch(line, _MM_HINT_T1);
+    else
+        _mm_prefetch(line, _MM_HINT_T0);
+}
 
 #if defined(NARROW) || defined(HALVES) && LANES == 8
 #if LANES == 8
@@ -69,11 +80,22 @@ INLINE int64_t bytes(int64_t kind, int64_t width) {
 
 #include "arranged.h"
 
+typedef struct {
+    const Matrix *w;
+    int64_t outputs, width;
+    weight_t *to;
+} Unpacking;
+
+static void unpack_task(const Team *team, const void *call) {
+    const Unpacking *of = call;
+    const int64_t kind = of->w->kind, width = of->width, fours = of->outputs / 4;
+    for (int64_t i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4)
+        unpack((const char *)of->w->data + i * bytes(kind, width), kind, width, 0, of->to + i * width);
+}
+
 /* All rows of a matrix, [outputs, width], of which there are four times some: for those who check them. */
 void unpack_matrix(const Matrix *w, int64_t outputs, int64_t width, weight_t *to, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads)
-    for (int64_t i = 0; i < outputs; i += 4)
-        unpack((const char *)w->data + i * bytes(w->kind, width), w->kind, width, 0, to + i * width);
+    run(threads, NULL, 0, unpack_task, &(Unpacking){w, outputs, width, to});
 }
 
 #endif

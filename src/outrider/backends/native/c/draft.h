@@ -151,13 +151,19 @@ static void rooted(Draft *draft, int64_t rows) {
     }
 }
 
-/* The candidates `first` .. of every row, below the `wide` nodes that were fed last: those from `above` on. */
-static void rank_all(
-    const Model *head, const Pass *pass, Draft *draft, int64_t above, int64_t wide, int64_t layer, int64_t first
-) {
-    const int64_t columns = head->vocab;
-#pragma omp parallel for num_threads(hands(pass->threads)) schedule(dynamic, 1)
-    for (int64_t item = 0; item < pass->rows * wide; item++) {
+typedef struct {
+    const Model *head;
+    const Pass *pass;
+    const Draft *draft;
+    int64_t above, wide, layer, first;
+} Ranking;
+
+static void rank_task(const Team *team, const void *call) {
+    const Ranking *of = call;
+    const Pass *pass = of->pass;
+    const Draft *draft = of->draft;
+    const int64_t above = of->above, wide = of->wide, layer = of->layer, first = of->first, columns = of->head->vocab;
+    for (int64_t item; (item = take(team)) < pass->rows * wide;) {
         const int64_t r = item / wide, i = item % wide;
         const int64_t at = r * draft->max_candidates, to = at + first + i * draft->top_k;
         const int64_t up = layer ? draft->fed_candidate[r * (draft->depth - 1) * draft->width + above + i] : 0;
@@ -182,6 +188,13 @@ static void rank_all(
             draft->fed[k] = -1;
         }
     }
+}
+
+/* The candidates `first` .. of every row, below the `wide` nodes that were fed last: those from `above` on. */
+static void rank_all(
+    const Model *head, const Pass *pass, Draft *draft, int64_t above, int64_t wide, int64_t layer, int64_t first
+) {
+    run_pass(pass, rank_task, &(Ranking){head, pass, draft, above, wide, layer, first});
 }
 
 /* Choose the best of `count` candidates from `first` on that lie above the floor, in every row, to be fed next as places

@@ -27,8 +27,8 @@ INLINE void direct(
             if (kind == PLAIN) {
                 const weight_t *row = (const weight_t *)rows[r] + k;
                 const char *line = rows[0] + ahead + (4 * k + r * BLOCK_WEIGHTS) * (int64_t)sizeof(weight_t); /* as memory lies */
-                _mm_prefetch(line, SOON);
-                if (sizeof(weight_t) == 4) _mm_prefetch(line + LINE, SOON);
+                prefetch(line);
+                if (sizeof(weight_t) == 4) prefetch(line + LINE);
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) weights[i] = READ(row + LANES * i);
             }
@@ -89,7 +89,7 @@ INLINE void meet_rows(const int n, const act_t *x, int64_t width, const float *c
         for (int r = 0; r < 4; r++) {
             const vector weights = PINNED(LOAD(w[r] + k));
 #ifndef HALVES
-            if (r % 2 == 0) _mm_prefetch((const char *)(w[0] + 4 * k + r * LANES) + ahead, SOON);
+            if (r % 2 == 0) prefetch((const char *)(w[0] + 4 * k + r * LANES) + ahead);
 #endif
 #pragma GCC unroll 3
             for (int i = 0; i < n; i++) found[4 * i + r] = FMA(given[i], weights, found[4 * i + r]);
@@ -112,7 +112,7 @@ INLINE void widen_four(const char *const *rows, int64_t width, int64_t ahead, fl
     for (int64_t r = 0; r < 4; r++)
         for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS) {
             const weight_t *own = (const weight_t *)rows[r] + k;
-            _mm_prefetch((const char *)own + ahead, SOON); /* line by line */
+            prefetch((const char *)own + ahead); /* line by line */
 #pragma GCC unroll 4
             for (int i = 0; i < BLOCK_WEIGHTS; i += LANES) STORE(to + r * width + k + i, READ(own + i));
         }
@@ -129,7 +129,7 @@ INLINE void four_of(
     float known[width / BLOCK_WEIGHTS * KNOWN(kind) + 1];
 #ifdef HALVES
     if (kind == Q4 || kind == Q8) know(rows[0], kind, width, ahead, known);
-    if (kind == BF12) _mm_prefetch((const char *)uppers(rows[0], width) + ahead, SOON);
+    if (kind == BF12) prefetch((const char *)uppers(rows[0], width) + ahead);
 #endif
     if (n == 1) return few(1, kind, x, width, rows, known, ahead, y);
     if (n == 2) return few(2, kind, x, width, rows, known, ahead, y);
@@ -161,7 +161,7 @@ INLINE void four_of(
 INLINE void column_of(
     const int kind, const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, float *y
 ) {
-    const int64_t size = bytes(kind, width), ahead = AHEAD * LANES * size;
+    const int64_t size = bytes(kind, width), ahead = machine.ahead * LANES * size;
     const char *data = w.data;
     for (int64_t j = first; j < first + LANES; j += 4, y += 4) {
         const char *rows[4];

@@ -220,6 +220,34 @@ static void open_block_of(const Format *format, const uint8_t *block, float *to)
     }
 }
 
+typedef struct {
+    const Format *format;
+    const uint8_t *from;
+    int64_t rows, width;
+    const int64_t *order;
+    void *to;
+    int64_t halves;
+} Dequantising;
+
+static void dequantise_task(const Team *team, const void *call) {
+    const Dequantising *of = call;
+    const Format *format = of->format;
+    const int64_t width = of->width, blocks = width / format->elements;
+    for (int64_t r = own_first(team, of->rows); r < own_last(team, of->rows); r++) {
+        const uint8_t *block = of->from + (of->order ? of->order[r] : r) * blocks * format->bytes;
+        float some[256];
+        for (int64_t b = 0; b < blocks; b++, block += format->bytes) {
+            const int64_t at = r * width + b * format->elements;
+            if (!of->halves) {
+                open_block_of(format, block, (float *)of->to + at);
+                continue;
+            }
+            open_block_of(format, block, some);
+            for (int64_t i = 0; i < format->elements; i++) ((uint16_t *)of->to)[at + i] = rounded(some[i]);
+        }
+    }
+}
+
 /* Rows of `width` numbers of a file's kind, as float32 or rounded to bfloat16. `order`: the file's row for each row that
    is written; NULL: the same. Returns how many rows were written: none where the kind is not in the table, or `width` is
    not a multiple of its blocks. */
@@ -229,20 +257,6 @@ int64_t dequantise(
 ) {
     const Format *format = format_of(number);
     if (!format || width % format->elements) return 0;
-    const int64_t blocks = width / format->elements;
-#pragma omp parallel for num_threads((int)threads)
-    for (int64_t r = 0; r < rows; r++) {
-        const uint8_t *block = from + (order ? order[r] : r) * blocks * format->bytes;
-        float some[256];
-        for (int64_t b = 0; b < blocks; b++, block += format->bytes) {
-            const int64_t at = r * width + b * format->elements;
-            if (!halves) {
-                open_block_of(format, block, (float *)to + at);
-                continue;
-            }
-            open_block_of(format, block, some);
-            for (int64_t i = 0; i < format->elements; i++) ((uint16_t *)to)[at + i] = rounded(some[i]);
-        }
-    }
+    run(threads, NULL, 0, dequantise_task, &(Dequantising){format, from, rows, width, order, to, halves});
     return rows;
 }

@@ -13,37 +13,45 @@ static void path_of(const Draft *draft, int64_t hidden, int64_t row, int64_t nod
     }
 }
 
+typedef struct {
+    const Model *model;
+    const HydraHead *own;
+    float *made;
+    const Pass *pass;
+    const Draft *draft;
+    int64_t above, wide, layer;
+} Speaking;
+
 /* Logits below the `wide` nodes of places from `above` on, of every row; of layer 0 below the roots. */
-static void speak(
-    const Model *model, const HydraHead *own, float *made, const Pass *pass, const Draft *draft, int64_t above,
-    int64_t wide, int64_t layer
-) {
+static void speak(const Team *team, const void *call) {
+    const Speaking *of = call;
+    const Model *model = of->model;
+    const HydraHead *own = of->own;
+    const Pass *pass = of->pass;
+    const Draft *draft = of->draft;
+    float *made = of->made;
+    const int64_t wide = of->wide, layer = of->layer;
     const int64_t hidden = model->hidden, reads = (layer + 2) * hidden, count = pass->rows * wide;
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const int64_t first = own_first(&team, count), last = own_last(&team, count);
-        for (int64_t i = first; i < last; i++) {
-            const int64_t r = i / wide, place = r * (draft->depth - 1) * draft->width + above + i % wide;
-            const int64_t node = layer && draft->fed_candidate[place] >= 0 ? draft->fed_candidate[place] : 0; /* a row may have fewer */
-            path_of(draft, hidden, r, node, layer, pass->normed + i * reads);
-        }
-        meet(&team);
-        product(pass->normed, count, reads, own->block, own->bias, 2 * hidden, made, NULL, 2 * hidden, 0, &team);
-        meet(&team);
-        for (int64_t i = first; i < last; i++) {
-            float *kept = made + i * 2 * hidden;
-            for (int64_t k = 0; k < hidden; k += LANES) STORE(kept + k, ADD(LOAD(kept + k), silu(LOAD(kept + hidden + k))));
-            to_inputs(kept, hidden, pass->normed + i * hidden);
-        }
-        meet(&team);
-        product(
-            pass->normed, count, hidden, own->head, own->head_bias, model->vocab, pass->logits, NULL,
-            model->vocab, 0, &team
-        );
-        meet(&team);
+    const int64_t first = own_first(team, count), last = own_last(team, count);
+    for (int64_t i = first; i < last; i++) {
+        const int64_t r = i / wide, place = r * (draft->depth - 1) * draft->width + of->above + i % wide;
+        const int64_t node = layer && draft->fed_candidate[place] >= 0 ? draft->fed_candidate[place] : 0; /* a row may have fewer */
+        path_of(draft, hidden, r, node, layer, pass->normed + i * reads);
     }
+    meet(team);
+    product(pass->normed, count, reads, own->block, own->bias, 2 * hidden, made, NULL, 2 * hidden, 0, team);
+    meet(team);
+    for (int64_t i = first; i < last; i++) {
+        float *kept = made + i * 2 * hidden;
+        for (int64_t k = 0; k < hidden; k += LANES) STORE(kept + k, ADD(LOAD(kept + k), silu(LOAD(kept + hidden + k))));
+        to_inputs(kept, hidden, pass->normed + i * hidden);
+    }
+    meet(team);
+    product(
+        pass->normed, count, hidden, own->head, own->head_bias, model->vocab, pass->logits, NULL,
+        model->vocab, 0, team
+    );
+    meet(team);
 }
 
 void draft_hydra(const Model *model, const HydraHead *heads, float *made, Pass *pass, Draft *draft) {
@@ -52,7 +60,7 @@ void draft_hydra(const Model *model, const HydraHead *heads, float *made, Pass *
     rooted(draft, rows);
     for (int64_t layer = 0; layer < draft->depth; layer++) {
         const int64_t first = candidates;
-        speak(model, heads + layer, made, pass, draft, above, wide, layer);
+        run_pass(pass, speak, &(Speaking){model, heads + layer, made, pass, draft, above, wide, layer});
         rank_all(model, pass, draft, above, wide, layer, first);
         candidates += wide * draft->top_k;
         if (layer + 1 == draft->depth) break;

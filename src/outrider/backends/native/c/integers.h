@@ -122,8 +122,8 @@ INLINE void eight_outputs(
         __m256i own[8];
         const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)known));
         const __m256 least = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)known + (kind == W4A8)));
-        if (g % (kind == W4A8 ? 2 : 4) == 0) _mm_prefetch(known + ahead, SOON);
-        for (int i = 0; i < 8 * (kind == W4A8 ? 16 : 32); i += LINE) _mm_prefetch(w + ahead + i, SOON);
+        if (g % (kind == W4A8 ? 2 : 4) == 0) prefetch(known + ahead);
+        for (int i = 0; i < 8 * (kind == W4A8 ? 16 : 32); i += LINE) prefetch(w + ahead + i);
         open_block(kind, w, own);
         for (int64_t i = 0; i < n; i++) {
             const __m256 found = _mm256_cvtepi32_ps(meet_block(kind, own, x[i].number));
@@ -149,7 +149,7 @@ INLINE void integers_of(
 
 /* The results of `n` rounded rows of x for LANES outputs from `first` on; those beyond `last` are nobody's. */
 static void integers(const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, float *y) {
-    const int64_t size = bytes(w.kind, width), ahead = AHEAD * LANES * size;
+    const int64_t size = bytes(w.kind, width), ahead = machine.ahead * LANES * size;
     const Activations *given = (const Activations *)x;
     for (int64_t j = 0; j < LANES && first + j < last; j += 8) {
         const char *from = (const char *)w.data + (first + j) * size;

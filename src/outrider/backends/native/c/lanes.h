@@ -1,9 +1,6 @@
 /* Products in sixteen lanes: a result is summed in lanes along its row, step by step, and then over the lanes; so it depends on
    its row of x and its row of W alone. */
 
-#ifndef FIRST
-#define FIRST 32768 /* bytes of the first cache */
-#endif
 #define MOST 6 /* rows of x that are multiplied at once: sums of so many with four outputs fit into the registers */
 #define TILE 4 /* of more rows, so many at once but for the last ones */
 
@@ -104,9 +101,9 @@ static void column(const act_t *x, int64_t n, int64_t width, Matrix w, int64_t f
     const char *rows[LANES], *data = w.data;
     const int64_t size = bytes(w.kind, width), column = LANES * size, steps = width / STEP;
     const int64_t tiles = n < 3 ? n : n > MOST ? (n + TILE - 1) / TILE * 4 : 4;
-    const int near = 2 * column <= FIRST * 4 / 5; /* this column and the next, beside rows of x */
+    const int near = 2 * column <= machine.first_cache * 4 / 5; /* this column and the next, beside rows of x */
     const char *next = data + first * size + (near ? 1 : 2) * column;
-    Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near, AHEAD * column};
+    Ahead ahead = {next, next + column, (column / LINE + steps * tiles - 1) / (steps * tiles), near, machine.ahead * column};
     for (int64_t j = 0; j < LANES; j++) rows[j] = data + (first + j < last ? first + j : last - 1) * size;
 #ifdef NARROW
     const int64_t shape = SHAPE(w.kind), apart = width / BLOCK_WEIGHTS * KNOWN(shape);
@@ -116,7 +113,7 @@ static void column(const act_t *x, int64_t n, int64_t width, Matrix w, int64_t f
         ahead.to = next; /* what is in blocks asks for itself */
         for (int64_t j = 0; j < LANES / 4; j++) {
             rows[j] = data + (first + 4 * j < last ? first + 4 * j : (last - 1) / 4 * 4) * size;
-            know(rows[j], w.kind, width, AHEAD * column, known + j * apart);
+            know(rows[j], w.kind, width, machine.ahead * column, known + j * apart);
         }
 #define SOME(shape) return some(shape, x, n, width, rows, known, &ahead, y);
         if (n <= MOST) EACH_SHAPE(shape, SOME)

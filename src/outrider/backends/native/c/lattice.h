@@ -2,30 +2,56 @@
    positions that wait into the context's keys and values; one pass over a causal block of slots; then the best nodes of
    the lattice of the slots' candidates. */
 
+typedef struct {
+    const Model *model;
+    const Lattice *block;
+    const Pass *pass;
+    const Draft *draft;
+    int64_t count; /* positions that wait */
+} Context;
+
+static void read_context_task(const Team *team, const void *call) {
+    const Context *of = call;
+    const Model *model = of->model;
+    const Lattice *block = of->block;
+    const Pass *pass = of->pass;
+    const Draft *draft = of->draft;
+    const int64_t hidden = model->hidden, joined = block->taps * hidden, count = of->count;
+    const int64_t first = own_first(team, count), last = own_last(team, count);
+    collected(pass, draft->features, hidden, first * block->taps, last * block->taps);
+    meet(team);
+    product(pass->normed, count, joined, block->feature_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 0, team);
+    meet(team);
+    normed(model, pass, block->norm, first, last);
+    for (int64_t m = first; m < last; m++) {
+        const int64_t row = pass->real_nodes[m];
+        if (m == pass->row_starts[row] + draft->pending[row] - 1)
+            scaled(pass->hidden_states + m * hidden, block->norm, hidden, model->eps, draft->last_hidden + row * hidden);
+    }
+    meet(team);
+    for (int64_t l = 0; l < model->layers; l++)
+        remembered(model, pass, l, hidden, count, draft->lengths, team);
+}
+
 /* Context vectors of the positions that wait, and their keys and values. */
 static void read_context(const Model *model, const Lattice *block, Pass *pass, Draft *draft) {
-    const int64_t hidden = model->hidden, joined = block->taps * hidden;
     const int64_t count = counted(pass, draft->pending);
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const int64_t first = own_first(&team, count), last = own_last(&team, count);
-        collected(pass, draft->features, hidden, first * block->taps, last * block->taps);
-        meet(&team);
-        product(pass->normed, count, joined, block->feature_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 0, &team);
-        meet(&team);
-        normed(model, pass, block->norm, first, last);
-        for (int64_t m = first; m < last; m++) {
-            const int64_t row = pass->real_nodes[m];
-            if (m == pass->row_starts[row] + draft->pending[row] - 1)
-                scaled(pass->hidden_states + m * hidden, block->norm, hidden, model->eps, draft->last_hidden + row * hidden);
-        }
-        meet(&team);
-        for (int64_t l = 0; l < model->layers; l++)
-            remembered(model, pass, l, hidden, count, draft->lengths, &team);
-    }
+    run_pass(pass, read_context_task, &(Context){model, block, pass, draft, count});
     for (int64_t r = 0; r < pass->rows; r++) draft->lengths[r] += draft->pending[r];
+}
+
+typedef struct {
+    const Lattice *block;
+    const Pass *pass;
+    int64_t hidden, slots;
+} Seeds;
+
+/* What the last context vectors and the anchors add to the slots. */
+static void add_seeds(const Team *team, const void *call) {
+    const Seeds *of = call;
+    const Pass *pass = of->pass;
+    const int64_t reads = 2 * of->hidden, makes = of->slots * of->hidden;
+    product(pass->normed, pass->rows, reads, of->block->seed, NULL, makes, pass->hidden_states, NULL, makes, 1, team);
 }
 
 /* One pass over the slots that draft, and those before them. */
@@ -45,15 +71,7 @@ static void read_block(const Model *model, const Lattice *block, Pass *pass, Dra
             STORE_INPUT(pass->normed + at, LOAD(draft->last_hidden + i));
             STORE_INPUT(pass->normed + at + hidden, HELD(draft->embeddings + draft->roots[row] * hidden + i % hidden));
         }
-        Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-        {
-            const Team team = team_at(&gate);
-            product(
-                pass->normed, rows, 2 * hidden, block->seed, NULL, slots * hidden, pass->hidden_states, NULL, slots * hidden, 1, &team
-            );
-            meet(&team);
-        }
+        run_pass(pass, add_seeds, &(Seeds){block, pass, hidden, slots});
     }
     pass->nodes = pass->total_nodes = slots;
     pass->logit_count = draft->depth;
@@ -133,21 +151,24 @@ static void best_nodes(const Lattice *block, const Draft *draft, int64_t row) {
     }
 }
 
+static void best_trees_task(const Team *team, const void *call) {
+    const Context *of = call;
+    const Lattice *block = of->block;
+    const Draft *draft = of->draft;
+    const int64_t rows = of->pass->rows, depth = draft->depth, most = draft->top_k, columns = of->model->vocab;
+    for (int64_t i; (i = take(team)) < rows * depth;)
+        rank(
+            draft, of->pass->logits + i * columns, i, columns, i / depth, i % depth,
+            block->columns + i * most, block->confidences + i * most
+        );
+    meet(team);
+    for (int64_t r; (r = take(team)) < rows;) best_nodes(block, draft, r);
+}
+
 /* The best tree of every row, from the logits of its slots. */
 static void best_trees(const Model *model, const Lattice *block, const Pass *pass, Draft *draft) {
-    const int64_t rows = pass->rows, depth = draft->depth, most = draft->top_k, columns = model->vocab;
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < rows * depth; i++)
-            rank(
-                draft, pass->logits + i * columns, i, columns, i / depth, i % depth,
-                block->columns + i * most, block->confidences + i * most
-            );
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t r = 0; r < rows; r++) best_nodes(block, draft, r);
-    }
-    keep(draft, rows, draft->max_candidates);
+    run_pass(pass, best_trees_task, &(Context){model, block, pass, draft, 0});
+    keep(draft, pass->rows, draft->max_candidates);
 }
 
 /* Draft for every row; `depth` 0: read what waits and no more; `nodes` 0: no tree, the slots' logits alone. */

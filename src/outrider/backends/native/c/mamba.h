@@ -57,53 +57,63 @@ static void read_norms(const Mamba *mamba, const Pass *pass, const float *weight
     }
 }
 
-/* A step of `count` nodes from slots to slots, each by its token; with `speak`, the logits behind them. */
-static void advance(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count, int64_t speak) {
-    const int64_t hidden = mamba->hidden, inner = mamba->intermediate, kept = mamba->conv_kernel - 1;
+typedef struct {
+    const Mamba *mamba;
+    const MambaStates *states;
+    const Pass *pass;
+    int64_t count, speak;
+} Step;
+
+static void advance_task(const Team *team, const void *call) {
+    const Step *of = call;
+    const Mamba *mamba = of->mamba;
+    const MambaStates *states = of->states;
+    const Pass *pass = of->pass;
+    const int64_t hidden = mamba->hidden, inner = mamba->intermediate, kept = mamba->conv_kernel - 1, count = of->count;
     const int64_t channels = inner + 2 * mamba->groups * mamba->state_size, memory = inner * mamba->state_size;
     const int64_t all = pass->rows * states->slots;
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const int64_t first = own_first(&team, count), last = own_last(&team, count);
-        for (int64_t i = first; i < last; i++)
-            EXPECT(states->token[i] >= 0 && states->token[i] < mamba->embedding_rows && states->source[i] < all && states->target[i] < all);
-        for (int64_t i = first; i < last; i++)
-            for (int64_t k = 0; k < hidden; k += LANES)
-                STORE(pass->hidden_states + i * hidden + k, HELD(mamba->embeddings + states->token[i] * hidden + k));
-        for (int64_t l = 0; l < mamba->layers; l++) {
-            const MambaLayer *own = mamba->layer + l;
-            read_norms(mamba, pass, own->norm, first, last);
-            meet(&team);
-            product(
-                pass->normed, count, hidden, own->in_proj, NULL, mamba->in_proj_rows, pass->qkv, NULL, mamba->in_proj_rows, 0, &team
+    const int64_t first = own_first(team, count), last = own_last(team, count);
+    for (int64_t i = first; i < last; i++)
+        EXPECT(states->token[i] >= 0 && states->token[i] < mamba->embedding_rows && states->source[i] < all && states->target[i] < all);
+    for (int64_t i = first; i < last; i++)
+        for (int64_t k = 0; k < hidden; k += LANES)
+            STORE(pass->hidden_states + i * hidden + k, HELD(mamba->embeddings + states->token[i] * hidden + k));
+    for (int64_t l = 0; l < mamba->layers; l++) {
+        const MambaLayer *own = mamba->layer + l;
+        read_norms(mamba, pass, own->norm, first, last);
+        meet(team);
+        product(
+            pass->normed, count, hidden, own->in_proj, NULL, mamba->in_proj_rows, pass->qkv, NULL, mamba->in_proj_rows, 0, team
+        );
+        meet(team);
+        for (int64_t i = first; i < last; i++) {
+            const int64_t from = l * all + states->source[i], to = l * all + states->target[i];
+            float *made = pass->qkv + i * mamba->in_proj_rows;
+            convolved(
+                mamba, own, states->conv + from * channels * kept, states->conv + to * channels * kept, made + inner
             );
-            meet(&team);
-            for (int64_t i = first; i < last; i++) {
-                const int64_t from = l * all + states->source[i], to = l * all + states->target[i];
-                float *made = pass->qkv + i * mamba->in_proj_rows;
-                convolved(
-                    mamba, own, states->conv + from * channels * kept, states->conv + to * channels * kept, made + inner
-                );
-                remembers(
-                    mamba, own, states->ssm + from * memory, states->ssm + to * memory, made, pass->attention + i * inner
-                );
-            }
-            meet(&team);
-            product(pass->attention, count, inner, own->out_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 1, &team);
-            meet(&team);
-        }
-        if (speak) {
-            read_norms(mamba, pass, mamba->norm, first, last);
-            meet(&team);
-            product(
-                pass->normed, count, hidden, mamba->head, NULL, mamba->vocab, pass->logits, NULL,
-                mamba->vocab, 0, &team
+            remembers(
+                mamba, own, states->ssm + from * memory, states->ssm + to * memory, made, pass->attention + i * inner
             );
-            meet(&team);
         }
+        meet(team);
+        product(pass->attention, count, inner, own->out_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 1, team);
+        meet(team);
     }
+    if (of->speak) {
+        read_norms(mamba, pass, mamba->norm, first, last);
+        meet(team);
+        product(
+            pass->normed, count, hidden, mamba->head, NULL, mamba->vocab, pass->logits, NULL,
+            mamba->vocab, 0, team
+        );
+        meet(team);
+    }
+}
+
+/* A step of `count` nodes from slots to slots, each by its token; with `speak`, the logits behind them. */
+static void advance(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count, int64_t speak) {
+    run_pass(pass, advance_task, &(Step){mamba, states, pass, count, speak});
 }
 
 /* Read what waits, `behind`, row by row, into slot 0; the logits are those behind each row's last token. */

@@ -9,7 +9,7 @@
 /* The weights of LANES outputs from `first` on, as tiles read them beside rows: for each step, pairs of all outputs.
    Outputs beyond `last` are those of the last ones, and nobody's. */
 INLINE void turned_shape(const int shape, Matrix w, int64_t width, int64_t first, int64_t last, weight_t *to) {
-    const int64_t size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / BLOCK_WEIGHTS * KNOWN(shape);
+    const int64_t size = bytes(w.kind, width), ahead = machine.ahead * LANES * size, apart = width / BLOCK_WEIGHTS * KNOWN(shape);
     const char *data = w.data, *rows[LANES];
     float known[shape != PLAIN ? LANES / 4 * apart + 16 : 1];
     weight_t room[LANES][STEP] __attribute__((aligned(64)));
@@ -77,7 +77,7 @@ static void product_of_many(
 ) {
     weight_t *kept[2] = {(weight_t *)team->scratch, (weight_t *)team->scratch + LANES * width};
     act_t *room = (act_t *)(kept[1] + LANES * width);
-    EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
+    EXPECT((char *)(room + LANES * width) <= team->scratch + team->region->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
     for (int64_t m = 0; m < n; m += SOME)
@@ -112,7 +112,7 @@ static void gated_of_many(
 ) {
     weight_t *kept[2] = {(weight_t *)team->scratch, (weight_t *)team->scratch + LANES * width};
     act_t *room = (act_t *)(kept[1] + LANES * width);
-    EXPECT((char *)(room + LANES * width) <= team->scratch + team->gate->bytes);
+    EXPECT((char *)(room + LANES * width) <= team->scratch + team->region->bytes);
     float found[PAIR * PAIR] __attribute__((aligned(64)));
     begin(2);
     for (int64_t m = 0; m < n; m += SOME)

@@ -8,7 +8,7 @@ INLINE void know(const char *four, int64_t kind, int64_t width, int64_t ahead, f
     const char *from = four + width / BLOCK_WEIGHTS * KEPT(shape);
     if (!SUPER(kind)) {
         for (int64_t i = 0; i < count; i += 16) {
-            _mm_prefetch(from + 2 * i + ahead, SOON);
+            prefetch(from + 2 * i + ahead);
             const __mmask16 there = count - i < 16 ? (__mmask16)((1u << (count - i)) - 1) : 0xffff;
             STORE(known + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from + 2 * i)));
         }
@@ -23,7 +23,7 @@ INLINE void know(const char *four, int64_t kind, int64_t width, int64_t ahead, f
         for (int64_t i = 0; i < WIDE_GROUP / BLOCK_WEIGHTS * SCALES(shape); i += 16, from += 16, known += 16) {
             const __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
             STORE(known, MUL(_mm512_cvtepi32_ps(scales), by)); /* no product is rounded */
-            if (i % 64 == 0) _mm_prefetch(from + ahead, SOON);
+            if (i % 64 == 0) prefetch(from + ahead);
         }
     }
 }
@@ -45,7 +45,7 @@ INLINE operand scaled_halves(__m512i low, __m512i high, float first, float secon
 
 /* The numbers of one block of four rows, which lie at `four`. */
 INLINE void spread(const char *four, const int shape, const float *known, int64_t ahead, operand to[4]) {
-    _mm_prefetch(four + ahead, SOON);
+    prefetch(four + ahead);
     if (shape == Q8) {
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
@@ -54,7 +54,7 @@ INLINE void spread(const char *four, const int shape, const float *known, int64_
                 _mm512_cvtepi8_epi32(_mm_loadu_si128(from)), _mm512_cvtepi8_epi32(_mm_loadu_si128(from + 1)), known[r], known[r]
             );
         }
-        _mm_prefetch(four + ahead + 64, SOON);
+        prefetch(four + ahead + 64);
         return;
     }
     const __m512i words = _mm512_loadu_si512(four), nibble = _mm512_set1_epi16(15), fifth = _mm512_set1_epi16(16);

@@ -15,7 +15,7 @@ INLINE vector shortened(vector x) {
 INLINE void know(const char *four, const int kind, int64_t width, int64_t ahead, float *known) {
     const char *from = four + width / BLOCK_WEIGHTS * KEPT(kind);
     for (int64_t g = 0; g < width / BLOCK_WEIGHTS; g++, known += KNOWN(kind), from += 2 * SCALES(kind)) {
-        if (g * SCALES(kind) % 32 == 0) _mm_prefetch(from + ahead, SOON);
+        if (g * SCALES(kind) % 32 == 0) prefetch(from + ahead);
         if (kind == Q4) {
             vector some = MUL(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)), ALL(TIMES_MORE));
 #pragma GCC unroll 4
@@ -64,7 +64,7 @@ INLINE void spread(
 INLINE void fetch(const char *four, const int kind, const int from, const int own, int64_t ahead) {
     const int lines = KEPT(kind) / LINE;
 #pragma GCC unroll 3
-    for (int i = from * lines / 4; i < (from + own) * lines / 4; i++) _mm_prefetch(four + ahead + i * LINE, SOON);
+    for (int i = from * lines / 4; i < (from + own) * lines / 4; i++) prefetch(four + ahead + i * LINE);
 }
 
 /* Four rows of `width` numbers, as floats. */

@@ -2,7 +2,7 @@
 
 #include "vectors.h"
 
-#include "team.h"
+#include "threads.h"
 
 #include "formats.h"
 
@@ -16,9 +16,9 @@
 
 #include "attention.h"
 
-/* Where the threads of a call meet, and what they write over. */
-INLINE Gate gate_of(const Pass *pass) {
-    return (Gate){.scratch = pass->scratch, .bytes = pass->scratch_each};
+/* Run a task on the threads that a pass may take. */
+static Region run_pass(const Pass *pass, Task *task, const void *call) {
+    return run(hands(pass->threads), pass->scratch, pass->scratch_each, task, call);
 }
 
 /* Numbers from one slot of the cache to the next. */
@@ -132,8 +132,7 @@ static void mix(const Model *model, const Pass *pass, int64_t layer, Work *work,
     const int64_t goes = uneven ? least * team->threads : least, together = goes ? (pass->nodes + goes - 1) / goes : 1;
     const int64_t stride = slot_width(model, pass);
     begin_few(2, heads < LANES ? heads : LANES);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t item = 0; item < pass->rows * groups * cuts * goes; item++) {
+    for (int64_t item; (item = take(team)) < pass->rows * groups * cuts * goes;) {
         const int64_t go = item % goes, cut = item / goes % cuts, g = item / goes / cuts % groups;
         const int64_t row = item / goes / cuts / groups, first = go * together;
         const int64_t nodes = pass->row_starts[row + 1] - pass->row_starts[row];
@@ -224,79 +223,93 @@ static int64_t together(const Model *model, const Pass *pass) {
     return count;
 }
 
-void forward(const Model *model, const Pass *pass) {
-    const int64_t rows = together(model, pass), hidden = model->hidden, width = model->head_dim;
+typedef struct {
+    const Model *model;
+    const Pass *pass;
+    int64_t rows, logits; /* nodes; those whose logits are asked for */
+} Forward;
+
+static void forward_task(const Team *team, const void *call) {
+    const Forward *of = call;
+    const Model *model = of->model;
+    const Pass *pass = of->pass;
+    const int64_t rows = of->rows, hidden = model->hidden, width = model->head_dim;
     const int64_t wide = model->heads * width, narrow = model->kv_heads * width, stride = wide + 2 * narrow;
-    const int64_t spoken_of = model->head.data ? asked(pass) : 0, since = now();
-    int64_t hired = 1; /* may be fewer than were asked for */
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        if (!team.thread) hired = team.threads;
-        const int64_t first = own_first(&team, rows), last = own_last(&team, rows);
-        Work work;
-        for (int64_t m = first; m < last && pass->ancestors; m++) walk(pass, m);
-        if (model->input_proj.data) {
-            to_inputs(
-                pass->inputs + first * model->input_dim, (last - first) * model->input_dim, pass->normed + first * model->input_dim
-            );
-            meet(&team);
-            product(
-                pass->normed, rows, model->input_dim, model->input_proj, model->input_bias, hidden, pass->hidden_states, NULL, hidden, 0,
-                &team
-            );
-            meet(&team);
-        }
-        for (int64_t l = 0; l < model->layers; l++) {
-            const Layer *own = model->layer + l;
-            const int64_t pair = !l && model->pair_norms, reads = pair ? 2 * hidden : hidden;
-            tap(model, pass, l, first, last);
-            if (pair)
-                paired(model, pass, first, last);
-            else
-                normed(model, pass, own->attention_norm, first, last);
-            meet(&team);
-            product(pass->normed, rows, reads, own->q, own->q_bias, wide, pass->qkv, NULL, stride, 0, &team);
-            product(pass->normed, rows, reads, own->k, own->k_bias, narrow, pass->qkv + wide, NULL, stride, 0, &team);
-            product(
-                pass->normed, rows, reads, own->v, own->v_bias, narrow, pass->qkv + wide + narrow, NULL, stride, 0, &team
-            );
-            meet(&team);
-            for (int64_t m = first; m < last; m++) placed(model, pass, l, m);
-            meet(&team);
-            mix(model, pass, l, &work, &team);
-            product(pass->attention, rows, wide, own->o, own->o_bias, hidden, pass->hidden_states, NULL, hidden, 1, &team);
-            meet(&team);
-            normed(model, pass, own->mlp_norm, first, last);
-            meet(&team);
-            gated(pass->normed, rows, hidden, own->gate, own->up, model->intermediate, pass->mlp, &team);
-            meet(&team);
-            product(pass->mlp, rows, model->intermediate, own->down, NULL, hidden, pass->hidden_states, NULL, hidden, 1, &team);
-            meet(&team);
-        }
-        tap(model, pass, model->layers, first, last);
-        meet(&team);
-        if (model->head.data) spoken(model, pass, spoken_of, &team);
-        meet(&team);
+    const int64_t first = own_first(team, rows), last = own_last(team, rows);
+    Work work;
+    for (int64_t m = first; m < last && pass->ancestors; m++) walk(pass, m);
+    if (model->input_proj.data) {
+        to_inputs(
+            pass->inputs + first * model->input_dim, (last - first) * model->input_dim, pass->normed + first * model->input_dim
+        );
+        meet(team);
+        product(
+            pass->normed, rows, model->input_dim, model->input_proj, model->input_bias, hidden, pass->hidden_states, NULL, hidden, 0,
+            team
+        );
+        meet(team);
     }
-    if (rows <= ROWS) judge(pass->threads, hired, now() - since, gate.late); /* with many, uneven shares take longer than the spins */
+    for (int64_t l = 0; l < model->layers; l++) {
+        const Layer *own = model->layer + l;
+        const int64_t pair = !l && model->pair_norms, reads = pair ? 2 * hidden : hidden;
+        tap(model, pass, l, first, last);
+        if (pair)
+            paired(model, pass, first, last);
+        else
+            normed(model, pass, own->attention_norm, first, last);
+        meet(team);
+        product(pass->normed, rows, reads, own->q, own->q_bias, wide, pass->qkv, NULL, stride, 0, team);
+        product(pass->normed, rows, reads, own->k, own->k_bias, narrow, pass->qkv + wide, NULL, stride, 0, team);
+        product(
+            pass->normed, rows, reads, own->v, own->v_bias, narrow, pass->qkv + wide + narrow, NULL, stride, 0, team
+        );
+        meet(team);
+        for (int64_t m = first; m < last; m++) placed(model, pass, l, m);
+        meet(team);
+        mix(model, pass, l, &work, team);
+        product(pass->attention, rows, wide, own->o, own->o_bias, hidden, pass->hidden_states, NULL, hidden, 1, team);
+        meet(team);
+        normed(model, pass, own->mlp_norm, first, last);
+        meet(team);
+        gated(pass->normed, rows, hidden, own->gate, own->up, model->intermediate, pass->mlp, team);
+        meet(team);
+        product(pass->mlp, rows, model->intermediate, own->down, NULL, hidden, pass->hidden_states, NULL, hidden, 1, team);
+        meet(team);
+    }
+    tap(model, pass, model->layers, first, last);
+    meet(team);
+    if (model->head.data) spoken(model, pass, of->logits, team);
+    meet(team);
+}
+
+void forward(const Model *model, const Pass *pass) {
+    const int64_t since = now(), rows = together(model, pass), logits = model->head.data ? asked(pass) : 0;
+    const Region region = run_pass(pass, forward_task, &(Forward){model, pass, rows, logits});
+    if (rows <= ROWS) /* with many, uneven shares take longer than the spins */
+        judge(pass->threads, region.threads, now() - since, region.late);
 }
 
 #if defined(HALVES) && !defined(TILES)
+typedef struct {
+    const Matrix *w;
+    const act_t *x;
+    int64_t n, width, outputs;
+    float *y;
+} Multiply;
+
+static void multiply_task(const Team *team, const void *call) {
+    const Multiply *of = call;
+    product(of->x, of->n, of->width, *of->w, NULL, of->outputs, of->y, NULL, of->outputs, 0, team);
+}
+
 /* y = x W^T of one matrix, for those who check it. `given`: room for x, as the input of a product; `scratch`: of
    `scratch_bytes` for each thread. */
 void multiply(
     const Matrix *w, const float *x, int64_t n, int64_t width, int64_t outputs, float *y, int64_t threads, act_t *given,
     char *scratch
 ) {
-    Gate gate = {.scratch = scratch, .bytes = scratch_bytes(n, width)};
     to_inputs(x, n * width, given);
-#pragma omp parallel num_threads((int)threads)
-    {
-        const Team team = team_at(&gate);
-        product(given, n, width, *w, NULL, outputs, y, NULL, outputs, 0, &team);
-    }
+    run(threads, scratch, scratch_bytes(n, width), multiply_task, &(Multiply){w, given, n, width, outputs, y});
 }
 #endif
 
@@ -315,10 +328,6 @@ void multiply(
 #include "heads.h"
 
 #include "walk.h"
-
-#ifdef OWN_THREADS
-#include "own_threads.h"
-#endif
 
 #if defined(NARROW) || defined(HALVES) && LANES == 8
 const int64_t block_lanes = LANES;

@@ -40,7 +40,7 @@ int64_t scratch_bytes(int64_t rows, int64_t width) {
 
 /* The same of rows for a kind of weights: where `laid` writes them. */
 INLINE act_t *scratch_of(const Team *team, int64_t kind, int64_t rows, int64_t width) {
-    EXPECT(ROOM(kind, rows, width) * (int64_t)sizeof(act_t) <= team->gate->bytes || ROOM(kind, rows, width) == 1);
+    EXPECT(ROOM(kind, rows, width) * (int64_t)sizeof(act_t) <= team->region->bytes || ROOM(kind, rows, width) == 1);
     return (act_t *)team->scratch;
 }
 

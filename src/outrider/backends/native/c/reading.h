@@ -33,59 +33,71 @@ static int64_t counted(const Pass *pass, const int64_t *waiting) {
     return count;
 }
 
+typedef struct {
+    const Model *step;
+    const Pass *pass;
+    const Draft *draft;
+    int64_t count; /* pairs that wait */
+} Reading;
+
+static void given_pairs_task(const Team *team, const void *call) {
+    const Reading *of = call;
+    const Pass *pass = of->pass;
+    const Draft *draft = of->draft;
+    const int64_t hidden = of->step->hidden, taps = draft->taps, count = of->count;
+    float *given = (float *)pass->inputs;
+    const int64_t first = own_first(team, count), last = own_last(team, count);
+    for (int64_t i = first; i < last; i++) {
+        EXPECT(draft->next_tokens[i] >= 0 && draft->next_tokens[i] < draft->embedding_rows);
+        const kv_t *embedding = draft->embeddings + draft->next_tokens[i] * hidden;
+        float *to = given + i * 2 * hidden;
+        for (int64_t k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
+        for (int64_t k = 0; k < hidden && !draft->fuse.data; k += LANES)
+            STORE(to + hidden + k, HELD(draft->features[i] + k));
+    }
+    if (draft->fuse.data) {
+        collected(pass, draft->features, draft->feature_dim, first * taps, last * taps);
+        meet(team);
+        product(
+            pass->normed, count, taps * draft->feature_dim, draft->fuse, NULL, hidden, given + hidden, NULL, 2 * hidden, 0,
+            team
+        );
+    }
+    meet(team);
+}
+
 /* The first product's input of each pair that waits: its embedding, and beside it its feature, or for EAGLE-3 one vector
    of its features. Returns how many pairs there are. */
 static int64_t given_pairs(const Model *step, const Pass *pass, const Draft *draft) {
-    const int64_t hidden = step->hidden, taps = draft->taps, count = counted(pass, draft->pending);
-    float *given = (float *)pass->inputs;
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const int64_t first = own_first(&team, count), last = own_last(&team, count);
-        for (int64_t i = first; i < last; i++) {
-            EXPECT(draft->next_tokens[i] >= 0 && draft->next_tokens[i] < draft->embedding_rows);
-            const kv_t *embedding = draft->embeddings + draft->next_tokens[i] * hidden;
-            float *to = given + i * 2 * hidden;
-            for (int64_t k = 0; k < hidden; k += LANES) STORE(to + k, HELD(embedding + k));
-            for (int64_t k = 0; k < hidden && !draft->fuse.data; k += LANES)
-                STORE(to + hidden + k, HELD(draft->features[i] + k));
-        }
-        if (draft->fuse.data) {
-            collected(pass, draft->features, draft->feature_dim, first * taps, last * taps);
-            meet(&team);
-            product(
-                pass->normed, count, taps * draft->feature_dim, draft->fuse, NULL, hidden, given + hidden, NULL, 2 * hidden, 0,
-                &team
-            );
-        }
-        meet(&team);
-    }
+    const int64_t count = counted(pass, draft->pending);
+    run_pass(pass, given_pairs_task, &(Reading){step, pass, draft, count});
     return count;
+}
+
+static void read_keys_task(const Team *team, const void *call) {
+    const Reading *of = call;
+    const Model *step = of->step;
+    const Pass *pass = of->pass;
+    const int64_t hidden = step->hidden, joined = step->input_dim, count = of->count;
+    const int64_t first = own_first(team, count), last = own_last(team, count);
+    if (step->input_proj.data) {
+        to_inputs(pass->inputs + first * joined, (last - first) * joined, pass->normed + first * joined);
+        meet(team);
+        product(pass->normed, count, joined, step->input_proj, step->input_bias, hidden, pass->hidden_states, NULL, hidden, 0, team);
+        meet(team);
+    }
+    if (step->pair_norms)
+        paired(step, pass, first, last);
+    else
+        normed(step, pass, step->layer->attention_norm, first, last);
+    meet(team);
+    remembered(step, pass, 0, step->pair_norms ? 2 * hidden : hidden, count, of->draft->lengths, team);
 }
 
 /* Keys and values of the pairs that wait. */
 static void read_keys(const Model *step, const Pass *pass, const Draft *draft) {
-    const int64_t hidden = step->hidden, joined = step->input_dim;
     const int64_t count = given_pairs(step, pass, draft);
-    Gate gate = gate_of(pass);
-#pragma omp parallel num_threads(hands(pass->threads))
-    {
-        const Team team = team_at(&gate);
-        const int64_t first = own_first(&team, count), last = own_last(&team, count);
-        if (step->input_proj.data) {
-            to_inputs(pass->inputs + first * joined, (last - first) * joined, pass->normed + first * joined);
-            meet(&team);
-            product(pass->normed, count, joined, step->input_proj, step->input_bias, hidden, pass->hidden_states, NULL, hidden, 0, &team);
-            meet(&team);
-        }
-        if (step->pair_norms)
-            paired(step, pass, first, last);
-        else
-            normed(step, pass, step->layer->attention_norm, first, last);
-        meet(&team);
-        remembered(step, pass, 0, step->pair_norms ? 2 * hidden : hidden, count, draft->lengths, &team);
-    }
+    run_pass(pass, read_keys_task, &(Reading){step, pass, draft, count});
 }
 
 /* Feed the pairs that wait to the layer, behind each row's text. */

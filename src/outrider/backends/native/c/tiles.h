@@ -1,4 +1,4 @@
-/* Products with tiles of bfloat16, for processors that have them (AMX, where `build.py` sets TILES): sixteen outputs by
+/* Products with tiles of bfloat16, for processors that have them (AMX, where `library.py` or `variants.py` sets TILES): sixteen outputs by
    sixteen rows of x by 32 numbers in one instruction, so that sixteen rows cost little more than one. A result is summed
    along its row, step by step; so here, too, it depends on its row of x and its row of W alone. Attention's scores
    (`scores.h`: keys are its weights, and queries its x) and values (`values.h`) are such products as well. */
@@ -71,7 +71,7 @@ INLINE void outputs_of(
     const int shape, const int groups, const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last,
     float *y
 ) {
-    const int64_t size = bytes(w.kind, width), ahead = AHEAD * LANES * size, apart = width / BLOCK_WEIGHTS * KNOWN(shape);
+    const int64_t size = bytes(w.kind, width), ahead = machine.ahead * LANES * size, apart = width / BLOCK_WEIGHTS * KNOWN(shape);
     const int64_t stride = n == 1 ? 4 : 64, steps = width / STEP, next = n == 1 ? STEP : LANES * STEP;
     const int64_t direct = shape == PLAIN && first + LANES <= last; /* tiles can be read where the weights lie */
     const char *data = w.data, *rows[LANES], *own = data + first * size;

@@ -131,13 +131,29 @@ static int tighten(const weight_t *four, int64_t width, char *to, Other *others,
     return 1;
 }
 
+typedef struct {
+    const weight_t *from;
+    int64_t outputs, width;
+    char *to;
+    Other *others;
+    int64_t capacity, *used, *done;
+} Tightening;
+
+static void tighten_task(const Team *team, const void *call) {
+    const Tightening *of = call;
+    const int64_t width = of->width, fours = of->outputs / 4;
+    for (int64_t i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4)
+        if (!tighten(of->from + i * width, width, of->to + i * bytes(BF12, width), of->others, of->capacity, of->used)) {
+            __atomic_store_n(of->done, 0, __ATOMIC_RELAXED);
+            return;
+        }
+}
+
 /* All rows of a matrix, [outputs, width], of which there are four times some. Returns 0 where they cannot be written so. */
 int64_t pack_bf12(
     const weight_t *from, int64_t outputs, int64_t width, char *to, void *others, int64_t capacity, int64_t threads
 ) {
     int64_t done = 1, used = 0;
-#pragma omp parallel for num_threads((int)threads) reduction(&& : done)
-    for (int64_t i = 0; i < outputs; i += 4)
-        done = done && tighten(from + i * width, width, to + i * bytes(BF12, width), others, capacity, &used);
+    run(threads, NULL, 0, tighten_task, &(Tightening){from, outputs, width, to, others, capacity, &used, &done});
     return done;
 }

@@ -213,10 +213,10 @@ static void say(const Walk *walk, int64_t row, int64_t token, Changes *changes) 
     changes->factors[at] = walk->repetition[row];
 }
 
-void walk_trees(const Walk *walk) {
+static void walk_task(const Team *team, const void *call) {
+    const Walk *walk = call;
     const int64_t n = walk->nodes;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(hands(walk->threads))
-    for (int64_t row = 0; row < walk->rows; row++) {
+    for (int64_t row; (row = take(team)) < walk->rows;) {
         const int64_t *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
         int64_t *found = walk->result + row * (walk->depth + 4), at = 0, count = 1;
         const int64_t whole_law = !walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0;
@@ -245,4 +245,8 @@ void walk_trees(const Walk *walk) {
         }
         found[0] = found[1] < 0 ? 0 : count;
     }
+}
+
+void walk_trees(const Walk *walk) {
+    run(hands(walk->threads), NULL, 0, walk_task, walk);
 }

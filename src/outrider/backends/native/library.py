@@ -1,0 +1,233 @@
+"""The compiled library: which build suits this processor, where it comes from, and opening it.
+
+A wheel carries libraries for four kinds of x86 processors in `lib/` (`variants.py`). Where none fits, and in a clone, a
+compiler on this machine builds one for its own processor, once, in the user's cache folder: gcc, clang, or zig's, where
+the package `ziglang` is installed. Where there is no compiler, or another processor than x86 with AVX2, there is no
+library, and models run in torch. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from ... import kept
+from . import abi, variants
+from .abi import Library
+from .variants import AVX2, PRECISIONS, TILES, VARIANTS
+
+PREBUILT = Path(__file__).parent / "lib"
+FLAGS = *variants.FLAGS, "-march=native", "-pthread"
+SANITIZE = "OUTRIDER_SANITIZE"
+# Builds that look for faults (`make sanitize`): flags behind the usual ones. CHECKED: `EXPECT` looks.
+SANITIZERS: dict[str, tuple[str, ...]] = {
+    "": (),
+    "address": (
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-DCHECKED",
+    ),
+    "thread": ("-O1", "-g", "-fsanitize=thread", "-DCHECKED"),
+}
+FIRST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
+NAMES: dict[Library, str] = {}  # of the libraries that were loaded
+logger = logging.getLogger(__name__)
+
+
+@cache
+def library(weights: str, rest: str) -> Library | None:
+    """The compiled code.
+
+    Args:
+        weights: "bfloat16" or "float32".
+        rest: the same, of activations, keys and values.
+
+    Returns:
+        None where it is not to be had on this machine. Where a compiler failed, its message was logged.
+    """
+    if platform.system() != "Linux" or not suits():
+        return None
+    defines = PRECISIONS[weights, rest]
+    file = None if sanitizer() else prebuilt(weights, rest)
+    try:
+        if file is not None:
+            code, name = abi.ffi.dlopen(str(file)), file.stem
+        elif (compiler := _compiler()) is not None:
+            flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DTILES",) if tiles() else ()), *defines
+            name = variants.digest(" ".join((*compiler, *flags, _about("flags"), _about("model name"))))
+            code = load(f"{name}.so", partial(_compile, compiler, flags), abi.ffi.dlopen)
+        else:
+            return None
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        logger.warning("the faster pass could not be compiled (%s); the model's own is used", said.strip()[-200:])
+        return None
+    NAMES[code] = name
+    # Prefetched into the second cache, and further ahead: AMD's processors gain by it, and tiles a little.
+    second = tiles() or "AuthenticAMD" in _about("vendor_id")
+    code.tune(_first_cache(), second, 2 if second else 1)
+    return code
+
+
+def prebuilt(weights: str, rest: str) -> Path | None:
+    """The wheel's library for this processor; None where it has none, or was built from other sources than these."""
+    for variant in VARIANTS:
+        file = PREBUILT / variants.file_name(variant, weights, rest)
+        if variant.needs <= abilities() and file.is_file():
+            return file
+    return None
+
+
+def suits() -> bool:
+    """Is this a processor for which the code is written?"""
+    return platform.machine().lower() in ("x86_64", "amd64") and abilities() >= AVX2
+
+
+@cache
+def abilities() -> frozenset[str]:
+    """What this process may use of the processor, by the names of /proc/cpuinfo. Tiles (AMX) must be requested from
+    Linux, for the whole process."""
+    request, tile_data = 0x1023, 18  # arch_prctl's ARCH_REQ_XCOMP_PERM
+    found = frozenset(_about("flags").split())
+    if "amx_tile" in found and ctypes.CDLL(None).syscall(158, request, tile_data) != 0:
+        return frozenset(name for name in found if not name.startswith("amx"))
+    return found
+
+
+def tiles() -> bool:
+    """Does this machine's own build multiply with tiles (AMX)?"""
+    return abilities() >= TILES
+
+
+def sanitizer() -> str:
+    """What OUTRIDER_SANITIZE asks for: "address" (with undefined behaviour), "thread", or "", the fast build. Raises
+    ValueError for anything else."""
+    asked = os.environ.get(SANITIZE, "")
+    if asked not in SANITIZERS:
+        raise ValueError(f"{SANITIZE} is address or thread, or not set, not {asked!r}")
+    return asked
+
+
+def threads() -> int:
+    """How many threads a call may take: torch's setting where torch is loaded, else OMP_NUM_THREADS, else one for each
+    processor that this process may run on."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return int(torch.get_num_threads())
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
+
+
+def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str], Any]) -> Any:
+    """A library of the user's cache folder, which is compiled where it is not there. Its checksum lies beside it.
+
+    It is loaded only from a folder and a file that nobody else can write, and only if its checksum is right; otherwise
+    it is compiled again. Where the folder cannot be used it is compiled for this process alone.
+
+    Args:
+        name: of its file; it must tell apart whatever could be compiled.
+        compile_to: compiles it to the file that it is given; called only where no usable library is kept.
+        dlopen: opens the file of a library.
+
+    Raises:
+        OSError: what was compiled cannot be loaded. What `compile_to` raises is passed on.
+    """
+    file = kept.folder("native") / name
+    try:
+        if _usable(file):
+            return dlopen(str(file))
+    except OSError as error:
+        kept.unusable(error.strerror or str(error))
+    with tempfile.TemporaryDirectory(prefix="outrider-") as own:  # mode 0700; a loaded library outlives its file
+        made = Path(own) / name
+        compile_to(made)
+        try:
+            return dlopen(str(_keep(made, file)))
+        except OSError as error:
+            kept.unusable(error.strerror or str(error))
+        return dlopen(str(made))
+
+
+def _compiler() -> list[str] | None:
+    """The command of a C compiler: $CC, or the first of gcc, clang and zig's that is there."""
+    for name in [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]:
+        if (found := shutil.which(name)) is not None:
+            return [found]
+    return None if os.environ.get("CC") else variants.zig()
+
+
+def _compile(compiler: list[str], flags: tuple[str, ...], file: Path) -> None:
+    command = [*compiler, *flags, str(variants.SOURCES / variants.SOURCE), "-o", str(file), *variants.LIBRARIES]
+    # zig keeps what it makes on the way in folders of its own; these go with the folder of `file`.
+    caches = {f"ZIG_{kind}_CACHE_DIR": str(file.parent / "zig") for kind in ("LOCAL", "GLOBAL")}
+    timeout = 600 if sanitizer() else 120
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout, env={**os.environ, **caches})
+
+
+def _about(what: str) -> str:
+    """A line of what Linux says about the processor; empty where it says nothing."""
+    return next((line for line in _lines() if line.startswith(what)), "")
+
+
+@cache
+def _lines() -> list[str]:
+    about = Path("/proc/cpuinfo")
+    return about.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if about.is_file() else []
+
+
+def _first_cache() -> int:
+    """Bytes of the processor's first cache, or what is usual."""
+    try:
+        return 1024 * int(FIRST_CACHE.read_text(encoding="utf-8").strip().removesuffix("K"))
+    except (OSError, ValueError):
+        return 32 * 1024
+
+
+def _usable(file: Path) -> bool:
+    """Is this a library to load? What is wrong with one that is there is said. OSError: it is not to be kept there."""
+    if not file.exists():
+        return False
+    _check(file.parent)
+    if why := kept.exposed(file) or ("" if _checksum(file) == _read(_beside(file)) else f"{file} is damaged"):
+        logger.warning("%s, so that it is compiled again", why)
+    return not why
+
+
+def _keep(made: Path, file: Path) -> Path:
+    """Copy a library into the cache folder. OSError where nothing can be kept there."""
+    _check(kept.make(file.parent))
+    checksum = _checksum(made)
+    kept.replace(file, partial(shutil.copyfile, made))
+    kept.replace(_beside(file), lambda place: place.write_text(checksum, encoding="ascii"))
+    return file
+
+
+def _check(folder: Path) -> None:
+    if why := kept.exposed(folder):
+        raise PermissionError(None, why)
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(f"{file.name}.sha256")
+
+
+def _checksum(file: Path) -> str:
+    """As `sha256sum` writes it."""
+    return f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="ascii", errors="replace") if file.is_file() else ""

@@ -1,0 +1,97 @@
+"""Which library is taken, and that texts do not depend on who compiled it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import outrider
+from outrider.backends.native import library as native
+from outrider.backends.native import variants
+from outrider.backends.native.variants import AVX2, AVX512, PRECISIONS, TILES, VARIANTS
+
+HALF = "bfloat16", "bfloat16"
+with_both = pytest.mark.skipif(
+    variants.zig() is None or shutil.which("gcc") is None or not native.suits(),
+    reason="needs gcc, the package ziglang, and an x86 processor with AVX2",
+)
+
+
+@pytest.mark.parametrize(
+    ("abilities", "name"),
+    [
+        (AVX2, "avx2"),
+        (AVX2 | {"avx_vnni"}, "avxvnni"),
+        (AVX2 | {"avx512f", "avx512_vnni"}, "avx2"),
+        (AVX512, "avx512"),
+        (AVX512 | {"avx_vnni"}, "avx512"),
+        (TILES | {"avx_vnni"}, "amx"),
+        (AVX2 - {"f16c"}, None),
+    ],
+)
+def test_the_best_library_that_a_processor_can_run_is_taken(
+    abilities: frozenset[str], name: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(native, "PREBUILT", tmp_path)
+    monkeypatch.setattr(native, "abilities", lambda: abilities)
+    assert native.prebuilt(*HALF) is None, "a clone has none"
+    for variant in VARIANTS:
+        for precision in variant.precisions:
+            (tmp_path / variants.file_name(variant, *precision)).touch()
+    assert native.suits() is (name is not None)
+    found = native.prebuilt(*HALF)
+    assert (found and found.name.split("-")[0]) == name
+    assert name is None or all(native.prebuilt(*precision) for precision in PRECISIONS)
+
+
+def test_a_library_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a clone where the sources have changed since."""
+    monkeypatch.setattr(native, "PREBUILT", tmp_path)
+    monkeypatch.setattr(native, "abilities", lambda: AVX2)
+    (tmp_path / variants.file_name(VARIANTS[-1], *HALF)).touch()
+    assert native.prebuilt(*HALF) is not None
+    shutil.copytree(variants.SOURCES, tmp_path / "c")
+    (tmp_path / "c" / "noise.h").write_text("/* changed */\n", encoding="utf-8")
+    monkeypatch.setattr(variants, "SOURCES", tmp_path / "c")
+    assert native.prebuilt(*HALF) is None
+
+
+def texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], str]:
+    """Tokens of the demo in two precisions, greedy and sampled, plain and with drafts; and the library's name."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
+    native.library.cache_clear()
+    made = []
+    for dtype in ("float32", "bfloat16"):
+        for drafter in ("none", "demo/hass"):
+            llm = outrider.load("demo", drafter, dtype=dtype)
+            assert llm.target.exact == "bits"
+            for temperature in (0.0, 1.0):
+                prompts = ["Once upon a time", "The old bridge was built of stone. " * 6]
+                outputs = llm.generate(prompts, max_new_tokens=48, temperature=temperature, seed=5)
+                made += [output.tokens for output in outputs]
+    code = native.library(*HALF)
+    native.library.cache_clear()
+    return made, native.NAMES[code]
+
+
+@with_both
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.trained
+def test_texts_are_those_of_gcc_with_zigs_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel's, and the one that zig makes here where there is no gcc."""
+    by_gcc, _ = texts(tmp_path / "gcc", monkeypatch)
+    with monkeypatch.context() as wheel:
+        wheel.setattr(native, "PREBUILT", tmp_path / "lib")
+        fit = next(variant for variant in VARIANTS if variant.needs <= native.abilities())
+        variants.build(tmp_path / "lib", (*VARIANTS[VARIANTS.index(fit) :],))
+        found, name = texts(tmp_path / "none", wheel)
+        assert name.startswith(f"{fit.name}-bfloat16-bfloat16-")
+        assert found == by_gcc
+    with monkeypatch.context() as alone:
+        alone.setattr(shutil, "which", lambda name: None)
+        assert native._compiler() == variants.zig()
+        found, _ = texts(tmp_path / "zig", alone)
+        assert found == by_gcc
