@@ -360,10 +360,11 @@ def drafting(name: str, world: World) -> Any:
         else Counts(part, world)
         for part in name.split(" + ")
     ]
-    if isinstance(kinds[0], Network) and len(kinds) == 1:
-        return lambda: Alone(kinds[0])  # type: ignore[arg-type]
-    rates = [tuple(None if isinstance(k, Network) else Rates() for k in kinds) for _ in range(2)]
-    mix = MixDrafter(tuple(map(_Opened, kinds)), *rates, clock=world.clock)
+    first = kinds[0]
+    if isinstance(first, Network) and len(kinds) == 1:
+        return lambda: Alone(first)
+    rates, alone = (tuple(None if isinstance(k, Network) else Rates() for k in kinds) for _ in range(2))
+    mix = MixDrafter(tuple(map(_Opened, kinds)), rates, alone, clock=world.clock)
     return lambda: mix.open((), 0)
 
 
@@ -457,7 +458,7 @@ def key(drafter: str, task: str, temperature: float, batch: int) -> str:
 
 def fixed(recording: Recording) -> dict[str, tuple[float, float]]:
     """Of every cell the best fixed budget's tokens per second, and plain decoding's."""
-    made = {}
+    made: dict[str, tuple[float, float]] = {}
     for drafter in DRAFTERS:
         rates: dict[str, list[float]] = defaultdict(list)
         for nodes, depth in FIXED:
@@ -615,7 +616,7 @@ def write(
     out: Path, about: dict[str, Any], prompts: np.ndarray, tokens: np.ndarray, trees: dict[str, list[HostRow]]
 ) -> None:
     """Write a recording, with what the fixed budgets give on it."""
-    packed = {
+    packed: dict[str, Any] = {
         f"{name}_{part}": array
         for name, rows in trees.items()
         for part, array in zip(PARTS, _packed(rows), strict=True)
@@ -804,7 +805,7 @@ def main() -> None:
     without = commands.add_parser("ablate")
     without.add_argument("--constants", nargs="+", choices=ABLATIONS, default=list(ABLATIONS), metavar="MODULE.NAME")
     for command in (runs, without):
-        command.add_argument("--drafters", nargs="+", default=list(DRAFTERS))
+        command.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
         command.add_argument("--seeds", type=int, default=4)
         command.add_argument("--noise", type=float, default=0.05, help="standard deviation of a measurement's log")
         command.add_argument(

@@ -12,15 +12,7 @@ import torch
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import (
-    BOUNDS,
-    Family,
-    Fit,
-    ece,
-    families,
-    reliability,
-    score,
-)
+from outrider.budgets.calibration import BOUNDS, Family, Fit, families, score
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
@@ -33,6 +25,7 @@ from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import LayerShape
 from outrider.params import InputError, Sampling
 from outrider.testing import TableTarget, plain
+from papers.reliability import ece, reliability
 from papers.watch import Watched
 
 VOCAB = 12
