@@ -30,7 +30,7 @@ SENT = 256 << 10  # bytes that the system may hold of what a client has not read
 # Seconds that a thread runs Python while another waits to. Each system call of the event loop gives its turn away and
 # must get it back: at Python's own 5 ms the answer to one small request waits several times so long beside a thread
 # that is decoding and one that is tokenizing.
-SWITCH = 0.0005
+SWITCH = 0.001
 
 
 def listen(host: str, port: int) -> socket.socket:
