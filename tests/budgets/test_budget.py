@@ -366,7 +366,7 @@ def test_the_first_rounds_measure_with_and_without_a_draft() -> None:
     assert budget.choose(rows()) == Budget(1, 0)
 
 
-@pytest.mark.parametrize(("b", "nodes"), [(1, 16), (2, 16), (4, 8), (8, 4), (32, 2)])
+@pytest.mark.parametrize(("b", "nodes"), [(1, 16), (4, 16), (8, 12), (32, 3), (64, 2)])
 def test_a_try_in_a_batch_is_a_small_one(b: int, nodes: int) -> None:
     assert AdaptiveBudget().choose(rows(b)).nodes == nodes
 

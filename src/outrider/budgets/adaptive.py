@@ -26,13 +26,12 @@ from typing import Any
 from ..core.types import Budget, Rows
 from .acceptance import Acceptance
 from .budgeter import Report
-from .cost import CostModel
+from .cost import MOST, CostModel
 from .ledger import Ledger
 
 EXPLORE = 12  # every so many drafted rounds another depth is taken, so that no estimate grows stale
 LEARN = 6  # first rounds, which measure; one of them without a draft
-FIRST = (16, 4)  # nodes and depth of a draft when nothing is known,
-FIRST_ROWS = 32  # and its nodes over all rows: it must not cost a batch many rounds
+FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 EMPTY = 2  # drafts in a row of which no node was left; the next try is not cut, or passes would not be measured again
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 STALE = 8  # rounds for which a forecast is kept: it costs as much as a short draft
@@ -124,7 +123,7 @@ class AdaptiveBudget:
 
     def _few(self, rows: int) -> int:
         """Nodes of a draft that is not cut to what pays."""
-        return min(self.nodes, FIRST[0], max(2, FIRST_ROWS // rows))
+        return min(self.nodes, FIRST[0], max(2, MOST // rows))
 
     def learn(self, report: Report) -> None:
         """Add what a round cost and gave."""
@@ -152,6 +151,6 @@ class AdaptiveBudget:
             plain = self.cost.plain(b)
             self.reading += 0.3 * (read - self.reading) if self.fresh else 0.0
             charged = read if self.trying else min(read, 0.5 * self.ledger.hold(b, plain))
-            usual = max(8 * plain, DISTURBED * self.cost.rounds_by_depth(b, report.depth)[-1])
+            usual = max(8 * plain, DISTURBED * self.cost.seconds(report))
             self.ledger.charge(b, min(seconds - read, usual) + charged - (b + sum(report.accepted)) * plain / b)
         self.behind = self.fresh = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,7 @@ from ..core.price import Price
 from .budgeter import Report
 from .curve import LONGEST, Curve, nearest, points_of
 
-MOST = 96  # drafted nodes of a batch together that a pass is priced for, where padding costs nothing
+MOST = 96  # nodes of a batch together that a pass is priced for, and that a draft has when nothing is known
 
 
 def _means() -> Curve:
@@ -43,8 +42,8 @@ class CostModel:
         self.verify.learn(computed, report.verify_seconds)
         self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
         if not depth:
+            ratio = report.verify_seconds / max(1e-9, self.alone(b) or report.verify_seconds)
             self.alone.learn(b, report.verify_seconds)
-            ratio = report.verify_seconds / max(1e-9, self.alone(b))
             self.drift += 0.1 * (min(2.0, ratio) - self.drift)
             return
         draft = self.draft.setdefault(b, _means())
@@ -57,24 +56,27 @@ class CostModel:
         """Seconds of a draft by depth."""
         return self.draft.get(_nearest(self.draft, rows), NOTHING)
 
-    def passes(self, rows: int, nodes: Sequence[float]) -> list[float]:
-        """Seconds of passes over so many nodes in each row."""
-        seconds = self.verify.table([rows * n for n in nodes])
-        if nodes[0] == 1 and nearest(rows) in self.alone.points:
-            seconds[0] = self.alone(rows)
-        return seconds
+    def single(self, rows: int) -> float:
+        """Seconds of a pass without drafts."""
+        return self.alone(rows) if nearest(rows) in self.alone.points else self.verify(rows)
 
     def plain(self, rows: int) -> float:
-        """Seconds of a round without a draft, as the machine is now."""
-        return max(1e-9, self.drift * self.passes(rows, [1])[0] + self.rest)
+        """Seconds of a round without drafts, as the machine is now."""
+        return max(1e-9, self.drift * self.single(rows) + self.rest)
+
+    def seconds(self, report: Report) -> float:
+        """What a round as it was should have taken."""
+        verify = self.verify(report.total or report.rows * report.nodes)
+        return self.drafts(report.rows)(report.depth) + verify + self.rest
 
     def rounds_by_depth(self, rows: int, depth: int) -> list[float]:
         """[d]: seconds of a round that drafts to depth d."""
         like = _nearest(self.nodes, rows)  # as many nodes in all, where this batch size was not measured
         curve, draft = self.nodes.get(like, NOTHING), self.drafts(rows)
-        sizes = [1.0, *(max(2.0, 1 + (curve(d) - 1) * like / rows) for d in range(1, depth + 1))]
-        seconds = [0.0, *draft.table(range(1, depth + 1))]
-        return [verify + s + self.rest for verify, s in zip(self.passes(rows, sizes), seconds, strict=True)]
+        depths = range(1, depth + 1)
+        sizes = [rows * max(2.0, 1 + (curve(d) - 1) * like / rows) for d in depths]
+        pairs = zip(self.verify.table(sizes), map(draft, depths), strict=True)
+        return [self.single(rows) + self.rest, *(verify + seconds + self.rest for verify, seconds in pairs)]
 
     def price(self, rows: int, depth: int, nodes: int, trust: float) -> Price:
         """Seconds of a round of this depth by its nodes, for trees that are cut where it pays best."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -34,8 +35,9 @@ class Curve:
 
     def learn(self, size: int, seconds: float) -> None:
         """Add a measurement."""
-        low, high = knots(nearest(size) if self.mean else size)
-        share = 0.0 if self.mean else (size - low) / (high - low)
+        size = nearest(size) if self.mean else size
+        low, high = knots(size)
+        share = (size - low) / (high - low)
         near = {low: 1 - share, high: share}
         main = high if share >= 0.5 else low
         old = self(size)
@@ -43,10 +45,10 @@ class Curve:
         if main not in self.points:
             self.points[main] = self._first(size, seconds, main)
         elif self.mean:
-            self._move(near, min(seconds - old, OUTLIER * old) / min(MEMORY, count))
+            self._move(near, min(seconds - old, OUTLIER * old) / min(MEMORY, count), 0.2 * seconds)
         else:
             rate = RISE if seconds > old else 1.0 if seconds < 0.5 * old else FALL
-            self._move(near, rate * min(seconds - old, 0.5 * old))
+            self._move(near, rate * min(seconds - old, 0.5 * old), 0.2 * seconds)
         self._line = None
 
     def _first(self, size: int, seconds: float, knot: int) -> float:
@@ -58,17 +60,19 @@ class Curve:
             return max(start + (seconds - start) * (knot - below) / (size - below), 0.2 * start)
         return seconds * self(knot) / self(size) if self.points else seconds
 
-    def _move(self, near: Mapping[int, float], step: float) -> None:
-        """Move the curve by `step` at the point that lies so near to its knots."""
+    def _move(self, near: Mapping[int, float], step: float, least: float) -> None:
+        """Move the curve by `step` at the point that lies so near to its knots, and none of these below `least`."""
         known = {knot: weight for knot, weight in near.items() if knot in self.points}
         total = sum(weight * weight for weight in known.values())
         for knot, weight in known.items():
-            old = self.points[knot]
-            self.points[knot] = max(0.2 * old, old + step * weight / total)
+            self.points[knot] = max(min(least, self.points[knot]), self.points[knot] + step * weight / total)
 
     def __call__(self, size: float) -> float:
         """Seconds of a size; 0 where nothing was measured."""
-        return float(np.interp(size, *(self._line or self._draw())))
+        sizes, costs = self._line or self._draw()
+        i = min(bisect(sizes, size), len(sizes) - 1)
+        low, high = sizes[i - 1], sizes[i]
+        return costs[i - 1] + (costs[i] - costs[i - 1]) * (size - low) / (high - low)
 
     def table(self, sizes: Sequence[float]) -> list[float]:
         """Seconds of several sizes."""
@@ -76,15 +80,15 @@ class Curve:
         return seconds
 
     def _draw(self) -> tuple[list[float], list[float]]:
-        """Knots and their seconds, from size 1 to FAR."""
+        """Knots and their seconds, from size 0 to FAR."""
         sizes = sorted(self.points) or [1]
         costs = [*accumulate((self.points.get(size, 0.0) for size in reversed(sizes)), min)][::-1]
         unit = costs[0] / (1 + self.slope * (sizes[0] - 1))
         slopes = [(costs[i] - costs[i - 1]) / (sizes[i] - sizes[i - 1]) for i in range(1, len(sizes))] or [
             unit * self.slope
         ]
-        first = max(costs[0] - slopes[0] * (sizes[0] - 1), 0.2 * costs[0])
-        self._line = [1, *sizes, FAR], [first, *costs, costs[-1] + slopes[-1] * (FAR - sizes[-1])]
+        first = max(costs[0] - slopes[0] * sizes[0], 0.2 * costs[0])
+        self._line = [0, *sizes, FAR], [first, *costs, costs[-1] + slopes[-1] * (FAR - sizes[-1])]
         return self._line
 
 
