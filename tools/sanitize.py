@@ -32,7 +32,9 @@ TESTS = {
             )
         ),
     ),
-    "thread": (f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once"),
+    "thread": (
+        "tests/native/test_threads.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once",
+    ),
 }  # fmt: skip
 
 
