@@ -93,7 +93,7 @@ def test_a_hard_text_says_little_of_the_next() -> None:
     budget, drafted = AdaptiveBudget(), {}
     play(budget, 0.8, 600)
     play(budget, 0.0, 400)
-    assert budget.acceptance.shares(1)[0] < 0.25
+    assert budget.acceptance.shares(1)[0] < 0.35, "0.8 in the text before"
     for new in (0, 1):
         again, drafted[new] = copy.deepcopy(budget), 0
         for i in range(6):
