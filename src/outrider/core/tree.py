@@ -124,6 +124,19 @@ def template(shape: Sequence[int]) -> list[int]:
     return parents
 
 
+def from_template(roots: Sequence[int], tokens: Array, parents: Sequence[int]) -> DraftTree:
+    """A tree of fixed shape for every row: `parents` of all nodes (root first), `tokens` [b, m] of all but the root."""
+    one, b = from_lists([([0] * len(parents), list(parents), [])], values=False), len(roots)
+    assert one.ancestors is not None
+
+    def every(part: Array) -> Array:
+        return np.broadcast_to(part, (b, *part.shape[1:]))
+
+    spelled = np.concatenate([np.array(roots, np.int64)[:, None], tokens], 1)
+    size = np.full(b, len(parents), np.int64)
+    return DraftTree(spelled, every(one.parents), every(one.depths), size, every(one.ancestors), one.deepest)
+
+
 def append(tree: DraftTree, tokens: Array, parents: Array) -> DraftTree:
     """Add k nodes to every row of a tree without padding: `tokens` and `parents` are int64 [b, k]."""
     assert tree.ancestors is not None
