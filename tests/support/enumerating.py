@@ -293,7 +293,7 @@ def repeat(tree: DraftTree, b: int) -> DraftTree:
     """One row's tree for b rows."""
     fields = {name: getattr(tree, name) for name in ("tokens", "parents", "depths", "size", "ancestors", "values", "q")}
     wide = {k: None if x is None else np.repeat(x, b, 0) for k, x in fields.items()}
-    return replace(tree, **wide, lists=None)
+    return replace(tree, **wide)
 
 
 def cut(tree: DraftTree, chosen: Sequence[Sequence[int]]) -> DraftTree:

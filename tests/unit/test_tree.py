@@ -78,7 +78,7 @@ def test_miniature() -> None:
     assert same(trie, tree)
     assert trie.values is None
     assert tree.host == [MINIATURE]
-    assert replace(tree, lists=None).host == [MINIATURE], "the arrays hold what the lists say"
+    assert replace(tree).host == [MINIATURE], "the arrays hold what the lists say"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -217,7 +217,6 @@ def broken() -> list[tuple[str, DraftTree]]:
     assert good.ancestors is not None
     wrong = good.ancestors.copy()
     wrong[0, 2, 4] = True
-    good = replace(good, lists=None)
     return [
         ("no matrix", replace(good, ancestors=None)),
         ("parent after child", replace(good, parents=np.array([[0, 2, 0, 1, 0]]))),
