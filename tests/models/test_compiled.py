@@ -10,6 +10,7 @@ import bits
 import pytest
 import torch
 from bits import opened, plain, text_of, trees_differ
+from outrider.nets.compiled import compiled
 from small import build
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from outrider.backends.torch.validate import validate
 from outrider.core.tree import chain_of, from_lists
 from outrider.drafters import eagle
 from outrider.drafters import model as draft_model
-from outrider.nets.compiled import compiled
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
 

@@ -126,6 +126,7 @@ def test_what_waits_is_read_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
+@torch.no_grad()
 def test_texts_are_read_as_by_tensors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys and values of all pairs, and the vector behind the last one: of many pairs at once, and of few."""
     drafter: Any = made(97, 50, torch.float32, Growth(), kind).drafter

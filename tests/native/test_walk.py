@@ -1,4 +1,4 @@
-"""The compiled walk against the rule's reference in numpy: the same paths, tokens and noise, and what it leaves alone."""
+"""The compiled walk against the reference in numpy: the same paths, tokens and noise, and what it leaves alone."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..backends.torch.padding import padded
-from ._compiled import MOST
+from . import _compiled
 
 Pending = tuple[Tensor, Tensor, list[int]]  # features [b, m, f] and tokens [b, m] of a round, and how many of each row
 
@@ -30,7 +30,7 @@ class Waiting:
     @property
     def late(self) -> bool:
         """Has a row waited long enough?"""
-        return max(self.counts, default=0) >= MOST
+        return max(self.counts, default=0) >= _compiled.MOST
 
     def put(self, given: Pending) -> None:
         """What a round committed."""

@@ -160,6 +160,4 @@ class Job:
 def shown(round: Round, i: int) -> Shown:
     """Row i of a round."""
     tokens, parents, _ = round.tree.host[i]
-    return Shown(
-        list(tokens), list(parents), list(round.paths[i])
-    )
+    return Shown(list(tokens), list(parents), list(round.paths[i]))

@@ -39,7 +39,7 @@ class Ranks(Protocol):
     """A drafting whose candidates have ranks."""
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates, best first, at each depth [b, d, k] below a path of known tokens [b, >= d]."""
+        """The k candidates, best first, at each depth [b, d, k] below a path of known tokens [b, >= d]; int64."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Watch:
     hits: list[list[int]]
 
     def note(self, found: Array, truth: Array, size: Sequence[int]) -> None:
-        """Count candidates [b, d, k] below the paths `truth` [b, >= d]; row b's path is known to depth size[b]."""
+        """Candidates [b, d, k] below paths [b, >= d], of which row b's is known to depth size[b]."""
         known = np.arange(found.shape[1]) < np.array(size)[:, None]
         right = (found == truth[:, : found.shape[1], None]) & known[..., None]
         for d, (count, hits) in enumerate(zip(known.sum(0).tolist(), right.sum(0).tolist(), strict=True)):

@@ -119,7 +119,8 @@ def read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{file.parent} has no {file.name}; it is not the folder of a model") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not valid JSON ({str(error)[:100]}); fetch it again") from None
+        line = " ".join(str(error).split())[:100]
+        raise InputError(f"{file} is not valid JSON ({line}); fetch it again") from None
     if not isinstance(found, dict):
         raise InputError(f"{file} is not a JSON object; fetch it again")
     return found

@@ -1,6 +1,7 @@
 """A model as data: its sizes, and for each layer its options, made of the values of a config.json.
 
-A family is a function from such values to the options of its layers. Defaults are those of transformers' config classes.
+A family is a function from such values to the options of its layers. Defaults are those of the config classes of
+transformers.
 """
 
 from __future__ import annotations

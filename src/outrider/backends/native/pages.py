@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from collections.abc import Sequence
 from itertools import accumulate
@@ -32,7 +33,7 @@ def in_large_pages(first: int, size: int) -> None:
 def aligned(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
     """An array that nobody has written to, at the beginning of a line of the cache."""
     kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    size = (shape if isinstance(shape, int) else math.prod(shape)) * kind.itemsize
     bytes_ = np.empty(size + LINE, np.uint8)
     first = -bytes_.__array_interface__["data"][0] % LINE
     return bytes_[first : first + size].view(kind).reshape(shape)
@@ -45,7 +46,7 @@ def fresh(shape: Sequence[int], dtype: Any, large: bool = False) -> np.ndarray:
     ordinary ones unless it shall be `large`.
     """
     kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    size = (shape if isinstance(shape, int) else math.prod(shape)) * kind.itemsize
     if size < PAGE or not hasattr(mmap, "MAP_PRIVATE"):
         return aligned(shape, kind)
     held = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

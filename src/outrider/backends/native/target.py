@@ -15,7 +15,7 @@ import numpy as np
 
 from ...core.protocols import Target, TargetOutput
 from ...core.types import Array, Question, Verdict
-from ...params import InputError
+from ...params import NOT_FINITE, InputError
 from . import weights
 from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
@@ -58,7 +58,7 @@ class NativeTarget(Target):
         self.forward = Forward(
             code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16"
         )
-        self.walk, self.lock, self.kernels = Walk(code), RLock(), NAMES[code]
+        self.walk, self.lock, self.kernels, self.halves = Walk(code), RLock(), NAMES[code], halves
 
     @cached_property
     def mark(self) -> str:  # type: ignore[override]
@@ -71,7 +71,8 @@ class NativeTarget(Target):
             one, width = self.checkpoint.parameters[name], shape[1] if len(shape) > 1 else 1
             some = weights.numbers(self.code, one, True, places // width)
             values = widened(some[np.arange(len(places)), places % width])
-            found.update(name.encode() + values.astype(np.float64).tobytes())
+            with np.errstate(invalid="ignore"):  # NaN
+                found.update(name.encode() + values.astype(np.float64).tobytes())
             forget(one.tensor.data)
         return found.hexdigest()[:16]
 
@@ -85,6 +86,12 @@ class NativeTarget(Target):
         if self.stock is None or find_spec("torch") is None:
             raise InputError("the stock model needs torch and a model loaded by name: pip install 'outrider[torch]'")
         return self.stock()
+
+    @property
+    def arithmetic(self) -> str:
+        """Its precision, and how its weights are kept where that is another one."""
+        mixed = self.halves and self.precision == "float32"
+        return f"{self.precision} with 16-bit weights" if mixed else self.precision
 
     @property
     def config_dict(self) -> Mapping[str, Any]:
@@ -125,9 +132,13 @@ def load(place: str | Path, dtype: str = "auto") -> NativeTarget:
     """The target of a .gguf file or of a folder of safetensors.
 
     Raises:
-        InputError: in one sentence, why it cannot be had.
+        InputError: in one sentence, why it cannot be had; also where its logits are NaN.
     """
-    return NativeTarget(open_checkpoint(place), dtype)
+    target = NativeTarget(open_checkpoint(place), dtype)
+    (read,) = target.open(2).prefill([[target.vocab // 2] * 2])
+    if np.isnan(read.output.logits).any():
+        raise InputError(f"{place} cannot be used: {NOT_FINITE}")
+    return target
 
 
 def _precisions(kept_in: str, dtype: str) -> tuple[bool, str]:

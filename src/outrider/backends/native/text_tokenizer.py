@@ -131,7 +131,12 @@ def load_tokenizer(place: str | Path) -> TextTokenizer:
 
 def _of_gguf(file: Path) -> TextTokenizer:
     values = open_gguf(file).metadata
-    backend = from_gguf(values)
+    try:
+        backend = from_gguf(values)
+    except InputError:
+        raise
+    except Exception as error:  # the tokenizers package tells no kinds of damage apart
+        raise InputError(f"{file} has a damaged vocabulary ({_first_line(error)}); fetch it again") from None
     words = values["tokenizer.ggml.tokens"]
     ids = {use: values.get(f"tokenizer.ggml.{theirs}_token_id") for use, theirs in IN_GGUF.items()}
     special = {f"{use}_token": words[i] for use, i in ids.items() if isinstance(i, int) and 0 <= i < len(words)}
@@ -146,7 +151,7 @@ def _of_folder(folder: Path) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the reader raises nothing more exact
-        raise InputError(f"{file} is damaged ({str(error)[:100]}); fetch it again") from None
+        raise InputError(f"{file} is damaged ({_first_line(error)}); fetch it again") from None
     config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     special: dict[str, str] = {}
     for use in SPECIAL:
@@ -168,6 +173,10 @@ def _template_of(folder: Path, config: Mapping[str, Any]) -> str | Mapping[str, 
         named = [one for one in known if isinstance(one, Mapping)]
         return {str(one.get("name")): str(one.get("template")) for one in named}
     return known if isinstance(known, str) else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def eos_of(place: str | Path, config: Mapping[str, Any], tokenizer: TextTokenizer | None) -> frozenset[int]:

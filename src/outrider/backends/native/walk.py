@@ -1,4 +1,5 @@
-"""The coupled rule in compiled code: a batch's walks down its trees in one call, with the results of `core/verify.py`."""
+"""The coupled rule in compiled code: the walks of a batch down its trees in one call, with the results of
+`core/verify.py`."""
 
 from __future__ import annotations
 

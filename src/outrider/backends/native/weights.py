@@ -2,8 +2,8 @@
 
 Matrices whose blocks this build reads keep their blocks, in the kernels' order; others become bfloat16 (in twelve bits
 where the build has that) or float32. The weights are the numbers that the file's own reader makes, rounded to bfloat16
-where the model computes in it. Of every matrix in blocks a sample of rows is compared with these at load, bit for bit; a
-matrix that differs, or has a scale that its blocks cannot keep, is read as numbers.
+where the model computes in it. Of every matrix in blocks a sample of rows is compared with these at load, bit for bit.
+A matrix that differs, or has a scale that its blocks cannot keep, is read as numbers.
 """
 
 from __future__ import annotations

@@ -1,0 +1,172 @@
+"""Tokenizers and chat templates without transformers: the same ids and texts as with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_files import write
+from jinja2 import TemplateError
+from small import build
+from transformers import AutoTokenizer
+
+from outrider import names
+from outrider.backends.native.chat_template import render
+from outrider.backends.native.checkpoint import open_checkpoint
+from outrider.backends.native.text_tokenizer import eos_of, load_tokenizer
+from outrider.backends.torch import gguf
+from outrider.core.text import TokenBytes, detokenizer, text_of
+from outrider.params import InputError
+
+DEMO = Path(str(files("outrider") / "demo" / "target"))
+TEXTS = ["The capital of France is", " é 漢字 e\u0301 \n\n\t x  y 123 4567", "", "<|user|>Hi<|end|> a", "🚀 don't I'LL"]
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello <é> {{ x }}  \n"},
+    {"role": "assistant", "content": "Hi", "reasoning": "I think", "tool_calls": None},
+    {"role": "user", "content": "More."},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "<b>", "parameters": {"type": "object"}}}]
+TEMPLATES = {
+    "plain": "{% for m in messages %}\n  <{{ m.role }}> {{ m['content'] }}\n{% endfor %}\n{{ bos_token }}|",
+    "tools": "{%- if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ messages | tojson }}",
+    "loops": "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
+    "namespace": "{% set ns = namespace(a=1) %}{% for m in messages %}{% set ns.a = ns.a + 1 %}{% endfor %}{{ ns.a }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "reasoning": "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{{ 'tool_calls' in m }}{% endfor %}",
+    "date": "{{ strftime_now('%Y') }}{{ dict(a=1) }}{{ extra }}{{ documents is none }}",
+    "trims": "{% for m in messages %}{{ m.content | trim }};{% endfor %}{% if add_generation_prompt %}A{% endif %}",
+}
+
+
+@pytest.fixture(params=["demo", "smollm2", "tiny"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Folders and .gguf files."""
+    if request.param == "demo":
+        return DEMO
+    if request.param == "tiny":
+        return write(tmp_path / "m.gguf", build("llama", vocab_size=128), "F32")
+    if (file := names.installed()) is None:
+        pytest.skip("SmolLM2 is not installed")
+    return file
+
+
+def of_transformers(place: Path) -> Any:
+    return AutoTokenizer.from_pretrained(place) if place.is_dir() else gguf.read_tokenizer(place)
+
+
+def test_ids_and_special_tokens_are_those_of_transformers(place: Path) -> None:
+    ours, theirs = load_tokenizer(place), of_transformers(place)
+    for text in TEXTS:
+        for special in (True, False):
+            assert ours(text, add_special_tokens=special)["input_ids"] == list(
+                theirs(text, add_special_tokens=special)["input_ids"]
+            )
+        ids = ours.encode(text)
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    both = ours(TEXTS[:2], return_offsets_mapping=True), theirs(TEXTS[:2], return_offsets_mapping=True)
+    assert both[0]["input_ids"] == both[1]["input_ids"]
+    assert both[0]["offset_mapping"] == both[1]["offset_mapping"]
+    assert ours.get_vocab() == theirs.get_vocab()
+    for name in ("bos_token_id", "eos_token_id", "chat_template"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert len(ours) == len(theirs)
+    assert ours.convert_ids_to_tokens(5) == theirs.convert_ids_to_tokens(5)
+
+
+def test_chats_are_those_of_transformers(place: Path) -> None:
+    ours, theirs = load_tokenizer(place), of_transformers(place)
+    for prompt in (True, False):
+        mine = ours.apply_chat_template(CHAT, add_generation_prompt=prompt)
+        assert mine["input_ids"] == list(theirs.apply_chat_template(CHAT, add_generation_prompt=prompt)["input_ids"])
+    last = [*CHAT[:2], {"role": "assistant", "content": "I think  "}]
+    options: dict[str, Any] = {"tokenize": False, "continue_final_message": True}
+    assert ours.apply_chat_template(last, **options) == theirs.apply_chat_template(last, **options)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_templates_have_what_transformers_offers(tmp_path: Path, name: str, tools: Any) -> None:
+    shutil.copytree(DEMO, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "m" / "chat_template.jinja").write_text(TEMPLATES[name])
+    ours, theirs = load_tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
+    for prompt in (True, False):
+        options = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False, "extra": [1, {"a": None}]}
+        assert ours.apply_chat_template(CHAT, **options) == theirs.apply_chat_template(CHAT, **options)
+
+
+def test_several_templates(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "D"
+    assert tokenizer.apply_chat_template(CHAT, tools=TOOLS, tokenize=False) == "T"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{% set ns = namespace(__init__=1) %}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ dict.__class__.__base__.__subclasses__() }}",
+        "{% for m in messages %}",
+    ],
+)
+def test_templates_cannot_leave_the_sandbox(template: str) -> None:
+    with pytest.raises(TemplateError):
+        render(template, CHAT, None, False, False, {})
+
+
+def test_a_message_that_the_template_does_not_write_cannot_be_continued() -> None:
+    with pytest.raises(ValueError, match="cannot be continued"):
+        render("x", CHAT, None, False, True, {})
+    with pytest.raises(ValueError, match="no text to continue"):
+        render("x", [{"role": "assistant", "content": []}], None, False, True, {})
+
+
+def test_ends_of_texts() -> None:
+    tokenizer = load_tokenizer(DEMO)
+    assert eos_of(DEMO, open_checkpoint(DEMO).config, tokenizer) == {1}
+    assert eos_of("m.gguf", {"eos_token_id": [3, 4]}, tokenizer) == {3, 4}
+    assert eos_of("m.gguf", {}, tokenizer) == {1}
+    assert eos_of("m.gguf", {}, None) == frozenset()
+
+
+def test_the_detokenizer_has_a_table_for_it() -> None:
+    tokenizer = load_tokenizer(DEMO)
+    table = detokenizer(tokenizer)
+    assert isinstance(table, TokenBytes)
+    assert text_of(table.open(), tokenizer.encode(TEXTS[1])) == TEXTS[1]
+
+
+def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=r"tokenizer\.json is damaged") as refused:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    program = """
+import sys
+from outrider.backends.native.text_tokenizer import load_tokenizer
+load_tokenizer(sys.argv[1]).apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+heavy = {name.partition(".")[0] for name in sys.modules} & {"torch", "transformers", "jaxtyping", "scipy"}
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", program, str(DEMO)], check=True)
