@@ -22,7 +22,7 @@ def weights(target: Any) -> int:
 
 
 def held(state: Any) -> int:
-    """Allocated bytes of all arrays and tensors that a session or a drafting reaches, but those of models and drafters."""
+    """Allocated bytes of all arrays and tensors that a session or drafting reaches, models and drafters left out."""
     storages: dict[int, int] = {}
     waiting, seen = [state], set()
     while waiting:

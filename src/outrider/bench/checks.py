@@ -113,12 +113,11 @@ def logits(llm: LLM, ids: Sequence[int], new: Sequence[int]) -> np.ndarray:
     A target whose own passes are not the stock model's (quantised weights) makes them itself, and so does one that has
     no stock model here.
     """
-    target: Any = llm.target
-    if not hasattr(target, "model") or getattr(target, "whole", False) or find_spec("torch") is None:
+    if find_spec("torch") is None or getattr(llm.target, "whole", False) or (model := llm.target.model) is None:
         return own_logits(llm.target, ids, new)
     import torch
 
-    model, written = target.model, list(new[:-1])
+    written = list(new[:-1])
     with torch.no_grad():
         if seq2seq(llm):
             decoder = torch.tensor([[model.config.decoder_start_token_id, *written]], device=model.device)
