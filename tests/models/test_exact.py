@@ -15,6 +15,7 @@ from small import ZOO, build, tree_of
 from torch import Tensor
 
 import outrider
+from outrider import machine
 from outrider.backends.torch import HFTarget, aligned, exact, kernels, load_target, probe
 from outrider.backends.torch.families import TABLE
 from outrider.backends.torch.session import Pass

@@ -22,7 +22,7 @@ from outrider.backends.native.text_tokenizer import load_tokenizer
 from outrider.params import InputError
 
 pytestmark = pytest.mark.skipif(
-    native.library("bfloat16", "bfloat16") is None, reason="native passes want a compiler and an x86 processor with AVX2"
+    native.library("bfloat16", "bfloat16") is None, reason="native passes want a compiler and x86 with AVX2"
 )
 COUNT = 150  # mutations of each file
 
@@ -36,10 +36,14 @@ def tried(place: Path) -> str | None:
             list(target.open(8).prefill([tokens]))
         assert isinstance(target.mark, str)
     except InputError as error:
-        assert str(error)
-        assert "\n" not in str(error)
-        return str(error)
+        return sentence(error)
     return None
+
+
+def sentence(error: InputError) -> str:
+    assert str(error)
+    assert "\n" not in str(error)
+    return str(error)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +118,5 @@ def loaded(folder: Path) -> str | None:
         target = load(folder)
         list(target.open(8).prefill([[1, 2, 3]]))
     except InputError as error:
-        assert "\n" not in str(error)
-        return str(error)
+        return sentence(error)
     return None

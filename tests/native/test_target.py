@@ -19,6 +19,7 @@ from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider import drafters
 from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.target import NativeTarget, load
@@ -26,7 +27,9 @@ from outrider.backends.torch import HFTarget, gguf, load_target
 from outrider.backends.torch.mark import mark_of
 from outrider.core.protocols import Target
 from outrider.core.tree import chain, from_lists
-from outrider.params import InputError
+from outrider.engine import Engine, generate
+from outrider.engine.request import Request
+from outrider.params import InputError, Sampling
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -147,6 +150,32 @@ def test_every_kind_of_gguf(tmp_path: Path, wide: Any, kind: str) -> None:
     same(load(file, dtype), dequantised(file, dtype))
 
 
+GGUFS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "head_dim": 64},
+    "llama-tied": {"tie_word_embeddings": True, "head_dim": 64},
+    "qwen2": {},
+    "qwen3": {"head_dim": 64},
+    "smollm3": {"tie_word_embeddings": True, "head_dim": 64, "num_hidden_layers": 5},
+}
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("name", GGUFS)
+def test_every_family_of_gguf(tmp_path: Path, name: str, kind: str) -> None:
+    """The stock model is the one that the file was made of, or of its quantised numbers."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05, "max_position_embeddings": 2048}
+    if name == "smollm3":
+        sizes["no_rope_layers"] = None
+    model = build(name.removesuffix("-tied"), torch.float32, **{**sizes, **GGUFS[name]})
+    file = write(tmp_path / "m.gguf", model, kind, arch=name.removesuffix("-tied"))
+    dtype = "float32" if kind == "F32" else "bfloat16"
+    same(load(file, dtype), dequantised(file, dtype))
+    if kind == "F32":
+        theirs = load_target(model, native=True)
+        assert isinstance(theirs, HFTarget)
+        same(load(file), theirs)
+
+
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
 def test_quantised_weights_in_float32(tmp_path: Path, wide: Any, kind: str) -> None:
     file = write(tmp_path / "m.gguf", wide, kind)
@@ -230,6 +259,20 @@ def test_the_head_and_the_embeddings_are_the_passes_own(target: NativeTarget) ->
     session.forward(chain([[1]]))
     last = session.forward(tree, TAPS, since=1)
     assert np.array_equal(read.logits[:, 1:], last.logits)
+
+
+def test_texts_with_drafts_are_those_without(target: NativeTarget) -> None:
+    """The engine, with rows that come and go."""
+    requests = [
+        Request(text_of(seed, 20 + seed), seed, 40, Sampling(temperature=heat))
+        for seed, heat in enumerate((0.0, 0.0, 0.7, 1.0))
+    ]
+    found = []
+    for drafter in ("none", "lookup", "ngram"):
+        engine = Engine.of(target, drafters.load(drafter, target), "16x6" if drafter != "none" else "auto")
+        rows = {piece.row.index: piece.row for piece in generate(engine, requests, 2)}
+        found.append([rows[i].output for i in range(len(requests))])
+    assert found[0] == found[1] == found[2]
 
 
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def tokens(count: int) -> list[str]:
 
 
 def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_out: str = "", extra: str = "") -> Path:
-    """A tiny Llama as a file of this kind; the queries' and keys' rows in llama.cpp's order.
+    """A tiny model as a file of this kind; the queries' and keys' rows in llama.cpp's order.
 
     `leave_out`: a tensor that it lacks; `extra`: one that no Llama has.
     """
@@ -45,6 +45,8 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
     out.add_head_count(config.num_attention_heads)
     out.add_head_count_kv(config.num_key_value_heads)
     out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if getattr(config, "head_dim", None):
+        out.add_key_length(config.head_dim)
     out.add_rope_freq_base(config.rope_parameters["rope_theta"])
     out.add_vocab_size(config.vocab_size)
     words = tokens(config.vocab_size)
@@ -58,7 +60,9 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
     for name, tensor in model.state_dict().items():
         if renamed(name) == leave_out:
             continue
-        array = permuted(name, tensor, config).float().numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        array = (permuted(name, tensor, config) if arch in ("llama", "smollm3") else tensor).float().numpy()
         wide = array.ndim > 1 and kind not in ("F32", "F16")
         if wide:
             out.add_tensor(renamed(name), blocks_of(array, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
@@ -88,8 +92,7 @@ def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for part, count in heads.items():
         if part in name:
-            rows, columns = tensor.shape
-            return tensor.view(count, 2, rows // count // 2, columns).transpose(1, 2).reshape(rows, columns)
+            return tensor.view(count, 2, len(tensor) // count // 2, -1).transpose(1, 2).reshape(tensor.shape)
     return tensor
 
 
@@ -104,8 +107,10 @@ def renamed(name: str) -> str:
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     }  # fmt: skip
     if name in whole:
         return whole[name]
     _, _, layer, part = name.split(".", 3)
-    return f"blk.{layer}.{parts[part.removesuffix('.weight')]}.weight"
+    stem, _, kind = part.rpartition(".")
+    return f"blk.{layer}.{parts[stem]}.{kind}"

@@ -1,9 +1,11 @@
-"""`outrider generate --compare`: each prompt decoded plainly, with drafts, and by transformers' own `generate`."""
+"""`outrider generate --compare`: each prompt decoded plainly, with drafts, and by transformers' own `generate` where
+that is installed."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +23,16 @@ REPEATS, ENOUGH = 3, 1.0  # a prompt is decoded so often, or once where a plain 
 
 def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, Any], as_json: bool) -> list[Output]:
     """Print and return what was written, whether plain and drafted texts are equal, and how fast each way was."""
-    from transformers import GenerationConfig
-
-    from ..bench.peers.transformers import Stock
     from .generate import document, stream, usage_line
 
-    model: Any = getattr(llm.target, "model", None)
-    stock = Stock(model, {"generation_config": GenerationConfig()})
-    plain = plain_of(llm)
+    stock, plain = _stock_of(llm), plain_of(llm)
     seed = 1 if seed is None else seed
     warm = {**options, "max_new_tokens": min(24, options["max_new_tokens"])}
     for prompt in prompts:
         plain.generate([prompt], seed=seed, **{**warm, "budget": None})
         llm.generate([prompt], seed=seed, **warm)
-    _stock(stock, llm, prompts[0], seed, warm)
+    if stock is not None:
+        _stock(stock, llm, prompts[0], seed, warm)
     rows: list[dict[str, Any]] = []
     outputs: list[Output] = []
     for prompt in prompts:
@@ -51,6 +49,17 @@ def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, A
     return outputs
 
 
+def _stock_of(llm: LLM) -> Stock | None:
+    """transformers' own `generate` of the same model; None where transformers is not installed."""
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        return None
+    from transformers import GenerationConfig
+
+    from ..bench.peers.transformers import Stock
+
+    return Stock(llm.target.model, {"generation_config": GenerationConfig()})
+
+
 def plain_of(llm: LLM) -> LLM:
     """The same target without drafts."""
     from .. import drafters
@@ -64,26 +73,27 @@ def difference(llm: LLM, options: dict[str, Any]) -> str:
         if options["rule"] in LOSSY:
             return f"; {options['rule']} is lossy: it changes the law of the text"
         return f"; under {options['rule']} the law is the same, not the text"
-    kind = str(llm.target.dtype).removeprefix("torch.")
+    kind = llm.target.precision
     if kind not in ("float32", "float64") and llm.target.exact != "bits":
         return f"; in {kind} a pass over several tokens rounds differently from a pass over one"
     return ""
 
 
 def _one(
-    llm: LLM, plain: LLM, stock: Stock, prompt: Any, seed: int, options: dict[str, Any]
+    llm: LLM, plain: LLM, stock: Stock | None, prompt: Any, seed: int, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Output]:
     """Plain, drafted and transformers' in turn, several times; the median of each."""
     seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
     texts: dict[str, Output] = {}
     per_token: list[float] = []
-    while len(per_token) < (1 if per_token and seconds["plain"][0] > ENOUGH else REPEATS):
+    while len(seconds["plain"]) < (1 if seconds["plain"] and seconds["plain"][0] > ENOUGH else REPEATS):
         for name, which in (("plain", plain), ("drafted", llm)):
             began = perf_counter()
             mine = {**options, "budget": None} if which is plain else options  # plain rounds teach a budget nothing
             texts[name] = which.generate([prompt], seed=seed, **mine)[0]
             seconds[name].append(perf_counter() - began)
-        per_token.append(_stock(stock, llm, prompt, seed, options))
+        if stock is not None:
+            per_token.append(_stock(stock, llm, prompt, seed, options))
     a, b = (statistics.median(seconds[k]) for k in ("plain", "drafted"))
     row = {
         "equal": texts["plain"].tokens == texts["drafted"].tokens,
@@ -92,8 +102,9 @@ def _one(
         "drafted_seconds": b,
         "speedup": a / b,
         "tau": texts["drafted"].usage.tau,
-        "transformers_seconds": statistics.median(per_token) * len(texts["plain"].tokens),
     }
+    if per_token:
+        row["transformers_seconds"] = statistics.median(per_token) * len(texts["plain"].tokens)
     return row, texts["drafted"]
 
 
@@ -110,7 +121,8 @@ def _stock(stock: Stock, llm: LLM, prompt: Any, seed: int, options: dict[str, An
 def _report(
     llm: LLM, outputs: list[Output], rows: list[dict[str, Any]], found: dict[str, Any], why: str, as_json: bool
 ) -> None:
-    plain, drafted, stock = (sum(r[f"{way}_seconds"] for r in rows) for way in ("plain", "drafted", "transformers"))
+    plain, drafted = (sum(r[f"{way}_seconds"] for r in rows) for way in ("plain", "drafted"))
+    stock = sum(r.get("transformers_seconds", 0.0) for r in rows)
     tokens, same = sum(r["tokens"] for r in rows), sum(r["equal"] for r in rows)
     if as_json:
         import json
@@ -119,17 +131,16 @@ def _report(
             "equal": same == len(rows),
             "plain_seconds": plain,
             "drafted_seconds": drafted,
-            "transformers_seconds": stock,
             "speedup": plain / drafted,
-        }
+        } | ({"transformers_seconds": stock} if stock else {})
         typer.echo(json.dumps({**found, "comparison": {"prompts": rows, **totals}}, ensure_ascii=False))
         return
     _table(llm, rows, why)
+    beside = f", {tokens / stock:.0f} by transformers' generate ({stock / drafted:.2f} times as fast)" if stock else ""
     typer.secho(
         f"{same} of {len(rows)} texts identical to plain decoding under the same seed{why}. {llm.name} with the "
-        f"drafter {llm.drafter_name}: {tokens / drafted:.0f} tokens/s against {tokens / plain:.0f} without it and "
-        f"{tokens / stock:.0f} of transformers' generate: {plain / drafted:.2f} and {stock / drafted:.2f} times as "
-        "fast (prompts included).",
+        f"drafter {llm.drafter_name}: {tokens / drafted:.0f} tokens/s, {tokens / plain:.0f} without drafts "
+        f"({plain / drafted:.2f} times as fast){beside}; prompts included.",
         bold=True,
     )
 
@@ -139,12 +150,13 @@ def _table(llm: LLM, rows: list[dict[str, Any]], why: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("prompt", "tokens", "tau", "transformers", "plain", "drafted", "speed-up", "text", box=None)
+    ways = [way for way in ("transformers", "plain", "drafted") if f"{way}_seconds" in rows[0]]
+    table = Table("prompt", "tokens", "tau", *ways, "speed-up", "text", box=None)
     for column in table.columns[:-1]:
         column.justify = "right"
     for i, r in enumerate(rows, 1):
         verdict = "identical" if r["equal"] else "another text" if why else "DIFFERENT"
-        speeds = (r["tokens"] / r[f"{way}_seconds"] for way in ("transformers", "plain", "drafted"))
+        speeds = (r["tokens"] / r[f"{way}_seconds"] for way in ways)
         cells = [f"{speed:.0f}/s" for speed in speeds]
         table.add_row(str(i), str(r["tokens"]), f"{r['tau']:.2f}", *cells, f"{r['speedup']:.2f}x", verdict)
     typer.echo()

@@ -121,6 +121,7 @@ class Target(Protocol):
     precision: str  # of hidden states: float32, bfloat16, float16 or float64
     device: str = "cpu"
     exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
+    model: Any = None  # the stock transformers model, where there is one
     mark: str = ""  # of the weights as they were loaded
     code: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
     kernels: str = ""  # which compiled code computes its passes: other code takes other times

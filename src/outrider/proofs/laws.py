@@ -116,7 +116,9 @@ def _bias(rule: str, draft: str, shape: tuple[int, ...], v: int, seed: int, law:
     return 0.5 * sum(abs(found[t] - right[t]) for t in product(range(v), repeat=len(shape) + 1))
 
 
-def _by_text(tree: TensorTree, verdict: TensorVerdict, weights: Float64[Tensor, "b v"]) -> Iterator[tuple[Text, list[float]]]:
+def _by_text(
+    tree: TensorTree, verdict: TensorVerdict, weights: Float64[Tensor, "b v"]
+) -> Iterator[tuple[Text, list[float]]]:
     """The accepted texts, and the summed weights of the token after each."""
     base, code = weights.shape[1] + 1, torch.zeros_like(verdict.count)
     for d, token in enumerate(tree.tokens.gather(1, verdict.path)[:, 1:].unbind(1), 1):

@@ -28,9 +28,10 @@ from ... import kept
 from ...files import filling
 from ...names import SOURCE, Place
 from ...params import InputError
+from ..native.abi import Library
 from ..native.files import ModelFile, open_gguf
 from ..native.library import library
-from ..native.model import config_of, frequency_factors, kept_in, parameters, supports
+from ..native.model import Parameter, config_of, frequency_factors, kept_in, parameters, supports
 from ..native.tokenizer import KINDS as TOKENIZERS
 from ..native.tokenizer import from_gguf
 from .formats import numbers
@@ -109,12 +110,7 @@ def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
 
     config = read_config(file.path)
     code = library("bfloat16", "bfloat16")
-    state = {
-        one.name: numbers(code, one.tensor.kind.number, one.tensor.rows, one.tensor.shape[-1], one.order, dtype).view(
-            one.tensor.shape
-        )
-        for one in parameters(file)
-    }
+    state = {one.name: _parameter(code, one, dtype) for one in parameters(file)}
     with _explained(file.path):
         kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
         with _quiet():
@@ -126,6 +122,14 @@ def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
         rotary.inv_freq.div_(torch.tensor(factors))
         rotary.original_inv_freq = rotary.inv_freq.clone()
     return model, found
+
+
+def _parameter(code: Library | None, one: Parameter, dtype: torch.dtype) -> Tensor:
+    """A parameter's numbers. A bias whose elements have an order is a matrix of one column."""
+    tensor, rows, width = one.tensor, one.tensor.rows, one.tensor.shape[-1]
+    if len(tensor.shape) == 1 and one.order is not None:
+        rows, width = rows.reshape(width, -1), 1
+    return numbers(code, tensor.kind.number, rows, width, one.order, dtype).view(tensor.shape)
 
 
 @contextmanager
