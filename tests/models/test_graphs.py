@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import outrider
-from outrider import llm
-from outrider.backends.torch import HFTarget, exact, graphs, hf, load_target
+from outrider.backends.torch import HFTarget, exact, graphs, hf, load, load_target
 from outrider.core.protocols import TargetOutput
 from outrider.core.tree import chain, from_paths
 from outrider.core.types import Array
@@ -192,7 +191,7 @@ def folder(kind: str, where: Path) -> str:
 
 def test_models_loaded_by_name_are_recorded_after_some_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = folder("llama", tmp_path)
-    monkeypatch.setattr(llm, "PATIENCE", 3)
+    monkeypatch.setattr(load, "PATIENCE", 3)
     found = outrider.load(where, "lookup", dtype="float64")
     never = outrider.load(where, "lookup", dtype="float64", compile=False)
     recordings = found.target.graphs  # type: ignore[attr-defined]

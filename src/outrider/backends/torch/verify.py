@@ -58,8 +58,8 @@ def judge(question: Question) -> Verdict:
 
     def scores(z: Tensor, path: Tensor) -> Tensor:
         if any(text.process for text in texts):
-            rows = zip(texts, path.tolist(), sampling.wide(z), strict=True)
-            z = torch.stack([_processed(text, tail, x) for text, tail, x in rows])
+            places = zip(texts, path.tolist(), sampling.wide(z), strict=True)
+            z = torch.stack([_processed(text, tail, x) for text, tail, x in places])
         return sampling.penalise(z, rows.sampling, [(text.prompt, text.output) for text in texts], path)
 
     def choose(z: Tensor, depth: int, path: Tensor) -> Tensor:
