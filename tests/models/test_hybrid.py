@@ -141,7 +141,8 @@ def check(whole: Whole, texts: list[list[int]], rows: Rows, tree: DraftTree, mos
         for node in range(1, int(tree.size[b])):
             scores = whole.after(text + path(tree, b, int(tree.parents[b, node])))
             if temperature := rows.sampling[b].temperature:
-                scores = scores.log_softmax(-1) + temperature * torch.from_numpy(rows.noise(int(tree.depths[b, node]))[b])
+                noise = torch.from_numpy(rows.noise(int(tree.depths[b, node]))[b])
+                scores = scores.log_softmax(-1) + temperature * noise
             least = scores.topk(most).values[-1]
             assert scores[int(tree.tokens[b, node])] > least - 0.01  # Zamba-2: see hybrid.ALLOWED
 
