@@ -64,7 +64,7 @@ class MixDrafter(Drafter):
     asking: Asking = field(default_factory=Asking)
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
 
     @property
