@@ -67,7 +67,7 @@ class MixDrafter(Drafter):
     clock: Callable[[], float] = perf_counter
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
 
     @property
