@@ -29,10 +29,10 @@ def check_names(dtype: str, device: str) -> None:
 def check_place(dtype: str, device: str) -> None:
     """Refuse a precision or a device that is not there, before a model is loaded."""
     check_names(dtype, device)
+    if device in ("auto", "cpu"):
+        return
     import torch
 
-    if device == "auto":
-        return
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
