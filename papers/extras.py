@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from outrider.backends.torch import HFTarget
 from outrider.backends.torch.packed import bytes_read
@@ -63,8 +62,7 @@ def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | No
     def note(prompt: int, round: Round) -> None:
         for family in families(round.tree, round.tokens):
             pairs.extend(family.pairs)
-        size, count = int(round.tree.size[0]), int(round.count[0])
-        accepted = set(round.path[0, 1:count].tolist())
+        size, accepted = int(round.tree.size[0]), set(round.paths[0][1:])
         for node in range(1, size):
             rounds[prompt][node] = rounds[prompt].get(node, 0) + 1
             hits[prompt][node] = hits[prompt].get(node, 0) + (node in accepted)
@@ -81,7 +79,6 @@ def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | No
     return told, found
 
 
-@torch.no_grad()
 def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit: float) -> list[Capacity]:
     """The most rows that fit into `limit` bytes beside the weights, by what a row of each method holds in a batch.
 

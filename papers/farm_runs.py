@@ -26,18 +26,14 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from benchmarks.servers import Stream, ask, prompts, started
-from torch import Tensor
 
 from outrider.bench.document import Estimate
 from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.bench.plots import COLOURS, curves
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Budgeter, FixedBudget
-from outrider.core.protocols import TargetOutput
-from outrider.core.tree import DraftTree
-from outrider.core.types import Rows, Verdict
+from outrider.core.types import Question, Verdict
 from outrider.engine import Batch, Row
 from outrider.llm import LLM, load
 
@@ -56,14 +52,14 @@ class Everywhere(Batch):
 
     right: ClassVar[dict[int, list[int]]] = {}
 
-    def judge(self, view: Rows, tree: DraftTree, output: TargetOutput) -> Verdict:
-        made = super().judge(view, tree, output)
-        for row, count in zip(self.rows, made.count.tolist(), strict=True):
-            self.right.setdefault(row.index, []).append(count - 1)
-        first: Tensor = made.next
-        if made.path.shape[1] > 1:
-            first = torch.where(made.count > 1, tree.tokens.gather(1, made.path[:, 1:2])[:, 0], made.next)
-        return Verdict(made.path[:, :1], torch.ones_like(made.count), first)
+    def judge(self, question: Question) -> Verdict:
+        made, first = super().judge(question), []
+        for row, (tokens, _, _), path, following in zip(
+            self.rows, question.tree.host, made.paths, made.next, strict=True
+        ):
+            self.right.setdefault(row.index, []).append(len(path) - 1)
+            first.append(tokens[path[1]] if len(path) > 1 else following)
+        return Verdict([path[:1] for path in made.paths], first, made.finite)
 
 
 def traces(llm: LLM, said: Sequence[str], tokens: int) -> list[tuple[Text, bool]]:
@@ -72,11 +68,10 @@ def traces(llm: LLM, said: Sequence[str], tokens: int) -> list[tuple[Text, bool]
     requests, _ = llm.requests(list(said), max_new_tokens=tokens, temperature=0.0)
     Everywhere.right.clear()
     rows = [Row(request, i) for i, request in enumerate(requests)]
-    with torch.no_grad():
-        batch, _ = Everywhere.start(llm.engine(budget=budget), rows)
-        while batch:
-            batch.round()
-            batch = batch.leave()
+    batch, _ = Everywhere.start(llm.engine(budget=budget), rows)
+    while batch:
+        batch.round()
+        batch = batch.leave()
     made = [Text(len(row.request.prompt), tuple(Everywhere.right.get(row.index, ()))) for row in rows]
     return [(text, loops(row.output) > LOOP_SHARE) for text, row in zip(made, rows, strict=True)]
 
@@ -127,23 +122,22 @@ class Measured:
 def calibrate(llm: LLM, texts: Sequence[str], rows: Sequence[int], rounds: int) -> Measured:
     """Drive batches of the demo model by hand, without a server."""
     found, read = {}, []
-    with torch.no_grad():
-        for depth, b in ((d, b) for b in rows for d in (0, DRAFTED)):
-            budget = FixedBudget(depth + 1, depth, (1,) * depth or None)
-            requests, _ = llm.requests(list(texts[:b]), max_new_tokens=rounds * (depth + 1) + 2, temperature=0.0)
-            engine, batch = llm.engine(budget=budget), None
-            for i, request in enumerate(requests):
-                began = time.thread_time()
-                newcomer, _ = Batch.start(engine, [Row(request, i)])
-                batch = newcomer if batch is None else batch.join(newcomer)
-                read.append(time.thread_time() - began)
-            assert batch is not None
-            seconds = []
-            for _ in range(rounds):
-                began = time.thread_time()
-                batch.round()
-                seconds.append(time.thread_time() - began)
-            found[b, depth] = fmean(seconds[1:])
+    for depth, b in ((d, b) for b in rows for d in (0, DRAFTED)):
+        budget = FixedBudget(depth + 1, depth, (1,) * depth or None)
+        requests, _ = llm.requests(list(texts[:b]), max_new_tokens=rounds * (depth + 1) + 2, temperature=0.0)
+        engine, batch = llm.engine(budget=budget), None
+        for i, request in enumerate(requests):
+            began = time.thread_time()
+            newcomer, _ = Batch.start(engine, [Row(request, i)])
+            batch = newcomer if batch is None else batch.join(newcomer)
+            read.append(time.thread_time() - began)
+        assert batch is not None
+        seconds = []
+        for _ in range(rounds):
+            began = time.thread_time()
+            batch.round()
+            seconds.append(time.thread_time() - began)
+        found[b, depth] = fmean(seconds[1:])
     return Measured(fmean(read), found)
 
 

@@ -1,16 +1,17 @@
-"""How many bytes a state keeps: the tensors that it and its parts hold, each counted once, weights left out."""
+"""How many bytes a state keeps: the arrays and tensors that it and its parts hold, each once, weights left out."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.core.protocols import Drafter, Target
 
 
 def held(state: Any) -> int:
-    """Allocated bytes of all tensors reachable from a session or a drafting, but for those of models and drafters."""
+    """Allocated bytes of all arrays and tensors reachable from a session or a drafting, but for those of models and drafters."""
     storages: dict[int, int] = {}
     waiting, seen = [state], set()
     while waiting:
@@ -21,6 +22,11 @@ def held(state: Any) -> int:
         if isinstance(one, torch.Tensor):
             storage = one.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(one, np.ndarray):
+            if isinstance(one.base, np.ndarray | torch.Tensor):
+                waiting.append(one.base)
+            else:
+                storages[one.ctypes.data] = one.nbytes
         elif isinstance(one, dict):
             waiting += one.values()
         elif isinstance(one, list | tuple | set):

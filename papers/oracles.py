@@ -20,7 +20,7 @@ from outrider.bench.models import Models
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.types import Answer, Ask
 from outrider.budgets.adaptive import AdaptiveBudget
-from outrider.core.protocols import Drafting, Round
+from outrider.core.protocols import Drafter, Drafting, Round
 from outrider.core.tree import chain
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.engine import Engine
@@ -32,7 +32,7 @@ PLACE = Path("runs/bench/random-llama")
 
 
 @dataclass(frozen=True)
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Proposes `answers[tuple(prompt)]`, each token replaced by a wrong one with probability 1 - alpha."""
 
     answers: dict[tuple[int, ...], list[int]]
@@ -46,7 +46,7 @@ class OracleDrafter:
 
 
 @dataclass
-class OracleDrafting:
+class OracleDrafting(Drafting):
     drafter: OracleDrafter
     texts: list[list[int]]
     dice: random.Random = field(repr=False)
@@ -57,7 +57,7 @@ class OracleDrafting:
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         depth = min(budget.depth, budget.nodes - 1, max(rows.remaining) - 1)
         paths = []
-        for text, start, root in zip(self.texts, rows.start, rows.root.tolist(), strict=True):
+        for text, start, root in zip(self.texts, rows.start, rows.root, strict=True):
             path = [root]
             for token in text[start + 1 : start + 1 + depth]:
                 hit = self.dice.random() < self.drafter.alpha

@@ -19,11 +19,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Annotated, Any, NoReturn
 
-import torch
+import numpy as np
 import typer
-from jaxtyping import Int
-from outrider.core.padding import padded
-from torch import Tensor
 
 from outrider import drafters
 from outrider.backends.torch.load import load_tokenizer
@@ -32,8 +29,8 @@ from outrider.bench.document import unique
 from outrider.bench.methods import budget_of
 from outrider.bench.results import to_json
 from outrider.budgets.budgeter import FixedBudget
-from outrider.core.protocols import Drafter, Prefill, Session, TargetOutput
-from outrider.core.tree import chain_of
+from outrider.core.protocols import Drafter, Prefill, Session, Target, TargetOutput
+from outrider.core.tree import chain
 from outrider.core.types import DraftTree, Usage
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.engine import Engine, Request, generate
@@ -54,19 +51,16 @@ BEYOND = 4096  # tokens that an answer which ended by itself might have gone on 
 
 
 @dataclass
-class ReplayTarget:
+class ReplayTarget(Target):
     """A target whose greedy text after each recorded prompt is the recorded answer. It knows no other prompt."""
 
     records: Sequence[Record]
     vocab: int
     context: int = 1 << 30  # a recording has no limit of its own
-    device: torch.device = field(default=torch.device("cpu"), init=False)
-    dtype: torch.dtype = field(default=torch.float32, init=False)
+    precision: str = field(default="float32", init=False)
     hidden: int = field(default=0, init=False)  # of hidden states, which no recording has
     layers: int = field(default=0, init=False)
-    config_dict: dict[str, Any] = field(default_factory=dict, init=False)
-    exact: str = field(default="bits", init=False)
-    recorded: bool = field(default=False, init=False)
+    exact: str = field(default="bits", init=False)  # type: ignore[assignment]
     lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
     answers: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
@@ -80,6 +74,13 @@ class ReplayTarget:
                     "keep one of them, and the answers of several models in a file each"
                 )
 
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        return {}
+
+    def turn(self) -> AbstractContextManager[Any]:
+        return self.lock
+
     def begin(self, prompt: Sequence[int]) -> Place:
         """A row whose prompt has been read."""
         answer = self.answers.get(tuple(prompt))
@@ -90,10 +91,10 @@ class ReplayTarget:
     def open(self, capacity: int) -> ReplaySession:
         return ReplaySession(self)
 
-    def embed(self, tokens: Tensor) -> NoReturn:
+    def embed(self, tokens: Any) -> NoReturn:
         raise InputError("a recording has no embeddings; this drafter needs the model itself")
 
-    def head(self, features: Tensor) -> NoReturn:
+    def head(self, features: Any) -> NoReturn:
         raise InputError("a recording has no output layer; this drafter needs the model itself")
 
 
@@ -132,34 +133,28 @@ class Place:
 
 
 @dataclass
-class ReplaySession:
+class ReplaySession(Session):
     """One batch: a place for each row."""
 
     target: ReplayTarget
     rows: list[Place] = field(default_factory=list)
-    lengths: Int[Tensor, " b"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    longest: int = 0
+    lengths: list[int] = field(default_factory=list)
     nodes: list[list[int]] = field(default_factory=list)  # the last tree's tokens
 
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
         """All prompts in one chunk."""
         self._stand([self.target.begin(prompt) for prompt in prompts])
-        sizes = torch.tensor([len(p) for p in prompts])
-        tokens = padded(prompts)
         known = [(b, 0, row.text[row.length]) for b, row in enumerate(self.rows)]
-        over = torch.full((len(prompts),), -1)
-        tree = chain_of(tokens, sizes, matrix=False)
-        yield Prefill(tree, self._output(known, len(prompts), 1, taps), sizes, (True,) * len(prompts), over)
+        output, b = self._output(known, len(prompts), 1, taps), len(prompts)
+        yield Prefill(chain(prompts, matrix=False), output, (True,) * b, [-1] * b)
 
-    def forward(
-        self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Tensor | None = None
-    ) -> TargetOutput:
+    def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """Logits [b, n - since, v]: of the recorded token at nodes on the recorded text, equal ones elsewhere."""
         assert embeds is None, "a recording has tokens alone"
         self.nodes = tree.tokens.tolist()
         known = []
-        for b, (row, size) in enumerate(zip(self.rows, tree.size.tolist(), strict=True)):
-            follow = row.following(self.nodes[b][:size], tree.parents[b, :size].tolist())
+        for b, (row, (tokens, parents, _)) in enumerate(zip(self.rows, tree.host, strict=True)):
+            follow = row.following(tokens, parents)
             known += [(b, node - since, token) for node, token in follow if node >= since]
         return self._output(known, len(self.rows), tree.nodes - since, taps)
 
@@ -167,13 +162,14 @@ class ReplaySession:
         """`known`: (row, node, its recorded token)."""
         if taps:
             raise InputError("a recording has no hidden states; this drafter needs the model itself")
-        logits = torch.zeros(b, n, self.target.vocab)
-        logits[torch.tensor(known, dtype=torch.long).view(-1, 3).unbind(1)] = CERTAIN
+        logits = np.zeros((b, n, self.target.vocab), np.float32)
+        for place in known:
+            logits[place] = CERTAIN
         return TargetOutput(logits)
 
-    def keep(self, path: Int[Tensor, "b k"], count: Int[Tensor, " b"]) -> None:
-        steps = zip(self.rows, self.nodes, path.tolist(), count.tolist(), strict=True)
-        self._stand([row.after([tokens[i] for i in nodes[:n]]) for row, tokens, nodes, n in steps])
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        steps = zip(self.rows, self.nodes, paths, strict=True)
+        self._stand([row.after([tokens[i] for i in path]) for row, tokens, path in steps])
 
     def rewind(self, lengths: Sequence[int]) -> None:
         self._stand([row.back(n) for row, n in zip(self.rows, lengths, strict=True)])
@@ -190,8 +186,7 @@ class ReplaySession:
         self._stand(self.rows + other.rows)
 
     def _stand(self, rows: list[Place]) -> None:
-        self.rows, self.lengths = rows, torch.tensor([row.length for row in rows], dtype=torch.long)
-        self.longest = max((row.length for row in rows), default=0)
+        self.rows, self.lengths = rows, [row.length for row in rows]
 
 
 # ------------------------------------------------------------------------------------------------ decoding

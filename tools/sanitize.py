@@ -1,8 +1,8 @@
-"""Tests of the compiled code in builds that look for faults: `python -m tools.sanitize [address] [thread]`.
+"""Tests of the compiled code in builds that look for faults: `python -m tools.sanitize [address] [tiles] [thread]`.
 
 `address` is AddressSanitizer with UndefinedBehaviorSanitizer, where each slice of the workspace is an allocation of its
-own; `thread` is ThreadSanitizer. Both look at the code's own preconditions (`EXPECT`). A sanitizer's library must be
-loaded first, so each runs in a process of its own.
+own; `tiles` is the same for the code with tiles (AMX), which are emulated; `thread` is ThreadSanitizer. All check the
+code's own preconditions (`EXPECT`). A sanitizer's library must be loaded first, so each runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # seen, so its own accesses do not count for races.
 OPTIONS = {
     "address": ("libasan.so", {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}),
+    "tiles": ("libasan.so", {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}),
     "thread": ("libtsan.so", {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1"}),
 }
 DRAFTERS = "tests/native/test_every_drafter.py"
@@ -32,6 +33,7 @@ TESTS = {
             )
         ),
     ),
+    "tiles": tuple(f"tests/models/test_{name}.py" for name in ("compiled", "compiled_mutants", "blocks", "grown")),
     "thread": (
         "tests/native/test_threads.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once",
     ),
@@ -41,7 +43,7 @@ TESTS = {
 def main() -> int:
     """Run them; the first exit code that is not 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", choices=[*OPTIONS, []], help="address, thread; default: both")
+    parser.add_argument("kinds", nargs="*", choices=[*OPTIONS, []], help="address, tiles, thread; default: all")
     for kind in parser.parse_args().kinds or OPTIONS:
         print(f"{kind} sanitizer:", flush=True)
         if code := run(kind):

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from itertools import cycle
 from math import isclose, log, sqrt
 
-import torch
-
 from outrider.budgets.bandit import BanditBudget, Shape, nodes
 from outrider.budgets.budgeter import Report
 from outrider.core.noise import GumbelNoise
@@ -45,8 +43,8 @@ def arms_of(bandit: BanditBudget) -> dict[Shape, tuple[float, float]]:
 
 
 def play() -> Played:
-    bandit, zero = BanditBudget(tuple(TOKENS), explore=0.3, reward="paper"), torch.zeros(1, dtype=torch.long)
-    rows = Rows(zero, zero + 5, (5,), (1,), (0,), (Sampling(),), "coupled", (99,), GumbelNoise(11))
+    bandit = BanditBudget(tuple(TOKENS), explore=0.3, reward="paper")
+    rows = Rows((0,), (5,), (1,), (0,), (Sampling(),), "coupled", (99,), GumbelNoise(11))
     for _ in range(2):  # the plain pass is measured
         bandit.choose(rows)
         bandit.learn(Report(1, 0, 1, 0.0, PASS, 0.0, [], 0))

@@ -1,11 +1,11 @@
-"""An exact table target, for tests of your own drafter: an n-gram distribution in float64 on the CPU, tiny and deterministic.
+"""An exact table target, for tests of your own drafter: an n-gram distribution in float64, tiny and deterministic.
 
     target = TableTarget(vocab=11, order=2, seed=3)
     drafting = my_drafter.open(prompts, capacity)         # or a whole run through outrider.engine.generate
 
-The distribution of the next token is a row of a random table, found by the last `order` tokens before it, so every number can
-be looked up (`logits_after`) and a text decoded by hand (`plain`). Its session keeps tokens where a real one keeps keys
-and values, at explicit slots; slots that nobody wrote hold poison, and a tree that reads them is refused.
+The distribution of the next token is a row of a random table, found by the last `order` tokens before it, so every
+number can be looked up (`logits_after`) and a text decoded by hand (`plain`). Its session keeps tokens where a real one
+keeps keys and values, at explicit slots; slots that nobody wrote hold poison, and a tree that reads them is refused.
 """
 
 from __future__ import annotations

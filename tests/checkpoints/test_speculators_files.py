@@ -9,7 +9,7 @@ from typing import Any
 import layouts_foreign as foreign
 import pytest
 import torch
-from outrider.core.padding import additive
+from outrider.backends.torch.padding import additive
 from safetensors.torch import load_file
 from torch import Tensor
 

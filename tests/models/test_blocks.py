@@ -225,20 +225,19 @@ def test_what_is_not_the_models_weight_is_not_read(tmp_path: Path, stock: Any) -
 MUTANTS = {
     "a row has another's numbers": {
         16: (
-            "first = _mm512_and_si512(_mm512_srli_epi16(words, 4 * r)",
-            "first = _mm512_and_si512(_mm512_srli_epi16(words, 4 * (3 - r))",
+            "first = w_and(w_shift_right(words, 4 * r)",
+            "first = w_and(w_shift_right(words, 4 * (3 - r))",
         ),
-        8: ("row % 2 ? _mm256_srli_epi32", "row % 2 == 0 ? _mm256_srli_epi32"),
+        8: ("own = row % 2 ?", "own = row % 2 == 0 ?"),
     },
     "a minimum is its neighbour's": {
-        16: ("table_of(shape, 0, known + 2 * r), two", "table_of(shape, 0, known + (2 * r + 2) % 8), two"),
-        8: ("ALL(known[2 * row + 1])", "ALL(known[(2 * row + 3) % 8])"),
+        16: ("weight_table(shape, 0, scales + 2 * r)", "weight_table(shape, 0, scales + (2 * r + 2) % 8)"),
+        8: ("v_set1(scales[2 * row + 1])", "v_set1(scales[(2 * row + 3) % 8])"),
     },
     "halfway numbers are rounded up": {
         8: (
-            "return SUB(x, MUL(x, ALL(1.0f - 1.0f / TIMES_MORE)));",
-            "return MUL(ALL(1.0f / TIMES_MORE), _mm256_castsi256_ps(_mm256_and_si256(_mm256_add_epi32("
-            "_mm256_castps_si256(x), _mm256_set1_epi32(0x8000)), _mm256_set1_epi32(0xffff0000))));",
+            "return v_sub(x, v_mul(x, v_set1(1.0f - 1.0f / ENLARGED)));",
+            "return v_mul(v_set1(1.0f / ENLARGED), (vec_t)(((ints_t)x + 0x8000) & (int32_t)0xffff0000));",
         ),
     },
 }
@@ -254,7 +253,7 @@ def test_code_that_reads_other_numbers_is_not_used(
     file = write(tmp_path / "m.gguf", stock, "Q4_1")
     model = gguf.read(file, "bfloat16")[0]
     right = blocks.read(model, file, code())
-    with mutated(monkeypatch, tmp_path, f"opened{processor}.h", line, wrong):
+    with mutated(monkeypatch, tmp_path, f"formats/open{processor}.h", line, wrong):
         assert len(blocks.read(model, file, code())) < len(right)
 
 

@@ -24,50 +24,52 @@ pytestmark = pytest.mark.skipif(
 
 MUTANTS = {
     "rows that are computed together are summed from their end": (
-        "lanes.h",
+        "gemm/lanes16.h",
         WHOLE,
-        "for (int64_t k = 0, at = 0; k < width; k += STEP, at += KEPT(kind), known += KNOWN(kind)) {",
-        "for (int64_t s = 0, at = 0; s < width; s += STEP) { const int64_t k = n > 1 ? width - STEP - s : s;",
+        "for (int64_t k = 0, at = 0; k < width; k += MAC_WIDTH, at += QUANT_BYTES(kind), scales += SCALE_FLOATS(kind))"
+        " {",
+        "for (int64_t s = 0, at = 0; s < width; s += MAC_WIDTH) { const int64_t k = n > 1 ? width - MAC_WIDTH - s : s;",
     ),
     "rows that meet opened weights are summed from their end": (
-        "eights.h",
+        "gemm/lanes8.h",
         WHOLE,
         "for (int64_t k = 0; k < width; k += LANES) {\n#pragma GCC unroll 3",
         "for (int64_t k = width - LANES; k >= 0; k -= LANES) {\n#pragma GCC unroll 3",
     ),
     "tiles of rows that are computed together are summed from their end": (
-        "tiles.h",
+        "gemm/tiles.h",
         HALF,
         "for (int64_t s = 0; s < steps; s++) {\n        if (direct) {",
         "for (int64_t e = 0; e < steps; e++) { const int64_t s = n > 1 && direct ? steps - 1 - e : e; if (direct) {",
     ),
     "tiles of many queries are summed from their end": (
-        "scores.h",
+        "layers/scores.h",
         HALF,
-        "for (int64_t k = 0; k < width; k += STEP) {",
-        "for (int64_t e = 0; e < width; e += STEP) { const int64_t k = last - first > 4 ? width - STEP - e : e;",
+        "for (int64_t k = 0; k < width; k += MAC_WIDTH) {\n                tile_load(4,",
+        "for (int64_t e = 0; e < width; e += MAC_WIDTH) {"
+        " const int64_t k = last - first > 4 ? width - MAC_WIDTH - e : e; tile_load(4,",
     ),
     "keys of drafted nodes are summed in another order": (
-        "values.h",
+        "layers/values.h",
         WHOLE,
-        "gathered(w, i * group, (i + 1) * group, values, at, from, view->count[i], width, 0);",
+        "add_values(w, i * group, (i + 1) * group, values, slots, from, view->count[i], width, 0);",
         "for (int64_t j = view->count[i] - 1; j >= from; j--)"
-        " gathered(w, i * group, (i + 1) * group, values, at, j, j + 1, width, 0);",
+        " add_values(w, i * group, (i + 1) * group, values, slots, j, j + 1, width, 0);",
     ),
     "sums of values that several nodes see are rounded on the way": (
-        "values.h",
+        "layers/values.h",
         HALF,
-        "added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);",
-        "{ added(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);"
+        "add_values(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);",
+        "{ add_values(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);"
         " for (int64_t i = 0; i < LANES * width && view->nodes > 1; i++) {"
-        " const uint32_t bits = (uint32_t)rounded(w->out[m + i / width][i % width]) << 16;"
+        " const uint32_t bits = (uint32_t)to_bf16(w->out[m + i / width][i % width]) << 16;"
         " memcpy(w->out[m + i / width] + i % width, &bits, 4); } }",
     ),
     "products of many rows are summed from their end": (
-        "many.h",
+        "gemm/tiles_many.h",
         HALF,
-        "for (int64_t s = 0; s < width / STEP; s++) {\n        _tile_loadd(4,",
-        "for (int64_t e = 0; e < width / STEP; e++) { const int64_t s = width / STEP - 1 - e; _tile_loadd(4,",
+        "for (int64_t s = 0; s < width / MAC_WIDTH; s++) {\n        tile_load(4,",
+        "for (int64_t e = 0; e < width / MAC_WIDTH; e++) { const int64_t s = width / MAC_WIDTH - 1 - e; tile_load(4,",
     ),
 }
 
@@ -79,9 +81,9 @@ def test_mutants_are_caught(
 ) -> None:
     """They are right up to rounding."""
     file, dtype, line, wrong = MUTANTS[mutant]
-    if file == "eights.h":
+    if file == "gemm/lanes8.h":
         request.getfixturevalue("avx2")
-    elif file == "lanes.h" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+    elif file == "gemm/lanes16.h" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         pytest.skip("this processor has eight lanes")
     if dtype == HALF and not native.tiles():
         pytest.skip("this processor has no tiles")

@@ -258,24 +258,25 @@ def test_the_stock_model_stays_whole(tmp_path: Path, stock: Any) -> None:
     assert form in (torch.nn.Linear, HalfLinear)
 
 
-LEAST = "sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(x[i].sum), least, sum[i]);"
+LEAST = "sum[i] = f8_fma(f8_set1(x[i].sum), least, sum[i]);"
 MUTANTS = {
-    "a row has another's sums": ("_mm256_shuffle_ps(a, b, 0xdd)", "_mm256_shuffle_ps(a, b, 0x88)"),
-    "minima are left out": (LEAST, ";"),
-    "a row has another's scale": ("_mm256_set1_ps(x[i].scale)", "_mm256_set1_ps(x[0].scale)"),
-    "activations are cut off": ("found[i] = _mm256_cvtps_epi32(", "found[i] = _mm256_cvttps_epi32("),
+    "a row has another's sums": ("simd/int8.h", "_mm256_shuffle_ps(a, b, 0xdd)", "_mm256_shuffle_ps(a, b, 0x88)"),
+    "minima are left out": ("gemm/int8.h", LEAST, ";"),
+    "a row has another's scale": ("gemm/int8.h", "f8_set1(x[i].scale)", "f8_set1(x[0].scale)"),
+    "activations are cut off": ("simd/int8.h", "return _mm256_cvtps_epi32(x)", "return _mm256_cvttps_epi32(x)"),
     "numbers are in another order": (
-        "_mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), bias",
-        "_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), bias",
+        "simd/int8.h",
+        "_mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);",
+        "_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);",
     ),
-    "the smallest number is cut": ("_mm256_sign_epi8(given[v], own)", "given[v]"),
+    "the smallest number is cut": ("gemm/int8.h", "i8_sign(acts[v], own)", "acts[v]"),
 }
 
 
 @pytest.fixture
 def mutant(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Code with a wrong line."""
-    with mutated(monkeypatch, tmp_path, "integers.h", *MUTANTS[request.param]):
+    with mutated(monkeypatch, tmp_path, *MUTANTS[request.param]):
         yield request.param
 
 
@@ -288,7 +289,7 @@ def test_wrong_products_are_found(mutant: str) -> None:
 def test_right_products_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also in code that is built as wrong code is."""
     assert all(multiplied(code(), matrix(*shape, weights)[0], *shape) for shape in SHAPES for weights in KINDS)
-    with mutated(monkeypatch, tmp_path, "integers.h", LEAST, LEAST):
+    with mutated(monkeypatch, tmp_path, "gemm/int8.h", LEAST, LEAST):
         assert all(multiplied(code(), matrix(13, 64, weights)[0], 13, 64) for weights in KINDS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider.core.padding import additive
+from outrider.backends.torch.padding import additive
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
+import numpy as np
 import torch
 
 from outrider import drafters
@@ -27,7 +28,7 @@ from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import from_lists
-from outrider.core.types import Budget, DraftTree, Rows
+from outrider.core.types import Array, Budget, DraftTree, Rows
 from outrider.drafters import eagle
 from outrider.drafters._growth import Growth
 from outrider.engine import Engine, Request, generate
@@ -43,12 +44,12 @@ GROWTH = Growth(top_k=4, width=3)
 def round_of(
     tokens: list[list[int]], parents: list[list[int]], values: list[list[float]] | None, chosen: list[list[int]]
 ) -> Round:
-    b, zero = len(tokens), torch.zeros(len(tokens), dtype=torch.long)
-    rows = Rows(zero, zero, (0,) * b, (0,) * b, (0,) * b, (Sampling(),) * b, "coupled", (9,) * b, GumbelNoise(8))
+    b = len(tokens)
+    rows = Rows((0,) * b, (0,) * b, (0,) * b, (0,) * b, (Sampling(),) * b, "coupled", (9,) * b, GumbelNoise(8))
     logs = None if values is None else [[math.log(v) for v in row] for row in values]
-    tree = from_lists(tokens, parents, logs)
-    count = torch.tensor([len(c) for c in chosen])
-    return Round(rows, tree, TargetOutput(torch.zeros(b, tree.nodes, 8)), zero[:, None], count, zero, chosen)
+    logs = logs or [[0.0] * len(row) for row in tokens]
+    tree = from_lists(list(zip(tokens, parents, logs, strict=True)), values=values is not None)
+    return Round(rows, tree, TargetOutput(np.zeros((b, tree.nodes, 8))), [[0]] * b, [0] * b, chosen)
 
 
 def told(round: Round) -> list[Family]:
@@ -177,25 +178,28 @@ def test_certainty_that_fails_moves_a_bounded_step() -> None:
 
 
 @dataclass(frozen=True)
-class TableDrafter:
+class TableDrafter(Drafter):
     """Knows a table of laws by the last token."""
 
-    table: torch.Tensor
+    table: Array
     growth: Growth = GROWTH
-    taps: tuple[int, ...] = ()
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> TableDrafting:
         return TableDrafting(self)
 
 
 @dataclass
-class TableDrafting:
+class TableDrafting(Drafting):
     drafter: TableDrafter
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         table = self.drafter.table
         step = lambda fed, since: table[fed.tokens[:, since:]]  # noqa: E731
-        return self.drafter.growth.propose(rows, table[rows.root][:, None], step, budget)[0]
+        return self.drafter.growth.propose(rows, table[list(rows.root)][:, None], step, budget)[0]
 
     def observe(self, round: Round) -> None: ...
     def select(self, index: Sequence[int]) -> None: ...
@@ -205,8 +209,8 @@ class TableDrafting:
 def world(noise: float = 0.8) -> tuple[TableTarget, TableDrafter]:
     """A target, and a drafter that knows its law but for noise."""
     target = TableTarget(VOCAB, order=1, seed=5, scale=2.0)
-    torch.manual_seed(1)
-    return target, TableDrafter(target.table + noise * torch.randn_like(target.table))
+    more = np.random.default_rng(1).standard_normal(target.table.shape)
+    return target, TableDrafter(target.table + noise * more)
 
 
 def network() -> tuple[TableTarget, eagle.EagleDrafter]:

@@ -7,15 +7,15 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from outrider.core import growth, sampling
 from outrider.core import tree as trees
 from outrider.core.noise import GumbelNoise
-from outrider.core.types import Budget, DraftTree, Rows
-from outrider.drafters import _growth
+from outrider.core.types import Array, Budget, DraftTree, Rows
+from outrider.drafters import _growth, _logits
 from outrider.drafters.eagle import STATIC
 from outrider.params import InputError, Sampling
 
@@ -39,15 +39,15 @@ def candidates(row: int, path: Path, k: int) -> list[tuple[int, float]]:
 
 
 def expander(k: int, seen: list[list[Path]]) -> Callable:
-    def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
-        trees.check(replace(fed, replacement=True, q=torch.zeros(fed.tokens.shape[0], 1, 1)))
+    def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
+        trees.check(replace(fed, replacement=True, q=np.zeros((len(fed.tokens), 1, 1))))
         out = []
         for b in range(fed.tokens.shape[0]):
             new = paths(fed, b)[since:]
             seen[b] += new
             out.append([candidates(b, p, k) for p in new])
-        data = torch.tensor(out, dtype=torch.float64)
-        return data[..., 0].long(), data[..., 1].float()
+        data = np.array(out)
+        return data[..., 0].astype(np.int64), data[..., 1].astype(np.float32)
 
     return expand
 
@@ -105,7 +105,7 @@ def test_growth(case: dict) -> None:
     case = dict(case)
     k, b = case.pop("k"), 4
     seen: list[list[Path]] = [[] for _ in range(b)]
-    tree, fed_as = growth.grow(torch.arange(b) + 100, expander(k, seen), **case)
+    tree, fed_as = growth.grow(range(100, 100 + b), expander(k, seen), **case)
     trees.check(tree)
     layer = case.get("frontier", "layer") == "layer"
     steps = case.get("steps") or case["depth"]
@@ -120,11 +120,11 @@ def test_growth(case: dict) -> None:
         assert len(found) == len(kept)
         for i, path in enumerate(found):
             assert float(tree.values[row, i]) == pytest.approx(kept[path], abs=1e-5)
-            index = int(fed_as[row, i])
+            index = fed_as[row][i]
             assert (index >= 0) == (path in fed)
             if index >= 0:
                 assert seen[row][index] == path, "the index among the fed nodes"
-        assert bool((fed_as[row, len(found) :] == -1).all())
+        assert len(fed_as[row]) == len(found)
 
 
 @pytest.mark.parametrize("frontier", ["layer", "any"])
@@ -132,7 +132,7 @@ def test_what_falls_to_the_floor_is_not_fed(frontier: str) -> None:
     """And the tree is what it is when such nodes are fed and their children thrown away."""
     seen: list[list[Path]] = [[]]
     options = {"depth": 3, "width": 9, "nodes": 40, "floor": 0.04, "frontier": frontier}
-    tree, _ = growth.grow(torch.tensor([100]), expander(3, seen), **options)
+    tree, _ = growth.grow([100], expander(3, seen), **options)
     kept, fed = slow_growth(0, 3, 3, 9, 40, 0.04, frontier == "layer", 3)
     everything, _ = slow_growth(0, 3, 3, 9, 1000, 0.0, frontier == "layer", 3)
     assert set(paths(tree, 0)) == set(kept)
@@ -143,18 +143,17 @@ def test_what_falls_to_the_floor_is_not_fed(frontier: str) -> None:
 def test_growth_with_certain_children_stays_connected() -> None:
     """Confidences of exactly 1, and rounded ones above 1, tie or rise: parents still come first."""
 
-    def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
+    def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
         w = fed.nodes - since
-        tokens = torch.arange(2 * w).view(1, w, 2).expand(2, w, 2) + 10 * since
-        confidence = torch.tensor([1e-7, 0.0]).expand(2, w, 2)
-        return tokens, confidence
+        tokens = np.tile(np.arange(2 * w).reshape(1, w, 2) + 10 * since, (2, 1, 1))
+        return tokens, np.tile(np.array([1e-7, 0.0], np.float32), (2, w, 1))
 
     for frontier in ("layer", "any"):
         for nodes in range(1, 12):
-            tree, _ = growth.grow(torch.zeros(2).long(), expand, depth=4, width=2, nodes=nodes, frontier=frontier)  # type: ignore[arg-type]
+            tree, _ = growth.grow([0, 0], expand, depth=4, width=2, nodes=nodes, frontier=frontier)  # type: ignore[arg-type]
             trees.check(tree)
             assert tree.values is not None
-            assert bool((tree.values <= 0).all())
+            assert (tree.values <= 0).all()
 
 
 def test_the_ablations_choose_otherwise() -> None:
@@ -162,13 +161,13 @@ def test_the_ablations_choose_otherwise() -> None:
     own out of the same candidates."""
     says = {(): [(1, 0.9), (2, 0.1)], (1,): [(3, 0.5), (4, 0.4)], (2,): [(5, 0.99), (6, 0.001)]}
 
-    def expand(fed: DraftTree, since: int) -> tuple[Tensor, Tensor]:
+    def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
         rows = [says.get(p, [(7, 0.6), (8, 0.3)]) for p in paths(fed, 0)[since:]]
-        data = torch.tensor([rows], dtype=torch.float64)
-        return data[..., 0].long(), data[..., 1].float().log()
+        data = np.array([rows])
+        return data[..., 0].astype(np.int64), np.log(data[..., 1]).astype(np.float32)
 
     def kept(nodes: int = 100, **options: bool) -> set[Path]:
-        tree, _ = growth.grow(torch.tensor([0]), expand, depth=3, width=2, nodes=nodes, **options)
+        tree, _ = growth.grow([0], expand, depth=3, width=2, nodes=nodes, **options)
         trees.check(tree)
         return set(paths(tree, 0))
 
@@ -186,33 +185,33 @@ def test_the_ablations_choose_otherwise() -> None:
 
 
 def rows(rule: str = "coupled", temperature: float = 1.0, b: int = 2, vocab: int = 13) -> Rows:
-    zero = torch.zeros(b, dtype=torch.long)
     laws = (Sampling(temperature),) * b
-    return Rows(zero, zero + 5, (5,) * b, tuple(range(b)), (0,) * b, laws, rule, (50,) * b, GumbelNoise(vocab))
+    return Rows((0,) * b, (5,) * b, tuple(range(b)), (0,) * b, laws, rule, (50,) * b, GumbelNoise(vocab))
 
 
-def steps(vocab: int, b: int = 2) -> tuple[Tensor, Callable[[DraftTree, int], Tensor]]:
+def steps(vocab: int, b: int = 2) -> tuple[Array, Callable[[DraftTree, int], Array]]:
     """Logits that depend on the path alone, and those below the root."""
 
-    def of(row: int, path: Path) -> Tensor:
-        g = torch.Generator().manual_seed(abs(hash((row, path))) % (1 << 31))
-        return 2 * torch.randn(vocab, generator=g)
+    def of(row: int, path: Path) -> Array:
+        return 2 * np.random.default_rng([row, *path]).standard_normal(vocab, np.float32)
 
-    def step(fed: DraftTree, since: int) -> Tensor:
-        return torch.stack([torch.stack([of(i, p) for p in paths(fed, i)[since:]]) for i in range(b)])
+    def step(fed: DraftTree, since: int) -> Array:
+        return np.stack([np.stack([of(i, p) for p in paths(fed, i)[since:]]) for i in range(b)])
 
-    return torch.stack([of(i, ()) for i in range(b)])[:, None], step
+    return np.stack([of(i, ()) for i in range(b)])[:, None], step
 
 
 def test_the_static_tree_of_eagle_1() -> None:
     assert len(STATIC) == 26, "25 nodes and the root"
-    depths = trees.depths(torch.tensor([STATIC]))[0].tolist()
+    depths = [0]
+    for parent in STATIC[1:]:
+        depths.append(depths[parent] + 1)
     assert [depths.count(d) for d in range(6)] == [1, 4, 8, 8, 3, 2]
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("parents", [STATIC, trees.template((3, 2, 2)), trees.template((1, 1, 1)), (0, 0, 0, 1, 1)])
+@pytest.mark.parametrize("parents", [STATIC, tuple(trees.template((3, 2, 2))), tuple(trees.template((1, 1, 1))), (0, 0, 0, 1, 1)])
 def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -> None:
     """Children are the best by rank (with the noise), or drawn from laws that are kept, in the siblings' order."""
     view, (first, step) = rows(rule, temperature), steps(13)
@@ -220,7 +219,7 @@ def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -
     trees.check(made)
     assert made.parents[0].tolist() == list(parents)
     inner = max(parents) + 1
-    assert fed_as[0].tolist() == [i if i in _fed(parents) else -1 for i in range(len(parents))]
+    assert fed_as[0] == [i if i in _fed(parents) else -1 for i in range(len(parents))]
     for b in range(2):
         for node, path in enumerate(paths(made, b)[:inner]):
             logits = first[b, 0] if not path else step(trees.chain([[0, *path]] * 2), len(path))[b, 0]
@@ -228,16 +227,17 @@ def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -
             if rule == "rejection" and temperature:
                 assert made.q is not None
                 assert made.values is None
-                assert torch.allclose(made.q[b, node], logits.softmax(-1))
+                assert np.allclose(made.q[b, node], sampling.softmax(logits))
             else:
                 assert made.q is None
                 assert made.values is not None
                 noise = view.noise(len(path) + 1)[b] * temperature if rule == "coupled" else 0
-                best = (logits + noise).topk(len(children))
-                assert children == best.indices.tolist()
+                scores = (logits + noise).astype(np.float32)
+                best = np.argsort(-scores, kind="stable")[: len(children)]
+                assert children == best.tolist()
                 told = made.values[b, [i for i in range(1, made.nodes) if made.parents[b, i] == node]]
-                own = ((logits + noise) / 1.5).log_softmax(-1)[best.indices]
-                assert torch.allclose(told, made.values[b, node] + own, atol=1e-5), "confidences along the path"
+                own = np.log(sampling.softmax(scores / 1.5))[best]
+                assert np.allclose(told, made.values[b, node] + own, atol=1e-5), "confidences along the path"
 
 
 def _fed(parents: tuple[int, ...]) -> set[int]:
@@ -247,23 +247,25 @@ def _fed(parents: tuple[int, ...]) -> set[int]:
 
 def test_sampled_siblings_are_drawn_in_order() -> None:
     """The first of three is drawn from q: over many rounds, here side by side, as often as q says."""
-    q, n = torch.tensor([0.5, 0.3, 0.15, 0.05]), 2000
-    first = q.log().expand(n, 1, 4)
+    q, n = np.array([0.5, 0.3, 0.15, 0.05]), 2000
+    first = np.tile(np.log(q), (n, 1, 1))
     view = replace(rows("rejection", 1.0, n, 4), serial=tuple(range(n)))
     made, _ = _growth.static(view, first, lambda *_: first, (0, 0, 0, 0), _growth.Growth())
-    counts = made.tokens[:, 1].bincount(minlength=4)
-    assert torch.allclose(counts / n, q, atol=0.03)
+    counts = np.bincount(made.tokens[:, 1], minlength=4)
+    assert np.allclose(counts / n, q, atol=0.03)
 
 
 def test_a_draft_vocabulary() -> None:
     """Columns stand for other ids: the same tree as with -inf elsewhere, with the noise of the ids meant."""
-    names = torch.tensor([2, 3, 7, 8, 12])
+    names = np.array([2, 3, 7, 8, 12])
     first, step = steps(5)
 
-    def spread(x: Tensor) -> Tensor:
-        return torch.full((*x.shape[:2], 13), -math.inf).index_copy(2, names, x)
+    def spread(x: Array) -> Array:
+        made = np.full((*x.shape[:2], 13), -np.inf, np.float32)
+        made[..., names] = x
+        return made
 
-    def wide(fed: DraftTree, since: int) -> Tensor:
+    def wide(fed: DraftTree, since: int) -> Array:
         return spread(step(fed, since))
 
     for rule in ("coupled", "rejection"):
@@ -271,21 +273,23 @@ def test_a_draft_vocabulary() -> None:
             options = _growth.Growth(kind, parents=(0, 0, 0, 1, 1, 2), width=3, top_k=3, depth=3)
             a, _ = options.propose(rows(rule), first, step, Budget(20, 3), names, 13)
             b, _ = options.propose(rows(rule), spread(first), wide, Budget(20, 3))
-            assert torch.equal(a.tokens, b.tokens)
-            assert torch.equal(a.parents, b.parents)
+            assert np.array_equal(a.tokens, b.tokens)
+            assert np.array_equal(a.parents, b.parents)
             assert (a.q is None) == (b.q is None)
-            assert a.q is None or b.q is None or torch.allclose(a.q, b.q)
+            assert a.q is None or b.q is None or np.allclose(a.q, b.q)
 
 
 def test_a_large_draft_vocabulary_is_raced_by_its_best() -> None:
     vocab = sampling.POOLED + 1000
-    names = torch.randperm(2 * vocab)[:vocab].sort().values
+    dice = np.random.default_rng(0)
+    names = np.sort(dice.permutation(2 * vocab)[:vocab])
     view = rows("coupled", 1.0, 1, 2 * vocab)
-    logits = 3 * torch.randn(1, 2, vocab)
-    full = torch.full((1, 2, 2 * vocab), -math.inf).index_copy(2, names, logits)
+    logits = 3 * dice.standard_normal((1, 2, vocab), np.float32)
+    full = np.full((1, 2, 2 * vocab), -np.inf, np.float32)
+    full[..., names] = logits
     a, b = (sampling.rank(x, view, 1, 5, names=n) for x, n in ((logits, names), (full, None)))
-    assert torch.equal(a[0], b[0])
-    assert torch.allclose(a[1], b[1])
+    assert np.array_equal(a[0], b[0])
+    assert np.allclose(a[1], b[1])
 
 
 @pytest.mark.parametrize(
@@ -326,7 +330,7 @@ def test_a_step_expands_as_many_nodes_as_the_tree_has_per_layer(
 ) -> None:
     fed, (first, step) = [], steps(40)
 
-    def counted(tree: DraftTree, since: int) -> Tensor:
+    def counted(tree: DraftTree, since: int) -> Array:
         fed.append(tree.nodes - since)
         return step(tree, since)
 
@@ -356,3 +360,18 @@ def test_options_that_make_no_sense(options: dict, sentence: str) -> None:
 def test_trees_by_rank_that_make_no_sense(ranks: list[Path]) -> None:
     with pytest.raises(InputError, match="static tree"):
         _growth.from_ranks(ranks)
+
+
+@pytest.mark.parametrize("names", [None, np.arange(4000, 2000, -1)[::-1] * 2])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_tensors_are_ranked_as_arrays_are(temperature: float, names: Array | None) -> None:
+    """One depth for all nodes or one for each; with filters; of a small vocabulary and of a large one."""
+    for vocab in (40, 5000) if names is None else (2000,):
+        logits = 3 * np.random.default_rng(1).standard_normal((2, 3, vocab), np.float32)
+        all_ids = vocab if names is None else 9000
+        view = replace(rows("coupled", temperature, vocab=all_ids), sampling=(Sampling(temperature, top_k=7),) * 2)
+        for depth in (2, np.array([[1, 2, 2], [3, 1, 1]])):
+            for warp in (False, True):
+                a, b = (_logits.rank(x, view, depth, 5, 1.5, warp, names) for x in (logits, torch.from_numpy(logits)))
+                assert np.array_equal(a[0], b[0])
+                assert np.allclose(a[1], b[1], atol=1e-5)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core import tree
 from outrider.core.noise import GumbelNoise
-from outrider.core.protocols import Round
-from outrider.core.types import Budget, DraftTree, Rows
+from outrider.core.protocols import Drafter, Drafting, Round
+from outrider.core.sampling import softmax
+from outrider.core.types import Array, Budget, DraftTree, Rows
 from outrider.drafters import _growth, _ranks, load
 from outrider.engine import Engine, Request
 from outrider.params import InputError, Sampling
@@ -43,8 +43,8 @@ def closed(paths: Paths) -> bool:
 
 
 def falling_shares(widths: Sequence[int], seed: int) -> list[list[float]]:
-    source = torch.Generator().manual_seed(seed)
-    return [sorted((torch.rand(w, generator=source).double() / w).tolist(), reverse=True) for w in widths]
+    source = np.random.default_rng(seed)
+    return [sorted((source.random(w) / w).tolist(), reverse=True) for w in widths]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -86,43 +86,45 @@ def test_the_template_has_63_nodes_over_four_heads() -> None:
     assert len(parents) == 64
 
 
-def planted(confidence: Tensor, widths: tuple[int, ...], nodes: int, floor: float = 0.0) -> DraftTree:
+def planted(confidence: Array, widths: tuple[int, ...], nodes: int, floor: float = 0.0) -> DraftTree:
     b, d, k = confidence.shape
-    tokens = torch.stack([torch.randperm(50)[:k] for _ in range(b * d)]).view(b, d, k)
+    dice = np.random.default_rng(0)
+    tokens = np.stack([dice.permutation(50)[:k] for _ in range(b * d)]).reshape(b, d, k)
     ranks = _ranks.candidates(widths, nodes)
-    return _ranks.plant(torch.full((b,), 9), tokens, confidence, ranks, nodes, floor)
+    return _ranks.plant([9] * b, tokens, confidence, ranks, nodes, floor)
 
 
 @pytest.mark.parametrize("nodes", [2, 5, 16, 40])
 @pytest.mark.parametrize("ties", [False, True])
 def test_planting_keeps_the_best_nodes_of_the_whole_product(nodes: int, ties: bool) -> None:
-    torch.manual_seed(nodes)
     widths = (5, 4, 3)
-    confidence = torch.randn(3, 3, 5).mul(2).log_softmax(-1).sort(-1, descending=True).values
+    logits = 2 * np.random.default_rng(nodes).standard_normal((3, 3, 5))
+    confidence = -np.sort(-np.log(softmax(logits)), -1).astype(np.float32)
     if ties:
-        confidence = confidence.mul(2).round().div(2)
+        confidence = np.round(2 * confidence) / 2
     made = planted(confidence, widths, nodes)
     tree.check(made)
     assert made.values is not None
     for row in range(3):
-        accuracies = confidence[row].exp().tolist()
+        accuracies = np.exp(confidence[row]).tolist()
         right = sorted((value(p, accuracies) for p in every(widths)), reverse=True)[: nodes - 1]
-        found = made.values[row].exp().tolist()
+        found = np.exp(made.values[row]).tolist()
         assert found[0] == 1.0
         assert sorted(found[1:], reverse=True) == pytest.approx(right, rel=1e-5)
 
 
 def test_planting_a_whole_tree_cuts_nothing_and_a_floor_does() -> None:
-    confidence = torch.tensor([[[0.6, 0.3], [0.5, 0.2]]]).log()
+    confidence = np.log(np.array([[[0.6, 0.3], [0.5, 0.2]]], np.float32))
+    tokens = np.array([[[5, 6], [7, 8]]])
     ranks = _ranks.candidates((2, 2), 7)
-    made = _ranks.plant(torch.tensor([9]), torch.tensor([[[5, 6], [7, 8]]]), confidence, ranks, 7)
+    made = _ranks.plant([9], tokens, confidence, ranks, 7)
     tree.check(made)
     assert made.tokens.tolist() == [[9, 5, 6, 7, 8, 7, 8]]
     assert made.parents.tolist() == [[0, 0, 0, 1, 1, 2, 2]]
-    made = _ranks.plant(torch.tensor([9]), torch.tensor([[[5, 6], [7, 8]]]), confidence, ranks, 7, floor=0.25)
+    made = _ranks.plant([9], tokens, confidence, ranks, 7, floor=0.25)
     assert made.tokens[0, : made.size[0]].tolist() == [9, 5, 6, 7]
     none = _ranks.candidates((2, 2), 1)
-    assert _ranks.plant(torch.tensor([9]), torch.tensor([[[5, 6], [7, 8]]]), confidence, none, 1).nodes == 1
+    assert _ranks.plant([9], tokens, confidence, none, 1).nodes == 1
 
 
 def test_candidates_are_few() -> None:
@@ -137,24 +139,23 @@ def test_pool_adjacent_violators() -> None:
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(Drafter):
     """Its candidate of rank (position + depth) % 3 is right, and what it was asked is written down."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
     deepest: int = 3
-    taps: tuple[int, ...] = ()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> OracleDrafting:
         return OracleDrafting(self)
 
 
 @dataclass
-class OracleDrafting:
+class OracleDrafting(Drafting):
     drafter: Oracle
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         deep = min(truth.shape[1], self.drafter.deepest)
-        found = torch.full((len(rows), deep, k), -1)
+        found = np.full((len(rows), deep, k), -1)
         for b, at in enumerate(rows.start):
             for d in range(deep):
                 found[b, d, (at + d + 1) % 3] = truth[b, d]

@@ -182,8 +182,6 @@ def document(
     analysis: Analysis, groups: Sequence[Group], seconds: float, advance: Advance = lambda what: None
 ) -> Document:
     """All figures of a run; `seconds` is what this session took. `advance` is called for each group."""
-    from ..backends.torch.load import precision_of
-
     cells: list[Cell] = []
     for group in groups:
         advance(f"{group.task.name}, T = {group.temperature:g}: checking the texts")
@@ -191,7 +189,7 @@ def document(
     macro = analysis.means(cells)
     header = {k: v for k, v in analysis.runner.store.header.items() if k != "format"}
     target = analysis.runner.models.llm().target
-    run = RunInfo(**header, seconds=round(seconds, 1), precision=precision_of(target), exact=target.exact)
+    run = RunInfo(**header, seconds=round(seconds, 1), precision=target.arithmetic, exact=target.exact)
     return Document(run, {g.task.name: about(g.task) for g in groups}, cells, macro)
 
 

@@ -83,7 +83,7 @@ def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, se
 
 def tie(llm: LLM) -> float:
     """The margins that rounding may reverse."""
-    return TIE[str(llm.target.dtype).removeprefix("torch.")]
+    return TIE[llm.target.precision]
 
 
 def seq2seq(llm: LLM) -> bool:

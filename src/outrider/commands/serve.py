@@ -86,7 +86,6 @@ def serve(
         from ..serve.service import Limits
     except ImportError as error:
         raise InputError(f"the server needs {error.name}; pip install 'outrider[serve]'") from None
-    from ..backends.torch.load import precision_of
     from ..serve.start import start
 
     lines = logging.StreamHandler()
@@ -115,7 +114,7 @@ def serve(
         typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
         same = "bit for bit" if service.exact == "bits" else "up to rounding (outrider validate says more)"
         typer.echo(
-            f"outrider: {precision_of(service.llm.target)}; a seed's text is the same under every load, {same}",
+            f"outrider: {service.llm.target.arithmetic}; a seed's text is the same under every load, {same}",
             err=True,
         )
         code = run(service, sock, host, api_key, shutdown_timeout)

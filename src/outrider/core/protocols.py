@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ..params import InputError
 from .types import Budget, DraftTree, HostRow, Question, Rows, Verdict
 
 
@@ -122,16 +121,12 @@ class Target(Protocol):
     precision: str  # of hidden states: float32, bfloat16, float16 or float64
     device: str = "cpu"
     exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
+    model: Any = None  # the stock transformers model, where there is one
     mark: str = ""  # of the weights as they were loaded
     code: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
     kernels: str = ""  # which compiled code computes its passes: other code takes other times
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
-
-    @property
-    def model(self) -> Any:
-        """The stock transformers model of this target. Raises InputError where there is none."""
-        raise InputError("this target has no stock model")
 
     @property
     def arithmetic(self) -> str:

@@ -46,7 +46,7 @@ def chain(rows: Sequence[Sequence[int]], matrix: bool = True) -> DraftTree:
     `matrix=False` leaves the ancestor matrix out (prompts).
     """
     tokens, size = padded(rows), np.array([len(row) for row in rows], np.int64)
-    b, n = tokens.shape
+    n = tokens.shape[1]
     index = np.arange(n)
     real = index < size[:, None]
     ancestors = None

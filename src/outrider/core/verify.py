@@ -13,8 +13,8 @@ nodes alone, with the tokens accepted below the root so far:
     choose(node, path) -> token      the target's own draw
     law(node, path)    -> p [v]      the target's distribution, float64
 
-It returns the accepted nodes, the root first, and the token after them. `depth` bounds how many may be accepted; it must
-not depend on what was drafted.
+It returns the accepted nodes, the root first, and the token after them. `depth` bounds how many may be accepted; it
+must not depend on what was drafted.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ class Dice:
 
 def judge(question: Question) -> Verdict:
     """Apply the rule of `question.rows` to every row. Logits (and q) are arrays in float32 or float64."""
-    rows, tree = question.rows, question.tree
     verdict = Verdict([], [], [])
-    for b, row in enumerate(tree.host):
+    for b, row in enumerate(question.tree.host):
         path, token = _judged(question, b, row)
         logits, tokens = question.logits[b], [*(row[0][node] for node in path[1:]), token]
         verdict.paths.append(path)

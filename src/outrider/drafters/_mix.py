@@ -30,12 +30,14 @@ from ._asking import Asking
 
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
 
+Host = Sequence[HostRow]  # a tree's own nodes, row by row
+
 
 @dataclass(frozen=True)
 class Proposal:
     """What one part proposes."""
 
-    host: Sequence[HostRow]
+    host: Host
     valued: bool  # do its nodes, if there are any, carry confidences?
     tree: DraftTree | None = None  # None: the part made lists alone
 
@@ -134,9 +136,9 @@ class MixDrafting(Drafting):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
         if _valued(found):
             rates = [Rates() if r and not coupled else r for r in (mix.rates if asked else mix.alone)]
-            tree, maps = graft(found, rates, budget)
+            tree, maps = graft([made.host for made in found], rates, budget)
         else:
-            tree, maps = merge(found, budget.nodes)
+            tree, maps = merge([made.host for made in found], budget.nodes)
         self.last = Proposed(found, maps, chances, asked)
         return tree
 
@@ -144,14 +146,14 @@ class MixDrafting(Drafting):
         """Take in how often the parts were right, and what the networks were good for."""
         mix, cheap = self.mix, [k for k, rate in enumerate(self.mix.rates) if rate is not None]
         if last.chances:
-            without = [last.trees[k] for k in cheap]
+            without = [last.trees[k].host for k in cheap]
             learn(without, [mix.alone[k] for k in cheap], chosen)
             if last.asked:
                 told = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is nobody's gain
                 gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in told]
                 mix.asking.learn([last.chances[r] for r in told], gains, _added(last.maps, cheap))
         if last.asked:
-            learn(last.trees, mix.rates, chosen)
+            learn([made.host for made in last.trees], mix.rates, chosen)
 
     def select(self, index: Sequence[int]) -> None:
         for part in self.parts:
@@ -170,18 +172,18 @@ def _cheap(part: Drafting, rows: Rows, budget: Budget) -> Proposal:
     return Proposal.of(part.propose(rows, budget)) if made is None else Proposal(priced(made, budget.price), True)
 
 
-def merge(trees: Sequence[Proposal], limit: int) -> tuple[DraftTree, list[Places]]:
+def merge(trees: Sequence[Host], limit: int) -> tuple[DraftTree, list[Places]]:
     """One trie per row of all trees' paths, at most `limit` nodes; and for each tree where its nodes went (-1: cut).
 
     Chains [9 5 6] and [9 5 7] -> tokens [9 5 6 7], parents [0 0 1 1], maps [0 1 2] and [0 1 3].
     """
-    tokens = [[ids[0]] for ids, _, _ in trees[0].host]
+    tokens = [[ids[0]] for ids, _, _ in trees[0]]
     parents: list[list[int]] = [[0] for _ in tokens]
     maps: list[Places] = [[] for _ in trees]
     for r in range(len(tokens)):
         child: dict[tuple[int, int], int] = {}
         for tree, where in zip(trees, maps, strict=True):
-            names, ups, _ = tree.host[r]
+            names, ups, _ = tree[r]
             ids = [0]
             for i in range(1, len(names)):
                 up, token = ids[ups[i]], names[i]
@@ -196,20 +198,20 @@ def merge(trees: Sequence[Proposal], limit: int) -> tuple[DraftTree, list[Places
     return from_lists(rows, values=False), maps
 
 
-def graft(trees: Sequence[Proposal], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Places]]:
+def graft(trees: Sequence[Host], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Places]]:
     """The most valuable nodes of all trees as one, and for each tree where its nodes went (-1: cut).
 
     A node's chance, given its parent, is its confidence in the first tree that has it, those without rates before the
     others. With rates it is their share of what the children from the trees before leave over. A node's value is the
     product along its path: none is worth more than its parent, so what is kept is connected.
     """
-    host, spelled, ups_of, logs_of = [tree.host for tree in trees], [], [], []
+    spelled, ups_of, logs_of = [], [], []
     places: list[Places] = [[] for _ in trees]  # of each tree's nodes among all nodes of the row
-    for r in range(len(host[0])):
-        tokens, parents, values, used = [host[0][r][0][0]], [0], [0.0], [0.0]
+    for r in range(len(trees[0])):
+        tokens, parents, values, used = [trees[0][r][0][0]], [0], [0.0], [0.0]
         child: dict[tuple[int, int], int] = {}
         for k in _order(rates):
-            names, ups, logs = host[k][r]
+            names, ups, logs = trees[k][r]
             ids, before, rate = [0], list(used), rates[k]
             for i in range(1, len(names)):
                 up = ids[ups[i]]
@@ -238,15 +240,14 @@ def graft(trees: Sequence[Proposal], rates: Sequence[Rates | None], budget: Budg
     return from_lists(list(zip(spelled, ups_of, logs_of, strict=True))), places
 
 
-def learn(trees: Sequence[Proposal], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
+def learn(trees: Sequence[Host], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
     """Tell every rate of the children that it spoke for along the target's tokens, where no tree before was right."""
-    host = [tree.host for tree in trees]
     for r, added in enumerate(chosen):
         at: list[int | None] = [0] * len(trees)
         for token in added:
             known: set[int] = set()
             for k in _order(rates):
-                names, ups, logs = host[k][r]
+                names, ups, logs = trees[k][r]
                 node, rate = at[k], rates[k]
                 children = {names[i]: i for i in range(1, len(names)) if ups[i] == node}
                 mine = [x for x in children if x not in known]
@@ -282,11 +283,11 @@ def _added(maps: Sequence[Places], cheap: Sequence[int]) -> float:
     return added / len(maps[0])
 
 
-def _followed(trees: Sequence[Proposal], row: int, tokens: Sequence[int]) -> int:
+def _followed(trees: Sequence[Host], row: int, tokens: Sequence[int]) -> int:
     """How deep these tokens go in any of the trees."""
     deepest = 0
     for tree in trees:
-        names, parents, _ = tree.host[row]
+        names, parents, _ = tree[row]
         child = {(parents[i], names[i]): i for i in range(1, len(names))}
         node, depth = 0, 0
         for token in tokens:

@@ -149,10 +149,7 @@ class Batch:
             session, drafting = engine.target.open(capacity), engine.drafter.open(prompts, capacity)
         batch = cls(engine, rows, session, drafting, [0] * len(rows))
         taps = engine.drafter.taps
-        if known is None:
-            chunks = session.prefill(prompts, taps)
-        else:
-            chunks = session.resume(prompts[0], taps, *known)
+        chunks = session.resume(prompts[0], taps, *known) if known else session.prefill(prompts, taps)
         unread = set(range(len(rows)))
         while True:
             with engine.target.turn(), clock("prefill"):

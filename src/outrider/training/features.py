@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import files
 from ..backends.torch import HFTarget, attention, spread
-from ..core.padding import additive
+from ..backends.torch.padding import additive
 from ..params import InputError
 from .data import Batch
 

@@ -18,16 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
+import numpy as np
 
 from .. import files
 from ..budgets.budgeter import FixedBudget
 from ..budgets.calibration import inside
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.tree import chain, padded
-from ..core.types import Budget, DraftTree, Rows
+from ..core.types import Array, Budget, DraftTree, Rows
 from ..drafters import _ranks
 from ..engine import Engine, Request, generate
 from ..params import InputError
@@ -40,8 +38,8 @@ STRIDE = 2  # known tokens that a round of the second run drafts: every third pl
 class Ranks(Protocol):
     """A drafting whose candidates have ranks."""
 
-    def candidates(self, rows: Rows, truth: Tensor, k: int) -> Tensor:
-        """The k candidates, best first, at each depth [b, d, k] below a path of known tokens [b, >= d]."""
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
+        """The k candidates, best first, at each depth [b, d, k] below a path of known tokens [b, >= d]; int64."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,9 @@ class Watch:
     tested: list[int]
     hits: list[list[int]]
 
-    def note(self, found: Int[Tensor, "b d k"], truth: Int[Tensor, "b deeper"], size: Sequence[int]) -> None:
-        """Row b's path is known to depth size[b]."""
-        known = torch.arange(found.shape[1], device=found.device) < torch.tensor(size, device=found.device)[:, None]
+    def note(self, found: Array, truth: Array, size: Sequence[int]) -> None:
+        """Candidates [b, d, k] below paths [b, >= d], of which row b's is known to depth size[b]."""
+        known = np.arange(found.shape[1]) < np.array(size)[:, None]
         right = (found == truth[:, : found.shape[1], None]) & known[..., None]
         for d, (count, hits) in enumerate(zip(known.sum(0).tolist(), right.sum(0).tolist(), strict=True)):
             self.tested[d] += count

@@ -24,22 +24,24 @@ from typing import Any
 from ... import kept
 from . import abi, variants
 from .abi import Library
-from .variants import AVX2, PRECISIONS, TILES, VARIANTS
+from .variants import AVX2, AVX512, PRECISIONS, TILES, VARIANTS
 
 PREBUILT = Path(__file__).parent / "lib"
 FLAGS = *variants.FLAGS, "-march=native", "-pthread"
 SANITIZE = "OUTRIDER_SANITIZE"
-# Builds that look for faults (`make sanitize`): flags behind the usual ones. CHECKED: `EXPECT` looks.
+ADDRESS = (
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-DCHECKED",
+)
+# Builds that look for faults (`make sanitize`): flags behind the usual ones. CHECKED: `EXPECT` checks.
 SANITIZERS: dict[str, tuple[str, ...]] = {
     "": (),
-    "address": (
-        "-O1",
-        "-g",
-        "-fno-omit-frame-pointer",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        "-DCHECKED",
-    ),
+    "address": ADDRESS,
+    "tiles": (*ADDRESS, "-DEMULATED_AMX"),  # the code for tiles (AMX), on processors with AVX-512 alone
     "thread": ("-O1", "-g", "-fsanitize=thread", "-DCHECKED"),
 }
 FIRST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
@@ -66,7 +68,7 @@ def library(weights: str, rest: str) -> Library | None:
         if file is not None:
             code, name = abi.ffi.dlopen(str(file)), file.stem
         elif (compiler := _compiler()) is not None:
-            flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DTILES",) if tiles() else ()), *defines
+            flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ()), *defines
             name = variants.digest(" ".join((*compiler, *flags, _about("flags"), _about("model name"))))
             code = load(f"{name}.so", partial(_compile, compiler, flags), abi.ffi.dlopen)
         else:
@@ -108,16 +110,16 @@ def abilities() -> frozenset[str]:
 
 
 def tiles() -> bool:
-    """Does this machine's own build multiply with tiles (AMX)?"""
-    return abilities() >= TILES
+    """Does this machine's own build multiply with tiles (AMX)? In a sanitized build they may be emulated."""
+    return abilities() >= (AVX512 if sanitizer() == "tiles" else TILES)
 
 
 def sanitizer() -> str:
-    """What OUTRIDER_SANITIZE asks for: "address" (with undefined behaviour), "thread", or "", the fast build. Raises
-    ValueError for anything else."""
+    """What OUTRIDER_SANITIZE asks for: "address" (with undefined behaviour), "tiles" (the same, with emulated tiles),
+    "thread", or "", the fast build. Raises ValueError for anything else."""
     asked = os.environ.get(SANITIZE, "")
     if asked not in SANITIZERS:
-        raise ValueError(f"{SANITIZE} is address or thread, or not set, not {asked!r}")
+        raise ValueError(f"{SANITIZE} is address, tiles or thread, or not set, not {asked!r}")
     return asked
 
 

@@ -22,8 +22,8 @@ FLAGS = "-O3", "-ffp-contract=off", "-shared", "-fPIC"
 LIBRARIES = "-lm", "-lpthread", "-ldl"
 OLDEST = "x86_64-linux-gnu.2.17"  # glibc, as manylinux_2_17 has it
 PRECISIONS = {  # of weights, and of the rest: activations, keys and values
-    ("bfloat16", "bfloat16"): ("-DHALVES",),
-    ("bfloat16", "float32"): ("-DHALVES", "-DWIDE"),
+    ("bfloat16", "bfloat16"): ("-DBF16_WEIGHTS",),
+    ("bfloat16", "float32"): ("-DBF16_WEIGHTS", "-DF32_STATE"),
     ("float32", "float32"): (),
 }
 
@@ -51,9 +51,7 @@ AVX2 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 AVX512 = AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"])
 TILES = AVX512 | frozenset(["amx_tile", "amx_bf16"])
 VARIANTS = (  # best first
-    Variant(
-        "amx", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DTILES",), (("bfloat16", "bfloat16"),)
-    ),
+    Variant("amx", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DAMX",), (("bfloat16", "bfloat16"),)),
     Variant("avx512", "x86_64_v4+avx512vnni+avx512bf16", AVX512),
     Variant(
         "avxvnni",

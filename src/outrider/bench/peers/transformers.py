@@ -36,7 +36,7 @@ def load(
         raise InputError(f"transformers has the caches dynamic and static, not {cache!r}")
     target: Any = models.llm().target
     options: dict[str, Any] = {}
-    if compile and target.device.type != "cuda":
+    if compile and not target.device.startswith("cuda"):
         raise InputError("transformers compiles its static cache only on a GPU; leave compile out")
     old = target.model.generation_config  # a model may ship a repetition penalty, which changes the distribution
     target.model.generation_config = GenerationConfig(
@@ -46,7 +46,7 @@ def load(
         options |= {"cache_implementation": "static", "disable_compile": not compile}
     if path:
         where = "demo/draft" if path == "demo" else path
-        options["assistant_model"] = from_pretrained(where, target.dtype, str(target.device), models.trust, {}).eval()
+        options["assistant_model"] = from_pretrained(where, target.dtype, target.device, models.trust, {}).eval()
     if lookup:
         options["prompt_lookup_num_tokens"] = lookup
     return Stock(target.model, options)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...backends.torch import HFTarget
-from ...core.padding import additive
+from ...backends.torch.padding import additive
 from ...drafters import eagle3
 from ..data import Batch
 from ..features import TargetFeatures, mask_of, visible

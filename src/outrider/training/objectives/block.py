@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ...backends.torch import HFTarget, vocabulary
-from ...core.padding import additive
+from ...backends.torch.padding import additive
 from ...nets.block import BlockConfig, BlockNet
 from ...params import InputError
 from ..data import Batch, Document, frequent

@@ -1,4 +1,9 @@
-/* The noise of core/noise.py. */
+/* The Gumbel noise of core/noise.py. */
+
+#ifndef OUTRIDER_NOISE_H
+#define OUTRIDER_NOISE_H
+
+#include "types.h"
 
 INLINE uint64_t split(uint64_t z) {
     z += 0x9e3779b97f4a7c15u;
@@ -7,18 +12,20 @@ INLINE uint64_t split(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* What the noise at a position is computed with. */
-INLINE uint64_t key_of(uint64_t seed, int64_t position) { return split(split(split(seed) ^ (uint64_t)position)); }
+/* The key of the noise at a position. */
+INLINE uint64_t key_of(uint64_t seed, int64_t position) {
+    return split(split(split(seed) ^ (uint64_t)position));
+}
 
-INLINE uint32_t mixed(uint32_t x) {
+INLINE uint32_t mix(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     return x ^ (x >> 16);
 }
 
-/* Gumbel's noise of one token; the tables are those of core/noise.py. */
+/* The noise of one token, by the tables of core/noise.py. */
 INLINE float noise(const int32_t *knots, const int32_t *slopes, uint64_t key, int64_t id) {
-    const int32_t h = (int32_t)mixed(mixed((uint32_t)id ^ (uint32_t)key) + (uint32_t)(key >> 32)), side = h >> 31;
+    const int32_t h = (int32_t)mix(mix((uint32_t)id ^ (uint32_t)key) + (uint32_t)(key >> 32)), side = h >> 31;
     const float wide = (float)(h ^ side) * 2.0f + 1.0f;
     int32_t x;
     memcpy(&x, &wide, 4);
@@ -27,3 +34,5 @@ INLINE float noise(const int32_t *knots, const int32_t *slopes, uint64_t key, in
     const int32_t g = knots[i] + ((int32_t)((uint32_t)slopes[i] * (uint32_t)(x & ((1 << 14) - 1))) >> 14);
     return (float)g * (1.0f / (1 << 18));
 }
+
+#endif

@@ -13,10 +13,15 @@
    milliseconds after each of torch's operations, so a second pool would find no processor free: passes that alternate with
    torch's products took 1.5 times as long. */
 
+#ifndef OUTRIDER_THREADS_H
+#define OUTRIDER_THREADS_H
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
+
+#include "types.h"
 
 #define MILLISECONDS 1000000 /* in nanoseconds */
 #define SPINS 2000           /* looks, at most some 0.1 ms, before the processor is given away */
@@ -270,3 +275,5 @@ static void meet(const Team *team) {
     const int64_t late = wait_while(&region->turn, turn);
     if (late) __atomic_add_fetch(&region->late, late, __ATOMIC_RELAXED);
 }
+
+#endif

@@ -1,0 +1,162 @@
+/* One pass over tree nodes, or over a chunk of prompts. */
+
+#ifndef OUTRIDER_FORWARD_H
+#define OUTRIDER_FORWARD_H
+
+#include "layers/decoder.h"
+
+/* The slots of node m's path, by depth, counted from its row's length. */
+static void find_path(const Pass *pass, int64_t m) {
+    const int64_t total = pass->total_nodes, row = pass->real_nodes[m] / pass->nodes;
+    const int64_t node = pass->first_node + pass->real_nodes[m] % pass->nodes;
+    const uint8_t *ancestors = pass->ancestors + ((pass->shared_tree ? 0 : row) * total + node) * total;
+    const int64_t *positions = pass->positions + row * total;
+    int32_t *path = pass->paths + m * total;
+    memset(path, 0, total * sizeof *path);
+    for (int64_t j = 0; j < total; j++)
+        if (ancestors[j]) {
+            EXPECT(positions[j] >= pass->lengths[row] && positions[j] - pass->lengths[row] < total);
+            path[positions[j] - pass->lengths[row]] = (int32_t)j;
+        }
+}
+
+/* Copy the hidden states `first` .. `last` - 1 before this layer, where they are tapped. */
+static void
+copy_taps(const Model *model, const Pass *pass, int64_t layer, int64_t first, int64_t last, const Team *team) {
+    const int64_t width = model->hidden, ends = layer == model->layers && !model->pair_norms;
+    float *row = row_scratch(team, width);
+    for (int64_t i = 0; i < pass->taps; i++) {
+        if (pass->tap_layers[i] != layer) continue;
+        for (int64_t m = first; m < last; m++) {
+            const int64_t node = pass->real_nodes[m];
+            float *to = pass->tapped ? pass->tapped + (i * pass->rows * pass->nodes + node) * width : row;
+            norm_or_copy(pass->hidden_states + m * width, ends ? model->norm : NULL, width, model->eps, to);
+            for (int64_t k = 0; k < width && !pass->tapped; k++) pass->features[i][node * width + k] = to_kv(row[k]);
+        }
+    }
+}
+
+/* List the nodes whose logits are wanted and that are not padding. Returns how many there are. */
+static int64_t list_logit_nodes(const Pass *pass) {
+    int64_t count = 0;
+    EXPECT(pass->logit_count <= pass->nodes);
+    for (int64_t i = 0; i < pass->rows * pass->logit_count; i++) {
+        const int64_t row = i / pass->logit_count, node = pass->logit_nodes[i % pass->logit_count];
+        EXPECT(node >= 0 && node < pass->nodes);
+        if (node >= pass->row_starts[row + 1] - pass->row_starts[row]) continue;
+        pass->logit_from[count] = pass->row_starts[row] + node;
+        pass->logit_to[count++] = i;
+    }
+    return count;
+}
+
+/* The logits of these `count` nodes. */
+static void compute_logits(const Model *model, const Pass *pass, int64_t count, const Team *team) {
+    const int64_t width = model->hidden;
+    float *row = row_scratch(team, width);
+    for (int64_t i = own_first(team, count); i < own_last(team, count); i++) {
+        norm_or_copy(pass->hidden_states + pass->logit_from[i] * width, model->norm, width, model->eps, row);
+        to_acts(row, width, pass->normed + i * width);
+    }
+    meet(team);
+    matmul(
+        pass->normed, count, width, model->head, NULL, model->vocab, pass->logits, pass->logit_to, model->vocab, 0, team
+    );
+}
+
+/* List the nodes that are not padding, and bring their hidden states together, or look up their embeddings. Returns
+   how many there are. */
+static int64_t pack_rows(const Model *model, const Pass *pass) {
+    const int64_t hidden = model->hidden;
+    int64_t count = 0;
+    EXPECT(pass->rows > 0 && pass->nodes > 0 && pass->threads > 0);
+    EXPECT(pass->first_node + pass->nodes == pass->total_nodes);
+    for (int64_t row = 0; row < pass->rows; row++) {
+        const int64_t nodes = pass->sizes ? pass->sizes[row] - pass->first_node : pass->nodes;
+        pass->row_starts[row] = count;
+        for (int64_t i = 0; i < nodes && i < pass->nodes; i++, count++) {
+            const int64_t node = row * pass->nodes + i;
+            float *to = pass->hidden_states + count * hidden;
+            EXPECT(!pass->tokens || (pass->tokens[node] >= 0 && pass->tokens[node] < pass->embedding_rows));
+            pass->real_nodes[count] = (int32_t)node;
+            if (pass->tokens)
+                for (int64_t k = 0; k < hidden; k += LANES)
+                    v_store(to + k, load_weights(pass->embeddings + pass->tokens[node] * hidden + k));
+            else if (node != count)
+                memcpy(to, pass->hidden_states + node * hidden, hidden * sizeof(float));
+        }
+    }
+    pass->row_starts[pass->rows] = count;
+    return count;
+}
+
+typedef struct {
+    const Model *model;
+    const Pass *pass;
+    int64_t nodes, logits; /* that are not padding; those whose logits are wanted */
+} Forward;
+
+/* Hidden states of the inputs. */
+static void project_inputs(const Model *model, const Pass *pass, int64_t nodes, const Team *team) {
+    const int64_t first = own_first(team, nodes), last = own_last(team, nodes), width = model->input_dim;
+    to_acts(pass->inputs + first * width, (last - first) * width, pass->normed + first * width);
+    meet(team);
+    matmul(
+        pass->normed, nodes, width, model->input_proj, model->input_bias, model->hidden, pass->hidden_states, NULL,
+        model->hidden, 0, team
+    );
+    meet(team);
+}
+
+static void decoder_layer(const Model *model, const Pass *pass, int64_t l, int64_t nodes, const Team *team) {
+    const Layer *own = model->layer + l;
+    const int64_t hidden = model->hidden, inner = model->intermediate;
+    const int64_t wide = model->heads * model->head_dim, narrow = model->kv_heads * model->head_dim;
+    const int64_t pair = !l && model->pair_norms, inputs = pair ? 2 * hidden : hidden, stride = wide + 2 * narrow;
+    const int64_t first = own_first(team, nodes), last = own_last(team, nodes);
+    copy_taps(model, pass, l, first, last, team);
+    if (pair)
+        norm_pairs(model, pass, first, last, team);
+    else
+        norm_rows(pass, own->attention_norm, hidden, model->eps, first, last, team);
+    meet(team);
+    float *keys = pass->qkv + wide, *values = keys + narrow;
+    matmul(pass->normed, nodes, inputs, own->q, own->q_bias, wide, pass->qkv, NULL, stride, 0, team);
+    matmul(pass->normed, nodes, inputs, own->k, own->k_bias, narrow, keys, NULL, stride, 0, team);
+    matmul(pass->normed, nodes, inputs, own->v, own->v_bias, narrow, values, NULL, stride, 0, team);
+    meet(team);
+    for (int64_t m = first; m < last; m++) place_node(model, pass, l, m);
+    meet(team);
+    attention_layer(model, pass, l, team);
+    matmul(pass->attention, nodes, wide, own->o, own->o_bias, hidden, pass->hidden_states, NULL, hidden, 1, team);
+    meet(team);
+    norm_rows(pass, own->mlp_norm, hidden, model->eps, first, last, team);
+    meet(team);
+    matmul_gated(pass->normed, nodes, hidden, own->gate, own->up, inner, pass->mlp, team);
+    meet(team);
+    matmul(pass->mlp, nodes, inner, own->down, NULL, hidden, pass->hidden_states, NULL, hidden, 1, team);
+    meet(team);
+}
+
+static void forward_task(const Team *team, const void *call) {
+    const Forward *of = call;
+    const Model *model = of->model;
+    const Pass *pass = of->pass;
+    const int64_t first = own_first(team, of->nodes), last = own_last(team, of->nodes);
+    for (int64_t m = first; m < last && pass->ancestors; m++) find_path(pass, m);
+    if (model->input_proj.data) project_inputs(model, pass, of->nodes, team);
+    for (int64_t l = 0; l < model->layers; l++) decoder_layer(model, pass, l, of->nodes, team);
+    copy_taps(model, pass, model->layers, first, last, team);
+    meet(team);
+    if (model->head.data) compute_logits(model, pass, of->logits, team);
+    meet(team);
+}
+
+void forward(const Model *model, const Pass *pass) {
+    const int64_t since = now(), nodes = pack_rows(model, pass), logits = model->head.data ? list_logit_nodes(pass) : 0;
+    const Region region = run_pass(pass, forward_task, &(Forward){model, pass, nodes, logits});
+    if (nodes <= CHUNK_ROWS) /* with many, uneven shares take longer than the spins */
+        judge(pass->threads, region.threads, now() - since, region.late);
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* y = x W^T, with the rows of W as they lie in memory (`formats/layout.h`): `width` weights for each output. */
+
+#ifndef OUTRIDER_MATMUL_H
+#define OUTRIDER_MATMUL_H
+
+#include "rows.h"
+
+#ifdef AMX
+#include "tiles_many.h"
+#elif LANES == 8
+#include "lanes8.h"
+#else
+#include "lanes16.h"
+#endif
+
+#ifdef AMX
+/* Of `pack_acts`, or the workspace of `matmul_many`. */
+#define ACTS_BYTES(n, width)                                                                                           \
+    ((n) > 1 ? ((n) > FEWER ? 3 * LANES : PADDED_ROWS(n)) * (width) * (int64_t)sizeof(act_t) : (int64_t)sizeof(act_t))
+#else
+
+/* Rows of x as `multiply_column` reads them: quantised for integer products. */
+INLINE const act_t *pack_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
+#ifdef BF16_WEIGHTS
+    if (IS_INTEGER(kind)) return quantise_rows(x, n, width, room);
+#endif
+    (void)kind, (void)n, (void)width, (void)room;
+    return x;
+}
+
+#define ACTS_BYTES(n, width) ((n) * (width) / BLOCK_WEIGHTS * (int64_t)sizeof(Activations))
+INLINE void begin_product(int64_t n) {
+    (void)n;
+}
+INLINE void begin_product_few(int64_t n, int64_t few) {
+    (void)n, (void)few;
+}
+INLINE void end_product(void) {}
+#endif
+
+/* This thread's share of so many outputs, in full columns. */
+INLINE void column_share(int64_t outputs, const Team *team, int64_t *first, int64_t *last) {
+    const int64_t columns = (outputs + LANES - 1) / LANES;
+    *first = own_first(team, columns) * LANES;
+    *last = own_last(team, columns) * LANES;
+    if (*last > outputs) *last = outputs;
+}
+
+/* y[:, own outputs] = x W^T + bias, or added to what is there. `to`: the row of y for each of x; NULL: the same. */
+static void matmul(
+    const act_t *x, int64_t n, int64_t width, Matrix w, const float *bias, int64_t outputs, float *y, const int64_t *to,
+    int64_t stride, int add, const Team *team
+) {
+    int64_t first, last;
+    float results[CHUNK_ROWS * LANES];
+    column_share(outputs, team, &first, &last);
+    EXPECT(scratch_bytes(n, width) <= team->region->bytes);
+#ifdef AMX
+    if (n > FEWER) return matmul_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add, team);
+#endif
+    const Scratch scratch = scratch_of(team, width);
+    for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
+        const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
+        const act_t *acts = pack_acts(w.kind, x + m * width, rows, width, scratch.acts);
+        begin_product(rows);
+        for (int64_t j = first; j < last; j += LANES) {
+            const int64_t count = last - j < LANES ? last - j : LANES;
+            multiply_column(acts, rows, width, w, j, outputs, scratch, results);
+            for (int64_t i = 0; i < rows; i++) {
+                float *own = y + (to ? to[m + i] : m + i) * stride + j;
+                const float *from = results + i * LANES;
+                if (count == LANES) {
+                    const vec_t value = bias ? v_add(v_load(from), v_load(bias + j)) : v_load(from);
+                    v_store(own, add ? v_add(v_load(own), value) : value);
+                    continue;
+                }
+                for (int64_t k = 0; k < count; k++) {
+                    float value = from[k];
+                    if (bias) value += bias[j + k];
+                    own[k] = add ? own[k] + value : value;
+                }
+            }
+        }
+        end_product();
+    }
+}
+
+/* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated MLP. Both matrices quantise x, or neither
+   does. */
+static void matmul_gated(
+    const act_t *x, int64_t n, int64_t width, Matrix gate, Matrix up, int64_t outputs, act_t *y, const Team *team
+) {
+    int64_t first, last;
+    float gates[CHUNK_ROWS * LANES], ups[CHUNK_ROWS * LANES];
+    column_share(outputs, team, &first, &last);
+    EXPECT(scratch_bytes(n, width) <= team->region->bytes);
+#ifdef AMX
+    if (n > FEWER) return matmul_gated_many(x, n, width, gate, up, outputs, first, last, y, team);
+#endif
+    const Scratch scratch = scratch_of(team, width);
+    for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
+        const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
+        const act_t *acts = pack_acts(gate.kind, x + m * width, rows, width, scratch.acts);
+        begin_product(rows);
+        for (int64_t j = first; j < last; j += LANES) {
+            const int64_t count = last - j < LANES ? last - j : LANES;
+            multiply_column(acts, rows, width, gate, j, outputs, scratch, gates);
+            multiply_column(acts, rows, width, up, j, outputs, scratch, ups);
+            for (int64_t i = 0; i < rows; i++) {
+                const vec_t gated = v_mul(v_silu(v_load(gates + i * LANES)), v_load(ups + i * LANES));
+                act_t part[LANES], *own = y + (m + i) * outputs + j;
+                store_acts(count < LANES ? part : own, gated);
+                if (count < LANES) memcpy(own, part, count * sizeof(act_t));
+            }
+        }
+        end_product();
+    }
+}
+
+#if defined(BF16_WEIGHTS) && !defined(AMX)
+typedef struct {
+    const Matrix *matrix;
+    const act_t *x;
+    int64_t rows, width, outputs;
+    float *y;
+} Multiply;
+
+static void multiply_task(const Team *team, const void *call) {
+    const Multiply *of = call;
+    matmul(of->x, of->rows, of->width, *of->matrix, NULL, of->outputs, of->y, NULL, of->outputs, 0, team);
+}
+
+void multiply(
+    const Matrix *matrix, const float *x, int64_t rows, int64_t width, int64_t outputs, float *y, int64_t threads,
+    act_t *activations, char *scratch
+) {
+    to_acts(x, rows * width, activations);
+    run(threads, scratch, scratch_bytes(rows, width), multiply_task,
+        &(Multiply){matrix, activations, rows, width, outputs, y});
+}
+#endif
+
+#endif

@@ -1,0 +1,89 @@
+/* The parts of a decoder layer around its products: rotary embeddings, the KV cache, attention of all nodes. */
+
+#ifndef OUTRIDER_DECODER_H
+#define OUTRIDER_DECODER_H
+
+#include "attention.h"
+#include "norm.h"
+
+/* Elements from one slot of the cache to the next. */
+INLINE int64_t slot_width(const Model *model, const Pass *pass) {
+    return (pass->slot_layers > 1 ? pass->slot_layers : 1) * model->kv_heads * model->head_dim;
+}
+
+/* Norm (where there is one) and rotary embedding of one head. */
+static void
+norm_and_rope(const Model *model, const Pass *pass, const float *norm, int64_t rotary, int64_t position, float *x) {
+    const int64_t width = model->head_dim, half = width / 2;
+    if (norm) rms_norm(x, norm, width, model->eps, x);
+    if (!rotary) return;
+    const float *cosine = pass->rope +
+                          (position < pass->rope_positions ? position : pass->rope_positions - 1) * 2 * width;
+    const float *sine = cosine + width;
+    for (int64_t k = 0; k < half; k++) {
+        const float a = x[k], b = x[k + half];
+        x[k] = a * cosine[k] - b * sine[k];
+        x[k + half] = b * cosine[k + half] + a * sine[k + half];
+    }
+}
+
+/* Write keys, with their rotary embedding, and values to a slot of the cache; both lie at `kv`. */
+static void write_kv(const Model *model, const Pass *pass, int64_t layer, int64_t position, int64_t slot, float *kv) {
+    const Layer *own = model->layer + layer;
+    const int64_t width = model->head_dim, groups = model->kv_heads, at = slot * slot_width(model, pass);
+    for (int64_t g = 0; g < groups; g++) norm_and_rope(model, pass, own->k_norm, own->rope, position, kv + g * width);
+    kv_t *keys = pass->cache[2 * layer] + at, *values = pass->cache[2 * layer + 1] + at;
+    for (int64_t k = 0; k < groups * width; k++) {
+        keys[k] = to_kv(kv[k]);
+        values[k] = to_kv(kv[groups * width + k]);
+    }
+}
+
+/* The rotary embedding of node m's queries; its keys and values to the cache. */
+static void place_node(const Model *model, const Pass *pass, int64_t layer, int64_t m) {
+    const Layer *own = model->layer + layer;
+    const int64_t width = model->head_dim, heads = model->heads, row = pass->real_nodes[m] / pass->nodes;
+    const int64_t node = pass->first_node + pass->real_nodes[m] % pass->nodes;
+    const int64_t position = pass->positions[row * pass->total_nodes + node];
+    EXPECT(position >= 0 && pass->lengths[row] + node < pass->capacity);
+    float *qkv = pass->qkv + m * (heads + 2 * model->kv_heads) * width;
+    for (int64_t h = 0; h < heads; h++) norm_and_rope(model, pass, own->q_norm, own->rope, position, qkv + h * width);
+    to_acts(qkv, heads * width, pass->query + m * heads * width);
+    write_kv(model, pass, layer, position, row * pass->capacity + pass->lengths[row] + node, qkv + heads * width);
+}
+
+/* Attention of all nodes. Threads take items in any order: some nodes of a row, in some heads that share a key head. */
+static void attention_layer(const Model *model, const Pass *pass, int64_t layer, const Team *team) {
+    const int64_t width = model->head_dim, groups = model->kv_heads, group = model->heads / groups;
+    int64_t heads = group < QUERIES ? group : QUERIES;
+    if (pass->rows * groups * pass->nodes < team->threads) heads = 1; /* or threads would have nothing to do */
+    const int64_t cuts = (group + heads - 1) / heads, fit = QUERIES / heads, least = (pass->nodes + fit - 1) / fit;
+    const int64_t items = pass->rows * groups * cuts * least; /* few that threads do not share evenly are split */
+    const int64_t uneven = items % team->threads && items < 4 * team->threads &&
+                           4 * least * team->threads <= pass->nodes;
+    const int64_t parts = uneven ? least * team->threads : least;
+    const int64_t together = parts ? (pass->nodes + parts - 1) / parts : 1, stride = slot_width(model, pass);
+    AttentionWork *work = (AttentionWork *)thread_scratch(team);
+    begin_product_few(2, heads < LANES ? heads : LANES);
+    for (int64_t item; (item = take(team)) < pass->rows * groups * cuts * parts;) {
+        const int64_t part = item % parts, cut = item / parts % cuts, g = item / parts / cuts % groups;
+        const int64_t row = item / parts / cuts / groups, first = part * together;
+        const int64_t nodes = pass->row_starts[row + 1] - pass->row_starts[row];
+        const int64_t last = first + together < nodes ? first + together : nodes;
+        if (first >= last) continue;
+        const int64_t head = g * group + cut * heads, end = (g + 1) * group;
+        const int64_t start = pass->row_starts[row] * model->heads * width;
+        const int64_t cached = row * pass->capacity * stride + g * width, total = pass->total_nodes;
+        attend(
+            work, pass->query + start, pass->attention + start, model->heads, head,
+            head + heads < end ? head + heads : end, width, pass->cache[2 * layer] + cached,
+            pass->cache[2 * layer + 1] + cached, stride, first, last, pass->positions + row * total + pass->first_node,
+            pass->lengths[row], pass->ancestors ? pass->paths + pass->row_starts[row] * total : NULL, total,
+            model->layer[layer].window, model->attention_scale
+        );
+    }
+    end_product();
+    meet(team);
+}
+
+#endif

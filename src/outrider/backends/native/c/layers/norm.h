@@ -1,0 +1,69 @@
+/* Norms, and what products read: hidden states normed and rounded to activations. */
+
+#ifndef OUTRIDER_NORM_H
+#define OUTRIDER_NORM_H
+
+#include <math.h>
+
+#include "../gemm/rows.h"
+
+/* Run a task on the threads that a pass may use. */
+static Region run_pass(const Pass *pass, Task *task, const void *call) {
+    return run(hands(pass->threads), pass->scratch, pass->scratch_each, task, call);
+}
+
+/* Workspace of this thread for one row of so many float32. */
+INLINE float *row_scratch(const Team *team, int64_t width) {
+    EXPECT(width * (int64_t)sizeof(float) <= SCALES_BYTES(width) && SCALES_BYTES(width) < team->region->bytes);
+    (void)width;
+    return (float *)thread_scratch(team);
+}
+
+static void rms_norm(const float *x, const float *weight, int64_t width, float eps, float *y) {
+    vec_t total = v_zero();
+    for (int64_t k = 0; k < width; k += LANES) total = v_fma(v_load(x + k), v_load(x + k), total);
+    const float root = 1.0f / sqrtf(v_sum(total) / (float)width + eps);
+    for (int64_t k = 0; k < width; k += LANES)
+        v_store(y + k, v_mul(v_mul(v_load(x + k), v_set1(root)), v_load(weight + k)));
+}
+
+/* The same, or a copy where there is no norm. */
+static void norm_or_copy(const float *x, const float *weight, int64_t width, float eps, float *y) {
+    if (weight)
+        rms_norm(x, weight, width, eps, y);
+    else
+        memcpy(y, x, width * sizeof(float));
+}
+
+/* Rows `first` .. `last` - 1 of the hidden states, normed, to `normed`. */
+static void norm_rows(
+    const Pass *pass, const float *weight, int64_t hidden, float eps, int64_t first, int64_t last, const Team *team
+) {
+    float *row = row_scratch(team, hidden);
+    for (int64_t m = first; m < last; m++) {
+        norm_or_copy(pass->hidden_states + m * hidden, weight, hidden, eps, row);
+        to_acts(row, hidden, pass->normed + m * hidden);
+    }
+}
+
+/* EAGLE-3: the first layer reads the norms of an embedding and of a hidden state side by side, and adds to the
+   latter. */
+static void norm_pairs(const Model *model, const Pass *pass, int64_t first, int64_t last, const Team *team) {
+    const int64_t hidden = model->hidden;
+    float *row = row_scratch(team, 2 * hidden);
+    for (int64_t m = first; m < last; m++) {
+        const float *pair = pass->inputs + m * 2 * hidden;
+        for (int64_t k = 0; k < 2 * hidden; k += hidden)
+            rms_norm(pair + k, model->pair_norms + k, hidden, model->eps, row + k);
+        to_acts(row, 2 * hidden, pass->normed + m * 2 * hidden);
+        memcpy(pass->hidden_states + m * hidden, pair + hidden, hidden * sizeof(float));
+    }
+}
+
+/* Features `first` .. `last` - 1, to `normed`. */
+static void gather_features(const Pass *pass, const kv_t *const *features, int64_t width, int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i++)
+        for (int64_t k = 0; k < width; k += LANES) store_acts(pass->normed + i * width + k, load_kv(features[i] + k));
+}
+
+#endif
