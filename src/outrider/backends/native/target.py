@@ -116,6 +116,18 @@ class NativeTarget(Target):
         states = as_float(features)
         return self.forward.head(states.reshape(-1, self.hidden)).reshape(*states.shape[:-1], self.vocab)
 
+    def head_rows(self, tokens: Array | None) -> Array | None:
+        """See `Target.head_rows`."""
+        made = self.checkpoint.description
+        name = "model.embed_tokens.weight" if made.tied else "lm_head.weight"
+        return weights.numbers(self.code, self.checkpoint.parameters[name], self.precision == "bfloat16", tokens)
+
+    @cached_property
+    def embeddings(self) -> Array:  # type: ignore[override]
+        """See `Target.embeddings`: a copy of the file's, made when a drafter wants it."""
+        one = self.checkpoint.parameters["model.embed_tokens.weight"]
+        return weights.numbers(self.code, one, self.precision == "bfloat16")
+
     def open(self, capacity: int) -> NativeSession:
         """See `Target.open`. The session grows if its rows must."""
         model, limit = self.forward.weights.model, max(capacity, self.context + SLACK)
