@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -99,3 +100,9 @@ def started(model: str, drafters: Sequence[str], *options: str) -> Iterator[tupl
     finally:
         process.terminate()
         process.wait(60)
+
+
+def prompts() -> list[str]:
+    """The demo's held-out texts, their first 400 characters."""
+    lines = (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row["text"][:400] for row in map(json.loads, lines) if "text" in row]

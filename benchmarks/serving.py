@@ -24,12 +24,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import outrider
-from servers import Stream, ask, ours, post
+from servers import Stream, ask, ours, post, prompts
 
 BARS = {"throughput": 0.97, "speed": 1.8}  # speculation beside plain: at every load; per user, of one client
 
@@ -42,11 +41,6 @@ class Server:
     url: str
     body: dict[str, Any] = field(default_factory=dict)  # fields beside prompt and length
     ours: bool = False
-
-
-def prompts() -> list[str]:
-    lines = (files("outrider") / "demo" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row["text"][:400] for row in map(json.loads, lines) if "text" in row]
 
 
 @dataclass

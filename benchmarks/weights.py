@@ -96,7 +96,7 @@ def main() -> None:
         encode, most = models[FULL].tokenizer.encode, models[FULL].target.context
         if given.length > most:
             raise InputError(f"--length is at most {most}, the model's context")
-        found = [tasks.load(name, given.data, given.limit, lambda text: len(encode(text))) for name in names]
+        found = [tasks.load(name, given.data, given.limit) for name in names]
         models |= {way: load(given.model, way) for way in given.weights}
     except InputError as error:
         parser.error(str(error))

@@ -128,7 +128,7 @@ def example(file: str) -> Callable[[], str]:
 
 def scaling(part: str) -> Callable[[], str]:
     """A part of docs/scaling.md; its module imports torch, so it is read when it is asked for."""
-    return lambda: getattr(import_module("tools.scaling"), part)()
+    return lambda: getattr(import_module("papers.scaling"), part)()
 
 
 # page -> the parts made for it

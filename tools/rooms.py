@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "evidence of losslessness; parity with vLLM",
     ),
     "bench": (
-        "params files plugins encoding prompts names core backends budgets engine drafters llm proofs",
+        "params files plugins prompts names core backends budgets engine drafters llm proofs",
         "the measuring instrument",
     ),
     "serve": (

@@ -34,7 +34,9 @@ TESTS = {
         ),
     ),
     "tiles": tuple(f"tests/models/test_{name}.py" for name in ("compiled", "compiled_mutants", "blocks", "grown")),
-    "thread": (f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once"),
+    "thread": (
+        "tests/native/test_threads.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once",
+    ),
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from recipes.shipping import place
 DOMAINS = ("gsm8k", "self_dialogue", "sgd", "stdlib", "algorithms", "tldr", "stories", "books", "oasst")
 TOKENS = 3_000_000  # of documents, a ninth from each domain (fewer where a domain has fewer)
 STEPS = 3000
-SHARED = {
+SHARED: dict[str, Any] = {
     "steps": STEPS, "rows": 4, "length": 512, "bf16": multiplies_halves(), "half_features": True, "warmup": 100,
     "save": 200,
 }  # fmt: skip

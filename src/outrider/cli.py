@@ -40,11 +40,9 @@ GROUPS = {
     "Measure": {
         "recommend": "Measure which drafter suits a model on this machine, and what it gives.",
         "bench": "Measure methods side by side and beside stock transformers, with a report.",
-        "theory": "What acceptance, draft length and cost promise (Leviathan).",
         "info": "Show versions, threads, devices, models and drafters; with MODEL, where its files are.",
     },
     "Make drafters": {
-        "plan": "Work out what a drafter for a target takes: GPU hours, disk and network.",
         "train": "Train a drafter for a target of your own, on text of your own.",
         "data": "Build training data, also by letting the target write the answers.",
         "tune-tree": "Grow the draft tree that a trained drafter's measured accuracies ask for.",
@@ -58,8 +56,12 @@ COMMANDS = {name: line for group in GROUPS.values() for name, line in group.item
 OLD = {
     "--target": "a model is named without --target, as in: {command} MODEL",
     "--prompts-file": "--prompts-file is --prompts FILE now",
-    "--rules": "--rules is --rule now, once for each rule",
     "--tasks": "--tasks is --task now, once for each task",
+    "bench --rule": "a rule is part of a method now, as in --drafter lookup@rejection",
+    "bench --budget": "a budget is part of a method now, as in --drafter lookup@16x6",
+    "bench --variant": "weights are part of a method now, as in --drafter lookup@int8",
+    "bench --prompts": "--prompts is --task FILE in bench",
+    "bench --list": "outrider bench tasks lists the tasks now",
     "--nodes": "--nodes is --budget now, as in --budget 16x6 (nodes, depth)",
     "--depth": "--depth is --budget now, as in --budget 16x6 (nodes, depth)",
     "--arms": "--arms is --budget now, as in --budget '3,2,1 2,1 none'",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from instrument import VOCAB, Lab
 
 from outrider.bench import checks
@@ -154,99 +152,6 @@ def test_counting_too_many_tokens_is_caught(tmp_path: Path) -> None:
     assert "counts 41 tokens where its text has 40" in cells["boastful"]["faults"]
     assert "reports more time than has passed" in cells["late"]["faults"]
     assert cells["none"]["state"] == "done"
-
-
-# Laws at T = 1
-
-
-class Sampler(Honest):
-    """Draws each token by a law of its own from the target's p [v]."""
-
-    def __init__(self, lab: Lab, law: Callable[[torch.Tensor, random.Random], int]):
-        super().__init__(lab)
-        self.law = law
-
-    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
-        dice, text = random.Random(seed), list(ids)
-        while len(text) - len(ids) < ask.limit:
-            text.append(self.law(self.lab.target.logits_after(text).softmax(-1), dice))
-        return text[len(ids) :]
-
-
-def pick(p: torch.Tensor, dice: random.Random) -> int:
-    return dice.choices(range(len(p)), p.tolist())[0]
-
-
-def drafted(p: torch.Tensor) -> torch.Tensor:
-    """A drafter's law: the target's, flattened, its columns shifted by one."""
-    return 0.8 * p.roll(1) + 0.2 * p
-
-
-def rejection(p: torch.Tensor, dice: random.Random) -> int:
-    """Algorithm 1 for one token: honest."""
-    q = drafted(p)
-    x = pick(q, dice)
-    return x if dice.random() < float(p[x] / q[x]) else pick((p - q).clamp(min=0), dice)
-
-
-def no_residual(p: torch.Tensor, dice: random.Random) -> int:
-    """Draws anew from p where it should from what q left over."""
-    q = drafted(p)
-    x = pick(q, dice)
-    return x if dice.random() < float(p[x] / q[x]) else pick(p, dice)
-
-
-def reversed_test(p: torch.Tensor, dice: random.Random) -> int:
-    """Accepts where p/q lies below the draw: the test the wrong way round."""
-    q = drafted(p)
-    x = pick(q, dice)
-    return x if float(p[x] / q[x]) < dice.random() else pick((p - q).clamp(min=0), dice)
-
-
-def colder(p: torch.Tensor, dice: random.Random) -> int:
-    return pick(p**1.5, dice)
-
-
-def top_p(p: torch.Tensor, dice: random.Random) -> int:
-    """A forgotten nucleus filter."""
-    values, order = p.sort(descending=True)
-    keep = values.cumsum(0) - values < 0.85
-    return int(order[pick(values * keep, dice)])
-
-
-HONEST, BIASED = (pick, rejection), (no_residual, reversed_test, colder, top_p)
-
-
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """All samplers beside plain decoding, in one run."""
-    lab = Lab(tmp_path_factory.mktemp("samplers"), tokens=250, turns=(1,) * 6)
-    peers = {law.__name__: Sampler(lab, law) for law in (*HONEST, *BIASED)}
-    return lab.measure([Method("none"), *(Method(name, peer=name) for name in peers)], 1.0, peers=peers)
-
-
-@pytest.mark.parametrize("law", [law.__name__ for law in HONEST])
-def test_honest_samplers_stay(sampled: dict[str, dict[str, Any]], law: str) -> None:
-    cell = sampled[law]
-    assert cell["state"] == "done", cell["faults"]
-    assert cell["law"]["p"] > 1e-3
-    assert cell["law"]["tokens"] == 6 * 250
-    assert cell["divergences"] == []
-
-
-@pytest.mark.parametrize("law", [law.__name__ for law in BIASED])
-def test_biased_samplers_are_caught(sampled: dict[str, dict[str, Any]], law: str) -> None:
-    cell = sampled[law]
-    assert cell["state"] == "invalid"
-    assert "do not follow the target's law" in cell["reason"]
-
-
-def test_uniforms_are_uniform_and_few_say_nothing() -> None:
-    dice = random.Random(1)
-    good = [dice.random() for _ in range(4000)]
-    assert checks.law_test(good) > 1e-3  # type: ignore[operator]
-    assert checks.law_test([u**1.3 for u in good]) < checks.REFUSED  # type: ignore[operator]
-    assert checks.law_test(good[: checks.LEAST - 1]) is None
 
 
 def test_ties_that_rounding_turned_are_no_fault(tmp_path: Path) -> None:

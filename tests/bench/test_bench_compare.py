@@ -10,7 +10,7 @@ import pytest
 from made_document import made
 
 from outrider.bench import compare as sides
-from outrider.bench.compare import Comparison, Row, change, compare, sentence, show
+from outrider.bench.compare import Change, Comparison, Row, compare, show
 from outrider.bench.document import Document, Estimate
 from outrider.bench.results import from_json
 
@@ -38,7 +38,7 @@ def row(found: Comparison, method: str) -> Row:
     ],
 )  # fmt: skip
 def test_a_change_is_significant_where_the_intervals_do_not_meet(a: Any, b: Any, apart: bool) -> None:
-    found = change(Estimate(*a), Estimate(*b))
+    found = Change.of(Estimate(*a), Estimate(*b))
     assert found is not None
     assert found.significant is apart
     assert found.ratio == pytest.approx(b[0] / a[0])
@@ -73,7 +73,7 @@ def test_changes_gaps_and_faults_are_told(document: Document, capsys: pytest.Cap
     assert "outrider/demo, another" in targets
     assert machine == "The machines differ: threads 2, 4."
     assert arguments == "The arguments differ: tokens 32, 64."
-    assert "1 are faster in B and 1 slower" in sentence(found)
+    assert "1 are faster in B and 1 slower" in found.sentence
     show(found)
     said = capsys.readouterr().out
     assert "only in B: none [bold]|" in said

@@ -27,7 +27,12 @@ def rows(
     drafters: Sequence[str] = ("lookup",), rules: Sequence[str] = ("coupled",), budgets: Sequence[str] = ("auto",),
     variants: Sequence[str] = ("plain",), others: Sequence[str] = (),
 ) -> list[Method]:  # fmt: skip
-    return methods.rows(drafters, rules, budgets, variants, others)
+    grid = [Method("none", variant=variant) for variant in variants]
+    for text in drafters:
+        rest = product(rules, budgets, variants)
+        mine = (Method(**{"rule": r, "budget": b, "variant": v, **methods.parts(text)}) for r, b, v in rest)
+        grid += dict.fromkeys(mine)
+    return methods.table(grid, others)
 
 
 def one_sentence(error: pytest.ExceptionInfo[InputError]) -> str:
@@ -83,7 +88,7 @@ def test_plain_decoding_that_is_named_is_there_once() -> None:
     ("options", "name"),
     [
         ({"drafters": ["lookup", "lookup"]}, "lookup"), ({"drafters": ["a=lookup", "a=suffix"]}, "a"),
-        ({"drafters": ["none=lookup"]}, "none"), ({"budgets": ["4x2", "4x2"]}, "lookup, 4x2"),
+        ({"drafters": ["none=lookup"]}, "none"),
         ({"drafters": ["transformers=lookup"], "others": ["transformers"]}, "transformers"),
         ({"others": ["transformers?cache=static"] * 2}, "transformers?cache=static"),
         ({"drafters": ["lookup", "lookup, 4x2=suffix"], "budgets": ["auto", "4x2"]}, "lookup, 4x2"),
@@ -135,7 +140,9 @@ def test_rows_look_at_every_word(options: dict[str, Any]) -> None:
     ],
 )
 def test_the_parts_of_a_drafter(text: str, label: str, spec: str, budget: str, rule: str) -> None:
-    assert methods.labelled(text) == (label, spec, budget, rule)
+    given = methods.parts(text)
+    assert (given.get("label", ""), given["spec"]) == (label, spec)
+    assert (given.get("budget", ""), given.get("rule", "")) == (budget, rule)
     made = rows([text])[-1]
     assert (made.label, made.spec, made.budget, made.rule) == (label, spec, budget or "auto", rule or "coupled")
     assert made.name.startswith(label or spec)
@@ -177,7 +184,10 @@ def test_rules() -> None:
     [
         ("greedy", "there is no rule 'greedy'; choose from coupled, rejection, block, typical"),
         ("", "there is no rule ''; choose from coupled"),
-        ("coupled?epsilon=0.1", "the rule coupled has no option 'epsilon'; only typical has some: epsilon and delta"),
+        (
+            "coupled?epsilon=0.1",
+            "the rule coupled has no option 'epsilon'; only typical has options: epsilon and delta",
+        ),
         ("typical?alpha=0.1", "the rule typical has no option 'alpha'"),
         ("typical?epsilon=much", "epsilon and delta are numbers, as in typical"),
         ("typical?epsilon", "epsilon and delta are numbers"),
@@ -308,14 +318,26 @@ def test_options_of_a_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "words"),
+    ("text", "spec", "variant", "name"),
     [
-        ("int4", "no variant 'int4' of a target; choose from plain, eager, int8, native, eager"),
-        ("compile", "recorded by default: instead of --variant compile say plain"),
-        ("compile+int8", "say int8"),
+        ("lookup@int8", "lookup", "int8", "lookup, int8"),
+        (
+            "eagle:DIR@16x6@eager+native@rejection",
+            "eagle:DIR",
+            "eager+native",
+            "eagle:DIR, rejection, 16x6, eager+native",
+        ),
+        ("none@native", "none", "native", "none, native"),
+        ("eagle:me@int9", "eagle:me@int9", "plain", "eagle:me@int9"),
     ],
 )
-def test_an_unknown_variant_is_refused(variant: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as error:
-        methods.check_variant(variant)
+def test_a_variant_of_the_target_is_a_part_of_a_method(text: str, spec: str, variant: str, name: str) -> None:
+    found = methods.parse(text)
+    assert (found.spec, found.variant, found.name) == (spec, variant, name)
+    assert [m.variant for m in methods.table([found], []) if m.plain] == [variant], "plain decoding of the same weights"
+
+
+def test_an_unknown_variant_is_refused() -> None:
+    with pytest.raises(InputError, match="no variant 'int4' of a target; choose from plain, eager, int8") as error:
+        methods.check_variant("int4")
     one_sentence(error)

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.oracles import OracleDrafter, OracleDrafting
 from instrument import VOCAB, Clock, Lab
 
 import outrider.bench.runner
 import outrider.core.clock
-from outrider.bench import theory
 from outrider.bench.runner import Runner
 from outrider.bench.types import Method
 from outrider.core.protocols import Prefill, TargetOutput
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.testing import TableSession, TableTarget, plain
+from papers import formulas as theory
+from papers.oracles import OracleDrafter, OracleDrafting
 
 PASS = 0.010  # seconds
 
@@ -92,10 +92,6 @@ def test_known_alpha_and_cost(tmp_path: Path, clock: Clock, alpha: float, gamma:
     assert none["tokens_per_second"][0] == pytest.approx(1 / PASS, rel=1e-3)
     assert cell["prefill_ms"][0] == pytest.approx(1e3 * PASS, rel=1e-3)
     assert cell["round_ms"]["verify"] == pytest.approx(1e3 * PASS, rel=1e-3)
-    told = cell["theory"]
-    assert told["c"] == pytest.approx(c, rel=0.03)
-    assert told["gamma"] == gamma
-    assert told["promised_speedup"] == pytest.approx(cell["speedup"][0], rel=0.03)
     for d in cell["depths"]:
         assert d["rate"][0] == pytest.approx(alpha, abs=0.1)
 

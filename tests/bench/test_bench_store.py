@@ -11,7 +11,7 @@ import pytest
 
 from outrider import InputError
 from outrider.bench.store import Store, read_header, read_samples
-from outrider.bench.types import VERSION, Failure, Sample, Turn
+from outrider.bench.types import VERSION, Sample, Turn
 from outrider.core.types import Usage
 
 SETTINGS: dict[str, Any] = {
@@ -59,7 +59,7 @@ def lines(folder: Path) -> bytes:
 def test_a_new_folder(tmp_path: Path) -> None:
     store = opened(tmp_path / "a" / "b")
     assert store.session == 1
-    assert store.samples == store.failures == []
+    assert store.samples == []
     header = json.loads((tmp_path / "a" / "b" / "run.json").read_text(encoding="utf-8"))
     assert header == store.header == read_header(store.folder)
     assert header["format"] == VERSION
@@ -116,7 +116,7 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path, damage: bytes) 
         store.add(sample(i))
     first, _, last = lines(tmp_path).splitlines(keepends=True)
     (tmp_path / "samples.jsonl").write_bytes(first + damage + b"\n" + last)
-    with pytest.raises(InputError, match=r"samples.jsonl, line 2, is no sample; give another --out$"):
+    with pytest.raises(InputError, match=r"samples.jsonl, line 2, is not a sample; give another --out$"):
         opened(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_fields_of_another_kind_are_refused(tmp_path: Path) -> None:
     opened(tmp_path).add(sample())
     line = json.loads(lines(tmp_path))
     (tmp_path / "samples.jsonl").write_text(json.dumps({**line, "mood": "good"}) + "\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 1, is no sample"):
+    with pytest.raises(InputError, match="line 1, is not a sample"):
         list(read_samples(tmp_path))
 
 
@@ -164,7 +164,7 @@ def test_a_name_stands_for_one_method(tmp_path: Path) -> None:
     named(mine=["lookup", "plain"])
     named(other=["suffix", "plain"])
     for wrong in (["suffix", "plain"], ["lookup", "int8"]):
-        with pytest.raises(InputError, match="holds a method 'mine' that was another; give this one another label"):
+        with pytest.raises(InputError, match="holds a different method called 'mine'; give this one another label"):
             named(mine=wrong)
     assert named(mine=["lookup", "plain"]).session == 3
     assert sorted(read_header(tmp_path)["methods"]) == ["mine", "other"]
@@ -180,17 +180,6 @@ def test_sessions_are_counted_and_the_start_is_the_first(tmp_path: Path) -> None
         assert store.header["started"] == "day 1"
         assert store.header["format"] == VERSION
     assert header == {"target": "demo", "started": "day 5", "arguments": SETTINGS}, "the caller's stays as it is"
-
-
-def test_failures_are_noted_and_are_of_their_session(tmp_path: Path) -> None:
-    store, failure = opened(tmp_path), Failure("maths", 0.0, 1, "lookup", "RuntimeError: no memory")
-    store.fail(failure)
-    store.fail(failure)
-    assert store.failures == [failure, failure]
-    assert [json.loads(x) for x in (tmp_path / "failures.jsonl").read_text("utf-8").splitlines()] == [
-        asdict(failure)
-    ] * 2
-    assert opened(tmp_path).failures == [], "a new session tries again"
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from outrider.budgets.budgeter import Report
 from outrider.commands.generate import unescape
 from outrider.core.types import Budget, Rows
 from outrider.names import is_model
+from papers import command
+from papers.theory import theory
 
 
 def test_the_json_has_the_documented_keys(run: Run, folder: str) -> None:
@@ -122,7 +124,9 @@ def test_a_bandit_chooses_among_drafters(run: Run, folder: str, monkeypatch: pyt
     assert {(0, (2, 1)), (1, (1, 1))} <= played
 
 
-def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp_path: Path) -> None:
+def test_compare_finds_equal_texts_which_theory_reads(
+    run: Run, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     args = ("generate", folder, PROMPT, "--compare", "--max-new-tokens", "12", "--budget", "4x3")
     code, out, _ = run(*args, "--json")
     assert code == 0
@@ -133,9 +137,9 @@ def test_compare_finds_equal_texts_which_theory_reads(run: Run, folder: str, tmp
     assert run(*args)[0] == 0
     file = tmp_path / "run.json"
     file.write_text(out, encoding="utf-8")
-    code, out, _ = run("theory", "--measured", str(file), "--json")
-    assert code == 0
-    assert json.loads(out)["measured"]["measured_speedup"] == found["comparison"]["speedup"]
+    assert command.run(theory, ["--measured", str(file), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert measured["measured_speedup"] == found["comparison"]["speedup"]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +258,7 @@ def test_the_option_names_of_other_tools_mean_the_same(run: Run, folder: str) ->
     assert "context" in refused(run("generate", "-m", folder, "-p", "cat " * 200))
     code, _, err = run("chat", "-m", folder, "--max-tokens", "2", "--temp", "0", "-t", "1")
     assert code == 0, err
-    line = ("bench", "-m", "./nothere", "--max-tokens", "2", "--temp", "0", "-t", "1")
+    line = ("bench", "./nothere", "--max-tokens", "2", "--temp", "0")
     assert "there is no folder ./nothere" in refused(run(*line))
 
 

@@ -31,7 +31,6 @@ COMPLETE = {
     "recommend": "recommend {}",
     "bench": "bench {} --out new",
     "info": "info {}",
-    "plan": "plan --target {} --tokens 1M --gpus 1xh100",
     "train": "train eagle {} --data prompts.jsonl --out new",
     "data": "data generate {} --data prompts.jsonl --out new",
     "tune-tree": "tune-tree {} --drafter demo/medusa --prompts prompts.jsonl --out new",
@@ -53,28 +52,24 @@ OTHERS = (
         "--dtype nothing", "--device nothing",
     )),
     *(f"bench demo --out new {wrong}" for wrong in (
-        "--task nothing", "--rule nothing", "--peer nothing", "--variant nothing", "--judge ./nothere",
-        "--judge nothere.gguf", "--data nothere", "--prompts nothere", "--budget nothing", "--dtype nothing",
-        "--device nothing",
+        "--task nothing", "--peer nothing", "--data nothere", "--dtype nothing", "--device nothing",
+        "--drafter lookup@nothing", "--drafter lookup@99,99", "--drafter lookup@native", "--drafter lookup@block?x=1",
     )),
-    "bench --replay nothere", "bench --replay prompts.jsonl --cost nothing",
-    "bench --replay prompts.jsonl --tokenizer ./nothere", "bench compare nothere nothere",
+    "bench compare nothere nothere", "bench tasks nothing", "bench demo --rule block", "theory --table",
     "export demo/nothing demo --to vllm --out new", "export demo/eagle demo --to nothing --out new",
     "export nothing demo --to vllm --out new", "import nothing", "import demo/nothing",
     "parity demo --drafter demo/eagle --python nothere",
     f"parity demo --drafter demo/eagle --python {sys.executable} --to x",
-    "plan --target demo --tokens nothing --gpus 1xh100", "plan --target demo --tokens 1M --gpus 1xnothing",
-    "plan --target demo --tokens 1M --gpus 1xh100 --drafter nothing",
     "tune-tree demo --drafter nothing --prompts prompts.jsonl --out new",
     "tune-tree demo --drafter demo/medusa --prompts nothere --out new",
-    "data generate demo --data nothere --out new", "theory --measured nothere", "nothing", "data nothing",
+    "data generate demo --data nothere --out new", "nothing", "data nothing",
     "audit demo --prompts nothere", "recommend demo --prompts nothere", "generate demo --prompts nothere",
     *(f"{line} {wrong}" for line in ("generate demo hello", "chat demo", "validate demo", "serve demo") for wrong in (
         "--weights nothing", "--weights native", "--exact nothing", "--dtype nothing", "--device nothing",
     )),
     "generate", "generate demo", "generate org/name", "generate file.gguf", "generate ./nothere", "generate empty",
     "generate --model demo", "generate demo --model demo", "generate demo hello --model demo",
-    "chat demo --model demo", "bench demo --model demo",
+    "chat demo --model demo",
     "generate demo hello -p hello", "generate demo -p hello --prompts prompts.jsonl", "generate demo hello -t 0",
     *(f"{line} --rule nothing" for line in ("generate demo hello", "chat demo", "audit demo")),
 )  # fmt: skip
@@ -157,7 +152,7 @@ def test_native_weights_of_no_gguf_file_are_refused_in_the_words_of_both_interfa
 
 
 def test_every_command_is_walked() -> None:
-    assert set(COMPLETE) | {"theory"} == set(COMMANDS)
+    assert set(COMPLETE) == set(COMMANDS)
 
 
 def test_every_drafter_that_has_weights_is_known_to_the_check() -> None:

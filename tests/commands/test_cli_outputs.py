@@ -32,7 +32,7 @@ TRAIN = ("train", "eagle", "demo", "--data", str(PAGES / "prove.md"), "--data", 
          "--steps", "2", "--rows", "1", "--length", "64", "--limit", "1",
          "--evaluate", "1", "--save", "1", "--option", "noise=0")  # fmt: skip
 BENCH = ("bench", "demo", "--task", "demo/tldr", "--limit", "1", "--max-new-tokens", "4",
-         "--drafter", "lookup", "--no-explain", "--no-compile")  # fmt: skip
+         "--drafter", "lookup")  # fmt: skip
 DATA = ("data", "generate", "demo", "--data", str(QUESTIONS), "--limit", "2", "--max-new-tokens", "8")
 TREE = ("tune-tree", "demo", "--drafter", "medusa:demo/medusa", "--prompts", str(QUESTIONS), "--limit", "1",
         "--max-new-tokens", "8")  # fmt: skip

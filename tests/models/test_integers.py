@@ -26,7 +26,7 @@ from outrider.backends.torch.packed import PACKED
 from outrider.backends.torch.products import HalfLinear
 from outrider.backends.torch.validate import multiplied, validate
 from outrider.bench import checks
-from outrider.bench.types import law_of
+from outrider.bench.types import text_of
 from outrider.budgets.budgeter import FixedBudget
 from outrider.proofs.audit import audit
 from outrider.training.data import Document
@@ -234,8 +234,8 @@ def test_a_benchmark_holds_texts_to_the_same_products(tmp_path: Path, stock: Any
         text = llm.generate([[1, 2, 3]], max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True)[0].tokens
         assert checks.own(llm, [1, 2, 3], text, temperature, 3) == 0
     assert "W4A8" in repr(llm)
-    assert law_of("native") != law_of("eager+native")
-    assert law_of("plain") == law_of("eager")
+    assert text_of("native") != text_of("eager+native")
+    assert text_of("plain") == text_of("eager")
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32])

@@ -34,11 +34,11 @@ def ended(served: Served, seconds: float) -> bool:
 
 
 def test_a_slow_reader_gets_the_rest(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text is written, most of its bytes are not read yet: that is what the server waits for."""
+    """Its text has paused, most of its bytes are not written or not read yet: that is what the server waits for."""
     monkeypatch.setattr(server, "LAST", 1)
     served = start(service_of(llm, loaded, "demo"), buffer=4096)
     reader = Reader(served.port, PATH, WORDY)
-    assert served.idle()
+    assert served.paused()
     served.signal()
     time.sleep(0.3)
     status, headers, answer = served.send("POST", PATH, CHAT)

@@ -7,6 +7,7 @@ import json
 import logging
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,14 +15,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from serve_world import Reader, Serve, Served, finishes
 
 from outrider.llm import LLM
-from outrider.serve import call, gate, guide, journal
-from outrider.serve.connection import room
+from outrider.serve import call, gate, guide, journal, service
+from outrider.serve.connection import Connection, room
 from outrider.serve.fleet import Choice
-from outrider.serve.job import Job
+from outrider.serve.job import End, Job, Watch
+from outrider.serve.protocol import StructuredOutputs
 from outrider.serve.scheduler import Full
+from outrider.serve.server import Drained, listen, run
 from outrider.serve.service import PROBE, Limits
 from outrider.serve.start import service_of
 from outrider.serve.turns import Turns
@@ -222,6 +226,27 @@ def test_connections_make_room(llm: LLM, loaded: Any, start: Serve) -> None:
         sock.close()
 
 
+def test_making_room_does_not_look_at_every_connection(
+    llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of connections costs the event loop the same for each of them, however many are open."""
+    looked, idle = [0], Connection.idle
+
+    def counted(self: Connection) -> bool:
+        looked[0] += 1
+        return bool(idle.fget(self))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Connection, "idle", property(counted))
+    served = start(service_of(llm, loaded, "demo", limits=Limits(connections=20)))
+    made = [socket.create_connection(("127.0.0.1", served.port), timeout=20) for _ in range(100)]
+    for sock in made[:80]:
+        assert sock.recv(1) == b""
+    assert looked[0] < 5 * len(made)
+    assert served.post(PATH, ASKED)
+    for sock in made:
+        sock.close()
+
+
 def test_connections_leave_descriptors_to_the_rest() -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert room(Limits(connections=1 << 40)) < allowed - 32
@@ -258,8 +283,10 @@ def test_a_slow_client_is_not_dropped(llm: LLM, loaded: Any, start: Serve) -> No
 
 
 def test_what_is_not_taken_has_a_bound(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows end where too much of them lies in the server; what is there can still be read."""
+    """Rows that cannot pause, as those of an encoder-decoder, end where too much of them lies in the server; what is
+    there can still be read."""
     monkeypatch.setattr(call, "MOST", 1000)
+    monkeypatch.setattr(service, "SeqTarget", type(llm.target))
     served = start(service_of(llm, loaded, "demo", limits=Limits(send=600.0)), buffer=4096)
     reader = Reader(served.port, PATH, {**LONG, "logprobs": 20})
     assert served.idle()
@@ -336,6 +363,45 @@ def test_the_texts_of_a_grammar_that_breaks_end_together(served: Served, monkeyp
     assert "Too many items" in error["message"]
     assert served.idle()
     assert ends.count("abort") > 8
+
+
+def test_texts_that_wait_or_have_ended_hold_no_matcher(llm: LLM, loaded: Any) -> None:
+    """A grammar bomb's matchers are large: there is one for each row, not for each text."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")
+    made = service_of(llm, loaded, "demo", rows=2)
+    scheduler, grammars = made.scheduler, made.grammars
+    first = grammars.guide(grammars.of_structure(StructuredOutputs(regex="[a-z ]{30}")) or "", "regex")
+    guides = [first.fork() for _ in range(6)]
+    requests = llm.requests(["The"] * 6, max_new_tokens=40, seed=1)[0]
+    ends: list[Any] = []
+    jobs = [
+        Job(request, Choice(""), ends.append, watch=Watch(guide=guide))
+        for request, guide in zip(requests, guides, strict=True)
+    ]
+    scheduler.submit(jobs)
+    most = 0
+    with torch.no_grad():
+        while scheduler.jobs or scheduler.waiting:
+            scheduler._turn()
+            most = max(most, sum("matcher" in vars(guide) for guide in guides))
+    assert most == 2
+    assert not any("matcher" in vars(guide) for guide in guides)
+    assert [event.finish for event in ends if isinstance(event, End)] == ["eos"] * 6
+
+
+def test_the_event_loop_gets_its_turn_soon(llm: LLM, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server has the process for itself, no thread keeps the interpreter for long while the loop waits."""
+    before, seen = sys.getswitchinterval(), list[float]()
+    monkeypatch.setattr(Drained, "run", lambda self, sockets: seen.append(sys.getswitchinterval()))
+    service = service_of(llm, loaded, "demo")
+    service.scheduler.thread.start()
+    service.scheduler.close()
+    with listen("127.0.0.1", 0) as sock:
+        try:
+            run(service, sock, "127.0.0.1")
+        finally:
+            sys.setswitchinterval(before)
+    assert seen[0] <= before / 4
 
 
 def test_two_lengths_are_refused(served: Served) -> None:

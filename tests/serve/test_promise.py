@@ -86,8 +86,8 @@ def served(
     auto: bool = False,
     scores: dict[int, list[Scored]] | None = None,
 ) -> list[list[int]]:
-    """The same through the scheduler, arriving at random; now and then someone leaves in the middle. `scores` gets the
-    logprobs of those who asked for them."""
+    """The same through the scheduler, arriving at random; now and then someone leaves in the middle, and every third
+    text pauses at random. `scores` gets the logprobs of those who asked for them."""
     scheduler = service_of(llm, loaded, "demo", rows=4, queue=10_000).scheduler
     if auto:
         scheduler.engine = replace(scheduler.engine, budget=AdaptiveBudget())
@@ -107,6 +107,9 @@ def served(
     for i, request in enumerate(asked):
         watch = Watch(top=1) if i % 5 == 0 else None
         job = Job(request, chance.choice(plan), lambda event, i=i: deliver(i, event), watch=watch)  # type: ignore[misc]
+        if i % 3 == 0:
+            reads = random.Random(i)
+            job.behind = lambda reads=reads: reads.random() < 0.2  # type: ignore[misc]
         scheduler.submit([job])
         if chance.random() < 0.1:  # a passer-by
             other = Job(
@@ -128,6 +131,7 @@ def served(
     assert not scheduler.jobs
     assert not scheduler.dead
     assert not scheduler.fleet.failed
+    assert scheduler.metrics.preempted._value.get() > 0, "no text paused"
     assert accepted or auto or all(choice.plain for choice in plan)
     return outputs
 

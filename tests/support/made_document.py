@@ -52,53 +52,23 @@ def cell(
         "faults": [], "prompts": 13, "repeats": 3, "new_tokens": 416, "looping": 2, "same_text": 13, "compared": 13,
         "tokens_per_second": triple(rate, 0.04), "speedup": [1.0, 1.0, 1.0] if method == "none" else triple(speed),
         "over_stock": triple(speed / 0.72), "tau": triple(tau, 0.05) if tau else None,
-        "alpha": triple(alpha, 0.03) if alpha else None, "drafted_alpha": 0.21 if drafts else None, "depths": [],
+        "alpha": triple(alpha, 0.03) if alpha else None, "depths": [],
         "prefill_ms": triple(12 + words * 0.09), "round_ms": None, "prompt_tokens": float(words),
-        "memory": {"cache": words * 9216 * batch, "drafter": words * 1024 * batch if drafts else 0},
-        "divergences": [], "law": {"tokens": 416, "p": 0.41} if temperature else None, "theory": None,
-        "quality": None, "reliability": None,
+        "divergences": [],
     }  # fmt: skip
     if tau is not None:
         found["round_ms"] = {"draft": draft, "verify": verify * batch**0.4, "overhead": 0.3 + 0.02 * batch}
-    if drafts:
-        found["theory"] = {
-            "alpha": round(alpha, 4), "gamma": 5, "c": round(draft / 5 / 5.65, 4), "verify": round(verify / 5.65, 4),
-            "promised_speedup": round(speed * 1.3, 3), "promised_speedup_at_cost": round(speed * 1.04, 3),
-            "promised_tau": round(tau * 1.02, 3), "measured_speedup": speed, "measured_tau": tau, "sentence": "",
-        }  # fmt: skip
     if method in ("HASS", "EAGLE chain"):
         found["depths"] = [depth(dice, d, alpha * 0.97**d) for d in range(1, 6)]
-    if method.startswith("HASS"):
-        found["positions"] = [
-            {"position": d, "rounds": 900, "rate": 0.7 / d, "spread": [0.4 / d, 0.5 / d, 0.7 / d, 0.8 / d, 0.9 / d]}
-            for d in range(1, 16)
-        ]
-        found["reliability"] = {"ece": 0.04, "pairs": 4000, "bins": bins(dice)} if method == "HASS" else None
-        loss = 0.0 if lossless else 0.21
-        found["quality"] = {
-            "log_likelihood": -0.9 - loss, "plain": -0.9, "exact": 0.4, "held_out_loss": 2.1
-        } if temperature else None  # fmt: skip
     return found
 
 
 def depth(dice: random.Random, d: int, rate: float) -> dict[str, Any]:
     rate = min(0.97, rate * dice.uniform(0.95, 1.05))
-    spread = [max(0.0, min(1.0, rate + x)) for x in (-0.3, -0.12, 0.02, 0.09, 0.16)]
     tested = 400 // d
     return {
-        "depth": d, "tested": tested, "accepted": round(tested * rate), "rate": triple(rate, 0.03), "spread": spread
+        "depth": d, "tested": tested, "accepted": round(tested * rate), "rate": triple(rate, 0.03)
     }  # fmt: skip
-
-
-def bins(dice: random.Random) -> list[dict[str, Any]]:
-    return [
-        {
-            "low": round(0.05 * k, 2), "high": round(0.05 * k + 0.05, 2), "count": 40 + (k - 9) ** 2 * 9,
-            "confidence": 0.05 * k + 0.025,
-            "acceptance": min(1.0, max(0.0, 0.05 * k + 0.02 + dice.uniform(-0.08, 0.04))),
-        }
-        for k in range(20)
-    ]  # fmt: skip
 
 
 def made() -> dict[str, Any]:
@@ -130,7 +100,7 @@ def made() -> dict[str, Any]:
     near = {"prompt": "maths-3", "turn": 0, "position": 17, "margin": 2.4e-6, "mine": 311, "plain": 64}
     by["maths", 0.0, 4, "HASS"] |= {"divergences": [near], "same_text": 12}
     return {
-        "format": 2,
+        "format": 3,
         "run": {
             "target": "outrider/demo", "started": "2025-03-04T10:11:12+00:00", "seconds": 1834.2, "sessions": 1,
             "arguments": {"target": "demo", "tokens": 32, "temperature": [0.0, 1.0], "batch_size": [1, 4], "seed": 0},
@@ -141,13 +111,7 @@ def made() -> dict[str, Any]:
             name: {"prompts": 13, "kind": name.partition("@")[0], "note": "", "raw": False, "cut": CUTS.get(name)}
             for name in (*TASKS, *CUTS)
         },
-        "cells": cells, "macro": macro(cells), "explain": [explained(by["code", 0.0, 1, "HASS"])],
-        "capacity": [
-            {
-                "task": "code", "temperature": 0.0, "batch": 1, "method": "HASS", "bytes_per_row": 10**7, "rows": 99,
-                "limit": 2**30,
-            }
-        ],
+        "cells": cells, "macro": macro(cells),
     }  # fmt: skip
 
 
@@ -167,27 +131,6 @@ def macro(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 row[name] = [sum(x) / len(x) for x in zip(*each, strict=True)] if each else None
             found.append(row)
     return found
-
-
-def explained(cell: dict[str, Any]) -> dict[str, Any]:
-    factors = {
-        "one pass": (0.62, "a pass over one token takes 5.65 ms, its weights 3.50 ms to read"),
-        "the nodes": (0.58, "a pass over the tree (16 nodes) takes 9.70 ms"),
-        "the drafter": (0.71, "its trees are worth 3.90 tokens a round, the best ones 5.49"),
-        "the rule": (1.03, "4.02 tokens a round were committed"),
-        "drafting": (0.68, "a draft takes 4.60 ms"),
-        "the engine": (0.97, "the rest of a round takes 0.32 ms"),
-    }
-    ideal = measured = 1568.0
-    for factor, _ in factors.values():
-        measured *= factor
-    return {
-        **{k: cell[k] for k in ("task", "temperature", "batch", "method")}, "ideal": ideal,
-        "measured": round(measured, 1),
-        "parts": [{"name": n, "factor": f, "words": w} for n, (f, w) in factors.items()],
-        "words": "If every pass took only the time to read the weights and every tree were the best one, HASS would "
-        "write 1568 tokens a second; it writes 271. Mend first: the nodes (draft fewer, or use the adaptive budget).",
-    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -63,6 +63,15 @@ class Served:
             time.sleep(0.02)
         return False
 
+    def paused(self, texts: int = 1, seconds: float = 60.0) -> bool:
+        """Wait until no row is left but so many texts wait; False if that takes too long."""
+        scheduler, end = self.service.scheduler, time.monotonic() + seconds
+        while time.monotonic() < end:
+            if not scheduler.active and scheduler.batch is None and len(scheduler.waiting) == texts:
+                return True
+            time.sleep(0.02)
+        return False
+
 
 class Reader:
     """A client that reads a stream as slowly as it likes; few bytes lie in its own buffer."""

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from outrider import drafters
-from outrider.bench.watch import Watched
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import (
     BOUNDS,
@@ -35,6 +34,7 @@ from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import LayerShape
 from outrider.params import InputError, Sampling
 from outrider.testing import TableTarget, plain
+from papers.watch import Watched
 
 VOCAB = 12
 GROWTH = Growth(top_k=4, width=3)

@@ -1,15 +1,15 @@
 """The measuring instrument: methods by tasks by temperatures by batch sizes, in turn, beside stock transformers.
 
 config      what is to be measured, as typed arguments; run: measures it and writes the report
-tasks       prompts by name, from a folder, a hub or this package
+tasks       prompts by name, from a folder, the hub or this package
 peers       the ways to decode that are compared, each behind `run(prompts, ask) -> Answer`
 runner      the grid, in turn, resumable
 checks      what makes a method's figures invalid
 metrics     samples -> figures with intervals
-document    what a run found, as dataclasses: results.json
-explain     where the distance between the measured and the ideal speed goes
-report      results.json, results.csv, Markdown, report.html
-choose      recommend: the drafter that serves a model best on this machine
+document    the results as dataclasses: results.json
+report      results.json and report.html
+compare     two runs side by side
+choose      recommend: the fastest drafter for a model on this machine
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WHERE = {"Document": "document", "read": "results", "run": "instrument", "recomm
 
 
 def __getattr__(name: str) -> Any:
-    """The rest is imported when it is first asked for: it needs torch."""
+    """Imported at first use."""
     if name not in WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

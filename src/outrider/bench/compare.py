@@ -1,21 +1,19 @@
-"""`outrider bench compare A B`: two runs side by side, cell by cell; what changed beyond both intervals is marked.
+"""`outrider bench compare A B`: two runs side by side, cell by cell.
 
-Two intervals of 95 % that do not overlap are called significant. That is stricter than a test of the difference (at
-about 0.6 % a cell by chance, where both are equally wide), which many cells at once ask for.
+A change is called significant if the two 95% intervals do not overlap. That is stricter than a test of the difference
+(about 0.6% false alarms for intervals of equal width), which many cells at once call for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from .document import Cell, Document, Estimate, RunInfo, said, short, unique
 from .results import to_json
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Key = tuple[str, float, int, str]  # task, temperature, batch size, method
 MEASURES = {"speedup": "speed-up", "tau": "tau", "tokens_per_second": "tokens/s"}
@@ -23,17 +21,26 @@ MEASURES = {"speedup": "speed-up", "tau": "tau", "tokens_per_second": "tokens/s"
 
 @dataclass(frozen=True)
 class Change:
-    """From one figure to the other. `significant`: their intervals lie apart."""
+    """From one figure to the other."""
 
     a: Estimate
     b: Estimate
     ratio: float | None  # b / a
     significant: bool
 
+    @classmethod
+    def of(cls, a: Estimate | None, b: Estimate | None) -> Change | None:
+        """None if one of them was not measured."""
+        if a is None or b is None:
+            return None
+        known = a.low is not None and b.low is not None and a.ends[0] < a.ends[1] and b.ends[0] < b.ends[1]
+        apart = known and (b.ends[0] > a.ends[1] or b.ends[1] < a.ends[0])
+        return cls(a, b, b.value / a.value if a.value else None, apart)
+
 
 @dataclass(frozen=True)
 class Row:
-    """A cell that is a result in both runs; None where one of them has no such figure."""
+    """A cell that is a result in both runs."""
 
     task: str
     temperature: float
@@ -48,107 +55,97 @@ class Row:
 class Comparison:
     """Two runs side by side."""
 
-    warnings: list[str]  # what they do not have in common: target, machine, versions, arguments
+    warnings: list[str]  # differences of target, machine, versions and arguments
     rows: list[Row]
     only_a: list[Key]
     only_b: list[Key]
-    no_result: list[tuple[Key, str, str]]  # cells of both that are none in one, with both states
+    no_result: list[tuple[Key, str, str]]  # cells of both that are no result in one, with both states
+
+    @property
+    def sentence(self) -> str:
+        """How many cells became faster and slower."""
+        changes = [r.speedup for r in self.rows if r.speedup]
+        sure = [c.ratio for c in changes if c.significant and c.ratio]
+        up, down = sum(r > 1 for r in sure), sum(r < 1 for r in sure)
+        return (
+            f"Of {len(changes)} cells with a speed-up in both runs, {up} are faster in B and {down} slower "
+            "(95% intervals that do not overlap)."
+        )
 
 
 def compare(a: Document, b: Document) -> Comparison:
     """Two documents of results.json, cell by cell."""
     mine, theirs = ({c.key: c for c in document.cells} for document in (a, b))
     both = [(mine[k], theirs[k]) for k in mine if k in theirs]
+
+    def results(x: Cell, y: Cell) -> bool:
+        return x.result and y.result
+
     return Comparison(
         warnings(a.run, b.run),
-        [Row(*x.key, *(change(getattr(x, m), getattr(y, m)) for m in MEASURES)) for x, y in both if result(x, y)],
+        [Row(*x.key, *(Change.of(getattr(x, m), getattr(y, m)) for m in MEASURES)) for x, y in both if results(x, y)],
         [k for k in mine if k not in theirs],
         [k for k in theirs if k not in mine],
-        [(x.key, x.state, y.state) for x, y in both if not result(x, y)],
+        [(x.key, x.state, y.state) for x, y in both if not results(x, y)],
     )
-
-
-def result(x: Cell, y: Cell) -> bool:
-    """Do both cells hold a result?"""
-    return x.result and y.result
-
-
-def change(a: Estimate | None, b: Estimate | None) -> Change | None:
-    """From one figure to the other; None where one was not measured."""
-    if a is None or b is None:
-        return None
-    (low, high), (other_low, other_high) = a.ends, b.ends
-    spread = low < high and other_low < other_high  # a figure without an interval says nothing of chance
-    apart = spread and (other_low > high or other_high < low)
-    return Change(a, b, b.value / a.value if a.value else None, apart)
 
 
 def warnings(a: RunInfo, b: RunInfo) -> list[str]:
     """What makes two runs hard to compare."""
-    found = []
+    lines = []
     if a.target != b.target:
-        found.append(f"The targets differ, so speeds and tau are of different models: {a.target}, {b.target}.")
+        lines.append(f"The targets differ, so speeds and tau are of different models: {a.target}, {b.target}.")
     for part, words in (("machine", "machines"), ("versions", "versions"), ("arguments", "arguments")):
         old, new = getattr(a, part), getattr(b, part)
         differ = [k for k in unique([*old, *new]) if old.get(k) != new.get(k) and k != "out"]
         each = "; ".join(f"{k} {short(old.get(k))}, {short(new.get(k))}" for k in differ)
-        if each:
-            found.append(f"The {words} differ: {each}.")
-    return found
+        lines += [f"The {words} differ: {each}."] if each else []
+    return lines
 
 
-def sentence(found: Comparison) -> str:
-    """How many cells got faster and slower."""
-    changes = [r.speedup for r in found.rows if r.speedup]
-    sure = [c.ratio for c in changes if c.significant and c.ratio]
-    up, down = sum(r > 1 for r in sure), sum(r < 1 for r in sure)
-    return (
-        f"Of {len(changes)} cells with a speed-up in both runs, {up} are faster in B and {down} slower "
-        "(intervals of 95 % that do not overlap)."
-    )
-
-
-def missing(found: Comparison) -> list[str]:
-    """A line for each cell that was not compared."""
-    lines = [f"only in {run}: {_named(k)}" for run, keys in (("A", found.only_a), ("B", found.only_b)) for k in keys]
-    return lines + [f"no result: {_named(k)} ({a} in A, {b} in B)" for k, a, b in found.no_result]
-
-
-def _named(key: Key) -> str:
-    task, temperature, batch, method = key
-    return f"{method} on {task}, {said((temperature, batch))}"
-
-
-def document(found: Comparison) -> dict[str, Any]:
+def document(comparison: Comparison) -> dict[str, Any]:
     """For JSON, with the sentence."""
-    told: dict[str, Any] = to_json(found)
-    return {**told, "sentence": sentence(found)}
+    return {**to_json(comparison), "sentence": comparison.sentence}
 
 
-def show(found: Comparison) -> None:
+def show(comparison: Comparison) -> None:
     """On the terminal, without intervals; significant changes are coloured."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console()
-    for warning in found.warnings:
+    for warning in comparison.warnings:
         console.print(Text(warning, "yellow"))
-    for place in unique((row.task, row.temperature, row.batch) for row in found.rows):
-        console.print(_table(place, [r for r in found.rows if (r.task, r.temperature, r.batch) == place]))
-    for line in missing(found):
+    for place in unique((row.task, row.temperature, row.batch) for row in comparison.rows):
+        table = Table("method", title=f"{place[0]}, {said(place[1:])}", title_justify="left")
+        for name in MEASURES.values():
+            table.add_column(f"{name}: A, B (B/A)", justify="right")
+        for row in comparison.rows:
+            if (row.task, row.temperature, row.batch) == place:
+                digits = (2, 2, 0)
+                table.add_row(
+                    Text(row.method), *(brief(getattr(row, m), d) for m, d in zip(MEASURES, digits, strict=True))
+                )
+        console.print(table)
+    lines = [
+        f"only in {run}: {named(k)}" for run, keys in (("A", comparison.only_a), ("B", comparison.only_b)) for k in keys
+    ]
+    lines += [f"no result: {named(k)} ({a} in A, {b} in B)" for k, a, b in comparison.no_result]
+    for line in lines:
         console.print(Text(line, "bright_black"))
-    console.print(Text(sentence(found), "bold"))
+    console.print(Text(comparison.sentence, "bold"))
 
 
-def _table(place: tuple[str, float, int], rows: Sequence[Row]) -> Table:
-    table = Table("method", title=f"{place[0]}, {said(place[1:])}", title_justify="left")
-    for name in MEASURES.values():
-        table.add_column(f"{name}: A, B (B/A)", justify="right")
-    for row in rows:
-        brief = (_brief(getattr(row, name), 0 if name == "tokens_per_second" else 2) for name in MEASURES)
-        table.add_row(Text(row.method), *brief)
-    return table
+def named(key: Key) -> str:
+    """A cell's key in words."""
+    return f"{key[3]} on {key[0]}, {said(key[1:3])}"
 
 
-def _brief(change: Change | None, digits: int) -> Text:
+def brief(change: Change | None, digits: int) -> Text:
     """A, B and their ratio on one line; a significant one with a mark."""
+    from rich.text import Text
+
     if change is None:
         return Text("")
     ratio = "" if change.ratio is None else f" ({change.ratio:.2f}{' *' * change.significant})"

@@ -1,57 +1,48 @@
-"""What is to be measured: the arguments of `outrider.bench.run`, which can be checked without torch."""
+"""What is to be measured: the arguments of `outrider.bench.run`, checked without torch."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..params import InputError
-from . import methods
+from . import methods, tasks
 from .types import Method
+
+C = TypeVar("C", bound="Config")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A grid: drafters by rules by budgets by variants, on tasks by temperatures by batch sizes.
+    """A grid: methods by tasks by temperatures by batch sizes.
 
-    `model` is a name as `outrider.load` takes it. Fields left empty take the defaults that their comments name.
+    `model` is a name as `outrider.load` takes it. Fields that are left empty take the defaults in their comments.
     """
 
     model: str | None = None
-    drafters: tuple[str, ...] = ()  # [LABEL=]SPEC[@BUDGET][@RULE]; empty: lookup, and the model's own if some ship
-    tasks: tuple[str, ...] = ()  # names, groups, JSON lines; empty: demo for the demo, sample for others
+    drafters: tuple[str, ...] = ()  # see `methods.parse`; empty: lookup, and the model's own drafter if one ships
+    tasks: tuple[str, ...] = ()  # names, groups, JSONL files; empty: the demo's own tasks, or sample
     temperatures: tuple[float, ...] = (0.0,)
-    rules: tuple[str, ...] = ("coupled",)
     batch_sizes: tuple[int, ...] = (1,)
-    budgets: tuple[str, ...] = ("auto",)
-    variants: tuple[str, ...] = ("plain",)  # of the target: see `methods.VARIANTS`
     peers: tuple[str, ...] = ("transformers",)
-    tokens: int = 128  # new ones at most, for every turn
-    limit: int | None = None  # prompts of each task
+    tokens: int = 128  # new tokens of every turn, at most
+    limit: int | None = None  # prompts of each task, at most
     repeats: int = 1
     seed: int = 0
-    threads: int | None = None  # None: torch's own number
+    threads: int | None = None  # None: torch's default
     dtype: str = "auto"
     device: str = "auto"
-    compile: bool = True  # record the target's passes where that is proved to give the same logits
+    compile: bool = True
     trust_remote_code: bool = False
-    data: str | None = None  # folder of the tasks' files
-    judge: str | None = None  # the model that texts are judged by; None: the target judges lossy ones
-    lossy: bool = False  # allow rules that change the text's law
-    keep_loops: bool = False
-    observe: bool = False
-    explain: bool = True
-    memory: float | None = None  # GiB
+    data: str | None = None  # the folder of the tasks' files
+    keep_loops: bool = False  # count prompts whose plain text repeats itself
     max_minutes: float | None = None
-    replay: str | None = None  # recorded answers instead of a model
-    tokenizer: str | None = None  # of the recorded answers
-    cost: str = "7b@a100"
     out: Path = Path("runs/bench")
 
-    def named(self) -> Config:
-        """With model, drafters and tasks named that were left to their defaults. Imports torch."""
-        from ..backends.torch import find
+    def named(self: C) -> C:
+        """With the default model, drafters and tasks filled in."""
+        from ..names import find
 
         place = find(self.model)
         drafters = self.drafters or tuple(dict.fromkeys(("lookup", place.drafter)))
@@ -59,43 +50,25 @@ class Config:
         return replace(self, model=place.name, drafters=drafters, tasks=tasks)
 
     def rows(self) -> list[Method]:
-        """The methods, plain decoding of each variant first."""
-        return methods.rows(self.drafters, self.rules, self.budgets, self.variants, self.peers)
+        """The methods; plain decoding first."""
+        return methods.table([methods.parse(text) for text in self.drafters], self.peers)
 
     def arguments(self) -> dict[str, Any]:
-        """What a run is repeated with, for run.json."""
-        found = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {**found, "out": str(self.out)}
+        """As JSON, for run.json."""
+        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {**fields, "out": str(self.out)}
 
     def check(self) -> None:
-        """Raise InputError for what can be known to be wrong before anything is loaded."""
+        """Raise InputError for what is wrong whatever the model is."""
         counts = {"--max-new-tokens": self.tokens, "--repeats": self.repeats, "--batch-size": min(self.batch_sizes)}
-        for name, count in {**counts, "--limit": self.limit, "--threads": self.threads}.items():
+        for name, count in {**counts, "--limit": self.limit, "threads": self.threads}.items():
             if count is not None and count < 1:
                 raise InputError(f"{name} must be at least 1, not {count}")
-        for name, size in {"--max-minutes": self.max_minutes, "--memory": self.memory}.items():
-            if size is not None and not size > 0:
-                raise InputError(f"{name} must be above 0, not {size:g}")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise InputError(f"--max-minutes must be above 0, not {self.max_minutes:g}")
         if not 0 <= min(self.temperatures) <= max(self.temperatures) < float("inf"):
             raise InputError("--temperature must be a finite number of at least 0")
-        if self.replay:
-            self._check_replay()
-            return
-        rows = replace(self, drafters=self.drafters or ("lookup",)).rows()
-        changing = [m for m in rows if not methods.lossless(m)]
-        if changing and not self.lossy:
-            raise InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
-        if changing and max(self.temperatures) == 0:
+        lossy = [m for m in self.rows() if not methods.lossless(m)]
+        if lossy and max(self.temperatures) == 0:
             raise InputError("typical acceptance at temperature 0 is greedy decoding; give a --temperature above 0")
-        from .tasks import expand
-
-        expand(self.tasks)
-
-    def _check_replay(self) -> None:
-        from .cost import parse
-
-        parse(self.cost)
-        other = Config(replay=self.replay)
-        used = ("model", "tasks", "temperatures", "rules", "batch_sizes", "variants", "peers")
-        if any(getattr(self, name) != getattr(other, name) for name in used):
-            raise InputError("a replay takes --drafter, --budget, --tokenizer, --cost and --limit; leave the rest out")
+        tasks.expand(self.tasks)

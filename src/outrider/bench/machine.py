@@ -12,18 +12,18 @@ PACKAGES = ("outrider", "torch", "transformers", "safetensors", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on; packages that are absent are left out."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the installed packages that a result depends on."""
+    known = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            known[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return known
 
 
 def here() -> dict[str, Any]:
-    """The header of a run, without what was asked for: when it started, on which machine, with which versions."""
+    """The header of a run: the time, the machine and the versions."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,27 +1,26 @@
-"""Samples -> figures. A figure is a ratio of sums over prompts; its interval a bootstrap over prompts.
+"""Samples -> figures. A figure is a ratio of sums over prompts; its interval is a bootstrap over prompts.
 
-Tokens per second count decoding alone: every token after the first of each row and turn, by the time after the prompts'
-passes. Where a prompt was decoded several times, a ratio of two methods is taken repeat by repeat and the median of the
-repeats is the figure. Bootstrap draws are kept until the last mean, so that a macro mean over tasks has an interval of
-its own.
+Tokens per second count decoding alone: every token after the first of each row and turn, over the time after the
+prompts' passes. With several repeats, a ratio of two methods is taken within each repeat, and the median of the repeats
+is the figure. Bootstrap draws are kept up to the last mean, so that a macro mean over tasks has its own interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.types import Usage
 from .document import Depth, Estimate, RoundTime
-from .theory import Comparison
 from .types import Sample
 
+if TYPE_CHECKING:
+    from ..core.types import Usage
+
 DRAWS = 1000
-LOOP_SHARE = 0.25  # a text with more of its 8-grams repeated than this is called looping
-QUANTILES = (10, 25, 50, 75, 90)
+LOOP_SHARE = 0.25  # a text loops if more than this share of its 8-grams are repeated
 
 Array = np.ndarray
 
@@ -32,27 +31,27 @@ class Figure:
 
     value: float
     draws: Array
-    chunks: int  # batches of prompts that it rests on, the fewest of several tasks
+    chunks: int  # batches of prompts that it rests on; of several tasks the fewest
 
     @property
     def estimate(self) -> Estimate:
-        """With an interval of 95 %, of the draws that are defined; without one where it rests on a single chunk."""
+        """With the 95% interval of the finite draws; without one if it rests on a single batch of prompts."""
         known = self.draws[np.isfinite(self.draws)]
         ends = np.percentile(known, (2.5, 97.5)) if self.chunks > 1 and known.size else ()
         return Estimate(*(round(float(x), 5) for x in (self.value, *ends)))
 
 
 def count(tokens: Sequence[Sequence[int]]) -> int:
-    """Decoded tokens of a batch: by ids, the first of each row left out (it is the prompt's). For every method."""
+    """Decoded tokens of a batch, by ids: all but the first of each row, which belongs to the prompt's pass."""
     return sum(max(0, len(row) - 1) for row in tokens)
 
 
 def weights(chunks: int) -> Array:
-    """[DRAWS, chunks]: how often a draw takes each chunk. The same for everything that has as many chunks (paired)."""
+    """[DRAWS, chunks]: how often a draw takes each chunk; the same for all figures of as many chunks (paired)."""
     picked = np.random.default_rng(0).integers(0, chunks, (DRAWS, chunks))
-    made = np.zeros((DRAWS, chunks))
-    np.add.at(made, (np.arange(DRAWS)[:, None], picked), 1)
-    return made
+    counts = np.zeros((DRAWS, chunks))
+    np.add.at(counts, (np.arange(DRAWS)[:, None], picked), 1)
+    return counts
 
 
 def ratio(above: Array, below: Array) -> Figure:
@@ -61,8 +60,7 @@ def ratio(above: Array, below: Array) -> Figure:
 
     def of(w: Array) -> Array:
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = (w @ above.T) / (w @ below.T)
-        return np.median(found, axis=1)
+            return np.asarray(np.median((w @ above.T) / (w @ below.T), axis=1))
 
     value = float(of(np.ones((1, above.shape[1])))[0])
     return Figure(value if np.isfinite(value) else 0.0, of(weights(above.shape[1])), above.shape[1])
@@ -75,33 +73,26 @@ def quotient(a: Figure, b: Figure) -> Figure:
 
 
 def mean(figures: Sequence[Figure]) -> Figure:
-    """The macro mean. Tasks are drawn independently: their draws are shuffled against one another."""
+    """The macro mean. Tasks are independent, so their draws are shuffled against one another."""
     mixed = [np.random.default_rng(i).permutation(f.draws) for i, f in enumerate(figures)]
     return Figure(float(np.mean([f.value for f in figures])), np.mean(mixed, axis=0), min(f.chunks for f in figures))
 
 
 @dataclass(frozen=True)
 class Table:
-    """One cell's samples as arrays [repeats, chunks]; only chunks that every repeat has."""
+    """One cell's samples, [repeats][chunks]; only chunks that every repeat has."""
 
     samples: list[list[Sample]]
 
     @classmethod
     def of(cls, samples: Sequence[Sample], chunks: Sequence[int]) -> Table:
-        """The chosen chunks, in their order; a repeat that lacks one is left out unless none is whole."""
+        """The given chunks in their order; an incomplete repeat is left out unless all are incomplete."""
         by = {(s.repeat, s.chunk): s for s in samples}
         repeats = sorted({s.repeat for s in samples})
-        whole = [r for r in repeats if all((r, c) in by for c in chunks)]
-        if whole:
-            return cls([[by[r, c] for c in chunks] for r in whole])
+        complete = [r for r in repeats if all((r, c) in by for c in chunks)]
+        if complete:
+            return cls([[by[r, c] for c in chunks] for r in complete])
         return cls([[by[repeats[0], c] for c in chunks if (repeats[0], c) in by]] if repeats else [])
-
-    @classmethod
-    def pooled(cls, tables: Sequence[Table]) -> Table:
-        """All prompts of several tasks as one table; empty where they were not repeated alike."""
-        if len({len(t.samples) for t in tables}) != 1:
-            return cls([])
-        return cls([[s for run in runs for s in run] for runs in zip(*(t.samples for t in tables), strict=True)])
 
     def map(self, of: Callable[[Sample], float]) -> Array:
         return np.array([[of(s) for s in run] for run in self.samples], dtype=float)
@@ -111,8 +102,10 @@ class Table:
         return ratio(self.map(tokens), self.map(seconds))
 
     def faster(self, others: Sequence[Sample], whole: bool = False) -> Figure | None:
-        """Times as fast as another method in the same turns; None where it did not take part in all of them. `whole`:
-        the prompts' passes counted too."""
+        """The speed-up over another method's samples of the same prompts, repeat and session.
+
+        None if any of them is missing. `whole`: with the prompts' passes.
+        """
         theirs = {s.pair_key: s for s in others}
         pairs = [[(s, theirs.get(s.pair_key)) for s in run] for run in self.samples]
         if not pairs or any(b is None for run in pairs for _, b in run):
@@ -122,27 +115,27 @@ class Table:
         return Figure(float(value), draws, each[0].chunks)
 
     def usages(self) -> list[list[Usage]]:
-        """[chunk][row and turn] of the first repeat; empty where the method counts no rounds."""
+        """[chunk][row and turn] of the first repeat; empty if the method does not count rounds."""
         first = self.samples[0] if self.samples else []
-        found = [[u for t in s.turns for u in t.usages] for s in first]
-        return found if all(found) else []
+        usages = [[u for t in s.turns for u in t.usages] for s in first]
+        return usages if all(usages) else []
 
 
 def tokens(sample: Sample) -> int:
-    """Tokens that a sample's turns hold in all."""
+    """Decoded tokens of all turns."""
     return sum(count(t.tokens) for t in sample.turns)
 
 
 def seconds(sample: Sample) -> float:
-    """Decode seconds, prefill excluded."""
+    """Decoding time of all turns, without prefill."""
     return sum(t.seconds - t.prefill for t in sample.turns)
 
 
 def speed(samples: Sequence[Sample], whole: bool = False) -> Figure:
-    """Tokens per second: of decoding, or of the whole answer."""
+    """Tokens per second, of decoding or (`whole`) of everything."""
     if whole:
-        given = [[sum(map(len, t.tokens)) for t in s.turns] for s in samples]
-        return ratio(np.array([sum(g) for g in given]), np.array([sum(t.seconds for t in s.turns) for s in samples]))
+        written = [sum(len(row) for t in s.turns for row in t.tokens) for s in samples]
+        return ratio(np.array(written), np.array([sum(t.seconds for t in s.turns) for s in samples]))
     return ratio(np.array([tokens(s) for s in samples]), np.array([seconds(s) for s in samples]))
 
 
@@ -155,75 +148,58 @@ def share(
 
 
 def tau(usages: Sequence[Sequence[Usage]]) -> Figure:
-    """Tokens a round, the target's own counted."""
+    """Tokens a round, the target's own included."""
     return share(usages, lambda u: u.new_tokens - 1, lambda u: u.rounds)
 
 
 def alpha(usages: Sequence[Sequence[Usage]]) -> Figure:
-    """Acceptance per position tested."""
+    """Acceptance per tested position."""
     return share(usages, lambda u: u.accepted, lambda u: u.tested)
 
 
 def depths(usages: Sequence[Sequence[Usage]]) -> list[Depth]:
-    """Acceptance at each depth, given that of all before (n-alpha of a chain), and its spread over prompts."""
-    found = []
-    for d in range(max((len(u.tested_at) for rows in usages for u in rows), default=0)):
+    """Acceptance at each depth, given that of all depths before (n-alpha of a chain)."""
+    rows = []
+    for d in range(max((len(u.tested_at) for chunk in usages for u in chunk), default=0)):
         hits, tests = (
-            np.array([sum(at[d] for at in counts(rows) if len(at) > d) for rows in usages])
-            for counts in (lambda rows: [u.accepted_at for u in rows], lambda rows: [u.tested_at for u in rows])
+            np.array([sum(getattr(u, key)[d] for u in chunk if len(getattr(u, key)) > d) for chunk in usages])
+            for key in ("accepted_at", "tested_at")
         )
-        own = hits[tests > 0] / tests[tests > 0]
-        spread = np.percentile(own, QUANTILES).round(4).tolist()
-        found.append(Depth(d + 1, int(tests.sum()), int(hits.sum()), ratio(hits, tests).estimate, spread))
-    return found
+        rows.append(Depth(d + 1, int(tests.sum()), int(hits.sum()), ratio(hits, tests).estimate))
+    return rows
 
 
 def round_ms(usages: Sequence[Sequence[Usage]]) -> RoundTime:
-    """Where the time of a round goes. Rows of a batch share their rounds: the longest row's count."""
+    """Milliseconds of a round by part. Rows of a batch share their rounds: those of the longest row count."""
     longest = [max(rows, key=lambda u: u.rounds) for rows in usages]
-    rounds = max(1, sum(u.rounds for u in longest))
+    count = max(1, sum(u.rounds for u in longest))
     parts = ("draft_seconds", "verify_seconds", "overhead_seconds")
-    return RoundTime(*(round(1e3 * sum(getattr(u, key) for u in longest) / rounds, 4) for key in parts))
+    return RoundTime(*(round(1e3 * sum(getattr(u, key) for u in longest) / count, 4) for key in parts))
 
 
 def rounds(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
-    """The fields of a cell that its rounds tell, whatever ran them; none where no rounds are counted."""
+    """The fields of a cell that come from its rounds; none if no rounds are counted."""
     if not usages:
         return {}
-    count, drafted, accepted, tested = (
-        sum(getattr(u, key) for rows in usages for u in rows) for key in ("rounds", "drafted", "accepted", "tested")
+    count, drafted, tested = (
+        sum(getattr(u, k) for rows in usages for u in rows) for k in ("rounds", "drafted", "tested")
     )
     return {
         "tau": tau(usages).estimate if count else None,
         "alpha": alpha(usages).estimate if tested else None,
-        "drafted_alpha": round(accepted / drafted, 5) if drafted else None,
         "nodes": round((drafted + count) / count, 3) if count else None,
         "depths": depths(usages),
         "round_ms": round_ms(usages),
     }
 
 
-def theory(usages: Sequence[Sequence[Usage]], plain_ms: float, speedup: float) -> Comparison | None:
-    """What Theorem 3.8 promised for these acceptances and costs. A tree counts as a chain of its depth."""
-    all_of = [u for rows in usages for u in rows]
-    rounds, drafted, tested = (sum(getattr(u, k) for u in all_of) for k in ("rounds", "drafted", "tested"))
-    if not drafted or not tested or not plain_ms:
-        return None
-    deepest = max(len(u.tested_at) for u in all_of)
-    gamma, ms = max(1, min(deepest, round(drafted / rounds))), round_ms(usages)
-    return Comparison(
-        sum(u.accepted for u in all_of) / tested, gamma, ms.draft / gamma / plain_ms, speedup,
-        tau(usages).value, ms.verify / plain_ms,
-    )  # fmt: skip
-
-
 def loops(tokens: Sequence[int], n: int = 8) -> float:
-    """The share of a text's n-grams that occurred before in it."""
+    """The share of a text's n-grams that occurred in it before."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def looping(sample: Sample) -> bool:
-    """Do most texts of a batch repeat themselves? Such texts are trivial to guess and flatter every drafter."""
+    """Whether most texts of a batch repeat themselves: they are trivial to draft and flatter every drafter."""
     rows = [row for t in sample.turns for row in t.tokens]
     return 2 * sum(loops(row) > LOOP_SHARE for row in rows) > len(rows)

@@ -3,51 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import drafters
-from ..backends.torch import HFTarget
-from ..llm import LLM, load
-from .config import Config
 from .types import weights_of
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from .config import Config
 
 
 @dataclass
 class Models:
-    """Where targets come from. `llm(variant)` is the target with no drafter."""
+    """Where targets come from. `llm(variant)` is the target without a drafter."""
 
-    target: str = "demo"  # its name: see `targets.find`
+    target: str = "demo"  # its name, as `outrider.load` takes it
     dtype: str = "auto"
     device: str = "auto"
     compile: bool = True
     trust: bool = False
-    usual: str = "plain"  # the variant that stands for the unchanged weights
+    usual: str = "plain"  # the variant that prompts are encoded and limits are taken with
     loaded: dict[str, LLM] = field(default_factory=dict)  # by variant
     drafted: dict[tuple[str, str], LLM] = field(default_factory=dict)  # by variant and SPEC
 
     @classmethod
     def of(cls, config: Config) -> Models:
-        """What a run's arguments name."""
-        usual = "eager" if "eager" in config.variants and "plain" not in config.variants else "plain"
+        """The models that a run's arguments name."""
+        variants = {m.variant for m in config.rows()}
+        usual = "eager" if "eager" in variants and "plain" not in variants else "plain"
         model = config.model or "demo"
         return cls(model, config.dtype, config.device, config.compile, config.trust_remote_code, usual)
 
     def llm(self, variant: str = "") -> LLM:
-        """The target of a variant (`methods.VARIANTS`), loaded once, with no drafter; "": the usual one."""
+        """The target of a variant (`methods.VARIANTS`) without a drafter; "": the usual one."""
+        from ..llm import load
+
         variant = variant or self.usual
         if variant not in self.loaded:
-            place: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust}
             fast = self.compile and "eager" not in variant
-            llm = load(self.target, "none", **place, weights=weights_of(variant), compile=None if fast else False)
+            llm = load(
+                self.target, "none", dtype=self.dtype, device=self.device, trust_remote_code=self.trust,
+                weights=weights_of(variant), compile=None if fast else False,
+            )  # fmt: skip
             target: Any = llm.target
-            if fast and isinstance(target, HFTarget):
+            if fast and hasattr(target, "compile"):
                 target.compile()
                 target.warm()
             self.loaded[variant] = llm
         return self.loaded[variant]
 
     def with_drafter(self, variant: str, spec: str) -> LLM:
-        """The same target with a drafter, or a mix of several (`SPEC + SPEC`), and budgets and noise of its own."""
+        """The same target with a drafter, or a mix (`SPEC + SPEC`), with budgets and noise of its own."""
+        from .. import drafters
+
         if (variant, spec) not in self.drafted:
             base = self.llm(variant)
             target: Any = base.target

@@ -1,295 +1,200 @@
-"""The pictures of a run: each function takes the document and returns its plots, none where it has no data for them.
+"""The plots of a run, by matplotlib: each function takes the document and returns plots, none if it has no data.
 
-Only results are drawn (`Document.results`, `Document.means`). A method has one colour and one mark in all plots that
-show methods. A point that stands for a method is its macro mean over the tasks, with the interval of 95 %.
+Only results are drawn (`Document.results`, `Document.means`). A method has the same colour in all plots.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
-from statistics import fmean
-from typing import TypeVar
+import io
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..budgets.calibration import Bin
-from . import draw
 from .document import Cell, Document, Estimate, Mean, said, unique
-from .draw import Lines, Plot, Style
 from .types import OURS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#2a78b8", "#d0662a", "#2f9463", "#9a5fb5", "#b8901a", "#c9486b", "#3d9fae", "#7d8590")
+INK, GRID = "#767c86", "#a4a9b1"  # readable on white and on black
+WIDTH = 5.0  # inches
+STYLE = {
+    "svg.fonttype": "none", "text.parse_math": False, "font.size": 10, "text.color": INK, "axes.edgecolor": GRID,
+    "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "grid.color": GRID,
+    "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.35, "axes.axisbelow": True, "legend.frameon": False,
+    "legend.fontsize": 9, "lines.markersize": 5, "lines.linewidth": 1.6, "font.family": "sans-serif",
+}  # fmt: skip
 SPEED = "times as fast as plain"
-NODES = 15  # positions that are drawn
-R = TypeVar("R", Cell, Mean)
+
+Line = Sequence[tuple[float, Estimate]]  # x, and the figure there
 
 
-def looks(document: Document) -> dict[str, Style]:
-    """A colour and a marker for every method of a document."""
-    return {name: draw.style(i) for i, name in enumerate(unique(c.method for c in document.cells))}
+@dataclass(frozen=True)
+class Plot:
+    """A title and the text of an SVG file; the same values give the same text."""
+
+    title: str
+    svg: str
 
 
-def by_setting(document: Document, rows: Iterable[R]) -> list[tuple[str, list[R]]]:
-    """Rows grouped by (temperature, batch size), each group with its title."""
-    held = list(rows)
-    found = [(said(w).capitalize(), [r for r in held if r.setting == w]) for w in document.settings]
-    return [(title, mine) for title, mine in found if mine]
+def draw(title: str, height: float, paint: Callable[[Figure], None]) -> Plot:
+    """What `paint` draws on a figure of this height (inches)."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    out = io.StringIO()
+    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": title}]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # text stays text; the reader's fonts draw it
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        paint(figure)
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Plot(title, out.getvalue())
 
 
-def by_method(document: Document, has: Callable[[Cell], object]) -> list[tuple[str, list[Cell]]]:
-    """The results of each temperature and method that `has` something, at the run's smallest batch size."""
-    least = min((c.batch for c in document.results), default=0)
-    cells = [c for c in document.results if has(c) and c.batch == least]
-    pairs = sorted(unique((c.temperature, c.method) for c in cells), key=lambda p: p[0])
-    return [(f"{m}, T = {t:g}", [c for c in cells if (c.temperature, c.method) == (t, m)]) for t, m in pairs]
+def errors(figures: Sequence[Estimate]) -> list[list[float]]:
+    """The distances to both ends of the intervals."""
+    return [[max(0.0, f.value - f.ends[0]) for f in figures], [max(0.0, f.ends[1] - f.value) for f in figures]]
 
 
-def kin(cell: Cell, but: str) -> str:
-    """A method's name without its budget, rule or variant: what it shares with those that differ in that alone."""
-    return ", ".join(p for p in cell.method.split(", ") if p != getattr(cell, but))
+def clipped(text: str, most: int = 40) -> str:
+    """The text without its middle, if it is longer than `most` characters."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-most // 2 :]}"
 
 
-# ------------------------------------------------------------------------------------------------- bars
+def bars(title: str, across: str, rows: Sequence[tuple[str, str, Estimate]]) -> Plot:
+    """(name, colour, figure) as horizontal bars from 0; the dashed line is 1, plain decoding."""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        values = [f for *_, f in rows]
+        axes.barh(
+            range(len(rows)), [f.value for f in values], 0.6, color=[c for _, c, _ in rows], alpha=0.7,
+            xerr=errors(values), error_kw={"ecolor": INK, "elinewidth": 1.2, "capsize": 2.5},
+        )  # fmt: skip
+        for i, f in enumerate(values):
+            axes.text(max(f.ends[1], f.value), i, f"  {f.value:.2f}", va="center", fontsize=9)
+        axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (3, 3)))
+        axes.set_xlabel(across)
+        axes.set_xlim(0, 1.12 * max(1, *(f.ends[1] for f in values)))
+        axes.set_yticks(range(len(rows)), [clipped(name) for name, *_ in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.grid(axis="y", visible=False)
+
+    return draw(title, 0.8 + 0.3 * len(rows), paint)
 
 
-def macro(document: Document) -> list[Plot]:
-    """Mean speed-up over the tasks, for each temperature and batch size."""
-    about = document.methods
-    return [
-        draw.bars(title, {SPEED: bars})
-        for title, rows in by_setting(document, document.means)
-        if (bars := [(m.method, kind(about[m.method]), m.speedup) for m in rows if m.speedup])
-    ]
+def curves(
+    title: str, across: str, panels: Mapping[str, Mapping[str, Line]], colours: Mapping[str, str], log: bool = False
+) -> Plot:
+    """{what: {name: line}} as panels above each other over one x axis, with one legend."""
+    shown = unique(name for lines in panels.values() for name in lines)
+    points = sorted({x for lines in panels.values() for line in lines.values() for x, _ in line})
+
+    def paint(figure: Figure) -> None:
+        every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        handles: dict[str, Any] = {}
+        for axes, (what, lines) in zip(every, panels.items(), strict=True):
+            for name, line in lines.items():
+                y = [f for _, f in line]
+                style: dict[str, Any] = {"color": colours[name], "marker": "o", "capsize": 2.5}
+                handles[name] = axes.errorbar([x for x, _ in line], [f.value for f in y], errors(y), **style)
+            axes.set_ylabel(what)
+            axes.set_ylim(bottom=0)
+        if log:
+            every[-1].set_xscale("log", base=2)
+            every[-1].minorticks_off()
+        every[-1].set_xticks(points, [f"{x:g}" for x in points])
+        every[-1].set_xlabel(across)
+        figure.legend([handles[n] for n in shown], [clipped(n) for n in shown], loc="outside lower left")
+
+    return draw(title, 0.7 + 1.8 * len(panels) + 0.22 * len(shown), paint)
 
 
-def kind(cell: Cell) -> str:
-    """A colour: grey for plain decoding and for others' loops, blue for ours, orange for what is lossy."""
+# ------------------------------------------------------------------------------------------ of a run
+
+
+def looks(document: Document) -> dict[str, str]:
+    """A colour for every method."""
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(document.methods)}
+
+
+def colour(cell: Cell) -> str:
+    """Grey for plain decoding and for other engines, blue for ours, orange for lossy methods."""
     if cell.plain or cell.peer != OURS:
-        return draw.COLOURS[7]
-    return draw.COLOURS[0 if cell.lossless else 1]
+        return COLOURS[7]
+    return COLOURS[0 if cell.lossless else 1]
 
 
-def chains(document: Document) -> list[Plot]:
-    """Trees beside chains, where one drafter ran as both."""
-    about, found = document.methods, []
-    sides: dict[tuple[str, ...], set[bool]] = {}
-    for cell in about.values():
-        sides.setdefault(family(cell), set()).add(is_chain(cell))
-    both = {name for name, cell in about.items() if len(sides[family(cell)]) == 2}
-    for title, rows in by_setting(document, (m for m in document.means if m.method in both)):
-        rows = sorted(rows, key=lambda m: (family(about[m.method]), is_chain(about[m.method])))
-        panels = {what: _sides(rows, key, about) for what, key in ((SPEED, "speedup"), ("tau", "tau"))}
-        if all(panels.values()):
-            found.append(draw.bars(title, panels))
-    return found
+def speedups(document: Document) -> list[Plot]:
+    """Mean speed-up over the tasks, for each setting."""
+    about, plots = document.methods, []
+    for setting in document.settings:
+        rows = [
+            (m.method, colour(about[m.method]), m.speedup) for m in document.means if m.setting == setting and m.speedup
+        ]
+        plots += [bars(said(setting).capitalize(), SPEED, rows)] if rows else []
+    return plots
 
 
-def _sides(rows: list[Mean], key: str, about: Mapping[str, Cell]) -> list[tuple[str, str, Estimate]]:
-    kinds = [(m.method, is_chain(about[m.method]), getattr(m, key)) for m in rows]
-    return [(f"{'chain' if c else 'tree'}: {name}", draw.COLOURS[c], f) for name, c, f in kinds if f]
-
-
-def family(cell: Cell) -> tuple[str, ...]:
-    """What a tree and a chain of one drafter have in common."""
-    base, _, options = cell.spec.partition("?")
-    kept = [o for o in options.split("&") if o and not re.match("(tree|width)=", o)]
-    return ("?".join([base, *kept]), cell.rule, cell.variant, cell.peer)
-
-
-def is_chain(cell: Cell) -> bool:
-    """Does its SPEC or its budget ask for a chain?"""
-    size = nodes_depth(cell.budget)
-    asked = bool(re.search(r"[?&](tree=chain|width=1)(&|$)", cell.spec))
-    return asked or bool(re.fullmatch(r"1(,1)*", cell.budget)) or bool(size and size[0] == size[1] + 1)
-
-
-def nodes_depth(budget: str) -> tuple[int, int] | None:
-    """Of NODESxDEPTH; None for any other budget."""
-    found = re.fullmatch(r"(\d+)x(\d+)", budget)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def rounds(document: Document) -> list[Plot]:
-    """Where the time of a round goes: the mean over the tasks."""
-    found = []
-    for title, cells in by_setting(document, (c for c in document.results if c.round_ms)):
-        bars = []
-        for method in unique(c.method for c in cells):
-            each = [vars(c.round_ms) for c in cells if c.method == method]
-            bars.append((method, {part: fmean(ms[part] for ms in each) for part in each[0]}))
-        found.append(draw.stacks(title, "milliseconds a round", bars))
-    return found
-
-
-# ----------------------------------------------------------------------------------------------- curves
-
-Point = tuple[str, float, Mapping[str, Estimate | None]]  # the line's name, x, and y by panel
-
-
-def _curves(
-    title: str, across: str, points: Iterable[Point], style: Mapping[str, Style] | None = None, least: int = 2,
-    log: bool = True,
-) -> list[Plot]:  # fmt: skip
-    """A plot with a panel for each y; lines of fewer than `least` points are left out."""
-    given = list(points)
-    style = style or {n: draw.style(i) for i, n in enumerate(unique(name for name, *_ in given))}
-    found: dict[str, Lines] = {}
-    for what in unique(what for *_, values in given for what in values):
-        held: dict[str, list[tuple[float, Estimate]]] = {}
-        for name, x, values in given:
-            if y := values[what]:
-                held.setdefault(name, []).append((x, y))
-        found[what] = {
-            n: (style[n], sorted(curve, key=lambda p: p[0])) for n, curve in held.items() if len(curve) >= least
+def depths(document: Document) -> list[Plot]:
+    """Acceptance by depth of every method, all tasks together, at the smallest batch size."""
+    least, plots = min((c.batch for c in document.results), default=0), []
+    for t in sorted({c.temperature for c in document.results}):
+        counts: dict[str, dict[int, tuple[int, int]]] = {}
+        for c in document.results:
+            for d in c.depths if (c.temperature, c.batch) == (t, least) else ():
+                mine = counts.setdefault(c.method, {})
+                hits, tests = mine.get(d.depth, (0, 0))
+                mine[d.depth] = hits + d.accepted, tests + d.tested
+        lines = {
+            name: [(d, Estimate(hits / tests)) for d, (hits, tests) in sorted(mine.items()) if tests]
+            for name, mine in counts.items()
         }
-    found = {what: lines for what, lines in found.items() if lines}
-    return [draw.curves(title, across, found, log)] if found else []
+        if lines:
+            plots.append(curves(f"Temperature {t:g}", "depth", {"accepted of those tested": lines}, looks(document)))
+    return plots
 
 
-def sizes(document: Document) -> list[Plot]:
-    """Speed-up and tau over the size of the tree, where one drafter ran with several budgets NODESxDEPTH."""
-    about = document.methods
-    nodes = {n: size[0] for n, c in about.items() if (size := nodes_depth(c.budget))}
-
-    def point(m: Mean) -> Point:
-        return kin(about[m.method], "budget"), nodes[m.method], {SPEED: m.speedup, "tau": m.tau}
-
-    groups = by_setting(document, (m for m in document.means if m.method in nodes))
-    return [plot for title, rows in groups for plot in _curves(title, "nodes of the tree", map(point, rows))]
+def over(
+    document: Document, title: str, across: str, rows: Iterable[Mean], x: Callable[[Mean], float],
+    panels: Mapping[str, str],
+) -> list[Plot]:  # fmt: skip
+    """Means over one axis: a panel for each of {label: figure}; a line needs two points."""
+    rows, drawn = list(rows), dict[str, dict[str, list[tuple[float, Estimate]]]]()
+    for what, figure in panels.items():
+        lines: dict[str, list[tuple[float, Estimate]]] = {}
+        for m in rows:
+            if value := getattr(m, figure):
+                lines.setdefault(m.method, []).append((x(m), value))
+        kept = {name: sorted(line) for name, line in lines.items() if len(line) > 1}
+        drawn |= {what: kept} if kept else {}
+    return [curves(title, across, drawn, looks(document))] if drawn else []
 
 
 def batches(document: Document) -> list[Plot]:
     """Speed-up and tokens per second over the batch size."""
-    found = []
-    for t in sorted({m.temperature for m in document.means}):
-        points: list[Point] = [
-            (m.method, m.batch, {SPEED: m.speedup, "tokens/s": m.tokens_per_second})
-            for m in document.means
-            if m.temperature == t
-        ]
-        found += _curves(f"Temperature {t:g}", "batch size", points, looks(document))
-    return found
-
-
-def temperatures(document: Document) -> list[Plot]:
-    """Tau over the temperature: the rules of one drafter together, and drafters with one rule together."""
-    about, rows = document.methods, document.means
-    least, rules, held = min((m.batch for m in rows), default=0), dict[str, set[str]](), dict[str, list[Mean]]()
-    rows = [m for m in rows if m.batch == least and m.tau and not about[m.method].plain]
-    for m in rows:
-        rules.setdefault(kin(about[m.method], "rule"), set()).add(about[m.method].rule)
-    for m in rows:
-        cell = about[m.method]
-        alone = len(rules[kin(cell, "rule")]) == 1
-        held.setdefault(f"Rule {cell.rule}" if alone else kin(cell, "rule"), []).append(m)
-    found = []
-    for title, mine in held.items():
-        if len({m.temperature for m in mine}) > 1:
-            points: list[Point] = [(m.method, m.temperature, {"tau": m.tau}) for m in mine]
-            found += _curves(title, "temperature", points, looks(document), least=1, log=False)
-    return found
-
-
-def contexts(document: Document) -> list[Plot]:
-    """Time and memory over the length of the prompt, for tasks that are named NAME@TOKENS."""
-    cut = {c.key: found for c in document.results if (found := re.fullmatch(r"(.+)@(\d+)", c.task))}
-
-    def point(c: Cell) -> Point:
-        held = Estimate((c.memory.cache + c.memory.drafter) / 2**20) if c.memory else None
-        seconds = Estimate(*(None if x is None else x / 1e3 for x in c.prefill_ms)) if c.prefill_ms else None  # type: ignore[arg-type]
-        y = {"prefill, s": seconds, "tokens/s": c.tokens_per_second, "cache and drafter, MiB": held}
-        return c.method, int(cut[c.key][2]), y
-
+    panels = {SPEED: "speedup", "tokens/s": "tokens_per_second"}
     return [
         plot
-        for base in unique(found[1] for found in cut.values())
-        for title, mine in by_setting(document, (c for c in document.results if c.key in cut and cut[c.key][1] == base))
-        for plot in _curves(f"{base}, {title.lower()}", "tokens of the prompt", map(point, mine), looks(document))
-    ]
-
-
-# ------------------------------------------------------------------------------------------ acceptance
-
-
-def task_looks(document: Document) -> dict[str, Style]:
-    """A colour and a marker for every task of a document."""
-    return {task: draw.style(i) for i, task in enumerate(unique(c.task for c in document.cells))}
-
-
-def depths(document: Document) -> list[Plot]:
-    """Acceptance by depth, with its spread over prompts, task by task."""
-    style = task_looks(document)
-    return [
-        draw.spreads(
-            title, [(c.task, style[c.task], [(d.depth, d.rate.value, d.spread) for d in c.depths]) for c in cells]
+        for t in sorted({m.temperature for m in document.means})
+        for plot in over(
+            document, f"Temperature {t:g}", "batch size", (m for m in document.means if m.temperature == t),
+            lambda m: m.batch, panels,
         )
-        for title, cells in by_method(document, lambda c: c.depths)
-    ]
-
-
-def positions(document: Document) -> list[Plot]:
-    """How often each node of the tree, in its order, was accepted, with the spread over prompts."""
-    style = task_looks(document)
-    return [
-        draw.spreads(
-            title,
-            [(c.task, style[c.task], [(p.position, p.rate, p.spread) for p in c.positions[:NODES]]) for c in cells],
-            "node of the tree", "accepted",
-        )
-        for title, cells in by_method(document, lambda c: c.positions)
     ]  # fmt: skip
 
 
-def reliability(document: Document) -> list[Plot]:
-    """How often drafted nodes were accepted, over the confidence they had; all tasks together."""
-    return [draw.calibration(title, pooled(cells)) for title, cells in by_method(document, lambda c: _bins(c))]
-
-
-def _bins(cell: Cell) -> list[Bin]:
-    return cell.reliability.bins if cell.reliability else []
-
-
-def pooled(cells: Iterable[Cell]) -> list[Bin]:
-    """The bins of several cells' reliability diagrams, made one."""
-    bins = sorted((b for c in cells for b in _bins(c)), key=lambda b: b.low)
-    joined = []
-    for (low, high), held in groupby(bins, key=lambda b: (b.low, b.high)):
-        mine = list(held)
-        n = sum(b.count for b in mine)
-        mean = (sum(getattr(b, key) * b.count for b in mine) / n for key in ("confidence", "acceptance"))
-        joined.append(Bin(low, high, n, *mean))
-    return joined
-
-
-# -------------------------------------------------------------------------------------- two figures at once
-
-
-def promised(document: Document) -> list[Plot]:
-    """What Theorem 3.8 promised, with the passes as long as they were, beside what was measured."""
-    style, found = looks(document), []
-    for title, cells in by_setting(document, (c for c in document.results if c.theory and c.speedup)):
-        points = [
-            (c.method, style[c.method], Estimate(c.theory.promised_at_cost), c.speedup)
-            for c in cells
-            if c.theory and c.speedup
-        ]
-        found.append(draw.scatter(title, "promised speed-up", "measured speed-up", points, equal=True))
-    return found
-
-
-def quality(document: Document) -> list[Plot]:
-    """The likelihood of what was written, less that of plain decoding's texts, beside the speed; lossless: 0."""
-    style, found = looks(document), []
-    gains: dict[tuple[tuple[float, int], str], list[float]] = {}
-    for c in document.results:
-        if c.quality and c.quality.gain is not None:
-            gains.setdefault((c.setting, c.method), []).append(c.quality.gain)
-    for title, rows in by_setting(
-        document, (m for m in document.means if (m.setting, m.method) in gains and m.speedup)
-    ):
-        points = [
-            (m.method, style[m.method], m.speedup, Estimate(fmean(gains[m.setting, m.method])))
-            for m in rows
-            if m.speedup
-        ]
-        found.append(draw.scatter(title, SPEED, "log-likelihood, less plain's", points))
-    return found
+def temperatures(document: Document) -> list[Plot]:
+    """tau and speed-up over the temperature."""
+    panels = {"tau": "tau", SPEED: "speedup"}
+    return [
+        plot
+        for b in sorted({m.batch for m in document.means})
+        for plot in over(
+            document, f"Batch size {b}", "temperature",
+            (m for m in document.means if m.batch == b and not document.methods[m.method].plain),
+            lambda m: m.temperature, panels,
+        )
+    ]  # fmt: skip

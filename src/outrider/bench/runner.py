@@ -1,40 +1,39 @@
-"""The grid: for every task, temperature and batch size all methods in turn, prompt by prompt; appended, resumable.
+"""The grid: for every task, temperature and batch size all methods take turns, prompt by prompt; resumable.
 
     for each group (task, temperature, batch size):
-        every method answers one prompt, not counted (it compiles, records, fills caches)
-        for each repeat, for each batch of prompts: every method answers it, in one order and then in the other
+        every method answers one prompt as a warm-up (it compiles, fills caches)
+        for each repeat, for each batch of prompts: every method answers it, in alternating order
 
-A method that raises is out of its group, with the reason; the others go on. Plain decoding answers every batch that any
-method answers: a method that is added, or tried again, later is compared with plain decoding of its own session.
+A method that raises leaves its group, with the reason; the others go on. Plain decoding answers every batch that any
+method answers, so a method that is added later is compared with plain decoding of its own session.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
+from typing import Any
 from zlib import crc32
-
-import torch
 
 from ..params import InputError
 from . import checks, methods, peers
-from .memory import held
 from .models import Models
-from .peers.outrider import Ours
 from .store import Store
 from .tasks import cut
-from .types import OURS, Answer, Ask, Failure, Method, Peer, Prompt, Sample, Task, Turn
+from .types import OURS, Answer, Ask, Method, Peer, Prompt, Sample, Task, Turn
 
 WARM = 16  # tokens of a warm-up of ours
 STOCK = "transformers"  # the peer that figures are also ratios to
 
-Advance = Callable[[str], None]  # told what comes next, once for each answer
+Advance = Callable[[str], None]  # called with what comes next, once for each answer
+Weigh = Callable[[Answer, int], dict[str, int]]  # an answer and its rows -> bytes by part
 
 
 @dataclass(frozen=True)
 class Group:
-    """The cells that are measured in turn."""
+    """The cells whose methods take turns."""
 
     task: Task
     temperature: float
@@ -48,7 +47,7 @@ class Group:
         return [prompts[i : i + self.batch] for i in range(0, len(prompts), self.batch)]
 
     def own(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples of this group's prompts, by its own numbers: another run may have asked for fewer prompts."""
+        """The samples of this group's prompts, renumbered: another session may have asked for fewer prompts."""
         place = {digest(self.task, chunk): i for i, chunk in enumerate(self.chunks)}
         key = (self.task.name, self.temperature, self.batch)
         mine = [s for s in samples if s.cell[:3] == key and s.digest in place]
@@ -57,7 +56,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Text:
-    """What one row wrote in one turn, and what it went on from."""
+    """What one row wrote in one turn, and the tokens before it."""
 
     prompt: Prompt
     turn: int
@@ -73,10 +72,12 @@ class Runner:
 
     models: Models
     store: Store
-    tokens: int  # new ones, at most, for every turn
+    tokens: int  # new tokens of every turn, at most
     seed: int = 0
     deadline: float = float("inf")  # of time.monotonic
-    peers: dict[str, Peer] = field(default_factory=dict)
+    peers: dict[str, Peer] = field(default_factory=dict)  # by method
+    weigh: Weigh = lambda answer, rows: {}
+    failures: dict[tuple[Any, ...], str] = field(default_factory=dict)  # why a cell of this session failed
 
     def groups(
         self, tasks: Sequence[Task], temperatures: Sequence[float], batches: Sequence[int], rows: Sequence[Method],
@@ -87,29 +88,29 @@ class Runner:
         ]
 
     def missing(self, group: Group) -> list[tuple[int, int, list[Method]]]:
-        """(repeat, chunk, methods) still to be measured, and beside them those that they are compared with."""
+        """(repeat, chunk, methods) still to be measured, with the methods that they are compared with."""
         done = {(s.method, s.chunk, s.repeat) for s in group.own(self.store.samples) if not s.faults}
-        found = []
+        left = []
         for repeat in range(group.repeats):
             for chunk in range(len(group.chunks)):
                 lack = [m for m in group.methods if (m.name, chunk, repeat) not in done]
                 if lack:
-                    found.append((repeat, chunk, [m for m in group.methods if m.plain or m.spec == STOCK or m in lack]))
-        return found
+                    left.append((repeat, chunk, [m for m in group.methods if m.plain or m.spec == STOCK or m in lack]))
+        return left
 
     def steps(self, group: Group) -> int:
-        """How many answers are missing of a group, warm-ups counted."""
+        """How many answers of a group are missing, with warm-ups."""
         left = self.missing(group)
         return sum(len(ms) for _, _, ms in left) + len({m.name for _, _, ms in left for m in ms})
 
     def open(self, rows: Sequence[Method]) -> None:
-        """Load everything that is ours before the first measurement, so that a wrong SPEC costs no time."""
+        """Load our own methods before the first measurement, so that a wrong SPEC costs no time."""
         for method in rows:
             if method.peer == OURS and method.name not in self.peers:
                 self.peers[method.name] = peers.load(method, self.models)
 
     def run(self, group: Group, advance: Advance = lambda what: None) -> bool:
-        """Measure what is missing of a group; False where the time was up before the end."""
+        """Measure what is missing of a group; False if the time was up before the end."""
         left, out = self.missing(group), set[str]()
         if not left:
             return True
@@ -129,12 +130,12 @@ class Runner:
         return True
 
     def warm(self, group: Group, method: Method) -> bool:
-        """Let a method answer once, not counted: it loads, records its passes, fills caches. False if it fails."""
+        """Let a method answer once as a warm-up; False if it fails."""
         try:
             if method.name not in self.peers:
                 self.peers[method.name] = peers.load(method, self.models)
             peer = self.peers[method.name]
-            if isinstance(peer, Ours):
+            if method.peer == OURS:
                 chunk, limit = group.chunks[0], min(WARM, self.tokens)
             else:  # caches of a fixed size are made for the largest
                 chunk, limit = max(group.chunks, key=lambda c: max(len(p.turns[0]) for p in c)), self.tokens
@@ -155,7 +156,7 @@ class Runner:
                 if turn == 0:
                     made.lengths = [len(i) for i in ids]
                 ask = self._ask(group, [prompts[i] for i in who], turn)
-                made.turns.append(self._turn(self.peers[method.name], ids, ask, made.faults))
+                made.turns.append(self._turn(method, ids, ask, made.faults))
                 if made.faults and len(made.turns[-1].tokens) != len(ids):
                     break  # no text to go on from
         except Exception as error:
@@ -166,27 +167,30 @@ class Runner:
     def _failed(self, group: Group, method: Method, error: Exception) -> bool:
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
-        self.store.fail(Failure(group.task.name, group.temperature, group.batch, method.name, reason))
+        self.failures[group.task.name, group.temperature, group.batch, method.name] = reason
         return False
 
-    def _turn(self, peer: Peer, ids: list[list[int]], ask: Ask, faults: list[str]) -> Turn:
-        """One call, by our clock; its prompt's share by the method's word, or by a call for one token."""
-        target = self.models.llm().target
+    def _turn(self, method: Method, ids: list[list[int]], ask: Ask, faults: list[str]) -> Turn:
+        """One call, timed; the prompt's part by our engine's own word, of another method by a call for one token."""
+        peer, llm = self.peers[method.name], self.models.llm()
         began = self._now()
         given: Answer = peer.run(ids, ask)
         seconds = self._now() - began
         prefill = given.prefill
-        if prefill is None or not isinstance(peer, Ours):
+        if prefill is None or method.peer != OURS:
             began = self._now()
             peer.run(ids, replace(ask, limit=1))
             prefill = self._now() - began
-        context = target.context
-        remaining = [context - len(i) for i in ids] if not checks.seq2seq(self.models.llm()) else [context] * len(ids)
-        faults += [f for f in checks.answer(given, ask, len(ids), target.vocab, remaining, seconds) if f not in faults]
-        return Turn(given.tokens, seconds, min(prefill, seconds), given.usages, memory_of(given, len(ids)))
+        context = llm.target.context
+        remaining = [context - (0 if checks.seq2seq(llm) else len(i)) for i in ids]
+        wrong = checks.answer(given, ask, len(ids), llm.target.vocab, remaining, seconds)
+        faults += [f for f in wrong if f not in faults]
+        return Turn(given.tokens, seconds, min(prefill, seconds), given.usages, self.weigh(given, len(ids)))
 
     def _now(self) -> float:
-        if torch.cuda.is_available():
+        """The time, once all work on a GPU is done."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
             torch.cuda.synchronize()
         return perf_counter()
 
@@ -194,20 +198,20 @@ class Runner:
         return Ask(self.tokens, group.temperature, self.seeds(group, prompts, turn), self.models.llm().eos)
 
     def seeds(self, group: Group, prompts: Sequence[Prompt], turn: int) -> tuple[int, ...]:
-        """A seed belongs to the prompt and its turn: one text, whatever stands beside it in the batch or the task."""
+        """A seed belongs to a prompt and its turn, so that a text does not depend on the batch or the other prompts."""
         return tuple(self.seed + crc32(f"{group.task.name}/{p.id}/{turn}".encode()) for p in prompts)
 
     def turns(
         self, task: Task, prompts: Sequence[Prompt], made: Sequence[Turn]
     ) -> Iterator[tuple[int, list[list[int]], list[int]]]:
-        """(turn, prompts' ids, which prompts take part); `made` grows meanwhile: later turns hold its answers."""
+        """(turn, prompts' ids, which prompts take part). `made` grows meanwhile: later turns contain its answers."""
         for turn in range(max(len(p.turns) for p in prompts)):
             who = [i for i, p in enumerate(prompts) if len(p.turns) > turn]
             answers = [[answer_of(prompts, made, t, i) for t in range(turn)] for i in who]
             yield turn, [self.ids(task, prompts[i], a) for i, a in zip(who, answers, strict=True)], who
 
     def texts(self, group: Group, samples: Mapping[int, Sample]) -> Iterator[Text]:
-        """All rows and turns of samples, which are given by their batch of prompts."""
+        """All rows and turns of samples, given by the number of their batch of prompts."""
         for chunk, sample in samples.items():
             prompts = group.chunks[chunk]
             for turn, ids, who in self.turns(group.task, prompts, sample.turns):
@@ -217,33 +221,24 @@ class Runner:
                     yield Text(prompt, turn, row, before, seed, new)
 
     def ids(self, task: Task, prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
-        """A conversation's tokens up to the next answer: the model's own template, or plain text where it has none."""
+        """A conversation's tokens up to the next answer, by the model's chat template if it has one."""
         llm = self.models.llm()
         said = [llm.decode(a) for a in answers]
         turns = prompt.turns[: len(said) + 1]
         if task.raw or not getattr(llm.tokenizer, "chat_template", None):
             parts = [x for pair in zip(turns, [*said, ""], strict=True) for x in pair if x]
-            found = llm.encode("\n\n".join(parts))
+            ids = llm.encode("\n\n".join(parts))
         else:
             messages = [{"role": "user", "content": turns[0]}]
             for answer, question in zip(said, turns[1:], strict=True):
                 messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
-            found = llm.encode(messages)
-        return cut(found, task.cut) if task.cut else found
+            ids = llm.encode(messages)
+        return cut(ids, task.cut) if task.cut else ids
 
 
 def digest(task: Task, prompts: Sequence[Prompt]) -> int:
-    """What a batch of prompts is, as a number: another text under the same name is another prompt."""
+    """A checksum of a batch of prompts: another text under the same name is another prompt."""
     return crc32(repr([task.raw, task.cut, [(p.id, p.turns) for p in prompts]]).encode())
-
-
-def memory_of(given: Answer, rows: int) -> dict[str, int]:
-    """Bytes of both states; nothing where a row ended before the others and has left them."""
-    if not given.states:
-        return {}
-    if len(given.states[0].lengths) < rows:
-        return {}
-    return dict(zip(("cache", "drafter"), map(held, given.states), strict=True))
 
 
 def answer_of(prompts: Sequence[Prompt], made: Sequence[Turn], turn: int, index: int) -> list[int]:

@@ -8,36 +8,35 @@ from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 from .. import prompts
 from ..params import InputError
 from .types import Prompt
 
-IDS = ("id", "question_id", "task_id", "prompt_id", "_id")  # what the published sets call it
+IDS = ("id", "question_id", "task_id", "prompt_id", "_id")  # in the published sets
 END = "<|endoftext|>"  # ends some of the published references
 Rows = list[tuple[str, Any]]  # (where a row stands, for messages; the row)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One place where a set is published, and the names of its fields. Data: `data/tasks.json` holds them all."""
+    """One place where a set is published, and the names of its fields; `data/tasks.json` has all."""
 
     file: str = ""  # JSON lines in the user's folder, or within `archive`
     package: str = ""  # JSON lines of this package
     repo: str = ""  # a hub id, read by the library `datasets` ...
     config: str | None = None
     split: str = "test"
-    archive: str = ""  # ... or, where the hub holds a zip file, its name: the rows are its data/FILE
+    archive: str = ""  # ... or the name of a zip file there, whose data/FILE has the rows
     only: tuple[str, ...] = ()  # rows whose field `key` is one of these; () takes all
     key: str = "category"
-    template: str = ""  # of the one turn, over the row's fields; "" takes the turns as they are in the field `turns`
+    template: str = ""  # of the single turn, over the row's fields; "" takes the turns from the field `turns`
     turns: str = "turns"
     reference: str = "reference"
     note: str = ""
 
     def prompts(self, rows: Rows) -> tuple[Prompt, ...]:
-        """The prompts of the rows that `only` lets through. A row without the fields raises InputError."""
+        """The prompts of the rows that `only` selects. A row without the fields raises InputError."""
         for where, row in rows:
             if not isinstance(row, Mapping):
                 raise InputError(f"{where}: not a JSON object; a set's lines are objects with the field '{self.turns}'")
@@ -45,6 +44,7 @@ class Source:
         return tuple(self.prompt(where, row, i) for i, (where, row) in enumerate(kept))
 
     def prompt(self, where: str, row: Mapping[str, Any], number: int) -> Prompt:
+        """The prompt of one row."""
         name = next((str(row[k]) for k in IDS if row.get(k) is not None), str(number))
         answer = "\n".join(texts(row.get(self.reference))).removesuffix(END).rstrip()
         return Prompt(name, self._turns(where, row), str(row.get("category") or ""), answer)
@@ -53,26 +53,26 @@ class Source:
         names = ", ".join(row)
         if self.template:
             try:
-                found: Any = self.template.format(**row).strip()
+                turns: Any = self.template.format(**row).strip()
             except KeyError as error:
                 raise InputError(f"{where}: there is no field {error} (its fields are {names})") from None
         elif self.turns in row:
-            found = row[self.turns]
+            turns = row[self.turns]
         elif "messages" in row:
-            found = user_turns(where, row["messages"])
+            turns = user_turns(where, row["messages"])
         else:
             raise InputError(f"{where}: there is no field '{self.turns}' (its fields are {names})")
-        found = [found] if isinstance(found, str) else found
-        if not isinstance(found, Sequence) or not found or not all(isinstance(t, str) and t.strip() for t in found):
+        turns = [turns] if isinstance(turns, str) else turns
+        if not isinstance(turns, Sequence) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
             raise InputError(f"{where}: give a text for each turn of the user, none of them empty")
-        return tuple(found)
+        return tuple(turns)
 
 
 def user_turns(where: str, messages: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
     """The user's turns of a conversation; the model under test writes its own answers between them.
 
-    Recorded answers of an assistant are therefore left out. System messages stand before the first turn's text, since
-    not every chat template has a place for them. Other roles raise InputError, as does a conversation without a user.
+    Recorded answers are left out. System messages go before the first turn's text, since not every chat template has a
+    place for them. Other roles, and a conversation without a user, raise InputError.
     """
     by_role = {role: [m["content"] for m in messages if m["role"] == role] for role in ("system", "user", "assistant")}
     other = {m["role"] for m in messages} - by_role.keys()
@@ -87,15 +87,15 @@ def user_turns(where: str, messages: Sequence[Mapping[str, str]]) -> tuple[str, 
 
 
 def texts(value: Any) -> list[str]:
-    """The texts within a text, a list of them, or a list of lists; none where there is nothing."""
+    """The texts within a text, a list of them, or a list of lists."""
     if isinstance(value, list | tuple):
         return [t for v in value for t in texts(v)]
     return [] if value is None else [str(value)]
 
 
 def from_file(path: Path) -> Rows:
-    """Rows of a JSONL file. Raises InputError where there are none."""
-    return _some(str(path), prompts.rows(path))
+    """Rows of a JSONL file. Raises InputError if there are none."""
+    return some(str(path), prompts.rows(path))
 
 
 def from_package(name: str) -> Rows:
@@ -105,25 +105,27 @@ def from_package(name: str) -> Rows:
 
 def from_bytes(origin: str, data: bytes) -> Rows:
     """Rows of JSONL bytes; `origin` names them in errors."""
-    return _some(origin, prompts.parse(origin, data.split(b"\n")))
+    return some(origin, prompts.parse(origin, data.split(b"\n")))
 
 
-def _some(origin: str, rows: Iterable[tuple[str, Any]]) -> Rows:
+def some(origin: str, rows: Iterable[tuple[str, Any]]) -> Rows:
     """All rows, at least one; else InputError."""
-    found = list(rows)
-    if not found:
+    listed = list(rows)
+    if not listed:
         raise InputError(f"{origin} has no prompts")
-    return found
+    return listed
 
 
 def from_hub(source: Source, count: int | None) -> Rows:
     """The first `count` rows (None: all). Raises whatever the hub's libraries raise."""
     if source.archive:
+        from zipfile import ZipFile
+
         from huggingface_hub import hf_hub_download
 
         with ZipFile(hf_hub_download(source.repo, source.archive, repo_type="dataset")) as archive:
             return from_bytes(f"{source.file} of {source.repo}", archive.read(f"data/{source.file}"))[:count]
-    from datasets import load_dataset  # no dependency of this package: whoever calls says what to do without it
+    from datasets import load_dataset  # not a dependency of this package; `tasks` says what to do without it
 
     rows = load_dataset(source.repo, source.config, split=source.split, streaming=True)
     return [(f"{source.repo}, row {i}", row) for i, row in enumerate(islice(rows, count))]

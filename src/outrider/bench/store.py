@@ -1,38 +1,37 @@
-"""The files of a run: `run.json` says what was asked for, `samples.jsonl` holds one answer a line, appended.
+"""The files of a run: `run.json` has its settings, `samples.jsonl` one answer a line, appended.
 
-A run goes on where it stopped: whatever has a sample is not measured again. Settings that change what a sample means
-must stay the same; methods, tasks, temperatures and batch sizes may be added.
+A run resumes where it stopped: what has a sample is not measured again. Settings that change what a sample means must
+stay the same; methods, tasks, temperatures and batch sizes may change.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..params import InputError
-from .types import VERSION, Failure, Sample
+from .types import VERSION, Sample
 
-FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # what may not change within a folder
-OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens", "compile": "--no-compile"}  # the others have their own names
+FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # within a folder
+OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens"}  # the others are named alike
 
 
 @dataclass
 class Store:
-    """A run's folder: its settings and every sample, written as they come."""
+    """A run's folder: its settings and samples, written as they come."""
 
     folder: Path
     samples: list[Sample] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)  # of this session
     session: int = 0
     header: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, header: dict[str, Any]) -> Store:
-        """A folder that is new, or holds a run of the same settings. Nothing is written before `begin`."""
+        """A new folder, or one with a run of the same settings. Nothing is written before `begin`."""
         files.fillable(folder)
         if (folder / "run.json").exists():
             old = read_header(folder)
@@ -46,19 +45,19 @@ class Store:
             known = old.get("methods", {})
             for name, meaning in header.get("methods", {}).items():
                 if known.setdefault(name, meaning) != meaning:
-                    raise InputError(f"{folder} holds a method {name!r} that was another; give this one another label")
+                    raise InputError(f"{folder} holds a different method called {name!r}; give this one another label")
             header = {**header, "methods": known, "started": old["started"], "sessions": old["sessions"] + 1}
         header = {"format": VERSION, "sessions": 1, **header}
         return cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)
 
     def begin(self) -> None:
-        """Write the header, once nothing more can be refused. Raises InputError where the folder cannot be written."""
+        """Write the header, once all arguments are checked. Raises InputError if the folder cannot be written."""
         with files.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         files.write(self.folder / "run.json", json.dumps(self.header, indent=1) + "\n")
 
     def said(self) -> str:
-        """What is kept, in a few words."""
+        """What is kept, in words."""
         count = len(self.samples)
         return f"{count} answers are kept in {self.folder}" if count != 1 else f"1 answer is kept in {self.folder}"
 
@@ -66,13 +65,9 @@ class Store:
         files.append(self.folder / "samples.jsonl", json.dumps(sample.document(), separators=(",", ":")))
         self.samples.append(sample)
 
-    def fail(self, failure: Failure) -> None:
-        files.append(self.folder / "failures.jsonl", json.dumps(asdict(failure)))
-        self.failures.append(failure)
-
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """A run's settings. Raises InputError where the folder holds none, or those of another version."""
+    """A run's settings. Raises InputError if the folder has none, or those of another version."""
     place = folder / "run.json"
     try:
         found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
@@ -89,7 +84,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def read_samples(folder: Path) -> Iterator[Sample]:
-    """The samples of a run; a last line that was cut off is dropped from the file: appending goes on after it."""
+    """The samples of a run; an incomplete last line is dropped from the file, so that appending can go on."""
     place = folder / "samples.jsonl"
     if not place.exists():
         return
@@ -102,4 +97,4 @@ def read_samples(folder: Path) -> Iterator[Sample]:
         try:
             yield Sample.read(json.loads(line))
         except (ValueError, TypeError, KeyError):
-            raise InputError(f"{place}, line {number}, is no sample; give another --out") from None
+            raise InputError(f"{place}, line {number}, is not a sample; give another --out") from None

@@ -1,4 +1,4 @@
-"""What is said of a run in a few words: its problems, and the honest headline."""
+"""A run in a few words: its problems, and an honest headline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDER: tuple[State, ...] = ("invalid", "failed", "partial")
 
 @dataclass(frozen=True)
 class Problem:
-    """Cells of one method that are not (all of) a result, for one reason."""
+    """Cells of one method that are incomplete or no result, for one reason."""
 
     method: str
     state: State
@@ -25,37 +25,32 @@ class Problem:
 
 
 def problems(document: Document) -> list[Problem]:
-    """Everything that is no result, or not all of one; the worst first."""
-    found: dict[tuple[str, State, tuple[str, ...]], list[Cell]] = {}
+    """Every cell that is incomplete or no result; the worst first."""
+    groups: dict[tuple[str, State, tuple[str, ...]], list[Cell]] = {}
     for c in document.cells:
         if c.state != "done":
             reasons = tuple(unique(r for r in (c.reason, *c.faults) if r))
-            found.setdefault((c.method, c.state, reasons), []).append(c)
-    held = [Problem(method, state, why, tuple(cells)) for (method, state, why), cells in found.items()]
-    return sorted(held, key=lambda p: ORDER.index(p.state))
+            groups.setdefault((c.method, c.state, reasons), []).append(c)
+    rows = [Problem(method, state, why, tuple(cells)) for (method, state, why), cells in groups.items()]
+    return sorted(rows, key=lambda p: ORDER.index(p.state))
 
 
 def headline(document: Document) -> list[str]:
-    """The best valid lossless method, over all it was run on, the slowest cell, and which tasks were left out.
+    """Sentences: the fastest valid lossless method, the slowest result of a drafter, and the tasks left out.
 
     Tasks of which every plain text repeats itself are in neither, unless there are no others.
     """
-    replayed = [(c.predicted.speedup, c) for c in document.results if c.predicted and c.predicted.speedup]
-    if replayed:
-        best, cell = max(replayed, key=lambda x: x[0].value)
-        words = f"{cell.method} on {cell.task}, {best.text()} times as fast as plain decoding"
-        return [f"Predicted for {cell.predicted.cost if cell.predicted else ''}: {words}."]
-    wrong, about = {c.method for c in document.cells if c.state == "invalid"}, document.methods
+    invalid, about = {c.method for c in document.cells if c.state == "invalid"}, document.methods
     base = next((c.target for c in about.values() if c.plain), "full")
-    fair = {n for n, c in about.items() if c.lossless and c.target == base and not c.plain} - wrong
+    fair = {n for n, c in about.items() if c.lossless and c.target == base and not c.plain} - invalid
     rows = [(m.speedup, m) for m in document.means if m.method in fair and m.speedup]
-    whole = [(f, m) for f, m in rows if m.tasks == len(counted(document, m.setting))]
-    if not whole:
+    complete = [(f, m) for f, m in rows if m.tasks == len(counted(document, m.setting))]
+    if not complete:
         return ["No lossless method has valid figures for every task, so there is no speed-up to claim."]
-    best, mean = max(whole, key=lambda x: (x[0].low is not None, x[0].value))
+    best, mean = max(complete, key=lambda x: (x[0].low is not None, x[0].value))
     others = [f.value for f, m in rows if m.method == mean.method]
     over = f"over {mean.tasks} tasks" if mean.tasks > 1 else "on one task"
-    of = f"the best of {len(fair)} lossless methods" if len(fair) > 1 else "the one lossless method"
+    of = f"the best of {len(fair)} lossless methods" if len(fair) > 1 else "the only lossless method"
     first = f"{mean.method}, {of}, is {best.text()} times as fast as plain decoding {over} at {said(mean.setting)}"
     if len(others) > 1:
         first += f"; from {min(others):.2f} to {max(others):.2f} over all {len(others)} settings"
@@ -69,26 +64,20 @@ def counted(document: Document, setting: tuple[float, int]) -> list[str]:
 
 
 def slowest(document: Document) -> list[str]:
-    """A sentence on the slowest cell of a drafter; none where nothing can be compared."""
-    cells = [
-        (c.speedup, c) for c in document.results if c.speedup and not c.plain and c.task in counted(document, c.setting)
-    ]
-    if not cells:
+    """A sentence on the slowest result of a drafter, if any."""
+    cells = [c for c in document.results if c.speedup and not c.plain and c.task in counted(document, c.setting)]
+    ours = [(c.speedup, c) for c in cells if c.peer == OURS and c.speedup]
+    if not ours:
         return []
-    low, worst = min([x for x in cells if x[1].peer == OURS] or cells, key=lambda x: x[0].value)
+    low, worst = min(ours, key=lambda x: x[0].value)
     where = f"{worst.method} on {worst.task} at {said(worst.setting)}"
     return [f"The slowest result of a drafter: {where}, {low.text()} times as fast as plain decoding."]
 
 
 def left_out(document: Document) -> list[str]:
-    """Which tasks' plain texts all repeat themselves, and what came of it."""
-    loops = {w: unique(c.task for c in document.cells if c.setting == w and c.loops) for w in document.settings}
-    only = [w for w, tasks in loops.items() if tasks and tasks == counted(document, w)]
-    found = unique(task for w, tasks in loops.items() for task in tasks if w not in only)
-    sentences = []
-    if found:
-        sentences.append(f"Left out of all means, since every plain text there repeats itself: {', '.join(found)}.")
-    if only:
-        where = "; ".join(map(said, only))
-        sentences.append(f"At {where} every plain text repeats itself, which flatters all drafters.")
-    return sentences
+    """A sentence on the tasks whose plain texts all repeat themselves, if any."""
+    tasks = unique(c.task for c in document.cells if c.loops)
+    if not tasks:
+        return []
+    rest = "" if unique(c.task for c in document.cells if not c.loops) else "; there are no others, so they count"
+    return [f"Left out of all means, since every plain text repeats itself: {', '.join(tasks)}{rest}."]

@@ -1,8 +1,8 @@
-"""The words of the benchmark: a task has prompts, a method answers them, a sample is one answer and what it took.
+"""The terms of the benchmark: a task has prompts, a method answers them, a sample is one answer and what it took.
 
 A *cell* is (task, temperature, batch size, method): one line of the report. The cells that share task, temperature and
-batch size are a *group*: its methods take turns prompt by prompt (A B A B), so that what disturbs the machine disturbs
-all of them. Samples are appended to a file one by one; a run that is broken off goes on where it stopped.
+batch size are a *group*: its methods take turns prompt by prompt (A B A B), so that a disturbance of the machine
+affects all of them. Samples are appended to a file one by one; an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from ..core.types import Usage
 
-VERSION = 2  # of the files of a run
-OURS = "outrider"  # the peer that runs our drafters
-PLAIN = "none"  # the drafter of plain decoding: what speeds are ratios to
-PACKED = "int8", "native"  # weights in fewer bits: another target than the full one
+VERSION = 3  # of the files of a run
+OURS = "outrider"  # the peer that runs our engine
+PLAIN = "none"  # the drafter of plain decoding, which speed-ups are ratios to
+PACKED = "int8", "native"  # quantised weights: another target than the full one
 
 
 def weights_of(variant: str) -> str:
-    """How a variant of the target keeps its weights: full, int8 or native."""
+    """The weights of a variant of the target: full, int8 or native."""
     kind = variant.rpartition("+")[2]
     return kind if kind in PACKED else "full"
 
 
-def law_of(variant: str) -> str:
-    """What a variant's texts are of: full weights by whichever passes; packed ones by their own, which round otherwise
-    where they are compiled."""
+def text_of(variant: str) -> str:
+    """A name shared by the variants that write the same text: all of full weights; quantised ones each their own."""
     return "full" if weights_of(variant) == "full" else variant
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conversation: the user's turns in order. Where a task is raw, the single turn is text to go on from."""
+    """A conversation: the user's turns in order. In a raw task the single turn is text to continue."""
 
     id: str
     turns: tuple[str, ...]
     category: str = ""
-    reference: str = ""  # a known good answer, where the task has one
+    reference: str = ""  # a known good answer, if the task has one
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,15 @@ class Task:
 
     name: str
     prompts: tuple[Prompt, ...]
-    raw: bool = False  # text to go on from, not a question: no chat template
-    cut: int | None = None  # prompts of more tokens keep their first and last halves, LongBench's way
-    kind: str = ""  # what a newcomer would call it: chat, maths, code, summarisation, ...
-    note: str = ""  # said beside every figure: a substitute, a cut, a sample
+    raw: bool = False  # text to continue, without a chat template
+    cut: int | None = None  # longer prompts keep their first and last halves, as in LongBench
+    kind: str = ""  # chat, maths, code, summarisation, ...
+    note: str = ""  # shown beside every figure: a substitute, a cut, a sample
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of a table: the SPEC of a drafter, or of another peer, with what it is run under."""
+    """One way to decode: a drafter with what it runs under, or a peer."""
 
     spec: str
     rule: str = "coupled"  # with options, as in typical?epsilon=0.09&delta=0.3
@@ -67,7 +66,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """Unique within a run; what does not differ from the defaults is left out."""
+        """Unique within a run; defaults are left out."""
         parts = [self.label or self.spec]
         if self.peer == OURS and not self.plain:
             parts += [self.rule] * (self.rule != "coupled") + [self.budget] * (self.budget != "auto")
@@ -80,9 +79,9 @@ class Method:
 
 @dataclass(frozen=True)
 class Ask:
-    """What every method is asked for, alike."""
+    """What every method is asked for."""
 
-    limit: int  # new tokens at most, for each row
+    limit: int  # new tokens of each row, at most
     temperature: float
     seeds: tuple[int, ...]  # one for each row
     eos: frozenset[int]
@@ -90,17 +89,17 @@ class Ask:
 
 @dataclass
 class Answer:
-    """What a method returns for a batch of prompts. The runner measures the time; a method may say how it was spent."""
+    """What a method returns for a batch of prompts."""
 
-    tokens: list[list[int]]  # new tokens of each row, the end-of-text token included where one was written
-    prefill: float | None = None  # seconds until every row had its first token; believed of our own engine alone
-    usages: list[Usage] = field(default_factory=list)  # of each row, where the method counts rounds
-    states: tuple[Any, ...] = ()  # the target's and the drafter's, whose bytes are counted once the clock has stopped
+    tokens: list[list[int]]  # new tokens of each row, with the end-of-text token if one was written
+    prefill: float | None = None  # seconds until every row had its first token; used of our own engine alone
+    usages: list[Usage] = field(default_factory=list)  # of each row, if the method counts rounds
+    states: tuple[Any, ...] = ()  # the target's session and the drafting, for `Runner.weigh`
 
 
 @runtime_checkable
 class Peer(Protocol):
-    """A way to decode. Add one: a file in bench/peers with `load(models, path, **options) -> Peer`."""
+    """A way to decode. To add one, write a file in bench/peers with `load(models, path, **options) -> Peer`."""
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer: ...
 
@@ -110,28 +109,28 @@ class Turn:
     """One turn of a batch: what was written and what it took."""
 
     tokens: list[list[int]]
-    seconds: float  # by the runner's clock, around the whole call
+    seconds: float  # of the whole call, by the runner's clock
     prefill: float
     usages: list[Usage] = field(default_factory=list)
-    memory: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)  # bytes by part; see `Runner.weigh`
 
 
 @dataclass
 class Sample:
-    """One method's answer to one batch of prompts. A line of samples.jsonl."""
+    """One method's answer to one batch of prompts: a line of samples.jsonl."""
 
     task: str
     temperature: float
     batch: int
     method: str
-    chunk: int  # which batch of the task's prompts
+    chunk: int  # the number of the batch of prompts
     repeat: int
     session: int  # which start of the program: speeds are compared within one
     digest: int  # of the prompts' texts
     prompts: list[str]  # ids
     lengths: list[int]  # tokens of each prompt, first turn
     turns: list[Turn]
-    faults: list[str] = field(default_factory=list)  # why it may not be counted
+    faults: list[str] = field(default_factory=list)  # why it does not count
 
     @property
     def cell(self) -> tuple[Any, ...]:
@@ -139,7 +138,7 @@ class Sample:
 
     @property
     def pair_key(self) -> tuple[Any, ...]:
-        """What all methods share that took turns on the same prompts."""
+        """What samples of different methods share that answered the same prompts in turn."""
         return (self.task, self.chunk, self.repeat, self.session)
 
     def document(self) -> dict[str, Any]:
@@ -151,18 +150,3 @@ class Sample:
 
         turns = [Turn(**{**t, "usages": [Usage(**u) for u in t["usages"]]}) for t in line["turns"]]
         return cls(**{**line, "turns": turns})
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A cell that could not be measured, and why; tried again when the run is resumed."""
-
-    task: str
-    temperature: float
-    batch: int
-    method: str
-    reason: str
-
-    @property
-    def cell(self) -> tuple[Any, ...]:
-        return (self.task, self.temperature, self.batch, self.method)

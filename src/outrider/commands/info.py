@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .. import plugins
+from ..bench.machine import versions
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEMO = ("target", "draft")
@@ -69,17 +68,6 @@ def collect() -> dict[str, Any]:
         "models": models(),
         "drafters": drafters(),
     }
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on."""
-    found = {"python": platform.python_version()}
-    for name in ("outrider", "torch", "transformers", "safetensors", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "absent"
-    return found
 
 
 def models() -> dict[str, bool]:

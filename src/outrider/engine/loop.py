@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -143,10 +143,14 @@ class Batch:
         cls, engine: Engine, rows: list[Row], known: tuple[Kept, int] | None = None
     ) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
         """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between.
-        `known`: a kept text, and how many of its tokens are the beginning of the one row's prompt."""
-        clock, prompts = Clock(engine.target.device), [row.request.prompt for row in rows]
+        `known`: a kept text, and how many of its tokens are the beginning of the one row's text.
+
+        A row that has an output already goes on from there, as if that stood in its prompt. An encoder-decoder's rows
+        cannot: their output is no part of what the encoder reads."""
+        clock, prompts = Clock(engine.target.device), [row.text for row in rows]
         for row in rows:
             check_prompt(row.request, engine.target)
+            row.length = 0
             row.usage.prompt_tokens = len(row.request.prompt)
         longest = max(len(row.request.prompt) + row.request.max_new_tokens for row in rows)
         capacity = min(longest, engine.target.context) + engine.nodes
@@ -170,9 +174,9 @@ class Batch:
         batch.root = torch.tensor([row.output[-1] for row in rows], device=batch.root.device)
         pieces = []
         for row in rows:
-            tokens, row.output = row.output, []
-            row.usage.prefill_seconds = clock["prefill"]
-            pieces.append(Piece(row, [] if row.finish else batch.extend(row, tokens, 1), 0))
+            token = row.output.pop()
+            row.usage.prefill_seconds += clock["prefill"]
+            pieces.append(Piece(row, [] if row.finish else batch.extend(row, [token], 1), 0))
         return batch.leave(), pieces
 
     def take(self, chunk: Prefill) -> None:
@@ -326,9 +330,10 @@ class Batch:
         """End a row from outside, between rounds; what it wrote stays, and `leave` drops it."""
         row.finish = row.finish or why
 
-    def leave(self) -> Batch | None:
-        """The batch without its finished rows; the last ones move into their places, so that few are copied."""
-        live = [i for i, row in enumerate(self.rows) if row.finish is None]
+    def leave(self, paused: Collection[int] = ()) -> Batch | None:
+        """The batch without its finished rows and without those whose index is in `paused`, which another `read` may
+        take up again; the last rows move into their places, so that few are copied."""
+        live = [i for i, row in enumerate(self.rows) if row.finish is None and row.index not in paused]
         if not live:
             return None
         if len(live) < len(self.rows):

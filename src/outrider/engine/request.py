@@ -56,6 +56,11 @@ class Row:
     def __post_init__(self) -> None:
         self.changes = Changes.of(self.request.sampling, self.request.prompt)
 
+    @property
+    def text(self) -> list[int]:
+        """Prompt and output: what is prefilled when the row begins, or goes on after a pause."""
+        return [*self.request.prompt, *self.output]
+
     def key(self, rule: Rule) -> int:
         """What its randomness is keyed by. Rounds, unlike positions, are no property of the text: under the rejection
         rules two prompts with one seed must not share their draws, which a budget may have seen."""

@@ -98,7 +98,7 @@ class Endpoints:
         bound: Any = None, None
         if any(getattr(asked, name, None) for name in RESTRICTING):
             bound = await self.compiling.run(size, self.service.bound, asked)
-        return await self.encoding.run(size, prepare, asked, Channel(), *bound)
+        return await self.encoding.run(size, prepare, asked, Channel(self.service.scheduler.wake), *bound)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.model()]})

@@ -1,43 +1,57 @@
-"""One HTTP request that writes text, and the way that its rows' events take to it."""
+"""One HTTP request that generates text, and how its rows' events reach it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .job import End, Event, Job, size
+from .job import End, Event, Job, Part, size
 from .protocol import ChatRequest, CompletionRequest, Ours
 from .texts import Voice
 from .tools import Caller
 
+# Where a reader has not taken so many tokens of one text, and this share of all that text's tokens, the texts of the
+# request pause. The share bounds what prefilling again may cost: a text of L tokens has L/4 new ones each time.
+AHEAD, SHARE = 64, 1 / 4
 MOST = 1 << 17  # what may lie undelivered in one channel, in `job.size`s: some 15 MB
 
 
 class Behind(RuntimeError):
-    """A reader has not taken what was sent to it, and it has become too much."""
+    """A reader has not taken what was sent to it, it has become too much, and its text cannot pause."""
 
 
 class Channel:
     """Events of one request's rows, from the engine's thread to the event loop. It never makes the engine wait: what a
-    slow reader has not taken lies here, and is one piece when it comes for it. Where that becomes too much, its rows
-    end."""
+    slow reader has not taken lies here and is delivered as one piece. `behind` says that the texts must pause, and
+    `wake` is called when they may go on."""
 
-    def __init__(self) -> None:
-        self.sent = 0  # sizes of all events: the engine's thread counts them
-        self.taken = 0  # of those that were taken: the event loop does
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake, self.behind = wake, False
+        self.sent = 0  # sizes of all events, counted by the engine's thread
+        self.taken = 0  # of those that were taken, counted by the event loop
         self.loop = asyncio.get_running_loop()
         self.pending: dict[int, list[Event]] = {}
+        self.ahead: Counter[int] = Counter()  # tokens among these, by text
         self.ready = asyncio.Event()
 
-    def deliver(self, index: int) -> Callable[[Event], None]:
+    def deliver(self, index: int, tokens: int) -> Callable[[Event], None]:
+        """Where the events of text `index` go; its prompt has so many tokens."""
+
         def put(event: Event) -> None:
+            nonlocal tokens
             self.pending.setdefault(index, []).append(event)
+            if isinstance(event, Part):
+                tokens += len(event.tokens)
+                self.ahead[index] += len(event.tokens)
+            if self.ahead[index] > AHEAD + SHARE * tokens or self.sent - self.taken > MOST // 2:
+                self.behind = True
             self.ready.set()
 
         def call(event: Event) -> None:
-            """Raises Behind for what has no room any more, but never for the end."""
+            """Raises Behind where too much is undelivered, but never for the end."""
             if self.sent - self.taken > MOST and not isinstance(event, End):
                 raise Behind
             self.sent += size(event)
@@ -49,13 +63,17 @@ class Channel:
         await self.ready.wait()
         self.ready.clear()
         taken, self.pending = self.pending, {}
+        self.ahead.clear()
         self.taken += sum(size(event) for events in taken.values() for event in events)
+        if self.behind:
+            self.behind = False
+            self.wake()
         return taken
 
 
 @dataclass
 class Call:
-    """One HTTP request that writes text."""
+    """One HTTP request that generates text."""
 
     id: str
     request: ChatRequest | CompletionRequest

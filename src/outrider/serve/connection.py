@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -16,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .service import Limits
 
 ACCEPTED = 4  # connections that are accepted in one turn of the event loop; it looks at them some turns later
-UNSENT = 64 << 10  # bytes that wait in a connection before its answer is held back
+UNSENT = 16 << 10  # bytes that wait in a connection, and as many in the system, before its answer is held back
 RESERVE = 32 + 8 * ACCEPTED  # descriptors that connections leave to everything else
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n"
@@ -37,18 +38,18 @@ class Connection(H11Protocol):
     the connection was opened), and for a client that takes nothing of what is sent to it. The connection that has been
     without a request for the longest time makes room for a new one."""
 
-    def __init__(self, limits: Limits, room: int, *args: Any, **options: Any):
+    def __init__(self, limits: Limits, room: int, line: OrderedDict[Connection, None], *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.limits, self.room = limits, room
+        self.line = line  # of all connections that may be without a request; the longest without one comes first
         self.header: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
         self.left: int | None = None  # bytes that waited to be sent when that was last looked at
-        self.since = self.loop.time()  # since when it has been without a request
 
     @classmethod
     def limited(cls, limits: Limits) -> Callable[..., Connection]:
         """The protocol under these limits, as uvicorn makes one for each connection."""
-        return partial(cls, limits, room(limits))
+        return partial(cls, limits, room(limits), OrderedDict())
 
     @property
     def idle(self) -> bool:
@@ -66,19 +67,28 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=UNSENT, low=UNSENT * 3 // 4)
         own = transport.get_extra_info("socket")
-        if own.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > UNSENT:  # else it grows to thousands of unread tokens
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
-        if len(self.connections) > self.room:
-            others = [c for c in cast(Any, self.connections) if c is not self and c.idle]
-            if not others:
-                transport.write(BUSY)
-                transport.close()
-                return
-            min(others, key=lambda c: c.since).drop()
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # else the system takes thousands of tokens that nobody reads
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        if len(self.connections) > self.room and not self.make_room():
+            transport.write(BUSY)
+            transport.close()
+            return
+        self.line[self] = None
         self.expect()
+
+    def make_room(self) -> bool:
+        """Drop the connection that has been without a request for the longest time; False where all have one. Whoever
+        has a request leaves the line here, and comes back to its end when that is answered."""
+        while self.line:
+            other, _ = self.line.popitem(last=False)
+            if other.idle:
+                other.drop()
+                return True
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop("header", "unread")
+        self.line.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,7 +96,9 @@ class Connection(H11Protocol):
         self.expect()
 
     def on_response_complete(self) -> None:
-        self.since = self.loop.time()
+        if not self.transport.is_closing():
+            self.line[self] = None
+            self.line.move_to_end(self)
         self.watch()
         super().on_response_complete()
 

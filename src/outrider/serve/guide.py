@@ -40,12 +40,21 @@ class Effort:
 class Guide:
     """A grammar's place in one row's text. It follows the walk: back where a branch was left, forward where it goes."""
 
-    matcher: Any  # llguidance.LLMatcher
+    start: Any  # llguidance.LLMatcher at the grammar's beginning, shared by all texts of a request
     end: int  # the token that ends a text
     source: str  # the request's field that it came in
     have: list[int] = field(default_factory=list)  # what the matcher has consumed
     broken: str = ""  # why the grammar cannot be followed any further: the row must end
     effort: Effort = field(default_factory=Effort)  # shared by all texts of a request
+
+    @cached_property
+    def matcher(self) -> Any:
+        """This text's own matcher, made when the text begins: that of a large grammar takes half a megabyte."""
+        return self.start.deep_copy()
+
+    def close(self) -> None:
+        """The text has ended: give its matcher's memory back."""
+        self.__dict__.pop("matcher", None)
 
     def __call__(self, output: Sequence[int], logits: Tensor) -> Tensor:
         """Scores [1, v]: -inf for what the grammar forbids after `output`. Where `broken` is set, nothing is forbidden
@@ -105,8 +114,8 @@ class Guide:
         return not why
 
     def fork(self) -> Guide:
-        """The same place, for another row."""
-        return Guide(self.matcher.deep_copy(), self.end, self.source, list(self.have), effort=self.effort)
+        """The grammar's beginning, for another text of the same request."""
+        return Guide(self.start, self.end, self.source, effort=self.effort)
 
 
 @dataclass

@@ -141,6 +141,7 @@ class Job:
     show: bool = False  # are its trees wanted?
     salt: str = ""  # only prompts of one salt share what was read
     scoring: Scoring | None = None  # the prompt's scores, where they are wanted
+    behind: Callable[[], bool] = lambda: False  # is its reader behind, so that it must not go on?
     cached: int = 0  # tokens of its prompt that were copied, not read
     row: Row | None = None
     party: int = 0  # which request it belongs to

@@ -30,7 +30,7 @@ class Metrics:
         self.running = gauge("vllm:num_requests_running", "Rows that are being read or decoded.")
         self.waiting = gauge("vllm:num_requests_waiting", "Rows that wait for a slot.")
         self.filled = gauge("vllm:kv_cache_usage_perc", "Tokens held for rows, of rows times the context: 1 is full.")
-        self.preempted = counter("vllm:num_preemptions", "Always 0: a row keeps its slot to its end.")
+        self.preempted = counter("vllm:num_preemptions", "Pauses of texts whose reader was behind.")
         self.prompt = counter("vllm:prompt_tokens", "Prompt tokens read.")
         self.generated = counter("vllm:generation_tokens", "Tokens written.")
         self.drafts = counter("vllm:spec_decode_num_drafts", "Rows times rounds that had a draft.")

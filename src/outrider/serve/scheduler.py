@@ -14,7 +14,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
 from time import monotonic
@@ -38,10 +38,12 @@ SPACING = 16  # rows that other requests may begin between two texts of one requ
 
 @dataclass
 class Reading:
-    """A prompt that is being scored, if that is wanted, and read; `steps` pauses after each chunk."""
+    """A prompt that is being scored, if that is wanted, and read; `steps` pauses after each chunk. `resumed`: a text
+    goes on after a pause."""
 
     job: Job
     steps: Iterator[None]
+    resumed: bool = False
     newcomer: Batch | None = None
     pieces: list[Piece] = field(default_factory=list)
 
@@ -53,7 +55,7 @@ class Reading:
             if job.request.max_new_tokens:
                 made.newcomer, made.pieces = yield from Batch.read(engine, [row], known)
 
-        made = cls(job, iter(()))
+        made = cls(job, iter(()), bool(row.output))
         made.steps = steps()
         return made
 
@@ -127,6 +129,11 @@ class Scheduler:
                 job.cancelled = True
             self.change.notify()
 
+    def wake(self) -> None:
+        """Look again at those that wait: a reader has caught up."""
+        with self.change:
+            self.change.notify()
+
     def close(self) -> None:
         """Take nothing more, finish what there is."""
         with self.change:
@@ -177,7 +184,7 @@ class Scheduler:
             with self.change:
                 if self.closing and not self.waiting:
                     return False
-                if self.waiting or self.change.wait(1.0):
+                if self._next() is not None or self.change.wait(1.0):
                     self.trimmed = False
                     return True
             if not self.trimmed:
@@ -206,7 +213,26 @@ class Scheduler:
                 if self.reading is not None and self.reading.job is job:
                     self.reading = None
         if self.batch is not None:
-            self._leave()
+            self._leave(self._paused(self.batch))
+
+    def _paused(self, batch: Batch) -> set[int]:
+        """Rows whose reader is behind go back to those that wait, and what they have read is kept like that of others;
+        their indices."""
+        paused: list[Job] = []
+        for i, row in enumerate(batch.rows):
+            job = self.jobs.get(row.index)
+            if job is not None and row.finish is None and job.behind():
+                self._keep(batch, i)
+                paused.append(job)
+        if not paused:
+            return set()
+        found = {index for index, job in self.jobs.items() if job in paused}
+        self.metrics.preempted.inc(len(paused))
+        with self.change:
+            for index in found:
+                del self.jobs[index]
+            self.waiting.extend(paused)
+        return found
 
     def _admit(self) -> None:
         """The next in line begins to be read, if a slot is free for it."""
@@ -217,23 +243,25 @@ class Scheduler:
             if job is None:
                 return
             self.waiting.remove(job)
-            self.count += 1
-            job.row, job.started = Row(job.request, self.count), monotonic()
-            self.jobs[self.count] = job
+            if job.row is None:
+                self.count += 1
+                job.row, job.started = Row(job.request, self.count), monotonic()
+            self.jobs[job.row.index] = job
         engine = replace(self.engine, drafter=FleetDrafter(self.fleet, job.choice))
         known = None
         if job.request.max_new_tokens:
-            known = self.prefixes.find(job.request.prompt, job.salt)
-            job.cached = 0 if known is None else known[1]
-            self.metrics.prefix(len(job.request.prompt), job.cached)
+            known = self.prefixes.find(job.row.text, job.salt)
+            if not job.row.output:
+                job.cached = 0 if known is None else known[1]
+                self.metrics.prefix(len(job.request.prompt), job.cached)
         self.reading = Reading.of(engine, job, job.row, known)
 
     def _next(self) -> Job | None:
-        """Whose turn it is of those that wait. The last quarter of the rows is for requests that have none, so that
-        nobody waits for the many texts of another."""
+        """Whose turn it is of those that wait and whose reader is not behind. The last quarter of the rows is for
+        requests that have none, so that nobody waits for the many texts of another."""
         running = {job.party for job in self.jobs.values()}
         full = len(self.jobs) >= self.rows - self.rows // 4
-        allowed = (job for job in self.waiting if not full or job.party not in running)
+        allowed = (job for job in self.waiting if not job.behind() and (not full or job.party not in running))
         return min(allowed, key=lambda job: job.turn, default=None)
 
     def _read(self) -> None:
@@ -248,7 +276,8 @@ class Scheduler:
             return
         if done:
             self.reading = None
-            self._head(reading.job)
+            if not reading.resumed:
+                self._head(reading.job)
             if reading.newcomer is not None:
                 self._keep(reading.newcomer, 0)  # samples of one prompt come one after the other
             self._join(reading.newcomer)
@@ -307,10 +336,10 @@ class Scheduler:
         except (RuntimeError, MemoryError):  # no memory for copies
             self.prefixes.clear()
 
-    def _leave(self) -> None:
+    def _leave(self, paused: Collection[int] = ()) -> None:
         assert self.batch is not None
         try:
-            self.batch = self.batch.leave()
+            self.batch = self.batch.leave(paused)
         except Exception as error:
             self._fail(error)
         if self.batch is None:
@@ -357,6 +386,8 @@ class Scheduler:
             torch.cuda.empty_cache()
 
     def _end(self, job: Job, finish: str, error: str = "") -> None:
+        if job.watch is not None and job.watch.guide is not None:
+            job.watch.guide.close()
         if job.row is not None:
             self.jobs.pop(job.row.index, None)
             if finish in ("eos", "stop", "length"):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -26,6 +27,10 @@ log = logging.getLogger("outrider.serve")
 LAST = 5  # seconds for the last bytes of texts that were ended
 WAITING = 1024  # connections that the system may hold for us
 SENT = 256 << 10  # bytes that the system may hold of what a client has not read
+# Seconds that a thread runs Python while another waits to. Each system call of the event loop gives its turn away and
+# must get it back: at Python's own 5 ms the answer to one small request waits several times so long beside a thread
+# that is decoding and one that is tokenizing.
+SWITCH = 0.001
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -123,6 +128,7 @@ def server_of(service: Service, key: str = "", local: bool = True, patience: flo
 def run(service: Service, sock: socket.socket, host: str, key: str = "", patience: float = 30.0) -> int:
     """Serve until a signal comes; the exit code: 0, or 128 and the signal that ended it before all was answered."""
     server = server_of(service, key, host in LOOPBACK and not key, patience)
+    sys.setswitchinterval(SWITCH)
     server.run(sockets=[sock])
     service.scheduler.thread.join(10)
     return 128 + server.cut if server.cut else 0

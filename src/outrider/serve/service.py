@@ -163,6 +163,8 @@ class Service:
         law, stops, choice = self.law(request), self.stops(request, limit), self.choice(request.outrider)
         if request.min_tokens > limit:
             raise Refusal("min_tokens is more than the text may have; give fewer, or more max_tokens", "min_tokens")
+        pauses = not isinstance(self.llm.target, SeqTarget)  # its rows cannot be taken up again (`Batch.read`)
+        behind = (lambda: channel.behind) if pauses else (lambda: False)
         voices: list[Voice] = []
         for i, prompt in enumerate(prompts):
             seed = seed_of(name, i) if request.seed is None else request.seed
@@ -177,9 +179,9 @@ class Service:
                 except InputError as error:
                     raise Refusal(str(error)) from None
                 job = Job(
-                    row, choice, channel.deliver(len(voices)), time.monotonic() + self.limits.seconds,
+                    row, choice, channel.deliver(len(voices), len(prompt)), time.monotonic() + self.limits.seconds,
                     watch if used else None, bool(request.outrider and request.outrider.rounds),
-                    request.cache_salt or "", scoring,
+                    request.cache_salt or "", scoring, behind,
                 )  # fmt: skip
                 voices.append(Voice(job, stops, stops.stream(prompt), Places(stops.open(prompt))))
         return Call(name, request, channel, voices, sum(map(len, prompts)), echoes, caller)

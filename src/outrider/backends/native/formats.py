@@ -1,4 +1,4 @@
-"""The numbers of a model file's tensors, whatever kind they are stored in: by `formats.h`, or without a compiler by
+"""The numbers of a model file's tensors, whatever kind they are stored in: by `c/formats/gguf.h`, or without a compiler by
 gguf-py's reader, whose numbers these are."""
 
 from __future__ import annotations

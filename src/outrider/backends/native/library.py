@@ -175,8 +175,7 @@ def _compile(compiler: list[str], flags: tuple[str, ...], file: Path) -> None:
     command = [*compiler, *flags, str(variants.SOURCES / variants.SOURCE), "-o", str(file), *variants.LIBRARIES]
     # zig keeps what it makes on the way in folders of its own; these go with the folder of `file`.
     caches = {f"ZIG_{kind}_CACHE_DIR": str(file.parent / "zig") for kind in ("LOCAL", "GLOBAL")}
-    timeout = 600 if sanitizer() else 120
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout, env={**os.environ, **caches})
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env={**os.environ, **caches})
 
 
 def _about(what: str) -> str:

@@ -1,9 +1,8 @@
-"""The ways to decode that are compared: one file is one peer, and the file's name is how it is asked for.
+"""The ways to decode that are compared: one file is one peer, known by the file's name.
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options, as for drafters: `transformers?cache=static`,
-`transformers:DRAFT-MODEL`. A file has `load(models, path, **options) -> Peer`; another package adds one of its own by
-an entry point of the group `outrider.bench.peers` that names such a module. Drafters of our own are no peers to name:
-`outrider.py` runs them.
+`transformers:DRAFT-MODEL`. A file has `load(models, path, **options) -> Peer`; another package adds a peer by an entry
+point of the group `outrider.bench.peers` that names such a module. `outrider.py` runs our own drafters.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def names() -> list[str]:
 
 
 def method(spec: str) -> Method:
-    """The row of a peer's SPEC, refused if there is no such peer."""
+    """The method of a peer's SPEC. Raises InputError if there is no such peer."""
     name = spec.partition("?")[0].partition(":")[0]
     if name not in names():
         raise InputError(f"there is no peer {name!r}; choose one of {', '.join(names())}")

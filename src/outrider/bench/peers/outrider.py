@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ...engine import Batch, Engine, Request, Row
 from ...engine.stopping import Stop
 from ...params import Sampling
@@ -29,11 +27,17 @@ class Ours:
 
     engine: Engine  # with one budget for the whole run, as in a server
 
-    @torch.no_grad()
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        law = Sampling(ask.temperature)
+        import torch
+
+        with torch.no_grad():
+            return self.decode(prompts, ask)
+
+    def decode(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        """All prompts as one batch."""
+        sampling = Sampling(ask.temperature)
         rows = [
-            Row(Request(list(ids), seed, ask.limit, law, Stop(ask.eos).cut), i)
+            Row(Request(list(ids), seed, ask.limit, sampling, Stop(ask.eos).cut), i)
             for i, (ids, seed) in enumerate(zip(prompts, ask.seeds, strict=True))
         ]
         batch, _ = Batch.start(self.engine, rows)

@@ -6,8 +6,8 @@ transformers?compile=true       torch.compile on the static cache, where that wo
 transformers:DRAFT              assisted generation with the draft model DRAFT (demo: the demo's own)
 transformers?lookup=10          prompt lookup, 10 tokens at most
 
-It runs on the very model that Outrider decodes with, faster linear layers included (`nets/products.py`): what is
-compared is decoding alone. By itself transformers is slower on CPUs than it is here.
+It runs on the model that Outrider decodes with, faster linear layers included (`nets/products.py`), so that only
+decoding is compared. On its own transformers is slower on CPUs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def load(
 ) -> Stock:
     """transformers' `generate`: plain, assisted by the model in `path`, or with prompt lookup of `lookup` tokens.
 
-    Raises InputError for a cache that is not there, and for `compile` away from a GPU.
+    Raises InputError for an unknown cache, and for `compile` without a GPU.
     """
     if cache not in ("dynamic", "static"):
-        raise InputError(f"transformers has the caches dynamic and static here, not {cache!r}")
+        raise InputError(f"transformers has the caches dynamic and static, not {cache!r}")
     target: Any = models.llm().target
     options: dict[str, Any] = {}
     if compile and target.device.type != "cuda":
-        raise InputError("transformers compiles its static cache on a GPU alone; leave compile out")
-    old = target.model.generation_config  # a repetition penalty that a model ships would make it another law
+        raise InputError("transformers compiles its static cache only on a GPU; leave compile out")
+    old = target.model.generation_config  # a model may ship a repetition penalty, which changes the distribution
     target.model.generation_config = GenerationConfig(
         bos_token_id=old.bos_token_id, decoder_start_token_id=old.decoder_start_token_id
     )
@@ -60,24 +60,24 @@ class Stock:
     options: dict[str, Any]
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        """Rows of a batch are padded on the left, as transformers asks."""
+        """Rows of a batch are padded on the left, as transformers requires."""
         longest, pad = max(map(len, prompts)), min(ask.eos, default=0)
         device = self.model.device
         ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-        law: dict[str, Any] = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if ask.temperature > 0:
             torch.manual_seed(ask.seeds[0])
-            law = {"do_sample": True, "temperature": ask.temperature, "top_k": 0, "top_p": 1.0}
+            sampling = {"do_sample": True, "temperature": ask.temperature, "top_k": 0, "top_p": 1.0}
         out = self.model.generate(
             ids, attention_mask=mask, max_new_tokens=ask.limit, eos_token_id=sorted(ask.eos) or None, pad_token_id=pad,
-            **law, **self.options,
+            **sampling, **self.options,
         )  # fmt: skip
         first = 1 if self.model.config.is_encoder_decoder else longest
         return Answer([until_end(row, ask.eos) for row in out[:, first:].tolist()])
 
 
 def until_end(tokens: list[int], eos: frozenset[int]) -> list[int]:
-    """A row without the padding that waits for its neighbours."""
+    """A row without its padding."""
     ends = [i for i, token in enumerate(tokens) if token in eos]
     return tokens[: ends[0] + 1] if ends else tokens

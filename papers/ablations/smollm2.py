@@ -1,0 +1,128 @@
+"""What matters in training drafters for SmolLM2: `python -m papers.ablations.smollm2 [NAME ...]` (it resumes).
+
+The budget, stated beforehand: 1,000 steps of one row of 512 tokens, half a million tokens a run, on the first answers
+of the first two parts (one at T = 0, one at 0.7), from features that are kept. The recipe's rates and options, but for
+what a run is named after. Measured on prompts of the papers' tasks with 16 nodes; a result.json lies beside each run,
+and `--gather` writes all of them into one file, with intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from recipes.smollm2.questions import places
+from recipes.smollm2.train import LENGTH, METHODS, ROWS
+
+from outrider import drafters
+from outrider.backends.torch import HFTarget, load_target, load_tokenizer
+from outrider.backends.torch.load import multiplies_halves
+from outrider.bench import tasks
+from outrider.commands.train import read_options
+from outrider.training.data import Document, read
+from outrider.training.loop import train
+from outrider.training.objectives import options_of
+from outrider.training.recipe import Recipe
+
+from .demo import compared, folder_of, gather, plainly, taus
+
+STEPS, PARTS = 1000, 2
+TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "natural-questions"
+
+
+def run(method: str, **other: Any) -> Recipe:
+    """A method with the recipe's settings and some other options."""
+    rate, options = METHODS[method]
+    given = {**read_options(method, options, options_of(method)), **other}
+    half = multiplies_halves()
+    return Recipe(method, steps=STEPS, rows=ROWS, length=LENGTH, lr=rate, warmup=STEPS // 15, bf16=half,
+                  half_features=half, evaluate=STEPS, prompts=1, options=given)  # fmt: skip
+
+
+RUNS: dict[str, Recipe] = {
+    "eagle": run("eagle"),
+    "eagle linear=false": run("eagle", linear=False),
+    "block": run("block"),
+    "block pair_head=selector": run("block", pair_head="selector"),
+    "hass": run("hass"),
+    "block pair_head=none": run("block", pair_head="none"),
+    "block causal=false": run("block", causal=False),
+    "block layers=2": run("block", layers=2),
+    "eagle3": run("eagle3"),
+    "block loss=lk": run("block", loss="lk"),
+    "block loss=tv": run("block", loss="tv"),
+    "block seeded=false": run("block", seeded=False),
+    "block block=4 anchors=128": run("block", block=4, anchors=128),
+    "eagle draft_vocab=0": run("eagle", draft_vocab=0),
+    "eagle draft_vocab=16384": run("eagle", draft_vocab=16384),
+    "eagle draft_vocab=4096": run("eagle", draft_vocab=4096),
+    **{f"hass passes={n}": run("hass", passes=n) for n in (1, 3, 4, 5)},
+    "hass topk=1": run("hass", topk=1.0),
+    **{f"eagle inputs={x}": run("eagle", inputs=x) for x in ("feature+unshifted", "feature", "token")},
+    "eagle noise=0": run("eagle", noise=0.0),
+}
+
+
+def documents(work: Path, tokenizer: Any) -> list[Document]:
+    """The first answers, as many from each part, that fill the rows of a run."""
+    wanted, found = STEPS * ROWS * LENGTH // PARTS, []
+    for part in range(PARTS):
+        left = wanted
+        for document in read([work / f"answers-{part}.jsonl"], tokenizer):
+            if left <= 0:
+                break
+            found.append(document)
+            left -= len(document.tokens)
+    return found
+
+
+def prompts(tokenizer: Any, folder: Path, each: int) -> Iterator[list[int]]:
+    """The first turns of the papers' tasks."""
+    for name in TASKS:
+        for prompt in islice(tasks.load(name, folder, each).prompts, each):
+            given = [{"role": "user", "content": prompt.turns[0]}]
+            made = tokenizer.apply_chat_template(given, add_generation_prompt=True, return_dict=True)
+            yield list(made["input_ids"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="default: all")
+    places(parser)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--each", type=int, default=6, help="prompts of every task")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--gather", type=Path, help="write all results there instead")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    out = args.work / "ablations"
+    if args.gather:
+        gather(out, args.gather, {"steps": STEPS, "rows": ROWS, "length": LENGTH}, tuple(RUNS))
+        return
+    model = load_target("smollm2")
+    assert isinstance(model, HFTarget)
+    tokenizer = load_tokenizer("smollm2")
+    text, given = documents(args.work, tokenizer), list(prompts(tokenizer, args.eval, args.each))
+    model.compile()
+    eos = tokenizer.eos_token_id
+    plain = plainly(model, given, args.tokens, eos)
+    for name in args.names or RUNS:
+        folder = folder_of(out, name)
+        kept = folder / "result.json"
+        if kept.exists():
+            continue
+        row: dict[str, Any] = {"name": name, "options": dict(RUNS[name].options), "asked": [args.each, args.tokens]}
+        row["held_out_loss"] = train(model, text, folder, replace(RUNS[name], cache=str(args.work / "features"))).best
+        row |= compared(model, drafters.load(str(folder / "best"), model), given, args.tokens, eos, plain)
+        kept.write_text(json.dumps(row), encoding="utf-8")
+        print(f"{name}: {taus(row, row)['tau']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The tables of docs/results.md from papers/results: `python -m papers.page`.
+
+They stand between marks; the words around them are written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from . import contexts, tables
+from . import document as documents
+from .studies import RESULTS, ROOT
+
+TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and the studies that it shows
+    "smollm2 greedy": (tables.methods(0.0), "smollm2"),
+    "smollm2 warm": (tables.methods(0.6), "smollm2"),
+    "smollm2 sampled": (tables.methods(1.0), "smollm2"),
+    "smollm2 domains": (tables.domains, "smollm2"),
+    "smollm2 causes": (tables.causes, "smollm2"),
+    "smollm2 many": (tables.tasks, "smollm2_many"),
+    "smollm2 taus": (tables.taus, "smollm2_taus"),
+    "smollm2 batches": (tables.blocks, "smollm2_batches"),
+    "smollm2 summaries": (tables.blocks, "smollm2_summaries"),
+    "smollm2 variants": (tables.variants, "smollm2_variants"),
+    "smollm2 ablations": (tables.ablations, "smollm2_ablations"),
+    "smollm2 findings": (tables.counted, "smollm2_findings"),
+    "smollm2 confidence": (tables.calibration, "smollm2_confidence"),
+    "greedy": (tables.methods(0.0), "drafters"),
+    "sampled": (tables.methods(1.0), "drafters"),
+    "domains": (tables.domains, "drafters"),
+    "causes": (tables.causes, "sizes"),
+    "batches": (tables.batches, "batches"),
+    "temperatures": (tables.temperatures, "temperatures"),
+    "sizes": (tables.sizes, "sizes"),
+    "blocks": (tables.blocks, "blocks"),
+    "grafts": (tables.blocks, "grafts"),
+    "variants": (tables.variants, "variants"),
+    "typical": (tables.typical, "typical"),
+    "ablations": (tables.ablations, "ablations"),
+    "ladder greedy": (tables.ladder(0.0), "ladder", "medusa2"),
+    "ladder sampled": (tables.ladder(1.0), "ladder", "medusa2"),
+    "mamba greedy": (tables.methods(0.0), "mamba"),
+    "mamba sampled": (tables.methods(1.0), "mamba"),
+    "drafting": (tables.drafting, "mamba"),
+    "bandits": (tables.bandits, "mamba"),
+    "contexts": (tables.contexts, *(f"context_{n}" for n in contexts.LENGTHS)),
+    "calibration": (tables.calibration, "calibration"),
+    "engine": (tables.engine, "engine", "summaries", "untrained", "rules", "oracle"),
+    "t5": (tables.t5, "t5"),
+}
+
+
+def read(name: str) -> Any:
+    """The report of a study; of the ablations, which are no run of `outrider bench`, their own document."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if name.endswith("ablations") else documents.read(path)
+
+
+def filled(text: str, made: dict[str, str]) -> str:
+    """A page with other tables between the marks of these names."""
+    for name, table in made.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        assert text.count(start) == text.count(end) == 1, f"the page has no place for {name}"
+        head, _, rest = text.partition(start)
+        text = f"{head}{start}{table}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def replaced(page: Path, made: dict[str, str]) -> None:
+    page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+
+
+def results() -> dict[str, str]:
+    """The tables of docs/results.md by the names of their marks; "Not measured." where a study is not there."""
+    found = {}
+    for mark, (made, *names) in TABLES.items():
+        there = all((RESULTS / f"{name}.json").exists() for name in names)
+        found[mark] = made(*map(read, names)) if there else "Not measured."
+    return found
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    replaced(ROOT / "docs" / "results.md", results())
+
+
+if __name__ == "__main__":
+    main()

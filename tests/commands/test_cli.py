@@ -1,0 +1,158 @@
+"""The command line's contract: exit codes, one JSON document, one sentence, and no torch where none is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from outrider import cli
+from outrider.params import InputError
+
+COMMANDS = Path(cli.__file__).parent / "commands"
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str):
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*args: str) -> Ran:
+        capsys.readouterr()
+        code = cli.main(args)
+        return Ran(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.process
+def test_help_needs_no_torch() -> None:
+    check = (
+        "import sys; from outrider import cli; codes = [cli.main(a) for a in (['--help'], ['bench', '--help'], "
+        "['bench', 'tasks'], ['generate', '--help'])]; "
+        "sys.exit(any(codes) or 'torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_help_names_every_command(run: Any) -> None:
+    for shown in (run("--help"), run("-h"), run()):
+        assert shown.code == 0
+        assert not shown.err
+        listed = [line.split()[1] for line in shown.out.splitlines() if line.startswith("│ ")]
+        assert set(listed) >= {"generate", "bench", "info", "--install-completion"}
+        assert all(f"─ {group} ─" in shown.out for group in cli.GROUPS)
+
+
+def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
+    found = json.loads(run("info", "demo", "--json").out)
+    assert (Path(found["where"]) / "config.json").is_file()
+    assert (found["model"], found["drafter"]) == ("demo", "eagle:demo/hass")
+    assert f"where     {found['where']}\n" in run("info", "demo").out
+    shown = run("info", str(tmp_path / "lost"))
+    assert (shown.code, shown.out) == (2, "")
+    assert "there is no folder" in shown.err
+    (tmp_path / "notes.txt").write_text("no model")
+    wrong = {str(tmp_path): "no config.json", str(tmp_path / "notes.txt"): "is not a model", "": "no config.json"}
+    for name, why in wrong.items():
+        shown = run("info", name)
+        assert (shown.code, why in shown.err) == (2, True), shown.err
+
+
+@pytest.mark.parametrize("name", [n for n in cli.COMMANDS if (COMMANDS / f"{cli.file_of(n)}.py").is_file()])
+def test_every_command_loads_and_takes_json(run: Any, name: str) -> None:
+    shown = run(name, *(["generate"] if name == "data" else []), "--help")
+    assert shown.code == 0
+    assert "--json" in shown.out or name == "serve"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["generate", "a", "--target", "x"], "a model is named without --target, as in: outrider generate MODEL"),
+        (["data", "generate", "--target", "x"], "outrider data generate MODEL"),
+        (["generate", "a", "--prompts-file", "x"], "--prompts FILE"),
+        (["generate", "a", "--nodes", "4"], "--budget 16x6"),
+        (["generate", "a", "--depth", "4"], "--budget 16x6"),
+        (["generate", "a", "--arms", "2,1"], "--budget '3,2,1 2,1 none'"),
+        (["generate", "a", "--compile"], "--no-compile turns it off"),
+        (["bench", "--tasks", "gsm8k"], "--task now"),
+        (["bench", "--rule", "block"], "--drafter lookup@rejection"),
+        (["bench", "--prompts", "x"], "--task FILE"),
+        (["train", "eagle", "--data", "x", "--out", "x", "--prompts", "3"], "--limit"),
+        (["benhc"], "Did you mean 'bench'?"),
+        (["--nothing"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_sentence(run: Any, args: list[str], words: str) -> None:
+    shown = run(*args)
+    assert shown.code == 2
+    assert not shown.out
+    assert words in shown.err
+    assert shown.err.startswith("outrider: ")
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_failures_exit_1_and_debug_shows_why(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(error: BaseException) -> None:
+        def command() -> None:
+            raise error
+
+        app = typer.Typer(**cli.PLAIN)
+        app.command()(command)
+        monkeypatch.setattr(cli, "load", lambda name: typer.main.get_command(app))
+
+    fail(RuntimeError("the disk is full\nand more"))
+    shown = run("info")
+    assert (shown.code, shown.out) == (1, "")
+    assert shown.err == "outrider: RuntimeError: the disk is full (--debug shows the traceback)\n"
+    assert "Traceback" in run("info", "--debug").err
+    monkeypatch.setenv("OUTRIDER_DEBUG", "1")
+    assert "Traceback" in run("info").err
+    monkeypatch.setenv("OUTRIDER_DEBUG", "0")
+    fail(ValueError())
+    assert run("info").code == 1
+    fail(InputError("say this"))
+    assert (run("info").code, run("info").err) == (2, "outrider: say this\n")
+    fail(KeyboardInterrupt())
+    assert (run("info").code, run("info").err) == (130, "outrider: interrupted\n")
+    fail(typer.Exit(1))
+    assert run("info").code == 1
+
+
+def test_info(run: Any) -> None:
+    found = json.loads(run("info", "--json").out)
+    assert {"lookup", "none", "model"} <= set(found["drafters"])
+    assert {"python", "torch", "transformers"} <= set(found["versions"])
+    assert {"target", "draft"} <= set(found["models"])
+    assert found["devices"][0] == "cpu"
+    shown = run("info").out
+    assert "drafters" in shown
+    assert "et al\n" not in shown
+
+
+@pytest.mark.process
+def test_the_package_runs_as_a_module_and_completes_in_a_shell() -> None:
+    """What a shell asks for at TAB: commands, and the options of one, without torch."""
+    module = [sys.executable, "-m", "outrider"]
+    done = subprocess.run([*module, "--version"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == version("outrider")
+    for words, wanted in (("outrider ge", "generate"), ("outrider chat --sy", "--system")):
+        asked = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(module, capture_output=True, text=True, env={**os.environ, **asked})
+        assert done.stdout.split() == [wanted], done.stderr
+
+
+def test_version(run: Any) -> None:
+    assert run("--version").out.strip() == json.loads(run("info", "--json").out)["versions"]["outrider"]

@@ -1,0 +1,124 @@
+"""Sampled tokens that do not follow the target's distribution are caught; honest samplers are not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from instrument import Lab
+
+from outrider.bench.cells import Analysis, document
+from outrider.bench.instrument import Grid
+from outrider.bench.types import Answer, Ask, Method
+from papers.distribution import LEAST, REFUSED, law_test
+from papers.document import Cell, Document, extended
+from papers.measure import Study, judge_laws
+
+
+class Sampler:
+    """Draws each token by a law of its own from the target's p [v]."""
+
+    def __init__(self, lab: Lab, law: Callable[[torch.Tensor, random.Random], int]):
+        self.lab, self.law = lab, law
+
+    def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
+        return Answer([self.row(p, ask, s) for p, s in zip(prompts, ask.seeds, strict=True)])
+
+    def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
+        dice, text = random.Random(seed), list(ids)
+        while len(text) - len(ids) < ask.limit:
+            text.append(self.law(self.lab.target.logits_after(text).softmax(-1), dice))
+        return text[len(ids) :]
+
+
+def pick(p: torch.Tensor, dice: random.Random) -> int:
+    return dice.choices(range(len(p)), p.tolist())[0]
+
+
+def drafted(p: torch.Tensor) -> torch.Tensor:
+    """A drafter's law: the target's, flattened, its columns shifted by one."""
+    return 0.8 * p.roll(1) + 0.2 * p
+
+
+def rejection(p: torch.Tensor, dice: random.Random) -> int:
+    """Algorithm 1 for one token: honest."""
+    q = drafted(p)
+    x = pick(q, dice)
+    return x if dice.random() < float(p[x] / q[x]) else pick((p - q).clamp(min=0), dice)
+
+
+def no_residual(p: torch.Tensor, dice: random.Random) -> int:
+    """Draws anew from p where it should from what q left over."""
+    q = drafted(p)
+    x = pick(q, dice)
+    return x if dice.random() < float(p[x] / q[x]) else pick(p, dice)
+
+
+def reversed_test(p: torch.Tensor, dice: random.Random) -> int:
+    """Accepts where p/q lies below the draw: the test the wrong way round."""
+    q = drafted(p)
+    x = pick(q, dice)
+    return x if float(p[x] / q[x]) < dice.random() else pick((p - q).clamp(min=0), dice)
+
+
+def colder(p: torch.Tensor, dice: random.Random) -> int:
+    return pick(p**1.5, dice)
+
+
+def top_p(p: torch.Tensor, dice: random.Random) -> int:
+    """A forgotten nucleus filter."""
+    values, order = p.sort(descending=True)
+    keep = values.cumsum(0) - values < 0.85
+    return int(order[pick(values * keep, dice)])
+
+
+HONEST, BIASED = (pick, rejection), (no_residual, reversed_test, colder, top_p)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Document:
+    """All samplers beside plain decoding, in one run."""
+    lab = Lab(tmp_path_factory.mktemp("samplers"), tokens=250, turns=(1,) * 6)
+    peers = {law.__name__: Sampler(lab, law) for law in (*HONEST, *BIASED)}
+    runner = lab.runner(peers=dict(peers))
+    group = lab.group([Method("none"), *(Method(name, peer=name) for name in peers)], 1.0)
+    runner.open(group.methods[:1])
+    assert runner.run(group)
+    analysis = Analysis(runner, keep_loops=True)
+    found = document(analysis, [group], 1.0)
+    made = Document(found.run, found.tasks, [extended(Cell, c) for c in found.cells])
+    judge_laws(made, analysis, Grid(Study(), runner, [group], 0.0))
+    return made
+
+
+def cell_of(document: Document, method: str) -> Cell:
+    (found,) = [c for c in document.cells if c.method == method]
+    return found
+
+
+@pytest.mark.parametrize("law", ["none", *(law.__name__ for law in HONEST)])
+def test_honest_samplers_stay(sampled: Document, law: str) -> None:
+    cell = cell_of(sampled, law)
+    assert cell.state == "done", cell.faults
+    assert cell.law is not None
+    assert cell.law.p > 1e-3
+    assert cell.law.tokens == 6 * 250
+    assert [m.law for m in sampled.macro if m.method == law] == [cell.law]
+
+
+@pytest.mark.parametrize("law", [law.__name__ for law in BIASED])
+def test_biased_samplers_are_caught(sampled: Document, law: str) -> None:
+    cell = cell_of(sampled, law)
+    assert cell.state == "invalid"
+    assert "do not follow the target's distribution" in cell.reason
+    assert law not in {m.method for m in sampled.macro}
+
+
+def test_uniforms_are_uniform_and_few_say_nothing() -> None:
+    dice = random.Random(1)
+    good = [dice.random() for _ in range(4000)]
+    assert law_test(good) > 1e-3  # type: ignore[operator]
+    assert law_test([u**1.3 for u in good]) < REFUSED  # type: ignore[operator]
+    assert law_test(good[: LEAST - 1]) is None
