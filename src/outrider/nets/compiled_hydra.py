@@ -1,4 +1,4 @@
-"""Hydra's heads in compiled code: the whole tree in one call, a head for each of its layers (`backends/native/c/hydra.h`)."""
+"""Hydra's heads in compiled code: the whole tree in one call, a head for each of its layers (`c/hydra.h`)."""
 
 from __future__ import annotations
 

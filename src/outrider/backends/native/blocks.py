@@ -1,5 +1,5 @@
-"""Weights in blocks of 32, as `c/formats/layout.h` describes them: a .gguf file's or any bfloat16 ones to the last bit, or
-rounded to eight bits."""
+"""Weights in blocks of 32, as `c/formats/layout.h` describes them: a .gguf file's or any bfloat16 ones to the last bit,
+or rounded to eight bits."""
 
 from __future__ import annotations
 
