@@ -16,8 +16,8 @@ from outrider.params import Sampling
 
 from .document import Capacity, Cell, Document, Explanation, Position, Reliability
 from .explain import explain
-from .reliability import ece, reliability
 from .memory import held, weights
+from .reliability import ece, reliability
 from .watch import watch
 
 QUANTILES = (10, 25, 50, 75, 90)
