@@ -123,7 +123,7 @@ class NativeTarget(Target):
         return weights.numbers(self.code, self.checkpoint.parameters[name], self.precision == "bfloat16", tokens)
 
     @cached_property
-    def embeddings(self) -> Array:  # type: ignore[override]
+    def embeddings(self) -> Array:
         """See `Target.embeddings`: a copy of the file's, made when a drafter wants it."""
         one = self.checkpoint.parameters["model.embed_tokens.weight"]
         return weights.numbers(self.code, one, self.precision == "bfloat16")
