@@ -25,7 +25,13 @@ def root_only(roots: Sequence[int]) -> DraftTree:
     """No draft: every row is its root."""
     zero, one, alone = _alone(len(roots))
     lists: list[HostRow] = [([token], [0], [0.0]) for token in roots]
-    return DraftTree(np.array(roots, np.int64)[:, None], zero, zero, one, alone, 0, lists=lists)
+    return _with(DraftTree(np.array(roots, np.int64)[:, None], zero, zero, one, alone, 0), lists)
+
+
+def _with(tree: DraftTree, rows: list[HostRow]) -> DraftTree:
+    """The tree with its rows as lists, which its maker had; `replace` leaves them behind, as it must."""
+    tree.__dict__["host"] = rows
+    return tree
 
 
 @lru_cache(maxsize=64)
@@ -78,7 +84,7 @@ def from_lists(rows: Sequence[HostRow], values: bool = True) -> DraftTree:
     size = np.array([len(row[0]) for row in rows], np.int64)
     seen = np.frombuffer(sees, np.bool_).reshape(b, n, n)
     deepest = max(map(max, depths))
-    return DraftTree(tokens, parents_, np.array(depths, np.int64), size, seen, deepest, worth, lists=list(rows))
+    return _with(DraftTree(tokens, parents_, np.array(depths, np.int64), size, seen, deepest, worth), list(rows))
 
 
 def from_paths(
