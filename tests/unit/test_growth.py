@@ -181,6 +181,20 @@ def test_the_ablations_choose_otherwise() -> None:
     assert kept(5, rerank=False) == {(), (1,), (1, 3), (1, 4), (1, 3, 7)}
 
 
+def test_confidences_of_nan_are_reported() -> None:
+    """Not sorted: the tree says so itself, whichever of the nodes they are."""
+
+    def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
+        w = fed.nodes - since
+        logs = np.full((1, w, 2), -0.1, np.float32)
+        logs[0, -1, 1] = math.nan if since else -0.2
+        return np.arange(2 * w).reshape(1, w, 2), logs
+
+    for frontier in ("layer", "any"):
+        tree, _ = growth.grow([9], expand, depth=3, width=2, nodes=4, frontier=frontier)  # type: ignore[arg-type]
+        assert "confidences are NaN" in trees.flaw(tree, [9], 100)
+
+
 # --- what drafters share
 
 

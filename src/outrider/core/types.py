@@ -66,6 +66,11 @@ class DraftTree:
         rows = zip(*parts, strict=True)
         return [(tokens[:n], parents[:n], logs[:n]) for tokens, parents, logs, n in rows]
 
+    def holding(self, rows: list[HostRow]) -> DraftTree:
+        """This tree, made of these rows, which `host` need not read from its arrays. A changed copy forgets them."""
+        self.__dict__["host"] = rows
+        return self
+
 
 @dataclass(frozen=True)
 class Verdict:
