@@ -267,6 +267,7 @@ def mutants(form: Form) -> dict[str, Mutant]:
         "argmax drafts judged by a softmax q": (form.rejection, argmax_judged(1), STOCK, 0.11, 0.13),
     }  # fmt: skip
 
+
 MUTANTS = {(form, name): mutant for form in FORMS for name, mutant in mutants(form).items()}
 EVERY = pytest.mark.parametrize(("form", "name"), MUTANTS, ids=lambda x: str(x))
 

@@ -114,8 +114,12 @@ def test_tensors_have_the_same_bits() -> None:
     ids = np.concatenate([np.arange(2000), [2**31 - 2, 2**31 - 1]])
     for stream in (RACE, ACCEPT, EMIT, DRAFT):
         given = torch.from_numpy(ids)
-        assert np.array_equal(tensors.gumbels(seeds, counters, given, stream).numpy(), gumbels(seeds, counters, ids, stream))
-        assert np.array_equal(tensors.uniforms(seeds, counters, 33, stream).numpy(), uniforms(seeds, counters, 33, stream))
+        assert np.array_equal(
+            tensors.gumbels(seeds, counters, given, stream).numpy(), gumbels(seeds, counters, ids, stream)
+        )
+        assert np.array_equal(
+            tensors.uniforms(seeds, counters, 33, stream).numpy(), uniforms(seeds, counters, 33, stream)
+        )
 
 
 IN_C = """

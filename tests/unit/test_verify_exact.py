@@ -255,7 +255,9 @@ def test_rounded_laws_stay_close(form: Form) -> None:
 
     def rule(tree, logits, law, chance, depth):
         tree = replace(tree, q=None if tree.q is None else tree.q.astype(np.float32) * np.float32(1.0001))
-        return form.rejection(tree, logits, lambda z, d, path: law(z, d, path).astype(np.float32) * np.float32(0.9999), chance, depth)
+        return form.rejection(
+            tree, logits, lambda z, d, path: law(z, d, path).astype(np.float32) * np.float32(0.9999), chance, depth
+        )
 
     assert bias(rule, sampled((2, 1)), w) < 1e-6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from ..params import InputError
@@ -29,10 +30,12 @@ def check_names(dtype: str, device: str) -> None:
 def check_place(dtype: str, device: str) -> None:
     """Refuse a precision or a device that is not there, before a model is loaded."""
     check_names(dtype, device)
+    if device in ("auto", "cpu"):
+        return
+    if find_spec("torch") is None:
+        raise InputError(f"the device {device} needs torch: pip install 'outrider[torch]'")
     import torch
 
-    if device == "auto":
-        return
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from .. import hub, plugins, shipped
+from .. import hub, machine, plugins, shipped
 from ..backends.native.files import open_gguf
 from ..names import DEMO, GGUF, SMOLLM2, Place, check_folder, check_native, find
 from ..params import InputError, check_exact, check_weights
@@ -49,12 +49,10 @@ def load(
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with spinner(f"loading {place}") if here else nullcontext():
         check_place(dtype, device)
-        import torch
-
         from .. import llm
 
         if threads is not None:
-            torch.set_num_threads(threads)
+            machine.use_threads(threads)
         recorded: dict[str, Any] = {"compile": False} if no_compile else {}
         return llm.load(
             place, list(drafter) if drafter else None, dtype=dtype, device=device, budget=budget,

@@ -37,6 +37,11 @@ class ModelDrafter(Drafter):
     def scale(self) -> float:  # type: ignore[override]
         return self.growth.scale
 
+    @property
+    def models(self) -> tuple[Target, ...]:  # type: ignore[override]
+        """The draft model."""
+        return (self.model,)
+
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ModelDrafting:
         slots = capacity * self.words.longest + 2 * sum(self.growth.shape) + (self.growth.width or WIDEST) * 16
         session = self.model.open(slots)
