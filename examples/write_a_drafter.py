@@ -9,19 +9,18 @@ import sys
 from dataclasses import dataclass
 
 import outrider
+from outrider.core.protocols import Drafter, Drafting
 from outrider.core.tree import from_paths
 
 
 @dataclass(frozen=True)
-class Successor:
-    taps = ()  # which hidden states of the target it wants to see: none
-
+class Successor(Drafter):  # `taps`, which hidden states of the target it reads, stays (): none
     def open(self, prompts, capacity):
         return SuccessorDrafting([list(prompt) for prompt in prompts])
 
 
 @dataclass
-class SuccessorDrafting:
+class SuccessorDrafting(Drafting):
     texts: list
 
     def observe(self, round):  # called after every round: the tokens that it added
@@ -30,13 +29,12 @@ class SuccessorDrafting:
 
     def propose(self, rows, budget):  # a tree below each text's last token
         return from_paths(
-            [text[-1] for text in self.texts],
+            rows.root,
             [
                 [guess(text, min(budget.depth, remaining - 1))] if remaining > 1 and budget.depth else []
                 for text, remaining in zip(self.texts, rows.remaining)
             ],
             max(1, budget.nodes),
-            rows.root.device,
         )[0]
 
     def select(self, index):  # row i becomes old row index[i]

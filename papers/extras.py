@@ -9,7 +9,7 @@ import numpy as np
 from outrider.bench.methods import budget_of
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
-from outrider.budgets.calibration import ece, families, reliability
+from outrider.budgets.calibration import families
 from outrider.core.protocols import Round
 from outrider.engine import Batch, Request, Row
 from outrider.params import Sampling
@@ -17,6 +17,7 @@ from outrider.params import Sampling
 from .document import Capacity, Cell, Document, Explanation, Position, Reliability
 from .explain import explain
 from .memory import held, weights
+from .reliability import ece, reliability
 from .watch import watch
 
 QUANTILES = (10, 25, 50, 75, 90)

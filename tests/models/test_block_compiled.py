@@ -35,7 +35,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def made(
-    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, halves: bool = False, spoilt: bool = False,
+    vocab: int,
+    drafted: int,
+    dtype: torch.dtype,
+    growth: Growth,
+    halves: bool = False,
+    spoilt: bool = False,
     **more: Any,
 ) -> outrider.LLM:
     """A tiny random model with a block drafter of random weights."""

@@ -7,22 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import bits
+import numpy as np
 import pytest
 import torch
 from bits import opened, plain, text_of, trees_differ
-from outrider.nets.compiled import compiled
-from small import build
+from small import build, tree_of
 from torch import Tensor
 
 import outrider
 from outrider import drafters
+from outrider.backends.native import grow
 from outrider.backends.native import library as native
+from outrider.backends.native.drafts import Pairs
 from outrider.backends.torch import HFTarget, load, load_target
 from outrider.backends.torch.compiled import forward_of, weights_of
 from outrider.backends.torch.kernel_blocks import reads
+from outrider.backends.torch.tensors import array, tensor
 from outrider.backends.torch.validate import validate
-from outrider.core.tree import chain_of, from_lists
-from outrider.drafters import eagle
+from outrider.core.tree import chain
+from outrider.core.types import Array
+from outrider.drafters import _weights, eagle
 from outrider.drafters import model as draft_model
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
@@ -143,19 +147,19 @@ def test_prompts_are_read_alike_alone_beside_others_and_one_token_at_a_time() ->
 def test_padding_is_not_computed() -> None:
     """Rows of one, five and three nodes: a pass counts nine."""
     target = made()
-    tree = from_lists([[5], [6, 7, 8, 9, 10], [11, 12, 13]], [[0], [0, 0, 1, 1, 3], [0, 0, 0]])
+    tree = tree_of([[5], [6, 7, 8, 9, 10], [11, 12, 13]], [[0], [0, 0, 1, 1, 3], [0, 0, 0]])
     session = opened(target, [text_of(1, 70), text_of(2, 9), text_of(3, 40)])[0]
     logits = session.forward(tree).logits
     forward = target.native
     assert forward is not None
-    starts = forward.room.held["starts"][:4].tolist()
+    starts = forward.workspace.buffers["row starts"][:4].tolist()
     assert starts == [0, 1, 6, 9]
     for row, prompt in enumerate((text_of(1, 70), text_of(2, 9), text_of(3, 40))):
         size = int(tree.size[row])
         alone = opened(target, [prompt])[0].forward(
-            from_lists([tree.tokens[row, :size].tolist()], [tree.parents[row, :size].tolist()])
+            tree_of([tree.tokens[row, :size].tolist()], [tree.parents[row, :size].tolist()])
         )
-        assert torch.equal(alone.logits[0], logits[row, :size])
+        assert np.array_equal(alone.logits[0], logits[row, :size])
 
 
 @torch.no_grad()
@@ -176,19 +180,18 @@ def test_threads_change_no_bit() -> None:
 def test_nodes_that_were_read_before_and_embeddings_that_are_given() -> None:
     """`since`: the first nodes lie in the cache already. `embeds`: what the tokens would be looked up to."""
     target = made()
-    tree = from_lists([[5, 6, 7, 8]], [[0, 0, 1, 1]])
+    tree = tree_of([[5, 6, 7, 8]], [[0, 0, 1, 1]])
     session = opened(target, [text_of(1, 70)])[0]
     whole = session.forward(tree).logits
-    assert torch.equal(session.forward(tree, since=2).logits, whole[:, 2:])
-    assert torch.equal(session.forward(tree, embeds=target.embed(tree.tokens)).logits, whole)
+    assert np.array_equal(session.forward(tree, since=2).logits, whole[:, 2:])
+    assert np.array_equal(session.forward(tree, embeds=target.embed(tensor(tree.tokens))).logits, whole)
 
 
 @torch.no_grad()
 def test_a_tree_may_reach_beyond_the_last_position() -> None:
     target = made(max_position_embeddings=64)
     session = opened(target, [text_of(1, 62)])[0]
-    tokens = torch.tensor([text_of(2, 6)])
-    assert bool(session.forward(chain_of(tokens, torch.tensor([6]))).logits.isfinite().all())
+    assert np.isfinite(session.forward(chain([text_of(2, 6)])).logits).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -252,17 +255,21 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
     for parameter in net.parameters():
         parameter.copy_(torch.randn(parameter.shape) * 0.2)
     head = torch.randn(50, 64).to(dtype)
+    table = torch.randn(97, 64).to(dtype)
     name = str(dtype).removeprefix("torch.")
     code = native.library(name, name)
     assert code is not None
-    quick = compiled(code, net.layer, net.fc, head)
+    quick = grow.eagle(
+        code, grow.EagleParts(_weights.arrays(net), shape, "layers.0.", False, array(head), array(table), None)
+    )
     assert quick is not None
-    pairs = torch.randn(2, 5, 128).to(dtype)
+    features, tokens = torch.randn(2, 5, 64).to(dtype), [[5, 6, 7, 8, 9], [96, 0, 50, 1, 2]]
+    pairs = torch.cat([table[torch.tensor(tokens)], features], -1)
     depths = torch.tensor([[0, 0, 1, 1]] * 2)
     own = torch.eye(4, dtype=torch.bool)[None].repeat(2, 1, 1)
     own[:, 2, 0] = own[:, 3, 1] = True
     for counts in ([5, 5], [5, 3]):
-        slow, fast = (KVCache(shape, 2, 64, head) for _ in range(2))
+        slow, fast, last = KVCache(shape, 2, 64, head), quick.cache(2, 64), np.zeros((2, 64), np.float32)
         lower = torch.ones(1, 5, 5, dtype=torch.bool).tril_()
 
         def stepped(given: Tensor, cache: KVCache, seen: Tensor, places: Tensor, first: int = 0) -> Tensor:
@@ -271,21 +278,27 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
             return net.layer(x, x, cache.lengths[:, None] + places, mask, cache.place(given.shape[1], first))
 
         right = stepped(pairs, slow, lower, torch.arange(5)[None])
-        near(quick.chain(fast, pairs), right, dtype)
+        nodes = [range(count) for count in counts]
+        quick.read(
+            fast,
+            last,
+            [Pairs([array(features)], nodes, [row[:n] for row, n in zip(tokens, counts, strict=True)], [0, 1])],
+        )
+        near(last, torch.stack([right[row, count - 1] for row, count in enumerate(counts)]), dtype)
         slow.advance(counts)
-        fast.advance(counts)
-        right = stepped(pairs[:, :4], slow, own, depths)
-        found, logits = quick.tree(fast, pairs[:, :4], depths, own)
+        right, four = stepped(pairs[:, :4], slow, own, depths), array(pairs[:, :4].float())
+        found, logits = quick.step(fast, four, depths.numpy(), own.numpy())
         near(found, right, dtype)
         near(logits, right @ head.T, dtype)
-        near(quick.logits(found[:, 1:3]), logits[:, 1:3], WHOLE)
-        again, _ = quick.tree(fast, pairs[:, 2:4], depths, own)  # the last two of the four
+        near(quick.logits(found[:, 1:3]), torch.from_numpy(logits)[:, 1:3], WHOLE)
+        again, _ = quick.step(fast, four[:, 2:], depths.numpy(), own.numpy())  # the last two of the four
         near(again, right[:, 2:], dtype)
 
 
-def near(found: Tensor, right: Tensor, dtype: torch.dtype) -> None:
+def near(found: Array, right: Tensor, dtype: torch.dtype) -> None:
     allowed = 1e-4 if dtype == WHOLE else 0.15  # by eight bits, of activations too; with all sixteen the worst is 0.03
-    assert float((found.float() - right.float()).abs().max()) <= allowed * float(right.float().abs().max())
+    difference = torch.from_numpy(found).float() - right.float()
+    assert float(difference.abs().max()) <= allowed * float(right.float().abs().max())
 
 
 @pytest.mark.parametrize("spec", ["eagle:demo/hass", "eagle3:demo"])
@@ -314,7 +327,7 @@ def test_features_of_padding_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned)
     session = target.open(64)
     (prompts,) = session.prefill([text_of(1, 20), text_of(2, 7)], (1, -1))
-    drafts = from_lists([[5, 6, 7, 8], [9]], [[0, 0, 1, 1], [0]])
+    drafts = tree_of([[5, 6, 7, 8], [9]], [[0, 0, 1, 1], [0]])
     for output in (prompts.output, session.forward(drafts, (1, -1))):
         for states in output.features.values():
-            assert bool(states.isfinite().all())
+            assert bool(tensor(states).isfinite().all())

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 from bits import opened, plain, scattered, text_of, trees_differ
-from small import ZOO, build
+from small import ZOO, build, tree_of
 from torch import Tensor
 
 import outrider
+from outrider import machine
 from outrider.backends.torch import HFTarget, aligned, exact, kernels, load_target, probe
 from outrider.backends.torch.families import TABLE
 from outrider.backends.torch.session import Pass
+from outrider.backends.torch.tensors import TensorTree
 from outrider.backends.torch.validate import validate
-from outrider.core.tree import chain, from_lists
+from outrider.core.tree import chain
 from outrider.core.types import DraftTree
 from outrider.params import InputError
 
@@ -168,7 +170,7 @@ def test_summing_by_slot_is_caught(mutant: str) -> None:
     for _ in range(60):
         text = text_of(dice.randrange(1000), length + 7)
         tokens, parents, path = scattered(dice, text, length, 6)
-        tree = from_lists([tokens], [parents])
+        tree = tree_of([tokens], [parents])
         states = torch.randn(2, length + 7, 2, 8)
         states[1, : exact.start(length + 6) + 1] = 0
         order = exact.start(length + 6) + 1 + torch.randperm(44).view(2, -1)
@@ -204,21 +206,11 @@ def one_after_the_other() -> bool:
     return torch.equal(found[0][0], found[1][0])
 
 
-def attended(query: Tensor, cache: Tensor, tree: DraftTree, length: int, change: Any = None) -> Tensor:
+def attended(query: Tensor, cache: Tensor, drafts: DraftTree, length: int, change: Any = None) -> Tensor:
     """What each node of a tree on a text of this length attends to, in keys and values [2, slots, g, d]."""
-    lengths = torch.tensor([length])
-    given = Pass(
-        None,
-        None,
-        lengths[:, None] + tree.depths,
-        0,
-        lengths,
-        length,
-        True,
-        length,
-        length + tree.deepest,
-        tree.ancestors,
-    )
+    lengths, tree = torch.tensor([length]), TensorTree.of(drafts)
+    spots, bound = lengths[:, None] + tree.depths, length + tree.deepest
+    given = Pass(None, None, spots, 0, lengths, length, True, length, bound, tree.ancestors)
     made = exact.plan(given, cache.shape[1], torch.bfloat16, exact.Exactness(queries=8))
     if change is not None:
         change(made, given)
@@ -342,7 +334,7 @@ def test_no_further_from_the_truth_than_the_stock_forward(name: str) -> None:
 def test_trees_are_checked() -> None:
     """The helper's trees are trees: what it compares is what drafters propose."""
     tokens, parents, path = scattered(random.Random(1), text_of(1, 20), 3, 5)
-    tree: DraftTree = from_lists([tokens], [parents])
+    tree: DraftTree = tree_of([tokens], [parents])
     assert [tokens[i] for i in path] == text_of(1, 20)[3:9]
     assert all(parents[b] == a for a, b in itertools.pairwise(path))
     assert tree.deepest >= 5

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential
+from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential, tree_of
 from tree_paths import paths_to_leaves, seeing_siblings
 
 from outrider.backends.torch import load_target
-from outrider.core.tree import from_lists
+from outrider.backends.torch.tensors import tensor
 
 
 def worst_of(model: Any, texts: list[list[int]], turn: dict[str, Any], logits: torch.Tensor) -> float:
@@ -35,17 +35,17 @@ def test_tree_equals_sequential(name: str) -> None:
     assert target.family.proved, "this very test is the proof"
     session, texts = target.open(24), [list(p) for p in PROMPTS]
     for chunk in session.prefill(PROMPTS):
-        first = chunk.output.logits[:, 0]
+        first = tensor(chunk.output.logits)[:, 0]
     tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
     for b, text in enumerate(texts):
         assert (first[b] - sequential(model, text)[0][-1]).abs().max() < tolerance
     for turn in ROUNDS:
-        tree = from_lists(turn["tokens"], turn["parents"])
-        wrong = session.forward(seeing_siblings(tree)).logits
+        tree = tree_of(turn["tokens"], turn["parents"])
+        wrong = tensor(session.forward(seeing_siblings(tree)).logits)
         assert worst_of(model, texts, turn, wrong) > 0.02, "a wrong mask must show"
-        looked = session.forward(tree).logits
+        looked = tensor(session.forward(tree).logits)
         assert worst_of(model, texts, turn, looked) < tolerance
-        session.keep(torch.tensor(turn["path"]), torch.tensor(turn["count"]))
-        for text, tokens, path, count in zip(texts, turn["tokens"], turn["path"], turn["count"], strict=True):
-            text += [tokens[i] for i in path[:count]]
-    assert session.host == [len(t) for t in texts] == session.lengths.tolist()
+        session.keep(turn["paths"])
+        for text, tokens, path in zip(texts, turn["tokens"], turn["paths"], strict=True):
+            text += [tokens[i] for i in path]
+    assert session.lengths == [len(t) for t in texts] == session.there.tolist()

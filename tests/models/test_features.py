@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential
+from small import PROMPTS, ROUNDS, ROUNDS_TO_32, ZOO, build, sequential, tree_of
 
 from outrider.backends.torch import load_target
-from outrider.core.tree import from_lists
+from outrider.backends.torch.tensors import tensor
 
 TAPS = (1, -1)
 
@@ -30,14 +30,16 @@ def test_features_head_and_embedding(name: str) -> None:
     tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
     for _ in session.prefill(PROMPTS):
         pass
-    output = session.forward(from_lists(turn["tokens"], turn["parents"]), TAPS)
+    output = session.forward(tree_of(turn["tokens"], turn["parents"]), TAPS)
     assert set(output.features) == set(TAPS)
     for b, prompt in enumerate(PROMPTS):
-        path = turn["path"][b][: turn["count"][b]]
+        path = turn["paths"][b]
         _, right = sequential(model, prompt + [turn["tokens"][b][i] for i in path], TAPS)
         for tap in TAPS:
-            assert (output.features[tap][b, path] - right[tap][len(prompt) :]).abs().max() < tolerance
-    assert (target.head(output.features[-1]) - output.logits).abs().max() < 1e-12, "head(features[-1]) is the logits"
+            assert (tensor(output.features[tap])[b, path] - right[tap][len(prompt) :]).abs().max() < tolerance
+    assert (target.head(tensor(output.features[-1])) - tensor(output.logits)).abs().max() < 1e-12, (
+        "head(features[-1]) is the logits"
+    )
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -49,7 +51,7 @@ def test_features_of_a_prompt(name: str) -> None:
         for b, prompt in enumerate(PROMPTS):
             _, right = sequential(model, prompt, TAPS)
             for tap in TAPS:
-                assert (chunk.output.features[tap][b, : len(prompt)] - right[tap]).abs().max() < tolerance
+                assert (tensor(chunk.output.features[tap])[b, : len(prompt)] - right[tap]).abs().max() < tolerance
 
 
 LEARNED = ("gpt2", "gpt_neo", "opt")  # they add a learned position to the embedding
@@ -83,6 +85,7 @@ def test_embeddings_in_place_of_tokens(name: str) -> None:
     session = target.open(40)
     for _ in session.prefill(PROMPTS):
         pass
-    tree = from_lists(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])
+    tree = tree_of(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])
     right = session.forward(tree).logits
-    assert (session.forward(tree, embeds=target.embed(tree.tokens)).logits - right).abs().max() < 1e-10
+    embeds = target.embed(tensor(tree.tokens))
+    assert abs(session.forward(tree, embeds=embeds).logits - right).max() < 1e-10

@@ -50,7 +50,12 @@ def network(kind: str, vocab: int, drafted: int) -> eagle.EagleNet | eagle3.Eagl
 
 
 def made(
-    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth, kind: str = "eagle", halves: bool = False,
+    vocab: int,
+    drafted: int,
+    dtype: torch.dtype,
+    growth: Growth,
+    kind: str = "eagle",
+    halves: bool = False,
     spoilt: bool = False,
 ) -> outrider.LLM:
     """A tiny random model with an EAGLE or EAGLE-3 of random weights."""

@@ -35,8 +35,13 @@ LAYER = LayerShape(64, 4, 2, 16, 96, 64)  # of Hydra++
 
 
 def made(
-    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, halves: bool = False,
-    spoilt: bool = False, **more: Any,
+    vocab: int,
+    drafted: int,
+    dtype: torch.dtype,
+    growth: Growth | None = None,
+    halves: bool = False,
+    spoilt: bool = False,
+    **more: Any,
 ) -> outrider.LLM:
     """A tiny random model with heads of random weights."""
     target = compiled(vocab, dtype, halves)

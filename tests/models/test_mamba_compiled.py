@@ -61,8 +61,13 @@ def network(vocab: int, dtype: torch.dtype = WHOLE, **more: Any) -> Any:
 
 
 def made(
-    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, halves: bool = False,
-    spoilt: bool = False, **more: Any,
+    vocab: int,
+    drafted: int,
+    dtype: torch.dtype,
+    growth: Growth | None = None,
+    halves: bool = False,
+    spoilt: bool = False,
+    **more: Any,
 ) -> outrider.LLM:
     """A tiny random model with a random Mamba-2; `drafted`: of so many tokens."""
     target, net, names = compiled(vocab, dtype, halves), network(vocab, dtype, **more), None
@@ -74,9 +79,7 @@ def made(
         few.weight = torch.nn.Parameter(net.lm_head.weight[names].clone(), requires_grad=False)
         net.set_output_embeddings(few)
     words = Same(vocab, vocab, None if names is None else names.numpy())
-    drafter = MambaDrafter(
-        net, words, growth or Growth(depth=6, top_k=4), compiled=_compiled(net, words, target)
-    )
+    drafter = MambaDrafter(net, words, growth or Growth(depth=6, top_k=4), compiled=_compiled(net, words, target))
     return outrider.LLM(target, None, drafter, "tiny", "mamba", frozenset({3}))
 
 

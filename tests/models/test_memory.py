@@ -78,5 +78,5 @@ def test_a_transformer_remembers_every_token(tmp_path: Path) -> None:
     for drafting, _ in draftings(f"model:{tmp_path}?tree=chain"):
         assert isinstance(drafting, ModelDrafting)
         assert isinstance(drafting.session, TreeSession)
-        sizes.append(sum(s[:, :, : drafting.session.longest].numel() * 4 for s in drafting.session.cache.slabs))
+        sizes.append(sum(s[:, :, : max(drafting.session.lengths)].numel() * 4 for s in drafting.session.cache.slabs))
     assert sizes == [2 * 2 * 8 * length * 4 for length in LENGTHS]  # layers, keys and values, width, tokens, bytes

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from small import PROMPTS, ROUNDS, WINDOW, build, sequential
+from small import PROMPTS, ROUNDS, WINDOW, build, sequential, tree_of
 
 from outrider.backends.torch import hf, load_target
-from outrider.core.tree import chain, from_lists
+from outrider.backends.torch.tensors import tensor
+from outrider.core.tree import chain
+from outrider.core.types import DraftTree
 from outrider.params import InputError
 
-TREE = from_lists(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])
+TREE = tree_of(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])
 LONG = [[(5 * i + 2) % 97 for i in range(29)], [1, 2, 3], [(3 * i) % 97 for i in range(16)], [7] * 8]
 KINDS = ["llama", "mistral", "gpt2", "gemma3", "gemma2", "deepseek_v3", "bloom", "gpt_neo", "falcon-alibi"]
 
@@ -23,6 +25,11 @@ def opened(target: Any, prompts: list[list[int]], capacity: int = 64) -> Any:
     for _ in session.prefill(prompts):
         pass
     return session
+
+
+def read(session: Any, tree: DraftTree, since: int = 0) -> torch.Tensor:
+    """The logits of a tree's pass."""
+    return tensor(session.forward(tree, since=since).logits)
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-10) -> bool:
@@ -47,29 +54,29 @@ def test_chunks_of_a_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [c.last for c in chunks] == [
         (False, True, False, True), (False, False, True, False), (False,) * 4, (True, False, False, False),
     ]  # fmt: skip
-    assert [c.count.tolist() for c in chunks] == [[8, 3, 8, 8], [8, 0, 8, 0], [8, 0, 0, 0], [5, 0, 0, 0]]
-    assert [c.next[0].item() for c in chunks] == [LONG[0][8], LONG[0][16], LONG[0][24], -1]
+    assert [c.tree.size.tolist() for c in chunks] == [[8, 3, 8, 8], [8, 0, 8, 0], [8, 0, 0, 0], [5, 0, 0, 0]]
+    assert [c.next[0] for c in chunks] == [LONG[0][8], LONG[0][16], LONG[0][24], -1]
     assert at_once.last == (True,) * 4
     for b, prompt in enumerate(LONG):
         right = sequential(model, prompt)[0][-1]
         (ending,) = (c for c in chunks if c.last[b])
-        assert close(at_once.output.logits[b, 0], right, 1e-5)
-        assert close(ending.output.logits[b, 0], right, 1e-5)
+        assert close(tensor(at_once.output.logits)[b, 0], right, 1e-5)
+        assert close(tensor(ending.output.logits)[b, 0], right, 1e-5)
     tree = chain([[4, 5]] * len(LONG))
-    assert close(whole.forward(tree).logits, pieces.forward(tree).logits, 1e-5)
+    assert close(read(whole, tree), read(pieces, tree), 1e-5)
 
 
 @torch.no_grad()
 def test_select_forks_and_reorders(target: Any) -> None:
     session = opened(target, PROMPTS)
-    right = session.forward(TREE).logits
+    right = read(session, TREE)
     index = [2, 0, 0, 1]
     session.select(index)
-    assert session.lengths.tolist() == [len(PROMPTS[i]) for i in index]
-    tree = from_lists([ROUNDS[0]["tokens"][i] for i in index], [ROUNDS[0]["parents"][i] for i in index])
-    assert close(session.forward(tree).logits, right[index])
-    session.keep(torch.tensor([[0], [0], [0], [0]]), torch.tensor([1, 0, 1, 1]))
-    after = session.forward(chain([[8]] * 4)).logits  # the two copies have parted
+    assert session.lengths == [len(PROMPTS[i]) for i in index]
+    tree = tree_of([ROUNDS[0]["tokens"][i] for i in index], [ROUNDS[0]["parents"][i] for i in index])
+    assert close(read(session, tree), right[index])
+    session.keep([[0], [], [0], [0]])
+    after = read(session, chain([[8]] * 4))  # the two copies have parted
     for row, text in enumerate([[*PROMPTS[2], 70, 8], [*PROMPTS[0], 8], [*PROMPTS[0], 9, 8], [*PROMPTS[1], 4, 8]]):
         assert close(after[row, 0], sequential(target.model, text)[0][-1])
 
@@ -82,21 +89,21 @@ def test_rows_leave_and_others_join(target: Any) -> None:
         session.select([0, 2])
         session.join(other)
         texts = [PROMPTS[0], PROMPTS[2], [6] * 25, [44, 2]]
-        assert session.lengths.tolist() == [len(t) for t in texts]
-        output = session.forward(chain([[5, 6, 7]] * 4))
+        assert session.lengths == [len(t) for t in texts]
+        logits = read(session, chain([[5, 6, 7]] * 4))
         for b, text in enumerate(texts):
-            assert close(output.logits[b], sequential(target.model, [*text, 5, 6, 7])[0][-3:])
-        session.keep(torch.arange(3).expand(4, 3), torch.tensor([3, 0, 1, 2]))
-        assert session.lengths.tolist() == [16, 7, 26, 4]
+            assert close(logits[b], sequential(target.model, [*text, 5, 6, 7])[0][-3:])
+        session.keep([[0, 1, 2], [], [0], [0, 1]])
+        assert session.lengths == [16, 7, 26, 4]
 
 
 @torch.no_grad()
 def test_rewind(target: Any) -> None:
     session = opened(target, PROMPTS)
     session.rewind([4, 3, 0])
-    output = session.forward(chain([[5, 6]] * 3))
+    logits = read(session, chain([[5, 6]] * 3))
     for b, n in enumerate((4, 3, 0)):
-        assert close(output.logits[b], sequential(target.model, [*PROMPTS[b][:n], 5, 6])[0][-2:])
+        assert close(logits[b], sequential(target.model, [*PROMPTS[b][:n], 5, 6])[0][-2:])
     with pytest.raises((InputError, AssertionError), match="rewinding goes back"):
         session.rewind([5, 3, 0])
 
@@ -108,27 +115,27 @@ def test_growth_by_doubling_up_to_the_limit(target: Any) -> None:
     capacities = []
     while len(text) < 90:
         piece = [(len(text) * 7 + i) % 97 for i in range(8)]
-        output = session.forward(chain([piece]))
+        logits = read(session, chain([piece]))
         capacities.append(session.cache.capacity)
-        session.keep(torch.arange(8)[None], torch.tensor([8]))
+        session.keep([list(range(8))])
         text += piece
-    assert close(output.logits[0], sequential(target.model, text)[0][-8:])
+    assert close(logits[0], sequential(target.model, text)[0][-8:])
     steps = sorted(set(capacities))
     assert all(b >= 2 * a for a, b in itertools.pairwise(steps)), "it grows by doubling"
     with pytest.raises(InputError, match="limit"):
         session.forward(chain([[1] * 400]))
-    assert close(session.forward(chain([[9]])).logits[0], sequential(target.model, [*text, 9])[0][-1:]), "still alive"
+    assert close(read(session, chain([[9]]))[0], sequential(target.model, [*text, 9])[0][-1:]), "still alive"
 
 
 @torch.no_grad()
 def test_nodes_read_before_are_not_read_again(target: Any) -> None:
     """`since`: the later nodes of a growing tree attend to the earlier ones in the cache."""
     session = opened(target, PROMPTS)
-    right = session.forward(TREE).logits
+    right = read(session, TREE)
     other = opened(target, PROMPTS)
-    first = from_lists([row[:3] for row in ROUNDS[0]["tokens"]], [row[:3] for row in ROUNDS[0]["parents"]])
-    assert close(other.forward(first).logits, right[:, :3])
-    assert close(other.forward(TREE, since=3).logits[0], right[0, 3:])
+    first = tree_of([row[:3] for row in ROUNDS[0]["tokens"]], [row[:3] for row in ROUNDS[0]["parents"]])
+    assert close(read(other, first), right[:, :3])
+    assert close(read(other, TREE, 3)[0], right[0, 3:])
 
 
 @torch.no_grad()

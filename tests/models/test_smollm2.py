@@ -62,7 +62,7 @@ def models(kept: Path) -> Models:
 
 @pytest.mark.parametrize("name", ["hass", "medusa"])
 def test_what_ships_is_for_the_weights_of_the_package(models: Models, name: str) -> None:
-    assert native.read(folder_of(f"smollm2/{name}")).mark == getattr(models.llm().target, "mark", "")
+    assert native.read(folder_of(f"smollm2/{name}")).mark == models.llm().target.mark
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

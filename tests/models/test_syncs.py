@@ -1,6 +1,5 @@
-"""A tree's pass never waits for the device: on the meta device, no scalar is read and no mask is counted.
-
-`keep` is not held to this: it takes the accepted path to the host, which costs the round's one wait.
+"""A tree's pass never waits for the device: on the meta device, no scalar is read and no mask is counted. Neither does
+`keep`. A round's one wait is for the verdict.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from small import build
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.backends.torch import hf, load_target
+from outrider.core.tree import from_paths
 from outrider.core.types import DraftTree
 
 FREE = [
@@ -43,9 +43,7 @@ def on_meta(name: str) -> tuple[Any, DraftTree]:
     session = target.open(64)
     for _ in session.prefill([[1] * 11, [2] * 5]):
         pass
-    whole = torch.zeros(2, 6, dtype=torch.long, device="meta")
-    size = torch.zeros(2, dtype=torch.long, device="meta")
-    return session, DraftTree(whole, whole, whole, size, whole[..., None].bool().expand(2, 6, 6), 3)
+    return session, from_paths([9, 8], [[[1, 2, 3], [1, 4], [5]], [[6]]])[0]
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -53,6 +51,7 @@ def test_a_tree_is_read_without_waiting(name: str) -> None:
     session, tree = on_meta(name)
     with Counting() as mode:
         output = session.forward(tree, taps=(-1,))
+        session.keep([[0, 1, 4], [0]])
     assert output.logits.shape == (2, 6, 97)
     assert mode.waits == []
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from small import PROMPTS, ROUNDS, VOCAB
+from small import PROMPTS, ROUNDS, VOCAB, tree_of
 from transformers import T5Config, T5ForConditionalGeneration
 from tree_paths import paths_to_leaves, seeing_siblings
 
 from outrider import drafters
 from outrider.backends.torch import load_target
 from outrider.backends.torch.carrier import carried, carrying
+from outrider.backends.torch.tensors import tensor
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core import noise
 from outrider.core.noise import GumbelNoise
-from outrider.core.tree import chain, from_lists
+from outrider.core.tree import chain
 from outrider.engine import Engine, Request, generate
 from outrider.params import InputError, Sampling
 
@@ -64,23 +66,23 @@ def test_tree_equals_sequential(tied: bool) -> None:
     target = load_target(model)
     session, texts = target.open(8), [[START] for _ in PROMPTS]
     (chunk,) = session.prefill(PROMPTS)
-    assert chunk.count.tolist() == [1, 1, 1]
+    assert chunk.tree.size.tolist() == [1, 1, 1]
     assert chunk.last == (True, True, True)
     for b, prompt in enumerate(PROMPTS):
-        assert (chunk.output.logits[b, 0] - sequential(model, prompt, [START])[-1]).abs().max() < 1e-10
+        assert (tensor(chunk.output.logits)[b, 0] - sequential(model, prompt, [START])[-1]).abs().max() < 1e-10
     for turn in ROUNDS:
-        tree = from_lists(turn["tokens"], turn["parents"])
+        tree = tree_of(turn["tokens"], turn["parents"])
         for given, wrong in ((seeing_siblings(tree), True), (tree, False)):
             output, worst = session.forward(given, (-1,)), 0.0
             for b, text in enumerate(texts):
                 for path in paths_to_leaves(turn["parents"][b]):
                     right = sequential(model, PROMPTS[b], text + [turn["tokens"][b][i] for i in path])
-                    worst = max(worst, float((output.logits[b, path] - right[len(text) :]).abs().max()))
+                    worst = max(worst, float((tensor(output.logits)[b, path] - right[len(text) :]).abs().max()))
             assert worst > 0.02 if wrong else worst < 1e-10
-        assert (target.head(output.features[-1]) - output.logits).abs().max() < 1e-12
-        session.keep(torch.tensor(turn["path"]), torch.tensor(turn["count"]))
-        for text, tokens, path, count in zip(texts, turn["tokens"], turn["path"], turn["count"], strict=True):
-            text += [tokens[i] for i in path[:count]]
+        assert (target.head(tensor(output.features[-1])) - tensor(output.logits)).abs().max() < 1e-12
+        session.keep(turn["paths"])
+        for text, tokens, path in zip(texts, turn["tokens"], turn["paths"], strict=True):
+            text += [tokens[i] for i in path]
 
 
 @torch.no_grad()
@@ -94,7 +96,7 @@ def test_encoders_of_unequal_length_join_fork_and_leave(model: Any) -> None:
     session.join(other)
     output = session.forward(chain([[5, 6]] * 5))
     for b, prompt in enumerate([PROMPTS[1], PROMPTS[0], PROMPTS[0], [4] * 20, [9, 8]]):
-        assert (output.logits[b] - sequential(model, prompt, [START, 5, 6])[-2:]).abs().max() < 1e-10
+        assert (tensor(output.logits)[b] - sequential(model, prompt, [START, 5, 6])[-2:]).abs().max() < 1e-10
 
 
 def plain(model: Any, prompt: list[int], seed: int, temperature: float, limit: int) -> list[int]:
@@ -104,7 +106,7 @@ def plain(model: Any, prompt: list[int], seed: int, temperature: float, limit: i
         with torch.no_grad():
             scores = model(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([text])).logits[0, -1]
         if temperature > 0:
-            scores = scores / temperature + noise.gumbels([seed], [len(text)], torch.arange(VOCAB))[0]
+            scores = scores / temperature + tensor(noise.gumbels([seed], [len(text)], np.arange(VOCAB))[0])
         text.append(int(scores.argmax()))
     return text[1:]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from mamba_world import TEXTS, VOCAB, small_target
+from small import tree_of
 from transformers import LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
 from vllm_world import Scheduler, config
 
@@ -60,7 +62,7 @@ def named(specs: list[str], models: dict[str, str]) -> list[str]:
 
 
 @dataclass
-class Recorder:
+class Recorder(Drafter):
     """A drafter that writes down every chain with the length of the text that it was drafted from."""
 
     inner: Drafter
@@ -72,7 +74,7 @@ class Recorder:
 
 
 @dataclass
-class Recording:
+class Recording(Drafting):
     inner: Drafting
     chains: list[tuple[int, list[int]]]
 
@@ -211,13 +213,15 @@ def test_drafters_of_hidden_states_are_refused(spec: str) -> None:
 def test_the_spine_of_a_tree() -> None:
     # 9 -> 5 (.6) -> 6 (.5) and 9 -> 8 (.7): worths 1.1 and .7; the second row has the longer second path
     tree = from_lists(
-        [[9, 5, 8, 6], [4, 1, 2]], [[0, 0, 0, 1], [0, 0, 0]],
-        [[0.0, *(torch.tensor([0.6, 0.7, 0.5]).log().tolist())], [0.0, -2.0, -1.0]],
-    )  # fmt: skip
+        [
+            ([9, 5, 8, 6], [0, 0, 0, 1], [0.0, *map(math.log, (0.6, 0.7, 0.5))]),
+            ([4, 1, 2], [0, 0, 0], [0.0, -2.0, -1.0]),
+        ]
+    )
     made, where = _chain.spine(tree)
     check(made)
     assert made.tokens.tolist() == [[9, 5, 6], [4, 2, 0]]
     assert made.size.tolist() == [3, 2]
-    assert where.tolist() == [[0, 1, -1, 2], [0, -1, 1, -1]]
-    plain, _ = _chain.spine(from_lists([[9, 5, 8, 6, 7]], [[0, 0, 0, 1, 2]]))
+    assert where == [[0, 1, -1, 2], [0, -1, 1]]
+    plain, _ = _chain.spine(tree_of([[9, 5, 8, 6, 7]], [[0, 0, 0, 1, 2]]))
     assert plain.tokens.tolist() == [[9, 5, 6]], "without values the longest path, of several the first"

@@ -44,7 +44,7 @@ def names(served: Served, ids: list[int]) -> list[str]:
 
 def test_logprobs_are_those_of_the_stock_model(served: Served, llm: LLM) -> None:
     """Prompt and text, in float32; several passes' worth of tokens."""
-    assert llm.target.dtype == torch.float32
+    assert llm.target.precision == "float32"
     made = complete(served, return_token_ids=True)["choices"][0]
     prompt, written, scores = made["prompt_token_ids"], made["token_ids"], made["logprobs"]
     ids = prompt + written

@@ -13,6 +13,8 @@ import pytest
 import torch
 from serve_world import Reader, Serve, Served
 
+from outrider.core.protocols import Session, TargetOutput
+from outrider.core.types import DraftTree
 from outrider.llm import LLM
 from outrider.params import InputError
 from outrider.serve.scheduler import Scheduler
@@ -234,18 +236,19 @@ def test_a_round_that_fails(llm: LLM, loaded: Any, start: Serve, monkeypatch: py
 
 def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """That row fails; the one beside it writes its own text."""
-    monkeypatch.setattr(llm.target, "graphs", None)  # what was recorded before knows nothing of the hook
-    if llm.target.native is not None:
-        monkeypatch.setattr(llm.target.native, "embeddings", None)  # nor do tables that the pass reads itself
     served = start(service_of(llm, {"lookup": loaded["lookup"]}, "demo"))
     text = expected(served)
-    poison = 4000
+    poison, kind = 4000, type(llm.target.open(8))
+    forward = kind.forward
 
-    def spoil(module: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
-        return out.masked_fill((given[0] == poison)[..., None], float("nan"))
+    def spoilt(self: Session, tree: DraftTree, taps: tuple[int, ...] = ()) -> TargetOutput:
+        """As if the embedding of one token were NaN."""
+        embeds = llm.target.embed(torch.from_numpy(tree.tokens))
+        embeds[tree.tokens == poison] = float("nan")
+        return forward(self, tree, taps, embeds=embeds)
 
-    hook = llm.target.model.get_input_embeddings().register_forward_hook(spoil)  # type: ignore[attr-defined]
-    try:
+    with monkeypatch.context() as spoiling:
+        spoiling.setattr(kind, "forward", spoilt)
         beside: list[str] = []
         other = threading.Thread(target=lambda: beside.append(expected(served)))
         other.start()
@@ -253,8 +256,6 @@ def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve, monkey
         assert "NaN or infinite" in served.post(PATH, bad, 500)["error"]["message"]
         other.join(60)
         assert beside == [text]
-    finally:
-        hook.remove()
     assert expected(served) == text
 
 

@@ -8,10 +8,12 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
-import torch
+from small import tree_of
 
 from outrider import drafters
+from outrider.backends import choose
 from outrider.backends.torch import compiled
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.calibration import inside
@@ -34,11 +36,11 @@ def rate(price: Price, kept: int, values: list[list[float]], others: float, widt
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_part_keeps_what_pays_for_the_whole_batch(seed: int) -> None:
-    torch.manual_seed(seed)
-    seconds = tuple((1 + torch.rand(8).cumsum(0)).tolist())
+    dice = np.random.default_rng(seed)
+    seconds = tuple((1 + dice.random(8).cumsum()).tolist())
     price = Price(seconds, 0.8)
-    values = [[1.0, *sorted(torch.rand(7).tolist(), reverse=True)] for _ in range(3)]
-    logs = torch.tensor(values).log().tolist()
+    values = [[1.0, *sorted(dice.random(7).tolist(), reverse=True)] for _ in range(3)]
+    logs = np.log(values).tolist()
     for others, width in itertools.product([0.0, 2.5, 40.0], [1, 4, 8]):
         mine = shared(price, 3, others, width)
         assert mine is not None
@@ -50,16 +52,16 @@ def test_a_part_keeps_what_pays_for_the_whole_batch(seed: int) -> None:
 
 def test_trees_side_by_side_keep_their_values() -> None:
     """Rows 0 and 2 have trees of one drafter, row 3 of another, row 1 none."""
-    first = from_lists([[9, 5, 6], [8, 7]], [[0, 0, 1], [0, 0]], [[0.0, -0.5, -1.0], [0.0, -0.2]])
-    second = from_lists([[4, 3]], [[0, 0]])
-    made = side_by_side(torch.tensor([9, 2, 8, 4]), [([0, 2], first), ([3], second)])
+    first = from_lists([([9, 5, 6], [0, 0, 1], [0.0, -0.5, -1.0]), ([8, 7], [0, 0], [0.0, -0.2])])
+    second = tree_of([[4, 3]], [[0, 0]])
+    made = side_by_side([9, 2, 8, 4], [([0, 2], first), ([3], second)])
     check(made)
     assert made.tokens.tolist() == [[9, 5, 6], [2, 0, 0], [8, 7, 0], [4, 3, 0]]
     assert made.size.tolist() == [3, 1, 2, 2]
     none = -math.inf
     assert made.values is not None
-    wanted = torch.tensor([[0.0, -0.5, -1.0], [0.0, none, none], [0.0, -0.2, none], [0.0, none, none]])
-    assert torch.equal(made.values, wanted)
+    wanted = [[0.0, -0.5, -1.0], [0.0, none, none], [0.0, -0.2, none], [0.0, 0.0, none]]
+    assert np.array_equal(made.values, np.array(wanted, np.float32))
 
 
 @pytest.mark.parametrize(("name", "learns"), [("", False), ("lookup", True), ("broken", False)])
@@ -100,7 +102,8 @@ def test_an_interrupt_ends_the_loading_thread() -> None:
 def test_passes_are_recorded_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's and the draft model's, with what the drafters read of the target; none is recorded later. This is
     where there is no compiled pass."""
-    monkeypatch.setattr(compiled, "library", lambda *_: None)
+    for module in (choose, compiled):
+        monkeypatch.setattr(module, "library", lambda *_: None)
     service = start("demo", ["eagle:demo/hass", "model"])
     target, draft = service.llm.target, service.scheduler.fleet.drafters["model"]
     for model, taps in ((target, (-1,)), (inside(draft).model, ())):  # type: ignore[attr-defined]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from serve_world import Serve, Served
 
-from outrider.backends.torch.load import precision_of
 from outrider.llm import LLM
 from outrider.serve.start import service_of
 
@@ -185,7 +184,7 @@ def test_what_is_there(served: Served, client: Any, llm: LLM) -> None:
     assert client.models.retrieve("demo").id == "demo"
     told = served.get("/v1/models")["data"][0]["outrider"]
     assert told["drafters"] == ["eagle", "lookup"]
-    assert (told["exact"], told["precision"]) == (llm.target.exact, precision_of(llm.target))
+    assert (told["exact"], told["precision"]) == (llm.target.exact, llm.target.arithmetic)
     for path in ("/health", "/ready", "/version", "/load", "/openapi.json"):
         assert served.get(path)
     _, headers, page = served.send("GET", "/metrics")

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from serve_world import Reader, Serve, Served, finishes
 
 from outrider.llm import LLM
@@ -380,10 +379,9 @@ def test_texts_that_wait_or_have_ended_hold_no_matcher(llm: LLM, loaded: Any) ->
     ]
     scheduler.submit(jobs)
     most = 0
-    with torch.no_grad():
-        while scheduler.jobs or scheduler.waiting:
-            scheduler._turn()
-            most = max(most, sum("matcher" in vars(guide) for guide in guides))
+    while scheduler.jobs or scheduler.waiting:
+        scheduler._turn()
+        most = max(most, sum("matcher" in vars(guide) for guide in guides))
     assert most == 2
     assert not any("matcher" in vars(guide) for guide in guides)
     assert [event.finish for event in ends if isinstance(event, End)] == ["eos"] * 6

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from serve_world import Reader, Serve, finishes
 
 from outrider.engine import Batch
@@ -24,9 +23,8 @@ PENALTIES = {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": 
 
 
 def run(made: Any, until: Callable[[], bool] = lambda: False) -> None:
-    with torch.no_grad():
-        while (made.jobs or made.waiting) and not until():
-            made._turn()
+    while (made.jobs or made.waiting) and not until():
+        made._turn()
 
 
 @pytest.mark.parametrize("drafter", ["", "lookup", "eagle"])

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from serve_world import Serve
 
 from outrider import drafters
@@ -113,7 +113,7 @@ def test_a_salt_keeps_texts_apart(llm: LLM, loaded: Any, start: Serve) -> None:
 
 
 def kept(tokens: Sequence[int]) -> Kept:
-    return Kept(tuple(tokens), [(torch.zeros(1, 1, len(tokens), 4),) * 2], {-1: torch.zeros(len(tokens), 3)})
+    return Kept(tuple(tokens), [(np.zeros((len(tokens), 4)),) * 2], {-1: np.zeros((len(tokens), 3))})
 
 
 def test_the_longest_beginning_is_found_and_the_oldest_text_goes() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.engine import Batch
 from outrider.llm import LLM
@@ -47,12 +46,11 @@ def test_the_share_of_prompts(
     (second,), _ = llm.requests([[5] * 1500], max_new_tokens=2, ignore_eos=True)
     heard: list[Any] = []
     made.submit([Job(request, Choice(""), heard.append) for request in (first, second)])
-    with torch.no_grad():
-        while turns.count("chunk") < 4:
-            assert made._turn()
-        assert turns == ["chunk", *(["round"] * between + ["chunk"]) * 3]
-        for _ in range(3):
-            made._turn()
+    while turns.count("chunk") < 4:
+        assert made._turn()
+    assert turns == ["chunk", *(["round"] * between + ["chunk"]) * 3]
+    for _ in range(3):
+        made._turn()
     assert len(made.jobs) == 1, "the newcomer joined at once and has ended; the other goes on"
 
 
@@ -86,8 +84,7 @@ def test_nothing_is_owed_where_nobody_writes(llm: LLM, loaded: Any, monkeypatch:
         job.request = replace(job.request, max_new_tokens=limit)
     jobs[1].scoring = Scoring(jobs[1].request.prompt, 0)
     made.submit(jobs)
-    with torch.no_grad():
-        while 2 not in turns:
-            assert made._turn()
+    while 2 not in turns:
+        assert made._turn()
     assert jobs[1].scoring.scores is not None
     assert turns.count(1) == CHUNK / ROUND, "the second text waited for its own chunk's share, and for no other"

@@ -6,13 +6,17 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from serve_world import Served
 
+from outrider.backends.torch import verify as torch_verify
 from outrider.core import verify
+from outrider.core.types import Question, Verdict
 from outrider.engine import generate
 from outrider.engine.request import Request, Row
 from outrider.engine.stopping import Stop
@@ -116,7 +120,7 @@ def test_a_text_that_ends_before_its_grammar_breaks_is_whole(llm: LLM) -> None:
     grammar = Grammars.of_structure(StructuredOutputs(grammar=BREAKING["no token can follow"]))
     watch = Watch(guide=grammars.guide(grammar or "", ""))
     (a,) = llm.tokenizer.encode("a", add_special_tokens=False)
-    scores = torch.zeros(1, llm.target.vocab)
+    scores = np.zeros(llm.target.vocab, np.float32)
     for place in ([], [a]):
         watch(place, scores)
     assert watch.broken
@@ -139,13 +143,18 @@ class Counted:
         return self.matcher.compute_bitmask()
 
 
-@pytest.mark.parametrize("walk", [verify.walk_lists, verify.walk_tensors])
+def in_tensors(question: Question) -> Verdict:
+    """As on a device other than the CPU."""
+    return torch_verify.judge(replace(question, logits=torch.from_numpy(question.logits)))
+
+
+@pytest.mark.parametrize("judge", [verify.judge, in_tensors], ids=["arrays", "tensors"])
 def test_masks_are_made_where_the_walk_goes_and_nowhere_else(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, walk: Callable[..., Any]
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, judge: Callable[[Question], Verdict]
 ) -> None:
     """One for every token, also in rows whose walk has ended while others go on. The end needs none: the
     grammar is complete there."""
-    monkeypatch.setattr(verify, "walk_lists", walk)
+    monkeypatch.setattr(type(llm.target), "judge", lambda self, question: judge(question))
     grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
     first = grammars.guide(Grammars.of_structure(StructuredOutputs(regex="[A-Za-z ,.!']{60}")) or "", "regex")
     guides = [first.fork() for _ in range(4)]

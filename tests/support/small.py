@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from outrider.backends.torch.carrier import carrying
+from outrider.core.tree import from_lists
+from outrider.core.types import DraftTree
 
 VOCAB, WINDOW = 97, 8
 BASE = {
@@ -85,21 +87,24 @@ ROUNDS_TO_32 = {
 }  # fmt: skip
 
 PROMPTS = [[(7 * i + 3) % VOCAB for i in range(13)], [5, 80, 33], [(11 * i) % VOCAB for i in range(1, 8)]]
-# Per round: tokens and parents of each row's tree, and the node ids of the path it accepts.
+# Per round: tokens and parents of each row's tree, and the node ids of the path it accepts (`tree_of` makes the tree).
 ROUNDS = [
     {
         "tokens": [[9, 5, 6, 7, 8, 1, 2], [4, 60, 61], [70, 1, 2, 3, 4, 5]],
         "parents": [[0, 0, 1, 1, 0, 4, 5], [0, 0, 0], [0, 0, 0, 2, 2, 4]],
-        "path": [[0, 4, 5, 6], [0, 0, 0, 0], [0, 2, 4, 0]],
-        "count": [4, 1, 3],
+        "paths": [[0, 4, 5, 6], [0], [0, 2, 4]],
     },
     {
         "tokens": [[90, 3, 4], [8, 9, 10, 11, 12, 13, 14, 15], [44]],
         "parents": [[0, 0, 1], [0, 0, 1, 2, 3, 0, 5, 6], [0]],
-        "path": [[0, 1, 0, 0], [0, 5, 6, 7], [0, 0, 0, 0]],
-        "count": [2, 4, 1],
+        "paths": [[0, 1], [0, 5, 6, 7], [0]],
     },
 ]
+
+
+def tree_of(tokens: Sequence[list[int]], parents: Sequence[list[int]]) -> DraftTree:
+    """A ragged batch of rows without values."""
+    return from_lists([(ids, ups, [0.0] * len(ids)) for ids, ups in zip(tokens, parents, strict=True)], values=False)
 
 
 def config_of(name: str, **more: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from outrider.core.types import DraftTree
 
@@ -22,4 +22,4 @@ def paths_to_leaves(parents: list[int]) -> list[list[int]]:
 
 def seeing_siblings(tree: DraftTree) -> DraftTree:
     assert tree.ancestors is not None
-    return replace(tree, ancestors=torch.ones_like(tree.ancestors).tril())
+    return replace(tree, ancestors=np.tril(np.ones_like(tree.ancestors)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.backends.torch.tensors import dtype_of
 from outrider.core.protocols import Target
 from outrider.integrations.vllm import Proposer
 
@@ -21,7 +22,7 @@ def config(target: Target, drafter: Any, tokens: int, context: int = 256, tokeni
         speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
         device_config=SimpleNamespace(device=torch.device("cpu")),
         model_config=SimpleNamespace(
-            skip_tokenizer_init=True, tokenizer=tokenizer, trust_remote_code=False, dtype=target.dtype,
+            skip_tokenizer_init=True, tokenizer=tokenizer, trust_remote_code=False, dtype=dtype_of(target),
             max_model_len=context, hf_text_config=text,
             get_vocab_size=lambda: target.vocab, get_hidden_size=lambda: target.hidden,
         ),

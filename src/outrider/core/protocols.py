@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from .types import Budget, DraftTree, HostRow, Question, Rows, Verdict
+from .types import Array, Budget, DraftTree, HostRow, Question, Rows, Verdict
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,16 @@ class Target(Protocol):
     @abstractmethod
     def head(self, features: Any) -> Any:
         """Logits [.., v] of hidden states [.., h] after the final norm, with the family's scale and soft cap."""
+
+    def head_rows(self, tokens: Array | None) -> Array | None:
+        """Rows [.., h] of the LM head for these token ids (None: all), in this precision, where the head is a product
+        and nothing else and this target computes on the host; else None."""
+        return None
+
+    @property
+    def embeddings(self) -> Array | None:
+        """The table [v, h] of embeddings, in this precision, under the conditions of `head_rows`."""
+        return None
 
     @abstractmethod
     def open(self, capacity: int) -> Session:

@@ -27,7 +27,8 @@ from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from . import _heads, _ranks, _weights
-from ._growth import STATIC, Growth, Step
+from ._growth import Growth, Step
+from ._trained import Options
 from ._waiting import Pending, Waiting
 
 
@@ -254,31 +255,14 @@ def ends_of(
 
 
 def loader(method: str, build: Callable[[Any, Target, Growth, object], Any]) -> Callable[..., Any]:
-    """The function `load` of a drafter with a `NETWORK` that steps on features: its options are those of `Growth`.
+    """`load(target, path, options)` of a network that steps on features.
 
     `build(net, target, growth, where)` makes the drafter of a network that is filled, cast and frozen.
     """
 
-    def load(
-        target: Target | None,
-        tokenizer: Any = None,
-        path: str | None = None,
-        tree: str = "dynamic",
-        shape: tuple[int, ...] = (),
-        depth: int = 8,
-        width: int = 0,
-        top_k: int = 10,
-        nodes: int = 60,
-        scale: float = 0.0,
-        value: bool = True,
-        rerank: bool = True,
-        replacement: bool = False,
-    ) -> Any:
-        """A trained drafter from its folder. Without a shape, the static tree is EAGLE-1's; `scale` 0: the folder's."""
+    def load(target: Target | None, path: str | None, options: Options) -> Any:
         net = _weights.network(path, method, target)
-        assert target is not None
-        parents, scale = () if shape else STATIC, scale or net.config.scale
-        growth = Growth(tree, shape, parents, depth, width, top_k, nodes, scale, value, rerank, replacement)
-        return build(net, target, growth, path)
+        assert target is not None, "or the network would have been refused"
+        return build(net, target, options.growth(net.config.scale), path)
 
     return load

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -18,9 +16,10 @@ from ..core.protocols import Target
 from ..core.types import Array
 from ..params import InputError
 from ..shipped import placed as placed
+from ._trained import fits as fits
+from ._trained import tell
 
 Net = TypeVar("Net", bound=nn.Module)
-logger = logging.getLogger(__name__)
 
 
 def network(path: str | None, method: str, target: Target | None, **said: Any) -> Any:
@@ -54,16 +53,6 @@ def network(path: str | None, method: str, target: Target | None, **said: Any) -
 def _sizes(config: Any) -> tuple[int, int]:
     """A config's vocabulary and width of features, as its target must have them."""
     return config.vocab, getattr(config, "target_hidden", None) or config.hidden
-
-
-@lru_cache
-def tell(path: str, mark: str) -> None:
-    """Say once, of a drafter and a model, that the weights are others."""
-    logger.warning(
-        "%s was trained for other weights than this model's (another file of it, or a fine-tuned one): fewer of its "
-        "guesses may be right, and the text is this model's all the same; train it for these weights to get the best",
-        path,
-    )
 
 
 def fill(build: Callable[[], Net], tensors: Mapping[str, Tensor], where: object, target: Target | None = None) -> Net:
@@ -102,22 +91,3 @@ def arrays(net: nn.Module) -> dict[str, Array]:
 def names(ids: Tensor | None) -> Array | None:
     """Token ids of a draft vocabulary for compiled code."""
     return None if ids is None else array(ids)
-
-
-def fits(where: object, target: Target, vocab: int, hidden: int, taps: Sequence[int] = ()) -> None:
-    """Refuse a drafter that was trained for another target.
-
-    Args:
-        where: what the sentence calls the drafter.
-        vocab, hidden: the target's size of vocabulary and width of features, as the drafter's config has them.
-        taps: the hidden states that it reads.
-    """
-    if (vocab, hidden) != (target.vocab, width := target.hidden):
-        raise InputError(
-            f"{where} was trained for a target of width {hidden} and {vocab} tokens, and this one has width {width} "
-            f"and {target.vocab} tokens; use its own target, or train it for this one"
-        )
-    if max(taps, default=0) > target.layers:
-        raise InputError(
-            f"{where} reads hidden states {list(taps)} of a target that has 0 to {target.layers}; correct its taps"
-        )

@@ -11,173 +11,38 @@ again with true features (`_features.py`); trees grow as EAGLE-2's do, or to EAG
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-
-from ..backends.native.grow import Eagle, EagleParts, eagle
-from ..backends.torch import vocabulary
-from ..backends.torch.compiled import embeddings
-from ..backends.torch.products import freeze
-from ..backends.torch.recorded import Recorded
-from ..backends.torch.tensors import array
 from ..core.protocols import Drafter, Target
-from ..nets.kv_cache import KVCache
-from ..nets.layer import Attend, Layer, LayerShape, Store
-from ..nets.network import Network
-from ..params import InputError
-from . import _heads, _weights
-from ._compiled import CompiledEagle, code_for
-from ._features import FeatureDrafting, loader, recorded
-from ._growth import STATIC, Growth
-
-INPUTS = ("feature+shifted", "feature+unshifted", "feature", "token")  # the paper's ablation, the first is EAGLE
+from . import _trained
 
 
-@dataclass(frozen=True)
-class EagleConfig:
-    """`inputs`: what a step reads (INPUTS). `scale`: s of the confidences softmax(r / s)."""
+def load(
+    target: Target | None,
+    tokenizer: Any = None,
+    path: str | None = None,
+    tree: str = "dynamic",
+    shape: tuple[int, ...] = (),
+    depth: int = 8,
+    width: int = 0,
+    top_k: int = 10,
+    nodes: int = 60,
+    scale: float = 0.0,
+    value: bool = True,
+    rerank: bool = True,
+    replacement: bool = False,
+) -> Drafter:
+    """A trained drafter from its folder: in compiled code where the target's passes are, else by torch.
 
-    layer: LayerShape
-    vocab: int
-    target_hidden: int
-    inputs: str = INPUTS[0]
-    bias: bool = False
-    scale: float = 1.0
-    trained: str = "eagle"  # or hass: who trained it, for those who ask
-    draft_vocab: int = 0  # tokens that can be drafted; 0: all of the target's
-
-    def __post_init__(self) -> None:
-        if self.inputs not in INPUTS:
-            raise InputError(f"the inputs of EAGLE are {', '.join(INPUTS)}, not {self.inputs!r}")
-        vocabulary.check_size(self.draft_vocab, self.vocab, 0)
-        if not self.layer.hidden == self.layer.inputs == self.target_hidden:
-            raise InputError(
-                f"EAGLE predicts the target's features, so its layer must be {self.target_hidden} wide, "
-                f"not {self.layer.hidden}; EAGLE-3 may differ"
-            )
-
-
-class EagleNet(nn.Module):
-    """fc over cat(embedding, feature), and one decoder layer without a norm before its attention."""
-
-    d2t: Tensor
-
-    def __init__(self, config: EagleConfig):
-        super().__init__()
-        h, self.config = config.layer.hidden, config
-        self.fc = nn.Linear(2 * h if "+" in config.inputs else h, h, bias=config.bias)
-        self.layers = nn.ModuleList([Layer(config.layer)])
-        if config.draft_vocab:
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
-
-    @property
-    def layer(self) -> Layer:
-        """The only one."""
-        return self.layers[0]  # type: ignore[return-value]
-
-    def ids(self) -> Int[Tensor, " vd"] | None:
-        """The target's token id of every draft token; None: the vocabularies are one."""
-        return vocabulary.ids_of(self.d2t) if self.config.draft_vocab else None
-
-    def given(self, features: Float[Tensor, "*s h"], embeds: Float[Tensor, "*s h"]) -> Float[Tensor, "*s i"]:
-        """What `fc` reads: both, or the one that the paper's ablation leaves."""
-        alone = {"feature": features, "token": embeds}.get(self.config.inputs)
-        return torch.cat([embeds, features], -1) if alone is None else alone
-
-    def forward(
-        self,
-        features: Float[Tensor, "b m h"],
-        embeds: Float[Tensor, "b m h"],
-        positions: Int[Tensor, "#b m"] | None,
-        mask: Float[Tensor, "#b 1 gm s"] | None = None,
-        store: Store | None = None,
-        turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
-        attention: Attend | None = None,
-    ) -> Float[Tensor, "b m h"]:
-        """Predicted features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
-        x = self.fc(self.given(features, embeds))
-        return self.layer(x, x, positions, mask, store, turn, attention)
+    The options are the fields of `_growth.Growth`. Without a shape, the static tree is EAGLE-1's; `scale` 0: the
+    folder's. Raises InputError where the folder is damaged, holds another drafter, or belongs to another target.
+    """
+    growth = _trained.Options(tree, shape, depth, width, top_k, nodes, scale, value, rerank, replacement)
+    made = _trained.compiled("eagle", target, path, growth)
+    return import_module("._eagle", __package__).load(target, path, growth) if made is None else made
 
 
-@dataclass(frozen=True)
-class EagleDrafter(Drafter):
-    """A trained EAGLE for one target: its network, the tree it grows, and the head for the tokens that it can draft."""
-
-    net: EagleNet
-    target: Target
-    config: EagleConfig
-    growth: Growth
-    head: Callable[[Tensor], Tensor]  # of the draft vocabulary, taken from the target's
-    names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
-    taps: tuple[int, ...] = (-1,)
-    recorded: Recorded | None = None  # its steps, where the target's passes are recorded
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
-
-    @property
-    def layer(self) -> Layer:
-        return self.net.layer
-
-    @property
-    def shifted(self) -> bool:
-        return self.config.inputs != "feature+unshifted"
-
-    @property
-    def vocab(self) -> int:
-        return self.target.vocab
-
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FeatureDrafting:
-        return FeatureDrafting(self, KVCache(self.config.layer, len(prompts), capacity, self.net.fc.weight))
-
-    def given(self, features: Tensor) -> Tensor:
-        return features
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return _heads.embed(self.target, tokens)
-
-    def logits(self, vectors: Tensor) -> Tensor:
-        return self.head(vectors)
-
-
-def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> EagleDrafter | CompiledEagle:
-    """A drafter of a network in memory (of a copy: it is cast, and its matrices fused)."""
-    net = _weights.placed_on(copy.deepcopy(net), target)
-    return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
-
-
-def _drafter(
-    net: EagleNet, target: Target, growth: Growth, where: object = "this EAGLE drafter"
-) -> EagleDrafter | CompiledEagle:
-    _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
-    _heads.check_embedding(target, net.config.target_hidden)
-    ids = net.ids()
-    if (made := _compiled(net, target, ids)) is not None:
-        return CompiledEagle(made, growth, target.vocab, (-1,))
-    net.layer.fuse()
-    freeze(net, "fc")
-    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded(net, target))
-
-
-def _compiled(net: EagleNet, target: Target, ids: Int[Tensor, " vd"] | None) -> Eagle | None:
-    """Its network in compiled code, where the target's passes are; None for the paper's ablations."""
-    code, dtype = code_for(target, _weights.precision(net.fc.weight)), net.fc.weight.dtype
-    if code is None or net.config.inputs != INPUTS[0]:
-        return None
-    head, table = _heads.plain_rows(target, ids), embeddings(target, dtype)
-    if head is None or table is None:
-        return None
-    parts = EagleParts(
-        _weights.arrays(net), net.config.layer, "layers.0.", False, array(head), array(table), _weights.names(ids)
-    )
-    return eagle(code, parts)
-
-
-NETWORK = Network(EagleNet, EagleConfig)
-load = loader("eagle", _drafter)
+def __getattr__(name: str) -> Any:
+    """The network and its drafter in tensors (`_eagle.py`), imported when they are asked for."""
+    return getattr(import_module("._eagle", __package__), name)

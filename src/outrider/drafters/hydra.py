@@ -32,6 +32,7 @@ from ..backends.torch.tensors import TensorRound, array, dtype_of, tensor
 from ..checkpoints.target import linear_head
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
+from ..nets.configs import check_size
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
@@ -64,7 +65,7 @@ class HydraConfig:
         for name in ("vocab", "hidden", "heads", "layers"):
             whole(f"{name} of Hydra", getattr(self, name))
         _heads.check_blocks(self.heads, self.layers)
-        vocabulary.check_size(self.draft_vocab, self.vocab, 0)
+        check_size(self.draft_vocab, self.vocab, 0)
         if self.prefix != (self.layer is not None):
             raise InputError("a Hydra drafter has a layer if and only if prefix is true; correct its config")
         if self.layer is not None and not self.layer.hidden == self.layer.inputs == self.hidden:

@@ -37,6 +37,7 @@ from ..checkpoints.target import linear_head
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import root_only
 from ..core.types import Array, Budget, DraftTree, Rows
+from ..nets.configs import check_size
 from ..nets.network import Network
 from ..params import InputError
 from . import _heads, _ranks, _weights
@@ -69,7 +70,7 @@ class MedusaConfig:
         for name in ("vocab", "hidden", "heads", "layers"):
             whole(f"{name} of Medusa", getattr(self, name))
         _heads.check_blocks(self.heads, self.layers)
-        vocabulary.check_size(self.draft_vocab, self.vocab, 0)
+        check_size(self.draft_vocab, self.vocab, 0)
         if self.tree is not None:
             object.__setattr__(self, "tree", _ranks.checked(self.tree, "its config"))
 

@@ -39,6 +39,7 @@ class ModelDrafter(Drafter):
 
     @property
     def models(self) -> tuple[Target, ...]:  # type: ignore[override]
+        """The draft model."""
         return (self.model,)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ModelDrafting:

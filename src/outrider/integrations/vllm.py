@@ -117,11 +117,11 @@ class Sizes(Target):
 
     vocab: int
     context: int
-    device: str
     precision: str
     hidden: int
     layers: int
-    config_dict: Mapping[str, Any]
+    config: Mapping[str, Any]
+    device: str = "cpu"
 
     @classmethod
     def of(cls, vllm_config: Any) -> Sizes:
@@ -130,9 +130,14 @@ class Sizes(Target):
         device, text = str(vllm_config.device_config.device), model.hf_text_config
         kind = str(model.dtype).removeprefix("torch.")
         return cls(
-            model.get_vocab_size(), model.max_model_len, device, kind, model.get_hidden_size(),
-            int(text.num_hidden_layers), text.to_dict(),
+            model.get_vocab_size(), model.max_model_len, kind, model.get_hidden_size(), int(text.num_hidden_layers),
+            text.to_dict(), device,
         )  # fmt: skip
+
+    @property
+    def config_dict(self) -> Mapping[str, Any]:
+        """What vLLM knows of the model's configuration."""
+        return self.config
 
     def turn(self) -> AbstractContextManager[Any]:
         """It takes no steps."""

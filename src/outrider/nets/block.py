@@ -35,6 +35,7 @@ from torch.nn import functional
 
 from ..backends.torch import vocabulary
 from ..params import InputError
+from .configs import check_size
 from .layer import MLP, Attention, LayerShape, RMSNorm, Rope, apply_rotary, attend
 
 PAIR_HEADS = ("none", "markov", "selector")
@@ -87,7 +88,7 @@ class BlockConfig:
                 f"a block drafter uses its target's embeddings, so it must be {self.target_hidden} wide, "
                 f"not {self.layer.hidden}"
             )
-        vocabulary.check_size(self.draft_vocab, self.vocab)
+        check_size(self.draft_vocab, self.vocab)
         if self.mask_token >= self.vocab:
             raise InputError(f"the mask token {self.mask_token} lies outside the vocabulary of {self.vocab} tokens")
         if self.pair_head not in PAIR_HEADS:

@@ -10,71 +10,22 @@ views of them), since a draft step is many tiny kernels whose number is what cos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import schema
 from ..backends.torch.products import HalfLinear, OrderedLinear, PlainLinear, product
-from ..params import InputError
+from .configs import LayerShape as LayerShape
 
 # Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
 Linear = HalfLinear | OrderedLinear | PlainLinear
-ROPES = {  # by the kind of rotary positions, what its config must say
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
-}
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """The sizes of a layer. `inputs` is the width of what attention reads: hidden, or 2 hidden in EAGLE-3."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    inputs: int
-    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    eps: float = 1e-6
-    qkv_bias: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "inputs"):
-            if getattr(self, name) < 1:
-                raise InputError(f"a drafter's layer needs {name} of at least 1, not {getattr(self, name)}")
-        if self.heads % self.kv_heads:
-            raise InputError(f"{self.heads} heads cannot share {self.kv_heads} key heads; choose a divisor of heads")
-        if self.head_dim % 2:
-            raise InputError(f"rotary positions turn pairs, so head_dim must be even, not {self.head_dim}")
-        _check_rope(self.rope)
-
-
-def _check_rope(rope: Mapping[str, Any]) -> None:
-    """Refuse rotary positions that cannot be computed."""
-    kind = rope.get("rope_type", "default")
-    if not isinstance(kind, str) or kind not in ROPES:
-        raise InputError(f"the rotary positions of a drafter are {', '.join(ROPES)}, not {kind}")
-    for name in ROPES[kind]:
-        if name not in rope:
-            raise InputError(f"rotary positions of the kind {kind} need {name}; add it")
-    for name, value in rope.items():
-        needed = name == "rope_theta" or name in ROPES[kind]
-        if name == "rope_type" or (isinstance(value, bool | None) and not needed):
-            continue
-        if schema.bounded(name, value) <= 0:
-            raise InputError(f"{name} in the config must be above 0, not {value}; correct it")
 
 
 class RMSNorm(nn.Module):

@@ -33,7 +33,8 @@ def scored(token: int, logits: Any, top: int) -> Scored:
     x = (logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()).astype(np.float64)
     logs = x - x.max()
     logs -= np.log(np.exp(logs).sum())
-    best = np.argsort(-logs, kind="stable")[:top]
+    likely = np.sort(np.argpartition(-logs, min(top, len(logs)) - 1)[:top])
+    best = likely[np.argsort(-logs[likely], kind="stable")]
     return Scored(token, float(logs[token]), tuple(zip(best.tolist(), logs[best].tolist(), strict=True)))
 
 

@@ -91,9 +91,10 @@ def _loaded(model: Any, chosen: Sequence[str], options: dict[str, Any]) -> tuple
 def record(target: Target, fleet: Fleet) -> None:
     """Record the passes of the target and of draft models before the first request: later, all texts would wait."""
     target.record(fleet.taps)
-    for drafter in fleet.drafters.values():
-        for model in inside(drafter).models:
-            model.record(())
+    for drafter in map(inside, fleet.drafters.values()):
+        for part in (drafter, *map(inside, drafter.parts)):
+            for model in part.models:
+                model.record(())
 
 
 def service_of(

@@ -55,6 +55,10 @@ SAFETENSORS = {
     **{kind.name: kind for kind in KINDS.values() if kind.elements == 1},
     **{name: Kind(name, 1, 1, -1) for name in ("U8", "BOOL", "F8_E4M3", "F8_E5M2")},
 }
+DTYPES = {  # of what is not quantised
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
+    "U8": "<u1", "BOOL": "?",
+}  # fmt: skip
 # GGUF's number of a value's type -> its dtype; 7 is a boolean, 8 a string and 9 an array
 ITEMS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8",
@@ -75,6 +79,13 @@ class Tensor:
     def rows(self) -> np.ndarray:
         """The same bytes, one row of the last dimension each: uint8 [rows, bytes of a row]."""
         return self.data.reshape(math.prod(self.shape[:-1]), -1)
+
+    def array(self) -> np.ndarray:
+        """A copy as numbers; bfloat16 as the uint16 of its bits. Raises InputError for a tensor that is quantised."""
+        if self.kind.name not in DTYPES:
+            raise InputError(f"{self.name} is kept as {self.kind.name}, not as plain numbers")
+        made: np.ndarray = self.data.copy().view(DTYPES[self.kind.name]).reshape(self.shape)
+        return made
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ so that what is dear can be left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from ...core.types import Question, Verdict
+from ...core.types import Question, RowText, Verdict
 from . import nucleus, sampling
 from .noise import ACCEPT, EMIT, uniforms
 from .padding import padded
@@ -57,13 +58,8 @@ def judge(question: Question) -> Verdict:
 
     def scores(z: Tensor, path: Tensor) -> Tensor:
         if any(text.process for text in texts):
-            tails = path.tolist()
-            z = torch.stack(
-                [
-                    torch.from_numpy(text.process([*text.output, *tail], x.cpu().numpy())).to(x) if text.process else x
-                    for text, tail, x in zip(texts, tails, sampling.wide(z), strict=True)
-                ]
-            )
+            places = zip(texts, path.tolist(), sampling.wide(z), strict=True)
+            z = torch.stack([_processed(text, tail, x) for text, tail, x in places])
         return sampling.penalise(z, rows.sampling, [(text.prompt, text.output) for text in texts], path)
 
     def choose(z: Tensor, depth: int, path: Tensor) -> Tensor:
@@ -79,8 +75,16 @@ def judge(question: Question) -> Verdict:
     elif rows.rule == "block" and tree.q is not None and max(tree.q.shape[1], 1) == depth == tree.nodes - 1:
         verdict = block(tree, logits, law, dice, depth)
     else:
-        verdict = rejection(tree, logits, law, dice, depth)
+        widths = (max(Counter(parents[1:]).values(), default=1) for _, parents, _ in question.tree.host)
+        verdict = rejection(tree, logits, law, dice, depth, max(widths))
     return _host(tree, verdict, logits)
+
+
+def _processed(text: RowText, tail: list[int], logits: Float[Tensor, " v"]) -> Float[Tensor, " v"]:
+    """What the caller's process makes of one row's logits. A row whose walk has ended is not asked about."""
+    if text.process is None or (tail and tail[-1] < 0):
+        return logits
+    return torch.from_numpy(text.process([*text.output, *tail], logits.cpu().numpy())).to(logits)
 
 
 def _host(tree: TensorTree, verdict: TensorVerdict, logits: Tensor) -> Verdict:

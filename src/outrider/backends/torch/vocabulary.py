@@ -21,12 +21,6 @@ from ...params import InputError
 CONFIG = "outrider_draft_vocab"  # of a draft model's config: token ids, ascending
 
 
-def check_size(draft_vocab: int, vocab: int, least: int = 1) -> None:
-    """Refuse a size that is none."""
-    if not least <= draft_vocab <= vocab:
-        raise InputError(f"the draft vocabulary holds {least} to {vocab} tokens, not {draft_vocab}")
-
-
 def ids_of(d2t: Int[Tensor, " vd"]) -> Int[Tensor, " vd"]:
     """The target's token id of every draft token."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
