@@ -9,10 +9,10 @@ from typing import Any
 import layouts_foreign as foreign
 import pytest
 import torch
-from outrider.backends.torch.padding import additive
 from safetensors.torch import load_file
 from torch import Tensor
 
+from outrider.backends.torch.padding import additive
 from outrider.checkpoints import Facts, Found, native, read
 from outrider.checkpoints.write import write
 from outrider.params import InputError

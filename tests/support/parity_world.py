@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider.backends.torch.padding import additive
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -18,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from vllm_world import config
 
 from outrider.backends.torch import load_target
+from outrider.backends.torch.padding import additive
 from outrider.checkpoints import native, read
 from outrider.drafters import eagle, eagle3
 from outrider.nets import block

@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import pytest
 import numpy as np
+import pytest
 import torch
 
 from outrider import drafters

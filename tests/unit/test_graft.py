@@ -145,7 +145,9 @@ def guessed(seed: int, nodes: int) -> Draft:
             path = tuple(torch.randint(w.v, (depth,), generator=torch.Generator().manual_seed(seed)).tolist())
             second[path] = float(torch.rand(1, generator=g)) * 0.8 + 0.1
         root = text[-1] if text else 0
-        made = _mix.graft([tree(first, root=root).host, tree(second, root=root).host], [None, Rates()], Budget(nodes, 3))[0]
+        made = _mix.graft(
+            [tree(first, root=root).host, tree(second, root=root).host], [None, Rates()], Budget(nodes, 3)
+        )[0]
         return repeat(made, len(chance))
 
     return draft

@@ -211,7 +211,9 @@ def test_the_static_tree_of_eagle_1() -> None:
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("parents", [STATIC, tuple(trees.template((3, 2, 2))), tuple(trees.template((1, 1, 1))), (0, 0, 0, 1, 1)])
+@pytest.mark.parametrize(
+    "parents", [STATIC, tuple(trees.template((3, 2, 2))), tuple(trees.template((1, 1, 1))), (0, 0, 0, 1, 1)]
+)
 def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -> None:
     """Children are the best by rank (with the noise), or drawn from laws that are kept, in the siblings' order."""
     view, (first, step) = rows(rule, temperature), steps(13)
