@@ -24,8 +24,6 @@ from statistics import fmean, median, stdev
 from time import perf_counter
 from typing import Any
 
-import torch
-
 import outrider
 from outrider.bench import tasks
 from outrider.budgets.budgeter import Budgeter, Report
@@ -181,8 +179,7 @@ def main() -> None:
                         if (drafter, temperature, batch, task) in done:
                             continue
                         prompts = texts(model, task, given.data, max(4, 2 * batch))
-                        with torch.no_grad():
-                            found = cell(model, prompts, batch, temperature, given.tokens)
+                        found = cell(model, prompts, batch, temperature, given.tokens)
                         line = {
                             "drafter": drafter, "temperature": temperature, "batch": batch, "task": task,
                             "weights": given.weights, **found,

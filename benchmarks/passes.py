@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from outrider.backends.torch import HFTarget, load_target
-from outrider.core.tree import chain_of
+from outrider.core.tree import chain
 from outrider.params import InputError
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -110,7 +110,7 @@ def main() -> None:
             print(f"| {rows} | {context} | prompt | {' | '.join(map(cell, found.values()))} |", flush=True)
             sessions = {way: read(target) for way, target in ways.items()}
             for nodes in given.nodes:
-                tree = chain_of(torch.arange(nodes).expand(rows, -1).contiguous(), torch.full((rows,), nodes))
+                tree = chain([list(range(nodes))] * rows)
                 calls = {way: partial(session.forward, tree) for way, session in sessions.items()}
                 found = timed(calls, given.repeats)
                 print(f"| {rows} | {context} | {nodes} | {' | '.join(map(cell, found.values()))} |", flush=True)

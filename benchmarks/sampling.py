@@ -26,16 +26,18 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 import outrider
 from outrider import encoding
+from outrider.bench.checks import host
 from outrider.core.noise import GumbelNoise
-from outrider.core.protocols import Session, TargetOutput
-from outrider.core.tree import chain_of, root_only
+from outrider.core.protocols import Session
+from outrider.core.tree import chain, root_only
+from outrider.core.types import Array, Question
 from outrider.engine import Batch, Engine
 from outrider.engine.request import Request, Row
+from outrider.machine import threads
 from outrider.params import InputError, Sampling
 
 SETTINGS = {
@@ -90,22 +92,20 @@ def opened(target: Any, prompts: Sequence[Sequence[int]], taken: int) -> Session
     return session
 
 
-def real(target: Any, answered: Sequence[list[int]]) -> Tensor:
-    """[places, v]: the logits with which the target wrote these answers."""
+def real(target: Any, answered: Sequence[list[int]]) -> Array:
+    """float32 [places, v]: the logits with which the target wrote these answers."""
     session = opened(target, [ids[:-SEEN] for ids in answered], SEEN)
-    tokens = torch.tensor([ids[-SEEN:] for ids in answered])
-    output = session.forward(chain_of(tokens, torch.full((len(answered),), SEEN)))
-    return output.logits.flatten(0, 1).float()
+    output = session.forward(chain([ids[-SEEN:] for ids in answered]))
+    return host(output.logits).reshape(-1, target.vocab).astype(np.float32)
 
 
-def extended(logits: Tensor, vocabulary: int) -> Tensor:
+def extended(logits: Array, vocabulary: int) -> Array:
     """The same laws over a larger vocabulary, or a smaller one."""
     places, v = logits.shape
-    dice = torch.Generator().manual_seed(0)
-    order = [torch.arange(v), *(torch.randperm(v, generator=dice) for _ in range(vocabulary // v))]
-    ids = torch.cat(order)[:vocabulary]
-    moved = logits[:, ids]
-    moved[:, v:] += 0.05 * torch.randn(places, max(0, vocabulary - v), generator=dice)
+    dice = np.random.default_rng(0)
+    order = [np.arange(v), *(dice.permutation(v) for _ in range(vocabulary // v))]
+    moved: Array = logits[:, np.concatenate(order)[:vocabulary]]
+    moved[:, v:] += np.float32(0.05) * dice.standard_normal((places, max(0, vocabulary - v)), np.float32)
     return moved
 
 
@@ -116,32 +116,32 @@ def batch_of(target: Any, answered: Sequence[list[int]], sampling: Sampling, voc
         Row(Request(ids[:-SEEN], i, 1000, sampling), i, output=list(ids[-SEEN:]), length=len(ids))
         for i, ids in enumerate(answered)
     ]
-    session: Any = SimpleNamespace(lengths=torch.tensor([row.length for row in rows]))
+    session: Any = SimpleNamespace(lengths=[row.length for row in rows])
     drafting: Any = None
-    return Batch(engine, rows, session, drafting, torch.tensor([ids[-1] for ids in answered]))
+    return Batch(engine, rows, session, drafting, [ids[-1] for ids in answered])
 
 
 def measure(
-    target: Any, answered: Sequence[list[int]], laws: Tensor, settings: dict[str, Sampling], repeats: int
+    target: Any, answered: Sequence[list[int]], laws: Array, settings: dict[str, Sampling], repeats: int
 ) -> list[Found]:
     """All settings in turn, in rows that have written these answers, with these laws [places, v]."""
     b, (places, v) = len(answered), laws.shape
     session = opened(target, answered, 1)
-    tree = root_only(torch.tensor([ids[-1] for ids in answered]))
+    tree = root_only([ids[-1] for ids in answered])
     batches = {name: batch_of(target, answered, sampling, v) for name, sampling in settings.items()}
     found = {name: Found(v, b, name, [], []) for name in settings}
-    logits = torch.empty(b, 1, v)
+    logits = np.empty((b, 1, v), np.float32)
     for turn in range(repeats + WARM):
         for name, batch in batches.items():
             began = perf_counter()
             session.forward(tree)
             passed = perf_counter() - began
-            logits[:, 0] = laws[torch.arange(turn * b, (turn + 1) * b) % places]
+            logits[:, 0] = laws[np.arange(turn * b, (turn + 1) * b) % places]
             for row in batch.rows:
                 row.length += 1
-            view, output = batch.view(), TargetOutput(logits)
+            question = Question(batch.view(), tree, logits, [row.row_text() for row in batch.rows])
             began = perf_counter()
-            _ = batch.judge(view, tree, output).host
+            batch.judge(question)
             drawn = perf_counter() - began
             if turn >= WARM:
                 found[name].draw_us.append(1e6 * drawn)
@@ -167,7 +167,6 @@ def bars(found: Sequence[Found]) -> list[str]:
     ]
 
 
-@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2")
@@ -187,7 +186,7 @@ def main() -> None:
         parser.error("the answers have tokens that the smallest vocabulary lacks")
     target, found = llm.target, []
     laws = real(target, answered)
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {given.model}, {target.dtype}", flush=True)
+    print(f"{threads()} threads, {given.model}, {target.arithmetic}", flush=True)
     print(
         "| vocabulary | rows | settings | a pass, ms | the draw, µs | of a round |",
         "|--:|--:|---|--:|--:|--:|",
@@ -204,7 +203,7 @@ def main() -> None:
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         made = [{**asdict(row), "share": row.share} for row in found]
-        told = {"model": given.model, "dtype": str(target.dtype), "threads": torch.get_num_threads(), "found": made}
+        told = {"model": given.model, "dtype": target.precision, "threads": threads(), "found": made}
         given.out.write_text(json.dumps(told), encoding="utf-8")
 
 

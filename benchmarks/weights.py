@@ -16,14 +16,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 import outrider
 from outrider.bench import tasks
+from outrider.bench.checks import own_logits
 from outrider.bench.types import Prompt
 from outrider.core.protocols import Target
-from outrider.core.tree import chain
+from outrider.core.types import Array
 from outrider.params import InputError
 
 FULL = "full"
@@ -48,12 +48,11 @@ def load(model: str, way: str) -> outrider.LLM:
     return outrider.load(model, "none", weights=way)
 
 
-def laws(target: Target, ids: list[int]) -> Tensor:
-    """[len(ids) - 1, v]: log-probabilities of every token but the first, by the target's own passes."""
-    session = target.open(len(ids))
-    first = [chunk.output.logits[0, -1:] for chunk in session.prefill([ids[:1]])][-1]
-    rest = session.forward(chain([ids[1:-1]])).logits[0]
-    return torch.cat([first, rest]).float().log_softmax(-1)
+def laws(target: Target, ids: list[int]) -> Array:
+    """float64 [len(ids) - 1, v]: log-probabilities of every token but the first, by the target's own passes."""
+    logits = own_logits(target, ids[:1], ids[1:])
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def costs(targets: dict[str, Target], texts: list[list[int]]) -> dict[str, Cost]:
@@ -65,8 +64,8 @@ def costs(targets: dict[str, Target], texts: list[list[int]]) -> dict[str, Cost]
         for way, law in each.items():
             one = found[way]
             one.tokens += len(law)
-            one.loss -= float(law.gather(1, torch.tensor(ids[1:])[:, None]).double().sum())
-            one.divergence += float((right.exp() * (right - law)).double().sum())
+            one.loss -= float(law[np.arange(len(law)), ids[1:]].sum())
+            one.divergence += float((np.exp(right) * (right - law)).sum())
             one.same += int((right.argmax(-1) == law.argmax(-1)).sum())
         print(f"{i} of {len(texts)} texts", end="\r", file=sys.stderr, flush=True)
     print(file=sys.stderr)
@@ -78,7 +77,6 @@ def line(way: str, cost: Cost) -> str:
     return f"| {way} | {n:,} | {cost.loss / n:.4f} | {cost.divergence / n:.4f} | {cost.same / n:.1%} |"
 
 
-@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from outrider.bench import document as bench
 from outrider.bench import results
 from outrider.bench.document import Depth, Estimate, RoundTime
-from outrider.budgets.calibration import Bin
 
 from .formulas import Comparison
+from .reliability import Bin
 
 T = TypeVar("T")
 

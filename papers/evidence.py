@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.budgets.calibration import Bin
-
 from . import page
 from .document import Cell, Document, Mean, pooled_bins
 from .figures import ONE, Check, Figure, ahead, higher, inverse, open_, true
+from .reliability import Bin
 
 FIELDS = ("where", "target", "method", "task", "metric")  # of a published fact
 

@@ -24,20 +24,21 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from outrider.backends.torch.packed import bytes_read
+from outrider.bench.checks import host
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.protocols import Round
+from outrider.core.sampling import distribution
 from outrider.core.types import DraftTree
 from outrider.drafters._growth import Growth
 from outrider.drafters._words import Same
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.params import Sampling
 
 from .document import Cell, Explanation, Factor
+from .memory import weights
 from .watch import watch
 
 SHOWN = 6  # prompts that are looked at
@@ -66,19 +67,14 @@ class Trees:
         return sum(self.tokens) / len(self.tokens)
 
 
-def expected(tree: DraftTree, logits: torch.Tensor, temperature: float) -> list[float]:
+def expected(tree: DraftTree, logits: Any, temperature: float) -> list[float]:
     """Tokens a round of each row's tree, the target's own counted: the sum of its paths' probabilities."""
-    found = []
-    for b, size in enumerate(tree.size.tolist()):
-        scores = logits[b, :size].double()
-        if temperature > 0:
-            law = (scores / temperature).softmax(-1)
-        else:
-            law = torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+    found, scores, sampling = [], host(logits), Sampling(temperature)
+    for b, (tokens, parents, _) in enumerate(tree.host):
+        law = [distribution(scores[b, node], sampling) for node in range(len(tokens))]
         reach = [1.0]
-        for i in range(1, size):
-            parent = int(tree.parents[b, i])
-            reach.append(reach[parent] * float(law[parent, int(tree.tokens[b, i])]))
+        for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            reach.append(reach[parent] * float(law[parent][token]))
         found.append(math.fsum(reach))
     return found
 
@@ -112,8 +108,10 @@ def best(
     return sum(seen) / len(seen)
 
 
-def bandwidth(size: int, device: torch.device) -> float:
+def bandwidth(size: int, device: str) -> float:
     """Bytes per second that this machine reads of a buffer of `size` bytes, at most a gibibyte: the best of several."""
+    import torch
+
     buffer, times = torch.ones(max(1, min(size, 1 << 30) // 4), device=device), []
     for _ in range(12):
         began = perf_counter()
@@ -133,11 +131,10 @@ def explain(runner: Runner, group: Group, cell: Cell, plain: Cell) -> Explanatio
         return None
     nodes, depth = round(sum(seen.nodes) / len(seen.nodes)), max(seen.depths)
     most = best(peer.engine, prompts, runner.tokens, group.temperature, nodes, depth)
-    model: Any = peer.engine.target
-    native = getattr(model, "native", None)
-    size = bytes_read(model.model) if native is None else native.bytes
+    target = peer.engine.target
+    size = weights(target)
     one, measured, worth = plain.round_ms.verify, rate.value, sum(seen.worth) / len(seen.worth)
-    read = min(one, 1e3 * size / bandwidth(size, model.device))
+    read = min(one, 1e3 * size / bandwidth(size, target.device))
     parts = [
         ("one pass", read / one, f"a pass over one token takes {one:.2f} ms, its weights {read:.2f} ms to read"),
         ("the nodes", one / ms.verify, f"a pass over the tree ({nodes} nodes) takes {ms.verify:.2f} ms"),

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from outrider.backends.torch import HFTarget
-from outrider.backends.torch.packed import bytes_read
 from outrider.bench.methods import budget_of
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
-from outrider.budgets.calibration import ece, families, reliability
+from outrider.budgets.calibration import families
 from outrider.core.protocols import Round
 from outrider.engine import Batch, Request, Row
 from outrider.params import Sampling
 
 from .document import Capacity, Cell, Document, Explanation, Position, Reliability
 from .explain import explain
-from .memory import held
+from .memory import held, weights
+from .reliability import ece, reliability
 from .watch import watch
 
 QUANTILES = (10, 25, 50, 75, 90)
@@ -97,9 +95,8 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
             if batch is None or len(batch.rows) < len(ids):  # what those that left have held would be shared out
                 continue
             batch.round()
-            target: Any = peer.engine.target
-            draft = getattr(peer.engine.drafter, "model", None)  # a target of its own, where it is a language model
-            used = bytes_read(target.model) + (bytes_read(draft.model) if isinstance(draft, HFTarget) else 0)
+            target = peer.engine.target
+            used = weights(target) + sum(map(weights, peer.engine.drafter.models))
             nodes = 1 + (cell.alpha is not None) * most_nodes(cell)
             row = (held(batch.session) + held(batch.drafting)) / len(ids) + 4.0 * nodes * target.vocab
             most = int(max(0.0, limit - used) // row)

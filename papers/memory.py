@@ -7,11 +7,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.backends.native.target import NativeTarget
+from outrider.backends.torch import HFTarget
+from outrider.backends.torch.packed import bytes_read
 from outrider.core.protocols import Drafter, Target
 
 
+def weights(target: Any) -> int:
+    """Bytes of weights that a pass of a target reads."""
+    if isinstance(target, NativeTarget):
+        return target.forward.weights.bytes
+    compiled = target.native if isinstance(target, HFTarget) else None
+    return bytes_read(target.model) if compiled is None else compiled.bytes
+
+
 def held(state: Any) -> int:
-    """Allocated bytes of all arrays and tensors reachable from a session or a drafting, but for those of models and drafters."""
+    """Allocated bytes of all arrays and tensors that a session or drafting reaches, models and drafters left out."""
     storages: dict[int, int] = {}
     waiting, seen = [state], set()
     while waiting:

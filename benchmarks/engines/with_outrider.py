@@ -47,7 +47,7 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         llm.generate(prompts, max_new_tokens=job["tokens"], batch_size=len(prompts), ignore_eos=True, budget=timed)
         return timed.tokens, timed.seconds
 
-    return f"{outrider.__version__}, {llm.target.dtype}, {llm.target.exact}", write, decode
+    return f"{outrider.__version__}, {llm.target.arithmetic}, {llm.target.exact}", write, decode
 
 
 serve(start)

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
-from outrider.budgets.calibration import ece
-
 from ..evidence import Evidence, finding, unmeasured
 from ..figures import Check, higher, least, open_, quotient, true
+from ..reliability import ece
 
 PAPER = "EAGLE-2"
 OURS = {

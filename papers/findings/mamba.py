@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.budgets.calibration import ece
-
 from .. import contexts
 from ..document import Cell
 from ..evidence import Evidence, finding
 from ..figures import CLOSE, Check, Figure, close, higher, least, open_, quotient, true
+from ..reliability import ece
 from ..studies import PAPER
 
 SMALL, LARGE = "Mamba 0.5M, chain", "Mamba 1.5M"

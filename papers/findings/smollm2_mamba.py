@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from outrider.budgets.calibration import ece
-
 from .. import evidence
 from ..evidence import SECOND, Evidence
 from ..figures import Check, Figure, close, higher, quotient
+from ..reliability import ece
 from . import mamba
 from .smollm2 import COUNTED
 

@@ -14,8 +14,7 @@ from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
 from .budgets.budgeter import Budgeter
-from .budgets.calibration import fits, learners
-from .budgets.memory import Memory, file_of
+from .budgets.memory import Memory, file_of, fits, learners
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
 from .core.protocols import Drafter, Target

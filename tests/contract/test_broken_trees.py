@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,9 +17,9 @@ from small import build
 import outrider
 from outrider.backends.torch import load_target, sizes
 from outrider.budgets.budgeter import FixedBudget
-from outrider.core.protocols import Drafting, Round
+from outrider.core.protocols import Drafter, Drafting, Round
 from outrider.core.tree import chain, flaw, from_lists
-from outrider.core.types import Budget, DraftTree, Rows
+from outrider.core.types import Array, Budget, DraftTree, Rows
 from outrider.engine import Engine, generate
 from outrider.engine.request import Request
 from outrider.params import InputError
@@ -28,7 +29,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 
 
 @dataclass(frozen=True)
-class Foreign:
+class Foreign(Drafter):
     """Drafts the tree [root, 5, 6, 7] in two branches, with these fields written over."""
 
     wrong: dict[str, Any]
@@ -39,14 +40,13 @@ class Foreign:
 
 
 @dataclass
-class ForeignDrafting:
+class ForeignDrafting(Drafting):
     drafter: Foreign
 
     def observe(self, round: Round) -> None: ...
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        roots = rows.root.tolist()
-        tree = from_lists([[root, 5, 6, 7] for root in roots], [[0, 0, 1, 0]] * len(roots))
+        tree = from_lists([([root, 5, 6, 7], [0, 0, 1, 0], [0.0] * 4) for root in rows.root], values=False)
         return replace(tree, **{name: change(getattr(tree, name)) for name, change in self.drafter.wrong.items()})
 
     def select(self, index: Sequence[int]) -> None: ...
@@ -55,12 +55,12 @@ class ForeignDrafting:
 
 
 def at(place: tuple[int, ...], value: Any) -> Any:
-    """The same tensor with another value at one place of its last row."""
+    """The same array with another value at one place of its last row."""
 
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone()
-        tensor[(-1, *place)] = value
-        return tensor
+    def change(array: Array) -> Array:
+        array = array.copy()
+        array[(-1, *place)] = value
+        return array
 
     return change
 
@@ -88,8 +88,8 @@ BROKEN = {
     "ancestors of another tree": ({"ancestors": lambda a: a[:, :3, :3]}, "its ancestor matrix is not"),
     "tokens of another shape": ({"tokens": lambda t: t[:, :3]}, "are not all"),
     "a row too few": ({"size": lambda s: s[:-1]}, "its size is not"),
-    "int32": ({"tokens": lambda t: t.int()}, "are not all of int64"),
-    "floats": ({"parents": lambda t: t.float()}, "are not all of int64"),
+    "int32": ({"tokens": lambda t: t.astype(np.int32)}, "are not all of int64"),
+    "floats": ({"parents": lambda t: t.astype(np.float32)}, "are not all of int64"),
 }  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_a_right_tree_passes(target: Any) -> None:
 def test_padding_may_say_nothing() -> None:
     """Rows of unequal size: what stands behind a row's nodes is not held to be a tree."""
     tree = chain([[4, 5, 6], [7]])
-    root = torch.tensor([4, 7])
+    root = [4, 7]
     assert flaw(tree, root, 97) == ""
     assert flaw(replace(tree, depths=at((2,), 1)(tree.depths)), root, 97) == ""
     for part, value in (("tokens", 10**11), ("parents", 3), ("depths", -1)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import heads
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
+from outrider.core.sampling import softmax
 from outrider.core.tree import check
 from outrider.drafters import block
 from outrider.drafters._growth import Growth
@@ -148,7 +150,7 @@ def test_a_chain_under_rejection_carries_the_laws_of_slots_and_pair_head() -> No
     for hidden, tree in drafter.seen:
         for i, above in enumerate(tree.tokens[0, :-1].tolist()):
             wanted = target.head(hidden[i]) + net.markov_w2.weight @ net.markov_w1.weight[above]
-            torch.testing.assert_close(tree.q[0, i].double(), wanted.softmax(-1).double(), rtol=0, atol=1e-9)
+            assert np.allclose(tree.q[0, i], wanted.detach().softmax(-1).numpy(), rtol=0, atol=1e-9)
 
 
 def test_a_tree_under_rejection_has_the_likeliest_children_and_no_law() -> None:
@@ -159,7 +161,7 @@ def test_a_tree_under_rejection_has_the_likeliest_children_and_no_law() -> None:
     assert len(drafter.seen) > 2
     for hidden, tree in drafter.seen[:-1]:
         assert tree.q is None
-        likeliest = target.head(hidden[0]) + net.markov_w2.weight @ net.markov_w1.weight[tree.tokens[0, 0]]
+        likeliest = target.head(hidden[0]) + net.markov_w2.weight @ net.markov_w1.weight[int(tree.tokens[0, 0])]
         first = tree.tokens[0, 1:][tree.parents[0, 1:] == 0]
         assert set(first.tolist()) <= set(target.head(hidden[0]).topk(3).indices.tolist())
         assert int(first[0]) == max(target.head(hidden[0]).topk(3).indices.tolist(), key=lambda t: likeliest[t])
@@ -182,18 +184,17 @@ def test_pairs_false_leaves_the_slots_alone(tmp_path: Path) -> None:
             value += float(target.head(hidden[slot]).detach().log_softmax(-1)[tree.tokens[0, at]])
             at = int(tree.parents[0, at])
         assert float(tree.values[0, i]) == pytest.approx(value)
-    assert not torch.equal(tree.values, found[1][1].values)
+    assert not np.array_equal(tree.values, found[1][1].values)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_expected_tokens_are_the_sum_of_values(pairs: bool) -> None:
     """Over all texts of four tokens, those that leave the candidates included, each with its probability."""
-    g = torch.Generator().manual_seed(3)
-    d, k = 4, 3
-    tokens = torch.arange(d * k).view(1, d, k)
-    confidence = (torch.randn(1, d, k + 2, generator=g).double() * 2).log_softmax(-1)[..., :k]
-    logs = conditional(confidence, torch.randn(1, d, k, k, generator=g).double() if pairs else None)
-    tree = lattice(torch.tensor([99]), tokens, logs, 9, [d])
+    g, d, k = np.random.default_rng(3), 4, 3
+    tokens = np.arange(d * k).reshape(1, d, k)
+    confidence = np.log(softmax(2 * g.standard_normal((1, d, k + 2))))[..., :k]
+    logs = conditional(confidence, g.standard_normal((1, d, k, k)) if pairs else None)
+    tree = lattice([99], tokens, logs, 9, [d])
     spelled = [()]
     for i in range(1, tree.nodes):
         spelled.append((*spelled[int(tree.parents[0, i])], int(tree.tokens[0, i]) % k))
@@ -202,23 +203,21 @@ def test_expected_tokens_are_the_sum_of_values(pairs: bool) -> None:
         probability, above = 1.0, 0
         for depth, rank in enumerate(text):
             if rank == k or k in text[:depth]:
-                inside = (
-                    logs[0, depth, above if pairs else 0].exp().sum() if k not in text[:depth] else torch.tensor(0.0)
-                )
+                inside = np.exp(logs[0, depth, above if pairs else 0]).sum() if k not in text[:depth] else 0.0
                 probability *= float(1 - inside) if rank == k else 0.0
                 continue
-            probability *= float(logs[0, depth, above if pairs else 0, rank].exp())
+            probability *= math.exp(logs[0, depth, above if pairs else 0, rank])
             above = rank
         whole += probability
         expected += probability * max(n for n in range(d + 1) if text[:n] in spelled)
     assert whole == pytest.approx(1)
     assert tree.values is not None
-    assert float(tree.values[0, 1:].exp().sum()) == pytest.approx(expected)
+    assert float(np.exp(tree.values[0, 1:]).sum()) == pytest.approx(expected)
 
 
 def test_equal_values_are_taken_by_depth_parent_and_rank() -> None:
-    tokens = torch.arange(6).view(1, 3, 2)
-    tree = lattice(torch.tensor([9]), tokens, torch.zeros(1, 3, 1, 2), 8, [3])
+    tokens = np.arange(6).reshape(1, 3, 2)
+    tree = lattice([9], tokens, np.zeros((1, 3, 1, 2)), 8, [3])
     assert tree.tokens.tolist() == [[9, 0, 1, 2, 3, 2, 3, 4]]
     assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 2, 2, 3]]
 
@@ -237,13 +236,13 @@ def test_context_in_pieces_is_context_at_once() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_lattice_gives_the_best_tree(pairs: bool, seed: int) -> None:
     """Against all paths: D <= 4 depths, K = 3 candidates; the n best prefixes by value, as sets."""
-    g = torch.Generator().manual_seed(seed)
+    g = np.random.default_rng(seed)
     d, k, nodes = 4, 3, 9
-    tokens = torch.stack([torch.randperm(50, generator=g)[:k] for _ in range(d)])[None]
-    confidence = (torch.randn(1, d, k + 2, generator=g).double() * 2).log_softmax(-1)[..., :k]
-    scores = torch.randn(1, d, k, k, generator=g).double() if pairs else None
+    tokens = np.stack([g.permutation(50)[:k] for _ in range(d)])[None]
+    confidence = np.log(softmax(2 * g.standard_normal((1, d, k + 2))))[..., :k]
+    scores = g.standard_normal((1, d, k, k)) if pairs else None
     logs = conditional(confidence, scores)
-    tree = lattice(torch.tensor([7]), tokens, logs, nodes, [d])
+    tree = lattice([7], tokens, logs, nodes, [d])
     check(tree)
 
     def value(path: tuple[int, ...]) -> float:
@@ -267,22 +266,23 @@ def test_the_lattice_gives_the_best_tree(pairs: bool, seed: int) -> None:
 
 def test_conditional_confidences_keep_the_mass_outside() -> None:
     """Against the softmax over the whole vocabulary, where pairs of tokens outside the candidates score nothing."""
-    logits, scores = torch.randn(12).double(), torch.randn(3, 3).double()
-    confidence = logits.log_softmax(-1)
+    dice = np.random.default_rng(2)
+    logits, scores = dice.standard_normal(12), dice.standard_normal((3, 3))
+    confidence = np.log(softmax(logits))
     got = conditional(confidence[None, None, :3], scores[None, None])[0, 0]
     for parent in range(3):
-        raised = logits.clone()
+        raised = logits.copy()
         raised[:3] += scores[parent]
-        torch.testing.assert_close(got[parent], raised.log_softmax(-1)[:3])
+        np.testing.assert_allclose(got[parent], np.log(softmax(raised))[:3])
 
 
 def test_floor_and_room_end_a_tree() -> None:
-    tokens = torch.arange(6).view(1, 3, 2)
-    logs = torch.tensor([0.6, 0.3]).log().expand(1, 3, 1, 2)
-    assert lattice(torch.tensor([9]), tokens, logs, 30, [3]).nodes == 1 + 2 + 4 + 8
-    assert lattice(torch.tensor([9]), tokens, logs, 30, [1]).nodes == 3
-    assert lattice(torch.tensor([9]), tokens, logs, 30, [3], floor=0.2).tokens.tolist() == [[9, 0, 2, 1, 4]]
-    assert lattice(torch.tensor([9]), tokens, logs, 30, [0]).nodes == 1
+    tokens = np.arange(6).reshape(1, 3, 2)
+    logs = np.tile(np.log([0.6, 0.3]), (1, 3, 1, 1))
+    assert lattice([9], tokens, logs, 30, [3]).nodes == 1 + 2 + 4 + 8
+    assert lattice([9], tokens, logs, 30, [1]).nodes == 3
+    assert lattice([9], tokens, logs, 30, [3], floor=0.2).tokens.tolist() == [[9, 0, 2, 1, 4]]
+    assert lattice([9], tokens, logs, 30, [0]).nodes == 1
 
 
 @pytest.mark.parametrize(("from_anchor", "tau"), [(True, 5), (False, 4)])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -127,9 +128,9 @@ class Whole:
 
 def rows_of(texts: list[list[int]], temperature: float) -> Rows:
     b, start = len(texts), tuple(len(t) - 1 for t in texts)
-    root = torch.tensor([t[-1] for t in texts])
+    root = tuple(t[-1] for t in texts)
     laws = (Sampling(temperature),) * b
-    return Rows(root, torch.tensor(start), start, tuple(range(b)), (0,) * b, laws, "coupled", (60,) * b,
+    return Rows(root, start, tuple(range(b)), (0,) * b, laws, "coupled", (60,) * b,
                 GumbelNoise(VOCAB))  # fmt: skip
 
 
@@ -140,7 +141,8 @@ def check(whole: Whole, texts: list[list[int]], rows: Rows, tree: DraftTree, mos
         for node in range(1, int(tree.size[b])):
             scores = whole.after(text + path(tree, b, int(tree.parents[b, node])))
             if temperature := rows.sampling[b].temperature:
-                scores = scores.log_softmax(-1) + temperature * rows.noise(int(tree.depths[b, node]))[b]
+                noise = torch.from_numpy(rows.noise(int(tree.depths[b, node]))[b])
+                scores = scores.log_softmax(-1) + temperature * noise
             least = scores.topk(most).values[-1]
             assert scores[int(tree.tokens[b, node])] > least - 0.01  # Zamba-2: see hybrid.ALLOWED
 
@@ -153,16 +155,11 @@ def accept(tree: DraftTree, rows: Rows, dice: random.Random) -> Round:
         while found[0]:
             found.insert(0, int(tree.parents[b, found[0]]))
         paths.append(found)
-    longest = max(map(len, paths))
     following = [dice.randrange(VOCAB) for _ in paths]
     tokens = [
         [int(tree.tokens[b, n]) for n in p[1:]] + [t] for b, (p, t) in enumerate(zip(paths, following, strict=True))
     ]
-    padded = torch.tensor([p + [0] * (longest - len(p)) for p in paths])
-    count = torch.tensor([len(p) for p in paths])
-    return Round(
-        rows, tree, TargetOutput(torch.zeros(len(rows), 1, VOCAB)), padded, count, torch.tensor(following), tokens
-    )
+    return Round(rows, tree, TargetOutput(np.zeros((len(rows), 1, VOCAB))), paths, following, tokens)
 
 
 def lived(drafter: Any, temperature: float, most: int, turns: int = 4) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native
-from outrider.drafters import _waiting, eagle3
+from outrider.drafters import _compiled, eagle3
 from outrider.drafters._growth import STATIC, Growth
 from outrider.params import InputError
 
@@ -84,7 +84,7 @@ def test_when_pairs_are_read_does_not_matter(temperature: float, monkeypatch: py
     target, _ = oracle.of_eagle3()
     drafter, found = eagle3.drafter(network(), target, Growth(top_k=3)), []
     for flush in (128, 1, 5):
-        monkeypatch.setattr(_waiting, "MOST", flush)
+        monkeypatch.setattr(_compiled, "MOST", flush)
         batch, trees = heads.stock(target, drafter, PROMPTS, temperature=temperature), []
         propose = batch.drafting.propose
 

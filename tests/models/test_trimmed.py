@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small import PROMPTS, VOCAB, build
@@ -116,7 +117,7 @@ def test_its_guesses_are_the_whole_vocabularys_within_it(target: HFTarget, way: 
 
 def candidates(target: HFTarget, drafter: Any, k: int) -> list[list[int]]:
     """The k best guesses at each depth below a path of known tokens."""
-    truth, prompt = torch.tensor([[5, 9, 30]]), PROMPTS[0]
+    truth, prompt = np.array([[5, 9, 30]]), PROMPTS[0]
     seen: dict[str, Any] = {}
 
     class Open:

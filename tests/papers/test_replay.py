@@ -9,14 +9,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 import outrider
 from outrider.backends.torch import load_tokenizer
 from outrider.bench.document import Estimate
 from outrider.budgets.budgeter import FixedBudget
-from outrider.core.tree import from_lists
+from outrider.core.sampling import softmax
+from outrider.core.tree import from_lists, root_only
 from outrider.core.types import Usage
 from outrider.drafters import load as load_drafter
 from outrider.drafters.lookahead import LookaheadDrafter
@@ -143,41 +144,39 @@ def test_the_law_of_a_recording() -> None:
     session = target.open(64)
     (chunk,) = session.prefill([[1, 2], [4]])
     assert chunk.output.logits.argmax(-1).tolist() == [[5], [8]]
-    assert chunk.output.logits.softmax(-1).max(-1).values.tolist() == [[1.0], [1.0]]
-    tree = from_lists([[5, 6, 9, 7, 6], [8, 8]], [[0, 0, 0, 1, 2], [0, 0]])
+    assert softmax(chunk.output.logits).max(-1).tolist() == [[1.0], [1.0]]
+    tree = from_lists([([5, 6, 9, 7, 6], [0, 0, 0, 1, 2], []), ([8, 8], [0, 0], [])], values=False)
     output = session.forward(tree)
-    peak = output.logits.max(-1)
-    assert peak.values.gt(0).tolist() == [[True, True, False, True, False], [False] * 5]
-    assert peak.indices[0, [0, 1, 3]].tolist() == [6, 7, 3]
-    assert torch.equal(session.forward(tree, since=2).logits, output.logits[:, 2:])
+    assert (output.logits.max(-1) > 0).tolist() == [[True, True, False, True, False], [False] * 5]
+    assert output.logits.argmax(-1)[0, [0, 1, 3]].tolist() == [6, 7, 3]
+    assert np.array_equal(session.forward(tree, since=2).logits, output.logits[:, 2:])
 
-    session.keep(torch.tensor([[0, 2], [0, 0]]), torch.tensor([2, 1]))  # row 0 takes the wrong turn 5, 9
-    assert session.lengths.tolist() == [4, 2]
-    assert not session.forward(from_lists([[7], [8]], [[0], [0]])).logits.any()
+    session.keep([[0, 2], [0]])  # row 0 takes the wrong turn 5, 9
+    assert session.lengths == [4, 2]
+    assert not session.forward(root_only([7, 8])).logits.any()
     session.rewind([2, 1])
-    session.forward(from_lists([[8], [8]], [[0], [0]]))
-    session.keep(torch.zeros(2, 1, dtype=torch.long), torch.tensor([1, 0]))  # and again, at once: 8
-    assert not session.forward(from_lists([[6], [9]], [[0], [0]])).logits.any()
+    session.forward(root_only([8, 8]))
+    session.keep([[0], []])  # and again, at once: 8
+    assert not session.forward(root_only([6, 9])).logits.any()
     session.rewind([2, 1])
-    session.forward(from_lists([[5], [8]], [[0], [0]]))
-    session.keep(torch.zeros(2, 1, dtype=torch.long), torch.tensor([1, 0]))
+    session.forward(root_only([5, 8]))
+    session.keep([[0], []])
     session.select([0, 1, 0])
-    output = session.forward(from_lists([[6], [8], [9]], [[0], [0], [0]]))
+    output = session.forward(root_only([6, 8, 9]))
     assert output.logits.argmax(-1).flatten().tolist() == [7, 0, 0]
     assert output.logits.any(-1).flatten().tolist() == [True, False, False]
 
     other = target.open(64)
     list(other.prefill([[4]]))
     session.join(other)
-    assert session.lengths.tolist() == [3, 1, 3, 1]
-    assert session.longest == 3
+    assert session.lengths == [3, 1, 3, 1]
 
 
 @pytest.mark.parametrize(
     ("refuse", "why"),
     [
-        (lambda t: t.embed(torch.zeros(1)), "no embeddings"),
-        (lambda t: t.head(torch.zeros(1)), "no output layer"),
+        (lambda t: t.embed([0]), "no embeddings"),
+        (lambda t: t.head([0]), "no output layer"),
         (lambda t: list(t.open(8).prefill([[1]], (2,))), "no hidden states"),
         (lambda t: list(t.open(8).prefill([[1, 9]])), "no answer to this prompt of 2 tokens"),
         (lambda t: drafter_of("eagle:demo/hass", t), "need no model"),

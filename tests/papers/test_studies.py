@@ -10,10 +10,10 @@ import pytest
 
 from outrider.bench.document import Estimate, RoundTime, RunInfo
 from outrider.bench.tasks import load
-from outrider.budgets.calibration import Bin
 from papers import contexts, oracles, studies
 from papers.document import Cell, Document, Mean, Reliability
 from papers.measure import Study, run
+from papers.reliability import Bin
 
 
 @pytest.mark.parametrize("name", [n for n, study in studies.STUDIES.items() if isinstance(study, Study)])

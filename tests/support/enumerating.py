@@ -1,33 +1,40 @@
-"""Exact laws of the rejection rules: every branch of the real code, with its probability.
+"""Exact distributions of the rejection rules: every branch of the real code, with its probability.
 
 `explore` runs a round again and again, each time as a batch whose rows follow their own scripts of decisions, until
 every sequence of decisions has been taken once. Drafting draws from the same chance, so its randomness is enumerated
-too. `joint` chains rounds until the first tokens of the text are known and returns their law.
+too. `joint` chains rounds until the first tokens of the text are known and returns their distribution.
+
+A rule here is a function of a batch in numpy. `FORMS` are the two forms of the real rules: the reference, asked row by
+row, and the tensors.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from outrider.core import sampling
-from outrider.core.tree import from_template, template
-from outrider.core.types import DraftTree, Verdict
+from outrider.backends.torch import verify as tensors
+from outrider.backends.torch.tensors import TensorTree
+from outrider.core import sampling, verify
+from outrider.core.tree import from_lists, from_template, template
+from outrider.core.types import Array, DraftTree, Verdict
 from outrider.params import Sampling
 
 PLAIN = Sampling(temperature=1.0)
 Text = tuple[int, ...]
-Rule = Callable[..., Verdict]  # (tree, logits, law, chance, depth)
+Law = Callable[[Array, int, Array], Array]  # (logits [b, v], depth of the token, path [b, depth - 1]) -> [b, v]
+Rule = Callable[..., Verdict]  # (tree, logits [b, n, v], law, chance, depth)
 Draft = Callable[["Branches", "World", Text], DraftTree]
 
 
 class Branches:
-    """A Chance whose rows each follow a script, and then always take the first branch."""
+    """A chance whose rows each follow a script, and then always take the first branch."""
 
     def __init__(self, scripts: Sequence[tuple[int, ...]]):
         self.scripts = scripts
@@ -38,7 +45,7 @@ class Branches:
     def __len__(self) -> int:
         return len(self.scripts)
 
-    def _choose(self, row: int, weights: Sequence[float]) -> int:
+    def choose(self, row: int, weights: Sequence[float]) -> int:
         real = [i for i, w in enumerate(weights) if w > 0]
         if len(real) == 1:
             return real[0]
@@ -49,12 +56,12 @@ class Branches:
         self.weight[row] *= weights[real[branch]] / sum(weights)
         return real[branch]
 
-    def accept(self, prob: Tensor, index: Tensor, of: int) -> Tensor:
-        assert bool((index < of).all())
-        return torch.tensor([self._choose(i, (1 - p, p)) == 1 for i, p in enumerate(prob.tolist())])
+    def accept(self, row: int, probability: float, index: int) -> bool:
+        return self.choose(row, (1 - probability, probability)) == 1
 
-    def draw(self, weights: Tensor) -> Tensor:
-        return torch.tensor([self._choose(i, w) for i, w in enumerate(weights.tolist())])
+    def draw(self, weights: Array) -> Array:
+        """A token of each row [b, v]."""
+        return np.array([self.choose(i, w) for i, w in enumerate(weights.tolist())])
 
     def untaken(self) -> list[tuple[int, ...]]:
         """Scripts that turn off these rows' ways, each at one decision."""
@@ -64,6 +71,90 @@ class Branches:
             for i in range(len(script), len(taken))
             for other in range(1, options[i])
         ]
+
+
+@dataclass
+class OfRow:
+    """The chance of one row, as the reference asks it."""
+
+    chance: Branches
+    row: int
+
+    def accept(self, probability: float, index: int) -> bool:
+        return self.chance.accept(self.row, float(probability), index)
+
+    def draw(self, weights: Array) -> int:
+        return self.chance.choose(self.row, weights.tolist())
+
+
+@dataclass
+class OfTensors:
+    """The chance of all rows, as the tensors ask it."""
+
+    chance: Branches
+
+    def accept(self, prob: torch.Tensor, index: torch.Tensor, of: int) -> torch.Tensor:
+        assert bool((index < of).all())
+        pairs = enumerate(zip(prob.tolist(), index.tolist(), strict=True))
+        return torch.tensor([self.chance.accept(row, p, i) for row, (p, i) in pairs])
+
+    def draw(self, weights: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.chance.draw(weights.numpy()))
+
+
+def by_reference(rule: Any) -> Rule:
+    """A rule of `core.verify`, row by row."""
+
+    def judged(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+        found = []
+        for b, row in enumerate(tree.host):
+
+            def of_row(node: int, path: list[int], b: int = b) -> Array:
+                return law(logits[b : b + 1, node], len(path) + 1, np.array([path], np.int64))[0]
+
+            q = None if tree.q is None else tree.q[b]
+            more = (tree.replacement,) if rule is verify.rejection else ()
+            found.append(rule(row, of_row, OfRow(chance, b), min(depth, tree.deepest), q, *more))
+        return Verdict([path for path, _ in found], [token for _, token in found], [True] * len(found))
+
+    return judged
+
+
+def by_tensors(rule: Any) -> Rule:
+    """A rule of `backends.torch.verify`."""
+
+    def judged(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+        def wrapped(z: torch.Tensor, d: int, path: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(law(z.numpy(), d, path.numpy()))
+
+        given = TensorTree.of(replace(tree, ancestors=None))
+        return lists_of(rule(given, torch.from_numpy(logits), wrapped, OfTensors(chance), depth))
+
+    return judged
+
+
+def lists_of(found: tensors.TensorVerdict) -> Verdict:
+    """A verdict in tensors as lists."""
+    rows = zip(found.path.tolist(), found.count.tolist(), strict=True)
+    return Verdict([path[:n] for path, n in rows], found.next.tolist(), [True] * len(found.next))
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the rejection rules."""
+
+    name: str
+    rejection: Rule
+    block: Rule
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+FORMS = (
+    Form("reference", by_reference(verify.rejection), by_reference(verify.block)),
+    Form("tensors", by_tensors(tensors.rejection), by_tensors(tensors.block)),
+)
 
 
 def explore(run: Callable[[Branches], list], limit: int = 3_000_000) -> Iterator[tuple[object, float]]:
@@ -82,15 +173,16 @@ def explore(run: Callable[[Branches], list], limit: int = 3_000_000) -> Iterator
 class World:
     """Logits of a target and of a drafter after every text over a tiny vocabulary, and the target's sampling."""
 
-    target: list[Tensor]  # [length][v ** length, v]
-    drafter: list[Tensor]
+    target: list[Array]  # [length][v ** length, v], float64
+    drafter: list[Array]
     sampling: Sampling = PLAIN
     draft_sampling: Sampling | None = None  # None: the same
     length: int = 3  # the tokens compared
+    memo: dict[Any, Array] = field(default_factory=dict, init=False)
 
     @property
     def v(self) -> int:
-        return self.target[0].shape[-1]
+        return int(self.target[0].shape[-1])
 
     def code(self, text: Sequence[int]) -> int:
         number = 0
@@ -98,40 +190,44 @@ class World:
             number = number * self.v + token
         return number
 
-    def scores(self, logits: Tensor, text: Text, path: Tensor) -> Tensor:
-        if not (self.sampling.penalised or self.sampling.logit_bias):
-            return logits.double()
-        history = [((0,), text)] * len(logits)  # the prompt is token 0
-        return sampling.penalise(logits.double(), [self.sampling] * len(logits), history, path)
+    def law(self, logits: Array, text: Text, path: Array) -> Array:
+        """The target's distribution at nodes with logits [b, v], below paths [b, d]."""
+        return np.stack([self._law(z, (*text, *p)) for z, p in zip(logits, path.tolist(), strict=True)])
 
-    def law(self, logits: Tensor, text: Text, path: Tensor) -> Tensor:
-        return sampling.law(self.scores(logits, text, path), self.sampling)
+    def _law(self, logits: Array, text: Text) -> Array:
+        key = (logits.tobytes(), text)
+        if key not in self.memo:
+            scores = sampling.penalise(logits, self.sampling, (0,), text)  # the prompt is token 0
+            self.memo[key] = sampling.distribution(scores, self.sampling)
+        return self.memo[key]
 
-    def p(self, text: Text) -> Tensor:
-        """The target's law after a text."""
-        logits = self.target[len(text)][self.code(text)][None]
-        return self.law(logits, text, torch.empty(1, 0, dtype=torch.long))[0]
+    def p(self, text: Text) -> Array:
+        """The target's distribution after a text."""
+        return self._law(self.target[len(text)][self.code(text)], text)
 
-    def q(self, codes: Tensor, length: int) -> Tensor:
-        """The drafter's law after texts of one length, given by their codes."""
-        return sampling.law(self.drafter[length][codes], self.draft_sampling or self.sampling)
+    def q(self, codes: Array, length: int) -> Array:
+        """The drafter's distribution after texts of one length, given by their codes."""
+        drawn_by = self.draft_sampling or self.sampling
+        if ("q", length) not in self.memo:
+            rows = [sampling.distribution(logits, drawn_by) for logits in self.drafter[length]]
+            self.memo["q", length] = np.stack(rows)
+        return self.memo["q", length][codes]
 
-    def output(self, tree: DraftTree, text: Text) -> Tensor:
+    def output(self, tree: DraftTree, text: Text) -> Array:
         """The target's logits at every node; the root is the last token of `text`."""
-        codes = torch.full_like(tree.tokens, self.code(text))
-        out = torch.empty(*tree.tokens.shape, self.v, dtype=torch.float64)
+        codes = np.full_like(tree.tokens, self.code(text))
+        out = np.full((*tree.tokens.shape, self.v), np.nan)  # padding must not matter
         for i in range(tree.nodes):
             if i:
-                before = codes.gather(1, tree.parents[:, i : i + 1])[:, 0]
+                before = np.take_along_axis(codes, tree.parents[:, i : i + 1], 1)[:, 0]
                 codes[:, i] = before * self.v + tree.tokens[:, i]
-            for d in tree.depths[:, i].unique().tolist():
+            for d in np.unique(tree.depths[:, i]).tolist():
                 rows = (tree.depths[:, i] == d) & (i < tree.size)
                 out[rows, i] = self.target[len(text) + d][codes[rows, i]]
-        out[torch.arange(tree.nodes) >= tree.size[:, None]] = float("nan")  # padding must not matter
         return out
 
 
-def _tables(v: int, depth: int, seed: int, zeros: float, sharp: float) -> list[Tensor]:
+def _tables(v: int, depth: int, seed: int, zeros: float, sharp: float) -> list[Array]:
     g = torch.Generator().manual_seed(seed)
     tables = []
     for length in range(depth):
@@ -140,7 +236,7 @@ def _tables(v: int, depth: int, seed: int, zeros: float, sharp: float) -> list[T
             gone = torch.rand(logits.shape, generator=g) < zeros
             gone[torch.arange(len(gone)), torch.randint(v, (len(gone),), generator=g)] = False
             logits = logits.masked_fill(gone, float("-inf"))
-        tables.append(logits)
+        tables.append(logits.numpy())
     return tables
 
 
@@ -157,8 +253,8 @@ def world(kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, lengt
         drafter = [-t for t in target]
     if kind == "disjoint":
         for t, d in zip(target, drafter, strict=True):
-            t[:, v // 2 :] = float("-inf")
-            d[:, : v // 2] = float("-inf")
+            t[:, v // 2 :] = -np.inf
+            d[:, : v // 2] = -np.inf
     return World(target, drafter, length=length, **laws)
 
 
@@ -168,27 +264,27 @@ def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
     def draft(chance: Branches, w: World, text: Text) -> DraftTree:
         parents = template(shape)
         b, n = len(chance), len(parents)
-        codes = [torch.full((b,), w.code(text))]
-        level, tokens, laws = [0], [], []
+        codes = [np.full(b, w.code(text))]
+        level, tokens, laws, row = [0], [], [], np.arange(b)
         for d, width in enumerate(shape):
             following = []
             for node in level:
                 q = w.q(codes[node], len(text) + d)
                 laws.append(q)
-                free = torch.ones_like(q)
+                q, free = q.copy(), np.ones_like(q)
                 for _ in range(width):
                     # Where q has run out, any token will do that is no sibling's: here the first.
                     first = free * (free.cumsum(-1) == 1)
-                    x = chance.draw(torch.where(q.sum(-1, keepdim=True) > 0, q, first))
+                    x = chance.draw(np.where(q.sum(-1, keepdims=True) > 0, q, first))
                     if not replacement:
-                        q, free = q.scatter(1, x[:, None], 0.0), free.scatter(1, x[:, None], 0.0)
+                        q[row, x] = free[row, x] = 0.0
                     following.append(len(codes))
                     tokens.append(x)
                     codes.append(codes[node] * w.v + x)
             level = following
         assert len(codes) == n
-        root = torch.full((b,), text[-1] if text else 0)
-        return from_template(root, torch.stack(tokens, 1), parents, q=torch.stack(laws, 1), replacement=replacement)
+        tree = from_template([text[-1] if text else 0] * b, np.stack(tokens, 1), parents)
+        return replace(tree, q=np.stack(laws, 1), replacement=replacement)
 
     return draft
 
@@ -196,18 +292,33 @@ def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
 def repeat(tree: DraftTree, b: int) -> DraftTree:
     """One row's tree for b rows."""
     fields = {name: getattr(tree, name) for name in ("tokens", "parents", "depths", "size", "ancestors", "values", "q")}
-    return replace(tree, **{k: None if t is None else t.expand(b, *t.shape[1:]) for k, t in fields.items()})
+    wide = {k: None if x is None else np.repeat(x, b, 0) for k, x in fields.items()}
+    return replace(tree, **wide)
+
+
+def cut(tree: DraftTree, chosen: Sequence[Sequence[int]]) -> DraftTree:
+    """The nodes `chosen` of each row (ascending, closed under parents), each with its own distribution."""
+    rows = []
+    for (tokens, parents, values), ids in zip(tree.host, chosen, strict=True):
+        place = {node: i for i, node in enumerate(ids)}
+        rows.append(([tokens[i] for i in ids], [place.get(parents[i], 0) for i in ids], [values[i] for i in ids]))
+    made = from_lists(rows, values=False)
+    if tree.q is None:
+        return made
+    last = tree.q.shape[1] - 1  # leaves get any
+    index = np.array([[min(i, last) for i in [*ids, *[0] * (made.nodes - len(ids))]] for ids in chosen])
+    return replace(made, q=np.take_along_axis(tree.q, index[..., None], 1), replacement=tree.replacement)
 
 
 def outcomes(rule: Rule, draft: Draft, w: World, text: Text) -> dict[Text, float]:
-    """The law of what one round adds to a text."""
+    """The distribution of what one round adds to a text."""
 
     def run(chance: Branches) -> list[Text]:
         tree = draft(chance, w, text)
         depth = min(tree.deepest, len(w.target) - 1 - len(text))
 
-        def law(logits: Tensor, d: int, path: Tensor) -> Tensor:
-            assert path.shape == (len(chance), d - 1)
+        def law(logits: Array, d: int, path: Array) -> Array:
+            assert path.shape == (len(logits), d - 1)
             return w.law(logits, text, path)
 
         return emitted(tree, rule(tree, w.output(tree, text), law, chance, depth))
@@ -219,9 +330,8 @@ def outcomes(rule: Rule, draft: Draft, w: World, text: Text) -> dict[Text, float
 
 
 def emitted(tree: DraftTree, verdict: Verdict) -> list[Text]:
-    spelled = tree.tokens.gather(1, verdict.path).tolist()
-    rows = zip(spelled, verdict.count.tolist(), verdict.next.tolist(), strict=True)
-    return [(*row[1:count], last) for row, count, last in rows]
+    rows = zip(tree.tokens.tolist(), verdict.paths, verdict.next, strict=True)
+    return [(*(tokens[node] for node in path[1:]), last) for tokens, path, last in rows]
 
 
 def joint(rule: Rule, draft: Draft, w: World) -> dict[Text, float]:

@@ -19,7 +19,7 @@ def cyclic(vocab: int = 13) -> tuple[TableTarget, list[int]]:
     """A target that goes round a cycle through all tokens: order[t] follows t. Its feature after t, 100 at order[t],
     marks the token to come."""
     target, order = TableTarget(vocab, order=1), [(5 * t + 3) % vocab for t in range(vocab)]
-    target.table.zero_()
+    target.table[:] = 0
     for token, following in enumerate([*order, 0]):
         target.table[token, following] = 100.0
     return target, order

@@ -11,7 +11,8 @@ import torch
 
 import outrider
 from outrider.budgets import memory
-from outrider.budgets.adaptive import LEARN, PRIOR, AdaptiveBudget
+from outrider.budgets.acceptance import PRIOR
+from outrider.budgets.adaptive import LEARN, AdaptiveBudget
 from outrider.budgets.budgeter import Report
 from outrider.budgets.calibration import Family, Fit, Rates
 from outrider.budgets.memory import Memory, file_of
@@ -36,39 +37,53 @@ def test_it_comes_back(tmp_path: Path) -> None:
     again, other = AdaptiveBudget(), Fit()
     assert Memory(tmp_path / "folder" / "f.json", again, [other]).recall()
     assert other.scale == 0.4
-    assert again.seconds(1) == pytest.approx(budget.seconds(1))
-    usual = budget.usual[False]
-    assert again.reaches(3) == pytest.approx([h / a for h, a in zip(usual.hits, usual.asked, strict=True)])
+    assert again.cost.rounds_by_depth(1, 8) == pytest.approx(budget.cost.rounds_by_depth(1, 8))
+    assert again.acceptance.shares(3) == pytest.approx([r.value() for r in budget.acceptance.earlier[False]])
     assert again.seen == {1: LEARN}
-    assert max(again.asked) <= PRIOR
+    assert max(ratio.bottom for ratio in again.acceptance.recent) <= PRIOR
 
 
 def test_sampled_texts_alone_are_remembered_too(tmp_path: Path) -> None:
     Memory(tmp_path / "f.json", learnt(), []).keep()
     found = json.loads((tmp_path / "f.json").read_text())
-    found["usual"] = {"sampled": found["usual"]["greedy"]}
+    found["parts"][1] = {"sampled": found["parts"][1]["greedy"]}
     (tmp_path / "f.json").write_text(json.dumps(found))
     again = AdaptiveBudget()
     assert Memory(tmp_path / "f.json", again, []).recall()
-    assert again.sampled
+    assert again.acceptance.sampled
     again.learn(Report(1, 3, 4, 0.03, 1.4, 0.001, [1, 1, 0], 3, 1.5))
-    assert again.usual.keys() == {True}
+    assert again.acceptance.earlier.keys() == {True}
+
+
+WRONG_COSTS: list[dict[str, Any]] = [
+    {"verify": {"2": -1}}, {"verify": {}}, {"verify": {"0": 1.0}}, {"draft": {"1": 3}}, {"draft": {"x": {}}},
+    {"nodes": {"1": {"2": float("nan")}}}, {"rest": float("nan")}, {"summed": 2},
+]  # fmt: skip
+WRONG_SHARES: list[dict[str, Any]] = [
+    {}, {"warm": []}, {"greedy": [["x", 1]]}, {"greedy": [[0, 0]]}, {"greedy": [[2, 1]]}, {"greedy": [[1]]},
+    {"greedy": [], "sampled": [[1, 2]]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        None, {"format": 9}, {"scales": []}, {"scales": [0.0]}, {"verify": {"1": {"2": -1}}}, {"verify": {"1": {}}},
-        {"usual": {"greedy": {"hits": ["x"], "asked": [1]}}}, {"usual": {"greedy": {"hits": [0], "asked": [0]}}},
-        {"usual": {"greedy": {"hits": [1, 1], "asked": [9.0]}}}, {"usual": {}}, {"usual": {"warm": {}}},
-        {"usual": {"greedy": {"hits": [], "asked": []}, "sampled": {"hits": [1], "asked": [2]}}},
-        {"step": 3}, {"rest": float("nan")},
+        None, {"format": 9}, {"scales": []}, {"scales": [0.0]}, {"parts": []}, {"parts": 3},
+        *({0: wrong} for wrong in WRONG_COSTS), *({1: wrong} for wrong in WRONG_SHARES),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -> None:
     file = tmp_path / "f.json"
     Memory(file, learnt(), [Fit()]).keep()
-    file.write_text("{" if change is None else json.dumps({**json.loads(file.read_text()), **change}))
+    state = json.loads(file.read_text())
+    for key, wrong in (change or {}).items():
+        if key == 0:
+            state["parts"][0] |= wrong
+        elif key == 1:
+            state["parts"][1] = wrong
+        else:
+            state[key] = wrong
+    file.write_text("{" if change is None else json.dumps(state))
     budget, fit = AdaptiveBudget(), Fit()
     assert not Memory(file, budget, [fit]).recall()
     assert (budget, fit) == (AdaptiveBudget(), Fit())
@@ -91,14 +106,13 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     assert Memory(tmp_path / "f.json", AdaptiveBudget(), [], (others, again)).recall()
     for confidence in (0.9, 0.1):
         assert others.of(confidence) == pytest.approx(rates.of(confidence), abs=0.1)
-    assert max(others.tested) < max(rates.tested)
+    assert max(r.bottom for r in others.bins) < max(r.bottom for r in rates.bins)
     assert (again.seconds.points, again.added) == (asking.seconds.points, asking.added)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
     assert again.asks([0.1], [4], 1, budget)
     assert asking.asks([0.1], [4], 1, budget)
     assert again.gain(0.9) < 1 < again.gain(0.1)
-    assert max(r.asked for r in again.records) > 0
-    assert max(r.asked for r in again.records) < max(r.asked for r in asking.records)
+    assert 0 < max(r.bottom for r in again.gains) < max(r.bottom for r in asking.gains)
 
 
 def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> None:
@@ -111,25 +125,25 @@ def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> Non
     assert again.asks([0.1], [4], 1, Budget(8, 3, rate=20.0))
 
 
-RECORDS: dict[str, Any] = {"seconds": {}, "added": 1.0, "records": [[2.0, 1.0]] * 4}
+RECORDS: dict[str, Any] = {"seconds": {}, "added": 1.0, "gains": [[2.0, 1.0]] * 4}
 WRONG: list[dict[str, Any]] = [
-    {"records": 3},
-    {"records": [[2.0, 1.0]] * 3},
-    {"records": [[2.0, -1.0]] * 4},
+    {"gains": 3},
+    {"gains": [[2.0, 1.0]] * 3},
+    {"gains": [[2.0, -1.0]] * 4},
     {"added": -1.0},
 ]
 
 
 @pytest.mark.parametrize(
     "change",
-    [[], [{}, {}], [{"tested": [1.0], "accepted": [2.0]}, None], *([None, RECORDS | wrong] for wrong in WRONG)],
+    [[], [[], {}], [[[2.0, 1.0]] * 20, None], *([None, RECORDS | wrong] for wrong in WRONG)],
 )
 def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list) -> None:
     file, made = tmp_path / "f.json", mixed()
     Memory(file, learnt(), [], made).keep()
     whole = json.loads(file.read_text())
-    states = [old if new is None else new for new, old in zip(change, whole["learners"], strict=False)]
-    file.write_text(json.dumps({**whole, "learners": states}))
+    states = [old if new is None else new for new, old in zip(change, whole["parts"][2:], strict=False)]
+    file.write_text(json.dumps({**whole, "parts": [*whole["parts"][:2], *states]}))
     fresh = Rates(), Asking()
     budget = AdaptiveBudget()
     assert not Memory(file, budget, [], fresh).recall()

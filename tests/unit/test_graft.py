@@ -16,8 +16,10 @@ from enumerating import Branches, Draft, Text, World, bias, repeat, sampled, wor
 from play import Play
 
 from outrider import drafters
+from outrider.budgets.acceptance import Ratio
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import BINS, Family, Rates, learners
+from outrider.budgets.calibration import Family, Rates
+from outrider.budgets.memory import learners
 from outrider.core import verify
 from outrider.core.price import Price
 from outrider.core.tree import check, from_lists
@@ -145,9 +147,8 @@ def guessed(seed: int, nodes: int) -> Draft:
             path = tuple(torch.randint(w.v, (depth,), generator=torch.Generator().manual_seed(seed)).tolist())
             second[path] = float(torch.rand(1, generator=g)) * 0.8 + 0.1
         root = text[-1] if text else 0
-        made = _mix.graft(
-            [tree(first, root=root).host, tree(second, root=root).host], [None, Rates()], Budget(nodes, 3)
-        )[0]
+        both = [tree(paths, root=root).host for paths in (first, second)]
+        made, _ = _mix.graft(both, [None, Rates()], Budget(nodes, 3))
         return repeat(made, len(chance))
 
     return draft
@@ -196,7 +197,7 @@ def test_under_rejection_no_rate_is_learnt_or_used() -> None:
         mixed = drafters.load(["lookup", "suffix"], target)
         rates = mixed.rates  # type: ignore[attr-defined]
         if spoiled:
-            rates[0].tested[10:], rates[0].accepted[10:] = [500.0] * 10, [1.0] * 10
+            rates[0].bins[10:] = [Ratio(1.0, 500.0) for _ in range(10)]
         kept = copy.deepcopy(rates)
         texts.append(heads.written(target, mixed, PROMPTS, 40, 1.0, "rejection", FixedBudget(5, 3)))
         assert rates == kept
@@ -217,7 +218,7 @@ def test_counts_that_never_come_true_are_cut_where_a_drafter_is_alone() -> None:
     for _ in range(40):
         rate.learn(wrong)
     assert play.propose(budget).nodes == 1
-    assert unused.tested == [0.0] * BINS, "another drafter has learnt nothing"
+    assert unused == Rates(), "another drafter has learnt nothing"
 
 
 @pytest.mark.parametrize("name", ["lookup", "suffix"])
@@ -229,8 +230,9 @@ def test_alone_counts_are_learnt_and_kept(name: str) -> None:
     rate = drafter.rates[0]
     assert rate is not None
     assert any(learner is rate for learner in learners(drafter))
-    assert sum(rate.tested) > 20
-    assert 0 < sum(rate.accepted) < sum(rate.tested)
+    tested = sum(ratio.bottom for ratio in rate.bins)
+    assert tested > 20
+    assert 0 < sum(ratio.top for ratio in rate.bins) < tested
 
 
 def test_an_oracle_keeps_its_depth_beside_lookup() -> None:
@@ -264,5 +266,5 @@ def test_a_rate_is_learnt_where_no_tree_before_was_right() -> None:
     ):
         rates = Rates()
         _mix.learn([network.host, text.host], [None, rates], [chosen])
-        found = {i: hits for i, (n, hits) in enumerate(zip(rates.tested, rates.accepted, strict=True)) if n}
+        found = {i: hits for i, (hits, n) in enumerate((r.top, r.bottom) for r in rates.bins) if n}
         assert found == {int(20 * c): hit for c, hit in tested.items()}, chosen

@@ -181,6 +181,20 @@ def test_the_ablations_choose_otherwise() -> None:
     assert kept(5, rerank=False) == {(), (1,), (1, 3), (1, 4), (1, 3, 7)}
 
 
+def test_confidences_of_nan_are_reported() -> None:
+    """Not sorted: the tree says so itself, whichever of the nodes they are."""
+
+    def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
+        w = fed.nodes - since
+        logs = np.full((1, w, 2), -0.1, np.float32)
+        logs[0, -1, 1] = math.nan if since else -0.2
+        return np.arange(2 * w).reshape(1, w, 2), logs
+
+    for frontier in ("layer", "any"):
+        tree, _ = growth.grow([9], expand, depth=3, width=2, nodes=4, frontier=frontier)  # type: ignore[arg-type]
+        assert "confidences are NaN" in trees.flaw(tree, [9], 100)
+
+
 # --- what drafters share
 
 
@@ -211,9 +225,7 @@ def test_the_static_tree_of_eagle_1() -> None:
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "parents", [STATIC, tuple(trees.template((3, 2, 2))), tuple(trees.template((1, 1, 1))), (0, 0, 0, 1, 1)]
-)
+@pytest.mark.parametrize("parents", [STATIC, *(tuple(trees.template(s)) for s in ((3, 2, 2), (1, 1, 1), (2, 2)))])
 def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -> None:
     """Children are the best by rank (with the noise), or drawn from laws that are kept, in the siblings' order."""
     view, (first, step) = rows(rule, temperature), steps(13)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import nucleus, sampling
-from outrider.core.noise import gumbels
+from outrider.backends.torch import nucleus, sampling
+from outrider.backends.torch.noise import gumbels
 from outrider.params import Sampling
 
 LAWS = [

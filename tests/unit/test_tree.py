@@ -6,15 +6,17 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 
+from outrider.core import growth
 from outrider.core import tree as trees
-from outrider.core.types import DraftTree
+from outrider.core.types import DraftTree, HostRow
 
 Path = tuple[int, ...]
 
-MINIATURE = {"tokens": [[9, 5, 6, 7, 8]], "parents": [[0, 0, 1, 1, 0]]}
+MINIATURE: HostRow = ([9, 5, 6, 7, 8], [0, 0, 1, 1, 0], [0.0, -1.0, -2.0, -3.0, -4.0])
+FIELDS = ("tokens", "parents", "depths", "size", "ancestors")
 
 
 def path_of(tree: DraftTree, row: int, node: int) -> Path:
@@ -28,6 +30,16 @@ def path_of(tree: DraftTree, row: int, node: int) -> Path:
 
 def paths(tree: DraftTree, row: int) -> list[Path]:
     return [path_of(tree, row, i) for i in range(int(tree.size[row]))]
+
+
+def unvalued(tokens: list[list[int]], parents: list[list[int]]) -> DraftTree:
+    """A tree without values."""
+    rows = [(t, p, [0.0] * len(t)) for t, p in zip(tokens, parents, strict=True)]
+    return trees.from_lists(rows, values=False)
+
+
+def same(a: DraftTree, b: DraftTree) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in FIELDS) and a.deepest == b.deepest
 
 
 def random_lists(g: random.Random, rows: int, most: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -52,21 +64,21 @@ def slow_ancestors(parents: list[int], n: int) -> list[list[bool]]:
 
 
 def test_miniature() -> None:
-    tree = trees.from_lists(**MINIATURE)
+    tree = trees.from_lists([MINIATURE])
     assert tree.depths.tolist() == [[0, 1, 2, 2, 1]]
     assert tree.size.tolist() == [5]
     assert tree.deepest == 2
     assert tree.ancestors is not None
-    assert tree.ancestors[0].int().tolist() == [
+    assert tree.ancestors[0].astype(int).tolist() == [
         [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 0, 0, 1],
     ]  # fmt: skip
-    assert trees.positions(tree, torch.tensor([40])).tolist() == [[40, 41, 42, 42, 41]]
-    assert trees.depths(tree.parents).tolist() == [[0, 1, 2, 2, 1]]
     trees.check(tree)
-    same, where = trees.from_paths([9], [[[5, 6], [5, 7], [8]]])
+    trie, where = trees.from_paths([9], [[[5, 6], [5, 7], [8]]])
     assert where == [[[1, 2], [1, 3], [4]]]
-    assert torch.equal(same.tokens, tree.tokens)
-    assert torch.equal(same.parents, tree.parents)
+    assert same(trie, tree)
+    assert trie.values is None
+    assert tree.host == [MINIATURE]
+    assert replace(tree).host == [MINIATURE], "the arrays hold what the lists say"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -74,7 +86,7 @@ def test_random_lists(seed: int) -> None:
     g = random.Random(seed)
     tokens, parents = random_lists(g, 4, 20)
     values = [[-float(i) for i in range(len(t))] for t in tokens]
-    tree = trees.from_lists(tokens, parents, values)
+    tree = trees.from_lists(list(zip(tokens, parents, values, strict=True)))
     trees.check(tree)
     n = tree.nodes
     assert n == max(map(len, tokens))
@@ -92,25 +104,28 @@ def test_random_lists(seed: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 9, 16, 17, 33])
 def test_ancestors_of_a_long_chain(n: int) -> None:
-    """The doubling must go far enough: the deepest node has n - 1 ancestors."""
-    parents = torch.tensor([[max(0, i - 1) for i in range(n)]])
-    assert torch.equal(trees.ancestors(parents)[0], torch.ones(n, n).tril().bool())
-    assert trees.depths(parents)[0].tolist() == list(range(n))
+    """The deepest node has n - 1 ancestors."""
+    tree = unvalued([list(range(n))], [[max(0, i - 1) for i in range(n)]])
+    assert tree.ancestors is not None
+    assert np.array_equal(tree.ancestors[0], np.tri(n, dtype=bool))
+    assert tree.depths[0].tolist() == list(range(n))
 
 
 def test_chains() -> None:
     rows = [[9, 5, 6], [4], [1, 2]]
     tree = trees.chain(rows)
-    same = trees.from_lists(rows, [[0, 0, 1], [0], [0, 0]])
-    for name in ("tokens", "parents", "depths", "size", "ancestors"):
-        assert torch.equal(getattr(tree, name), getattr(same, name)), name
+    assert same(tree, unvalued(rows, [[0, 0, 1], [0], [0, 0]]))
     assert tree.deepest == 2
     trees.check(tree)
-    assert trees.chain_of(tree.tokens, tree.size, matrix=False).ancestors is None
+    prompt = trees.chain(rows, matrix=False)
+    assert prompt.ancestors is None
+    assert np.array_equal(prompt.depths, tree.depths)
+    assert trees.padded([[1], [2, 3]], width=3, fill=-1).tolist() == [[1, -1, -1], [2, 3, -1]]
+    assert trees.padded([]).shape == (0, 0)
 
 
 def test_root_only() -> None:
-    tree = trees.root_only(torch.tensor([3, 4]))
+    tree = trees.root_only([3, 4])
     trees.check(tree)
     assert (tree.nodes, tree.deepest, tree.size.tolist()) == (1, 0, [1, 1])
 
@@ -139,101 +154,77 @@ def test_from_paths_is_a_trie(limit: int) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "parents"),
-    [((), (0,)), ((1, 1), (0, 0, 1)), ((2, 1), (0, 0, 0, 1, 2)), ((2, 2), (0, 0, 0, 1, 1, 2, 2)), ((3,), (0, 0, 0, 0))],
+    [((), [0]), ((1, 1), [0, 0, 1]), ((2, 1), [0, 0, 0, 1, 2]), ((2, 2), [0, 0, 0, 1, 1, 2, 2]), ((3,), [0, 0, 0, 0])],
 )
-def test_templates(shape: tuple[int, ...], parents: tuple[int, ...]) -> None:
+def test_templates(shape: tuple[int, ...], parents: list[int]) -> None:
     assert trees.template(shape) == parents
     assert len(parents) == sum(math.prod(shape[:i]) for i in range(len(shape) + 1))
-    tokens = torch.arange(2 * (len(parents) - 1)).view(2, -1)
-    tree = trees.from_template(torch.tensor([50, 60]), tokens, parents)
+    tokens = np.arange(2 * (len(parents) - 1)).reshape(2, -1)
+    tree = trees.from_template([50, 60], tokens, parents)
     trees.check(tree)
+    assert same(tree, unvalued(tree.tokens.tolist(), [parents] * 2))
     assert tree.deepest == len(shape)
     assert tree.tokens[:, 0].tolist() == [50, 60]
     inner = len(parents) - (math.prod(shape) if shape else 1)
     assert set(parents[1:]) == set(range(inner)), "inner nodes come first"
 
 
-def test_fields_of_a_template() -> None:
-    q = torch.full((1, 1, 4), 0.25)
-    tree = trees.from_template(torch.tensor([0]), torch.tensor([[1, 1]]), (0, 0, 0), q=q, replacement=True)
-    assert tree.q is q
-    assert tree.replacement
-    trees.check(tree)  # equal siblings are allowed here
+def test_equal_siblings_that_were_drawn_with_replacement() -> None:
+    tree = trees.from_template([0], np.array([[1, 1]]), [0, 0, 0])
+    trees.check(replace(tree, q=np.full((1, 1, 4), 0.25), replacement=True))
+    with pytest.raises(AssertionError, match="distinct"):
+        trees.check(tree)
 
 
 def test_append() -> None:
-    tree = trees.from_lists([[9, 5, 6], [4, 1, 2]], [[0, 0, 1], [0, 0, 0]])
-    more = trees.append(tree, torch.tensor([[7, 8], [7, 8]]), torch.tensor([[1, 0], [2, 1]]))
-    same = trees.from_lists([[9, 5, 6, 7, 8], [4, 1, 2, 7, 8]], [[0, 0, 1, 1, 0], [0, 0, 0, 2, 1]])
-    for name in ("tokens", "parents", "depths", "size", "ancestors"):
-        assert torch.equal(getattr(more, name), getattr(same, name)), name
+    tree = unvalued([[9, 5, 6], [4, 1, 2]], [[0, 0, 1], [0, 0, 0]])
+    more = trees.append(tree, np.array([[7, 8], [7, 8]]), np.array([[1, 0], [2, 1]]))
+    right = unvalued([[9, 5, 6, 7, 8], [4, 1, 2, 7, 8]], [[0, 0, 1, 1, 0], [0, 0, 0, 2, 1]])
+    assert same(replace(more, deepest=right.deepest), right)
+    assert more.deepest >= right.deepest
     trees.check(more)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_prune(seed: int) -> None:
-    """Random subsets closed under parents, ragged."""
-    g = random.Random(seed)
-    tokens, parents = random_lists(g, 3, 15)
-    values = [[-0.5 * i for i in range(len(t))] for t in tokens]
-    tree = trees.from_lists(tokens, parents, values)
-    chosen = []
-    for row in parents:
-        keep = [0]
-        for i in range(1, len(row)):
-            if row[i] in keep and g.random() < 0.6:
-                keep.append(i)
-        chosen.append(keep)
-    m = max(map(len, chosen))
-    ids = torch.tensor([[*k, *[0] * (m - len(k))] for k in chosen])
-    cut = trees.prune(tree, ids, torch.tensor([len(k) for k in chosen]))
-    trees.check(cut)
-    assert cut.values is not None
-    assert cut.nodes == m
-    for b, keep in enumerate(chosen):
-        assert paths(cut, b) == [path_of(tree, b, i) for i in keep]
-        assert cut.values[b, : len(keep)].tolist() == [values[b][i] for i in keep]
-        assert bool((cut.values[b, len(keep) :] == float("-inf")).all())
-        assert cut.ancestors is not None
-        new_parents = cut.parents[b].tolist()[: len(keep)]
-        assert cut.ancestors[b].tolist() == slow_ancestors(new_parents, m)
 
 
 def test_best_breaks_ties_towards_the_root() -> None:
     """A child of confidence 1 has its parent's value; it must never outlive it."""
-    values = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0], [0.0, -1.0, -0.5, -1.0, -0.5]])
-    ids, count = trees.best(values, 3)
-    assert ids.tolist() == [[0, 1, 2], [0, 2, 4]]
-    assert count.tolist() == [3, 3]
-    ids, count = trees.best(values, 4)
-    assert ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 4]]
+    values = [[0.0, 0.0, 0.0, 0.0, 0.0], [0.0, -1.0, -0.5, -1.0, -0.5]]
+    assert trees.best_of(values, 3, 0.0, None) == [[0, 1, 2], [0, 2, 4]]
+    assert trees.best_of(values, 4, 0.0, None) == [[0, 1, 2, 3], [0, 1, 2, 4]]
 
 
 def test_best_with_a_floor() -> None:
-    values = torch.tensor([[0.9, 0.5, 0.2, 0.05], [0.1, 0.1, 0.1, 0.1]]).log()
-    ids, count = trees.best(values, 9, floor=0.15)
-    assert ids.tolist() == [[0, 1, 2], [0, 0, 0]]  # the place that no row needs is not computed
-    assert count.tolist() == [3, 1]  # the root always stays
-    values[0, 1] = float("-inf")
-    assert trees.best(values, 9)[1].tolist() == [3, 4]
+    values = np.log([[0.9, 0.5, 0.2, 0.05], [0.1, 0.1, 0.1, 0.1]])
+    assert trees.best_of(values.tolist(), 9, 0.15, None) == [[0, 1, 2], [0]]  # the root always stays
+    values[0, 1] = -np.inf
+    assert trees.best_of(values.tolist(), 9, 0.0, None) == [[0, 2, 3], [0, 1, 2, 3]]
+    assert growth.best(values.astype(np.float32), 9, 0.0, None) == trees.best_of(values.tolist(), 9, 0.0, None)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.2])
+@pytest.mark.parametrize("nodes", [1, 3, 30])
+def test_the_best_of_an_array_are_those_of_its_lists(nodes: int, floor: float) -> None:
+    source = np.random.default_rng(nodes)
+    values = -source.integers(0, 9, (5, 20)).cumsum(1).astype(np.float32) / 8
+    values[:, 0] = 0.0
+    assert growth.best(values, nodes, floor, None) == trees.best_of(values.tolist(), nodes, floor, None)
 
 
 # --- check
 
 
 def broken() -> list[tuple[str, DraftTree]]:
-    good = trees.from_lists(**MINIATURE)
+    good = trees.from_lists([MINIATURE])
     assert good.ancestors is not None
-    wrong = good.ancestors.clone()
+    wrong = good.ancestors.copy()
     wrong[0, 2, 4] = True
     return [
         ("no matrix", replace(good, ancestors=None)),
-        ("parent after child", replace(good, parents=torch.tensor([[0, 2, 0, 1, 0]]))),
-        ("depths", replace(good, depths=torch.tensor([[0, 1, 2, 1, 1]]))),
+        ("parent after child", replace(good, parents=np.array([[0, 2, 0, 1, 0]]))),
+        ("depths", replace(good, depths=np.array([[0, 1, 2, 1, 1]]))),
         ("matrix", replace(good, ancestors=wrong)),
         ("deepest", replace(good, deepest=1)),
-        ("size", replace(good, size=torch.tensor([6]))),
-        ("siblings", replace(good, tokens=torch.tensor([[9, 5, 6, 6, 8]]))),
+        ("size", replace(good, size=np.array([6]))),
+        ("siblings", replace(good, tokens=np.array([[9, 5, 6, 6, 8]]))),
     ]
 
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.protocols import Target
+from ..core.tree import chain
 from ..proofs.divergence import Divergence, first_difference
 from .types import Answer, Ask, Sample
 
@@ -88,9 +92,7 @@ def tie(llm: LLM) -> float:
 
 def seq2seq(llm: LLM) -> bool:
     """Whether the target is an encoder-decoder."""
-    from ..backends.torch.seq2seq import SeqTarget
-
-    return isinstance(llm.target, SeqTarget)
+    return llm.target.separate
 
 
 def perturbed(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, seed: int) -> np.ndarray:
@@ -108,28 +110,39 @@ def perturbed(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: flo
 def logits(llm: LLM, ids: Sequence[int], new: Sequence[int]) -> np.ndarray:
     """[new, v], float64: the logits of each new token, by the stock model's own pass over prompt and text.
 
-    A target whose own passes are not the stock model's (quantised weights) makes them itself.
+    A target whose own passes are not the stock model's (quantised weights) makes them itself, and so does one that has
+    no stock model here.
     """
+    if find_spec("torch") is None or getattr(llm.target, "whole", False) or (model := llm.target.model) is None:
+        return own_logits(llm.target, ids, new)
     import torch
 
-    from ..core.tree import chain
-
-    target: Any = llm.target
     written = list(new[:-1])
     with torch.no_grad():
-        if not hasattr(target, "model") or getattr(target, "whole", False):
-            session = target.open(len(ids) + len(new) + 1)
-            for chunk in session.prefill([list(ids)]):
-                first = chunk.output.logits[0, -1:]
-            rest = session.forward(chain([written])).logits[0] if written else first[:0]
-            found = torch.cat([first, rest])
-        elif seq2seq(llm):
-            start = target.model.config.decoder_start_token_id
-            decoder = torch.tensor([[start, *written]], device=target.device)
-            inputs = torch.tensor([list(ids)], device=target.device)
-            found = target.model(input_ids=inputs, decoder_input_ids=decoder).logits[0]
+        if seq2seq(llm):
+            decoder = torch.tensor([[model.config.decoder_start_token_id, *written]], device=model.device)
+            inputs = torch.tensor([list(ids)], device=model.device)
+            found = model(input_ids=inputs, decoder_input_ids=decoder).logits[0]
         else:
-            text = torch.tensor([[*ids, *written]], device=target.device)
-            some = {"logits_to_keep": len(new)} if "logits_to_keep" in target.accepts else {}
-            found = target.model(text, **some).logits[0, -len(new) :]
+            text = torch.tensor([[*ids, *written]], device=model.device)
+            some = {"logits_to_keep": len(new)} if "logits_to_keep" in signature(model.forward).parameters else {}
+            found = model(text, **some).logits[0, -len(new) :]
     return np.asarray(found.double().cpu().numpy())
+
+
+def own_logits(target: Target, ids: Sequence[int], new: Sequence[int]) -> np.ndarray:
+    """The same by the target's own passes: the prompt, then the text as one chain."""
+    session, written = target.open(len(ids) + len(new) + 1), list(new[:-1])
+    with target.turn():
+        for chunk in session.prefill([list(ids)]):
+            found = [host(chunk.output.logits)[0, -1:]]
+        if written:
+            found.append(host(session.forward(chain([written])).logits)[0])
+    return np.concatenate(found)
+
+
+def host(logits: Any) -> np.ndarray:
+    """Logits, an array or a tensor of another device, as a float64 array."""
+    if isinstance(logits, np.ndarray):
+        return logits.astype(np.float64)
+    return np.asarray(logits.double().cpu().numpy())

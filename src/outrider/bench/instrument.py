@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ..machine import threads, use_threads
 from ..params import Interrupted
 from . import report
 from .machine import here
@@ -37,15 +38,14 @@ class Grid:
     @classmethod
     def open(cls, config: Config, models: Models | None = None, peers: Mapping[str, Peer] | None = None) -> Grid:
         """Load models, drafters and tasks; see `run`."""
-        import torch
-
         config.check()
         began = monotonic()
         if config.threads:
-            torch.set_num_threads(config.threads)
-        config = replace(config.named(), threads=torch.get_num_threads())
-        rows = config.rows()
-        models = models or Models.of(config)
+            use_threads(config.threads)
+        rows = config.named().rows()
+        models = models or Models.of(config.named())
+        models.llm()  # now: what it imports says how many threads and devices there are
+        config = replace(config.named(), threads=threads())
         named = {m.name: [m.peer, m.spec, m.rule, m.budget, m.variant] for m in rows}
         header = {"target": models.target, "arguments": config.arguments(), "methods": named, **here()}
         store = Store.open(config.out, header)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from ..machine import threads
 
 PACKAGES = ("outrider", "torch", "transformers", "safetensors", "numpy")
 
@@ -24,13 +27,12 @@ def versions() -> dict[str, str]:
 
 def here() -> dict[str, Any]:
     """The header of a run: the time, the machine and the versions."""
-    import torch
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    torch = sys.modules.get("torch")  # what is measured without it runs on no GPU
+    gpus = [] if torch is None else [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {
-            "processor": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus,
+            "processor": platform.machine(), "cores": os.cpu_count(), "threads": threads(), "gpus": gpus,
         },
         "versions": versions(),
     }  # fmt: skip

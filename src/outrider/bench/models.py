@@ -57,9 +57,8 @@ class Models:
 
         if (variant, spec) not in self.drafted:
             base = self.llm(variant)
-            target: Any = base.target
-            drafter = drafters.load(spec, target, base.tokenizer)
-            if getattr(target, "graphs", None) is not None:
-                target.warm(drafter.taps)
+            drafter = drafters.load(spec, base.target, base.tokenizer)
+            if self.compile and "eager" not in variant:
+                base.target.warm(drafter.taps)
             self.drafted[variant, spec] = replace(base, drafter=drafter, drafter_name=spec, budgets={})
         return self.drafted[variant, spec]

@@ -4,10 +4,8 @@ A node's confidence is conditional on its parent's acceptance: softmax(r / s) am
 r = log q + T * G under `coupled` and log q elsewhere (`sampling.rank`). A round tests it only where the parent was
 accepted. A `Family` is such a test: the drafted children of one accepted node, and which of them the target chose.
 
-    families(tree, tokens)       the families of a tree that a round's tokens tested
-    Calibrated(drafter, fit)     a drafter whose s is fitted to its past rounds: every one that ranks, unless its SPEC
-                                 names an s, as in `?scale=1`
-    Rates                        for confidences that are counts: how often those of about this size came true
+    Fit      the scale s of a drafter's confidences
+    Rates    for confidences that are counts: how often those of about this size came true
 
 The fit. For c = softmax(r / s) and the target's choice y, the log-likelihood log c_y has the slope, along log s,
 
@@ -27,12 +25,13 @@ I being the information of all families so far, those long ago counting for less
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ..core.protocols import Drafter, Drafting, Round
-from ..core.types import Budget, DraftTree, Rows
+from ..core.protocols import Drafter
+from ..core.types import DraftTree
+from .acceptance import Ratio, ratios_of, state_of
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
 PRIOR = 16.0  # information that the first s is worth
@@ -78,38 +77,6 @@ def _along(tokens: list[int], parents: list[int], values: list[float], chosen: S
     return found
 
 
-@dataclass(frozen=True)
-class Bin:
-    """The pairs whose confidence lies in [low, high), in the last bin up to 1: how many, and the means."""
-
-    low: float
-    high: float
-    count: int
-    confidence: float
-    acceptance: float
-
-
-def reliability(pairs: Iterable[tuple[float, bool]], width: float = 0.05) -> list[Bin]:
-    """The reliability diagram of (confidence, accepted?) pairs: its bins that are not empty."""
-    last = max(1, round(1 / width)) - 1
-    held: dict[int, list[tuple[float, bool]]] = {}
-    for confidence, hit in pairs:
-        held.setdefault(min(last, math.floor(confidence / width + 1e-9)), []).append((confidence, hit))
-    return [
-        Bin(
-            round(k * width, 9), round((k + 1) * width, 9), len(held[k]),
-            math.fsum(c for c, _ in held[k]) / len(held[k]), sum(h for _, h in held[k]) / len(held[k]),
-        )
-        for k in sorted(held)
-    ]  # fmt: skip
-
-
-def ece(bins: Sequence[Bin]) -> float:
-    """The expected calibration error: the mean distance of acceptance from confidence, bins weighed by their counts."""
-    total = sum(b.count for b in bins)
-    return sum(b.count * abs(b.acceptance - b.confidence) for b in bins) / total if total else 0.0
-
-
 def score(family: Family) -> tuple[float, float]:
     """Slope of the log-likelihood along log s, and its variance (the information), of one family; see above."""
     shares = [math.exp(x) for x in family.logs]
@@ -139,118 +106,40 @@ class Fit:
 class Rates:
     """How often children were right, by their confidence. It begins as half of that: a count is no probability."""
 
-    tested: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    accepted: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    bins: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])
 
     def learn(self, family: Family) -> None:
         for confidence, hit in family.pairs:
-            i = min(BINS - 1, int(BINS * confidence))
-            self.tested[i] = KEEP * self.tested[i] + 1
-            self.accepted[i] = KEEP * self.accepted[i] + hit
+            self._bin(confidence).add(hit, keep=KEEP)
 
     def of(self, confidence: float) -> float:
-        i = min(BINS - 1, int(BINS * confidence))
-        return (self.accepted[i] + confidence) / (self.tested[i] + 2)
+        return self._bin(confidence).value(confidence / 2, 2.0)
 
-    def state(self) -> dict[str, Any]:
-        """What other texts may be told: no more than a prior."""
-        shares = [min(1.0, PRIOR / max(1.0, tested)) for tested in self.tested]
-        pairs = {"tested": self.tested, "accepted": self.accepted}
-        return {name: [x * share for x, share in zip(counts, shares, strict=True)] for name, counts in pairs.items()}
+    def _bin(self, confidence: float) -> Ratio:
+        return self.bins[min(BINS - 1, int(BINS * confidence))]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def state(self) -> list[list[float]]:
+        """As JSON, no more than a prior."""
+        return state_of(self.bins)
+
+    def restore(self, state: Any) -> None:
         """Take over a state; ValueError, KeyError or TypeError where it is none."""
-        self.tested, self.accepted = counted(state["tested"], state["accepted"], BINS)
-
-
-def counted(tested: Sequence[float], accepted: Sequence[float], most: int) -> tuple[list[float], list[float]]:
-    """Two counts of at most so many places, the second no more than the first; ValueError for others."""
-    pairs = [(float(a), float(b)) for a, b in zip(tested, accepted, strict=True)]
-    if len(pairs) > most or not all(0 <= b <= a + 1e-9 and math.isfinite(a) for a, b in pairs):
-        raise ValueError("no counts")
-    return [a for a, _ in pairs], [b for _, b in pairs]
-
-
-@dataclass(frozen=True)
-class Calibrated(Drafter):
-    """A drafter whose confidences are scaled by what its past rounds taught, in all generations that share it.
-
-    Only past rounds move s. Under `coupled` the text does not depend on it; under the other rules, where a dynamic tree
-    and with it the text would depend on the requests before and beside it, drafts keep the drafter's own s.
-    """
-
-    inner: Drafter
-    fit: Fit = field(default_factory=Fit)
-
-    @property
-    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.inner.taps
-
-    @property
-    def reopens(self) -> bool:  # type: ignore[override]
-        return self.inner.reopens
-
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CalibratedDrafting:
-        return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit)
-
-
-@dataclass
-class CalibratedDrafting(Drafting):
-    """A drafting whose confidences are fitted while it is used, under the rule `coupled` alone."""
-
-    inner: Any
-    fit: Fit
-    mine: DraftTree | None = None  # this round's: what the target wrote tells of it, whoever's tree was verified
-
-    def observe(self, round: Round) -> None:
-        if self.mine is not None and round.rows.rule == "coupled":
-            for family in families(self.mine, round.tokens):
-                self.fit.learn(family)
-        self.mine = None
-        self.inner.observe(round)
-
-    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        # Under the other rules a text may depend on s, and hence would on the requests before and beside it.
-        own = replace(budget, scale=self.fit.scale) if rows.rule == "coupled" else budget
-        self.mine = tree = self.inner.propose(rows, own)
-        return tree
-
-    def select(self, index: Sequence[int]) -> None:
-        self.inner.select(index)
-
-    def join(self, other: Drafting) -> None:
-        assert isinstance(other, CalibratedDrafting)
-        self.inner.join(other.inner)
-
-
-def calibrated(drafter: Drafter) -> Drafter:
-    """The drafter with a fit that starts at its own s; itself if it has none."""
-    return drafter if drafter.scale is None else Calibrated(drafter, Fit(drafter.scale))
-
-
-def fits(drafter: Any) -> list[Fit]:
-    """The fits of a drafter, or of those that it is made of."""
-    if isinstance(drafter, Calibrated):
-        return [drafter.fit]
-    return [fit for part in drafter.parts for fit in fits(part)]
+        bins = ratios_of(state, 1.0)
+        if len(bins) != BINS:
+            raise ValueError("not the rates of all bins")
+        self.bins = bins
 
 
 @runtime_checkable
-class Learner(Protocol):
-    """What learns from rounds and can hand that on to another run."""
+class Fitted(Protocol):
+    """A drafter whose confidences are calibrated (`drafters/_calibrated.py`)."""
 
-    def state(self) -> dict[str, Any]:
-        """In numbers, texts, lists and dictionaries."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it over; ValueError, KeyError, TypeError or AttributeError where it is none."""
-
-
-def learners(drafter: Any) -> list[Learner]:
-    """What a drafter, or those that it is made of, learns beside its fits."""
-    return [*drafter.learners] + [learner for part in drafter.parts for learner in learners(inside(part))]
+    @property
+    def inner(self) -> Drafter: ...
+    @property
+    def fit(self) -> Fit: ...
 
 
 def inside(drafter: Drafter) -> Drafter:
-    """The drafter itself, without its fit."""
-    return drafter.inner if isinstance(drafter, Calibrated) else drafter
+    """The drafter itself, without its calibration."""
+    return drafter.inner if isinstance(drafter, Fitted) else drafter

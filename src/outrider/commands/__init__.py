@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from ..params import InputError
@@ -31,6 +32,8 @@ def check_place(dtype: str, device: str) -> None:
     check_names(dtype, device)
     if device in ("auto", "cpu"):
         return
+    if find_spec("torch") is None:
+        raise InputError(f"the device {device} needs torch: pip install 'outrider[torch]'")
     import torch
 
     try:

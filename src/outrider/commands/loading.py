@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from .. import hub, plugins, shipped
+from .. import hub, machine, plugins, shipped
 from ..backends.native.files import open_gguf
-from ..machine import use_threads
 from ..names import DEMO, GGUF, SMOLLM2, Place, check_folder, check_native, find
 from ..params import InputError, check_exact, check_weights
 from . import check_place
@@ -53,7 +52,7 @@ def load(
         from .. import llm
 
         if threads is not None:
-            use_threads(threads)
+            machine.use_threads(threads)
         recorded: dict[str, Any] = {"compile": False} if no_compile else {}
         return llm.load(
             place, list(drafter) if drafter else None, dtype=dtype, device=device, budget=budget,

@@ -133,6 +133,8 @@ def grow(
         since = made.fed.nodes
         made.feed(values)
     values = made.values if rerank else np.where(made.fed_as < 0, -np.inf, made.values)
+    if np.isnan(values).any():  # which `tree.flaw` reports of these roots: sorted by NaN, a tree would be any tree
+        return from_lists([([root], [0], [math.nan]) for root in roots]), [[0] for _ in roots]
     return _kept(made, best(values, nodes, floor, price))
 
 

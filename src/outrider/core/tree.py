@@ -25,7 +25,7 @@ def root_only(roots: Sequence[int]) -> DraftTree:
     """No draft: every row is its root."""
     zero, one, alone = _alone(len(roots))
     lists: list[HostRow] = [([token], [0], [0.0]) for token in roots]
-    return DraftTree(np.array(roots, np.int64)[:, None], zero, zero, one, alone, 0, lists=lists)
+    return DraftTree(np.array(roots, np.int64)[:, None], zero, zero, one, alone, 0).holding(lists)
 
 
 @lru_cache(maxsize=64)
@@ -78,7 +78,7 @@ def from_lists(rows: Sequence[HostRow], values: bool = True) -> DraftTree:
     size = np.array([len(row[0]) for row in rows], np.int64)
     seen = np.frombuffer(sees, np.bool_).reshape(b, n, n)
     deepest = max(map(max, depths))
-    return DraftTree(tokens, parents_, np.array(depths, np.int64), size, seen, deepest, worth, lists=list(rows))
+    return DraftTree(tokens, parents_, np.array(depths, np.int64), size, seen, deepest, worth).holding(list(rows))
 
 
 def from_paths(
@@ -122,6 +122,19 @@ def template(shape: Sequence[int]) -> list[int]:
             parents += [node] * width
         last = layer
     return parents
+
+
+def from_template(roots: Sequence[int], tokens: Array, parents: Sequence[int]) -> DraftTree:
+    """A tree of fixed shape for every row: `parents` of all nodes (root first), `tokens` [b, m] of all but the root."""
+    one, b = from_lists([([0] * len(parents), list(parents), [])], values=False), len(roots)
+    assert one.ancestors is not None
+
+    def every(part: Array) -> Array:
+        return np.broadcast_to(part, (b, *part.shape[1:]))
+
+    spelled = np.concatenate([np.array(roots, np.int64)[:, None], tokens], 1)
+    size = np.full(b, len(parents), np.int64)
+    return DraftTree(spelled, every(one.parents), every(one.depths), size, every(one.ancestors), one.deepest)
 
 
 def append(tree: DraftTree, tokens: Array, parents: Array) -> DraftTree:

@@ -41,7 +41,6 @@ class DraftTree:
         q: [b, inner, v], the distribution that each inner node's children were drawn from, inner nodes first: an
             array, or a tensor of the device that the target computes on.
         replacement: with q: were siblings drawn with replacement?
-        lists: every row's own nodes as lists, where the maker had them.
     """
 
     tokens: Array
@@ -53,7 +52,6 @@ class DraftTree:
     values: Array | None = None
     q: Any = None
     replacement: bool = False
-    lists: list[HostRow] | None = field(default=None, repr=False, compare=False)
 
     @property
     def nodes(self) -> int:
@@ -63,12 +61,15 @@ class DraftTree:
     @cached_property
     def host(self) -> list[HostRow]:
         """Every row's own nodes as lists."""
-        if self.lists is not None:
-            return self.lists
         values = np.zeros(self.tokens.shape, np.float32) if self.values is None else self.values
         parts: list[Any] = [part.tolist() for part in (self.tokens, self.parents, values, self.size)]
         rows = zip(*parts, strict=True)
         return [(tokens[:n], parents[:n], logs[:n]) for tokens, parents, logs, n in rows]
+
+    def holding(self, rows: list[HostRow]) -> DraftTree:
+        """This tree, made of these rows, which `host` need not read from its arrays. A changed copy forgets them."""
+        self.__dict__["host"] = rows
+        return self
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from .. import plugins, shipped
-from ..budgets.calibration import calibrated
 from ..core.protocols import Drafter, Target
 from ..params import InputError
 from ..plugins import MIX as MIX  # so that nobody above this floor reads the plugins themselves
 from ..plugins import parts as parts
+from ._calibrated import calibrated
 
 
 def names() -> list[str]:

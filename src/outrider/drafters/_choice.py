@@ -20,7 +20,7 @@ class ChoiceDrafter(Drafter):
     parts: tuple[Drafter, ...] = field()
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ChoiceDrafting:

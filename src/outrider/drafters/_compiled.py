@@ -1,4 +1,5 @@
-"""Drafting with compiled code: what was committed waits in the target's own arrays, and is read in the call that drafts.
+"""Drafting with compiled code: what was committed waits in the target's own arrays, and is read in the call that
+drafts.
 
 A text for which nothing is drafted need never be read: reading every token of a full batch would cost it a twentieth of
 its time. What waits goes with its row.

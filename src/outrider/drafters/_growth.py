@@ -1,9 +1,10 @@
 """Trees grown by a drafter that steps: what model, EAGLE, EAGLE-3, Medusa and Hydra share.
 
 `step(fed, since)` gives the logits [b, fed - since, v] below the nodes `fed.tokens[:, since:]`; `first` [b, 1, v] are
-those below the root. Logits are numpy arrays or tensors; trees are built on the host. Under `coupled` candidates are ranked by the shared noise of their positions. Under `rejection` a
-static shape is sampled and keeps its laws q; a dynamic tree offers deterministic children, judged as point masses (a
-sampled tree must never be re-ranked or cut by its own scores).
+those below the root. Logits are numpy arrays or tensors; trees are built on the host. Under `coupled` candidates are
+ranked by the shared noise of their positions. Under `rejection` a static shape is sampled and keeps its laws q; a
+dynamic tree offers deterministic children, judged as point masses (a sampled tree must never be re-ranked or cut by its
+own scores).
 
 `names` [v] are the token ids of the logits' columns, for drafters with a vocabulary of their own within the target's,
 of `vocab` tokens.

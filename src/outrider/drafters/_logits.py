@@ -24,8 +24,7 @@ def rank(
 ) -> tuple[Array, Array]:
     """`core.sampling.rank` of an array or a tensor; `names` too may be either. The candidates are arrays."""
     if isinstance(logits, np.ndarray):
-        ids = None if names is None else array(names)
-        return sampling.rank(logits, rows, depth, k, scale, warp=warp, names=ids)
+        return sampling.rank(logits, rows, depth, k, scale, warp=warp, names=None if names is None else array(names))
     from ..backends.torch import sampling as tensors
     from ..backends.torch.tensors import TensorRows, tensor
 

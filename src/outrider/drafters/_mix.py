@@ -14,19 +14,21 @@ is a mix of one where it is alone: there too it is learnt how often they are rig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
 
 from ..budgets.adaptive import LATE
-from ..budgets.calibration import LEAST, Calibrated, Family, Learner, Rates, calibrated, inside
+from ..budgets.calibration import LEAST, Family, Rates, inside
+from ..budgets.memory import Learner
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
 from ..core.tree import best_of, from_lists, padded, priced, root_only
 from ..core.types import Budget, DraftTree, HostRow, Rows
 from ..params import InputError
 from ._asking import Asking
+from ._calibrated import Calibrated, calibrated
 
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
 
@@ -62,9 +64,10 @@ class MixDrafter(Drafter):
     rates: tuple[Rates | None, ...]
     alone: tuple[Rates | None, ...]
     asking: Asking = field(default_factory=Asking)
+    clock: Callable[[], float] = perf_counter
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(sorted({tap for part in self.parts for tap in part.taps}))
 
     @property
@@ -116,7 +119,7 @@ class MixDrafting(Drafting):
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
         if new := sum(serial == 0 for serial in rows.serial):
-            mix.asking.begin(new / len(rows))
+            mix.asking.begin(len(rows), new / len(rows))
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
         asked, chances = True, list[float]()
@@ -124,11 +127,11 @@ class MixDrafting(Drafting):
             chances = _chances(trees, mix.alone)
             most = [min(budget.depth, left - 1) for left in rows.remaining]
             asked = mix.asking.asks(chances, most, max(tree.nodes for tree in trees.values()), budget)
-        began = perf_counter()
+        began = mix.clock()
         for k in networks:
             trees[k] = Proposal.of(self.parts[k].propose(rows, budget) if asked else root_only(rows.root))
         if chances and asked:
-            mix.asking.time(len(rows), perf_counter() - began, self.unasked >= LATE)
+            mix.asking.time(len(rows), mix.clock() - began, self.unasked >= LATE)
         if asked:
             self.unasked = 0
         found = [trees[k] for k in range(len(self.parts))]

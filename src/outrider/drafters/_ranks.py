@@ -153,12 +153,13 @@ def plant(
     own = np.array([(len(p) - 1, p[-1]) for p in ranks.paths]).T
     above = np.array(parents)
     names = np.concatenate([np.array(roots)[:, None], tokens[:, own[0], own[1]]], 1)
-    values = np.zeros(names.shape, np.float32)
+    values: Array = np.zeros(names.shape, np.float32)
     values[:, 1:] = np.minimum(confidence[:, own[0], own[1]], 0)
     for depth in range(2, ranks.depth + 1):  # from above: no child may be worth more than its parent
         level = 1 + np.flatnonzero(own[0] == depth - 1)
         values[:, level] += values[:, above[level]]
-    for ids, spelled, logs in zip(best(values, nodes, floor, price), names.tolist(), values.tolist(), strict=True):
+    chosen = best(values, nodes, floor, price)
+    for ids, spelled, logs in zip(chosen, names.tolist(), values.tolist(), strict=True):
         new = {old: i for i, old in enumerate(ids)}
         rows.append(([spelled[i] for i in ids], [new[parents[i]] for i in ids], [logs[i] for i in ids]))
     return from_lists(rows)

@@ -64,8 +64,8 @@ class BlockDrafter(Drafter):
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockTrees:
         config, weight, rows = self.config, self.net.fc.weight, len(prompts)
         if self.compiled is not None:
-            last = np.zeros((rows, config.layer.hidden), np.float32)
-            return CompiledBlockDrafting(self, self.compiled.cache(rows, capacity), last)
+            zero = np.zeros((rows, config.layer.hidden), np.float32)
+            return CompiledBlockDrafting(self, self.compiled.cache(rows, capacity), zero)
         with torch.inference_mode(False):
             last = torch.zeros(rows, 1, config.layer.hidden, dtype=weight.dtype, device=weight.device)
         return BlockDrafting(self, KVCache(config.layer, rows, capacity, weight, config.layers), last)

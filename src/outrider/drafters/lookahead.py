@@ -155,7 +155,7 @@ class LookaheadDrafting(Drafting):
             plain, hot = Sampling(law.temperature), law.temperature > 0
             depths = [rows.start[r] + j + self.drafter.ngram - 1 for j in range(len(nodes))]
             noise = [rows.gumbel.at([rows.seeds[r]], [at])[0] if hot else None for at in depths]
-            logits = array(round.output.logits[r, nodes]) if nodes else []
+            logits = array(round.output.logits[r, nodes])
             found.append([sampling.draw(z, plain, g) for z, g in zip(logits, noise, strict=True)])
         return found
 

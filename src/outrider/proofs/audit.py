@@ -150,7 +150,7 @@ def plan(engine: Engine, prompts: Sequence[list[int]], samples: int, tokens: int
     pairs(engine, prompt, law, range(TOGETHER))
     batch = perf_counter() - began
     began = perf_counter()
-    plain(engine.target.model, prompt, 0, law, 8)  # type: ignore[attr-defined]
+    plain(engine.target.model, prompt, 0, law, 8)
     one = (perf_counter() - began) / 8
     laws = len(LAWS) if engine.rule == "coupled" else 1
     texts = WORK * laws * len(prompts) * tokens * one
@@ -213,7 +213,7 @@ def equality(
     """The engine's texts beside plain decoding's, by stock code and by its own. Rules other than `coupled` have the
     same text at T = 0 alone."""
     laws, out = LAWS if engine.rule == "coupled" else LAWS[:1], []
-    model, batches = engine.target.model, sorted({1, min(len(prompts), max(2, len(prompts) - 1))})  # type: ignore[attr-defined]
+    model, batches = engine.target.model, sorted({1, min(len(prompts), max(2, len(prompts) - 1))})
     alone = replace(engine, drafter=drafters.load("none", engine.target))
     for i, law in enumerate(laws):
         requests = [Request(p, seed + k, tokens, law) for k, p in enumerate(prompts)]

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from ..backends.torch import sampling, verify
 from ..backends.torch.tensors import TensorTree
-from ..backends.torch.tree import from_template
 from ..backends.torch.verify import TensorVerdict
-from ..core.tree import template
+from ..core.tree import from_template, template
 from ..params import Sampling
 
 Text = tuple[int, ...]
@@ -87,22 +87,21 @@ def _bias(rule: str, draft: str, shape: tuple[int, ...], v: int, seed: int, law:
     target, p, q = (dict(zip(texts, rows, strict=True)) for rows in (raw[0], *sampling.law(raw, law).tolist()))
     parents, replacement = template(shape), "with" in draft
     drafts = []
-    for tokens in product(range(v), repeat=len(parents) - 1):
+    for spelled in product(range(v), repeat=len(parents) - 1):
         told: list[Text] = [()]
         weight = 1.0
-        for i, (token, parent) in enumerate(zip(tokens, parents[1:], strict=True), 1):
-            before = [tokens[j - 1] for j in range(1, i) if parents[j] == parent]
+        for i, (token, parent) in enumerate(zip(spelled, parents[1:], strict=True), 1):
+            before = [spelled[j - 1] for j in range(1, i) if parents[j] == parent]
             weight *= _chance(q[told[parent]], token, before, replacement, "deterministic" in draft)
             told.append((*told[parent], token))
         if weight > 0:
-            drafts.append((tokens, weight, told))
+            drafts.append((spelled, weight, told))
     scripts = torch.tensor([(False, *s) for s in product((False, True), repeat=len(parents) - 1)])
     n, k = len(drafts), len(scripts)
     laws = torch.tensor([[q[t] for t in told[: max(parents) + 1]] for _, _, told in drafts], dtype=torch.float64)
-    tree = from_template(
-        torch.zeros(n * k, dtype=torch.long), torch.tensor([t for t, _, _ in drafts]).repeat_interleave(k, 0), parents,
-        q=None if "deterministic" in draft else laws.repeat_interleave(k, 0), replacement=replacement,
-    )  # fmt: skip
+    tokens = np.repeat(np.array([draft[0] for draft in drafts], np.int64), k, 0)
+    tree = TensorTree.of(from_template([0] * (n * k), tokens, parents))
+    tree = replace(tree, q=None if "deterministic" in draft else laws.repeat_interleave(k, 0), replacement=replacement)
     logits = torch.stack([torch.stack([target[t] for t in told]) for _, _, told in drafts]).repeat_interleave(k, 0)
     every = Every(scripts.repeat(n, 1))
     verdict = _verdict(rule, tree, logits, lambda x, depth, path: sampling.law(x, law), every, len(shape))

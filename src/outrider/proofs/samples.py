@@ -54,7 +54,7 @@ def statistics(
     out = []
     for n, (i, law, draft, shape) in enumerate(plans):
         chosen = replace(engine, budget=FixedBudget(16, 4, shape))
-        cells = exact_cells(engine.target.model, prompts[i], law, samples)  # type: ignore[attr-defined]
+        cells = exact_cells(engine.target.model, prompts[i], law, samples)
         counts = torch.zeros(len(cells.law), dtype=torch.float64)
         for first in range(0, samples, TOGETHER):
             number = min(TOGETHER, samples - first)

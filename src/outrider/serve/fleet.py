@@ -182,8 +182,7 @@ def take(round: Round, index: Sequence[int]) -> Round:
     own = replace(
         tree, tokens=tree.tokens[where], parents=tree.parents[where], depths=tree.depths[where], size=tree.size[where],
         ancestors=pick(tree.ancestors), values=pick(tree.values), q=pick(tree.q),
-        lists=None if tree.lists is None else [tree.lists[i] for i in where],
-    )  # fmt: skip
+    ).holding([tree.host[i] for i in where])  # fmt: skip
     return Round(
         rows_of(round.rows, index), own,
         TargetOutput(output.logits[where], {tap: seen[where] for tap, seen in output.features.items()}),

@@ -1,5 +1,5 @@
-"""What compiled drafters are made of and called with: matrices rounded to eight bits, the pairs that a drafter has still
-to read, its keys and values, and what every call that drafts trees is given.
+"""What compiled drafters are made of and called with: matrices rounded to eight bits, the pairs that are still to be
+read, keys and values, and what every call that drafts trees is given.
 
 Weights are numpy arrays, by the names that they have in a drafter's folder; bfloat16 as the uint16 of its bits.
 """

@@ -1,5 +1,5 @@
-"""Trees of compiled drafters that grow layer by layer (EAGLE-2's growth): EAGLE, EAGLE-3, Hydra and Mamba-2, whose steps
-are in C. One call first reads what was committed since the last one, and then grows a tree for every row, as
+"""Trees of compiled drafters that grow layer by layer (EAGLE-2's growth): EAGLE, EAGLE-3, Hydra and Mamba-2, with their
+steps in C. One call first reads what was committed since the last one, and then grows a tree for every row, as
 `core/growth.py` does with steps in Python. (Those that draft in one pass have trees of another kind: `lattice.py`.)
 
 Logs of confidences differ from those of tensors by rounding, which may change a draft and never a text.

@@ -24,7 +24,7 @@ LAYER = {
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-READABLE = {  # kinds of tensors whose numbers `native/formats.h` makes
+READABLE = {  # kinds of tensors whose numbers `c/formats/gguf.h` makes
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
     "IQ4_XS", "MXFP4",
 }  # fmt: skip

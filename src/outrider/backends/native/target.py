@@ -39,7 +39,7 @@ class NativeTarget(Target):
         dtype: "auto" (bfloat16 for files of that or of quantised weights, else float32), "bfloat16" or "float32".
 
     Raises:
-        InputError: the model, its files or this machine are not supported.
+        InputError: the model, its files or this machine are not supported, or its logits are NaN.
     """
 
     exact = "bits"
@@ -59,6 +59,9 @@ class NativeTarget(Target):
             code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16"
         )
         self.walk, self.lock, self.kernels, self.halves = Walk(code), RLock(), NAMES[code], halves
+        (read,) = self.open(2).prefill([[self.vocab // 2] * 2])
+        if np.isnan(read.output.logits).any():
+            raise InputError(f"{checkpoint.place} cannot be used: {NOT_FINITE}")
 
     @cached_property
     def mark(self) -> str:  # type: ignore[override]
@@ -120,7 +123,7 @@ class NativeTarget(Target):
         return weights.numbers(self.code, self.checkpoint.parameters[name], self.precision == "bfloat16", tokens)
 
     @cached_property
-    def embeddings(self) -> Array:  # type: ignore[override]
+    def embeddings(self) -> Array:
         """See `Target.embeddings`: a copy of the file's, made when a drafter wants it."""
         one = self.checkpoint.parameters["model.embed_tokens.weight"]
         return weights.numbers(self.code, one, self.precision == "bfloat16")
@@ -144,13 +147,9 @@ def load(place: str | Path, dtype: str = "auto") -> NativeTarget:
     """The target of a .gguf file or of a folder of safetensors.
 
     Raises:
-        InputError: in one sentence, why it cannot be had; also where its logits are NaN.
+        InputError: in one sentence, why it cannot be had.
     """
-    target = NativeTarget(open_checkpoint(place), dtype)
-    (read,) = target.open(2).prefill([[target.vocab // 2] * 2])
-    if np.isnan(read.output.logits).any():
-        raise InputError(f"{place} cannot be used: {NOT_FINITE}")
-    return target
+    return NativeTarget(open_checkpoint(place), dtype)
 
 
 def _precisions(kept_in: str, dtype: str) -> tuple[bool, str]:

@@ -1,5 +1,5 @@
-"""The numbers of a model file's tensors, whatever kind they are stored in: by `formats.h`, or without a compiler by
-gguf-py's reader, whose numbers these are."""
+"""The weights of a model file's tensors, whatever kind they are stored in: by `c/formats/gguf.h`, or without a compiler
+by gguf-py's reader, whose weights these are."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class HFTarget(Target):
 
     @property
     def whole(self) -> bool:
-        """Does it multiply whole numbers (`native/integers.h`)? Its law is then not quite the stock model's."""
+        """Does it multiply whole numbers (`c/gemm/int8.h`)? Its law is then not quite the stock model's."""
         return self.native is not None and bool(self.native.weights.whole)
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:

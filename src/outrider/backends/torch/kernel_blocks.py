@@ -1,5 +1,5 @@
-"""Weights in blocks of 32, as `blocks.h` reads them: a .gguf file's or any bfloat16 ones to the last bit, or rounded to
-eight bits."""
+"""Weights in blocks of 32, as `c/formats/layout.h` describes them: a .gguf file's or any bfloat16 ones to the last bit,
+or rounded to eight bits."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def arranged(
 
 
 def whole(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None) -> Packed:
-    """The same for products of whole numbers, which round activations to eight bits too (`integers.h`). Rows lie in
+    """The same for products of whole numbers, which round activations to eight bits too (`gemm/int8.h`). Rows lie in
     eights, and rows of zeros make the last eight whole."""
     eights = _side_by_side(numbers.to(torch.uint8 if minima is not None else torch.int8), 8)
     parts = eights.unflatten(2, (-1, 4, 8)).permute(0, 2, 3, 1, 4)  # [o / 8, g, vector, row, 8]

@@ -4,7 +4,7 @@ Three ragged prompts, two rounds of tree -> commit -> tree with a different acce
 the stock model with a stock cache, one token at a time along every path. The control lets every node see its siblings,
 and must be further off than what is allowed: else agreement would prove nothing.
 
-Where activations are rounded to eight bits (`native/integers.h`), the least difference grows with every layer, until it
+Where activations are rounded to eight bits (`c/gemm/int8.h`), the least difference grows with every layer, until it
 says nothing. There the reference is the target's own pass over one token, and what the stock model is needed for is
 proved with full weights, by the same code but for its products.
 """

@@ -28,12 +28,6 @@ class Ours:
     engine: Engine  # with one budget for the whole run, as in a server
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        import torch
-
-        with torch.no_grad():
-            return self.decode(prompts, ask)
-
-    def decode(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
         """All prompts as one batch."""
         sampling = Sampling(ask.temperature)
         rows = [

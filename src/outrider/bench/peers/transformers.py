@@ -6,8 +6,8 @@ transformers?compile=true       torch.compile on the static cache, where that wo
 transformers:DRAFT              assisted generation with the draft model DRAFT (demo: the demo's own)
 transformers?lookup=10          prompt lookup, 10 tokens at most
 
-It runs on the model that Outrider decodes with, faster linear layers included (`nets/products.py`), so that only
-decoding is compared. On its own transformers is slower on CPUs.
+It runs on the stock model of the same weights; where torch runs our passes too, on the very same one, faster linear
+layers included (`backends/torch/products.py`). On its own transformers is slower on CPUs.
 """
 
 from __future__ import annotations

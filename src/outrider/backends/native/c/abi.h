@@ -10,7 +10,7 @@
    contents mean nothing between calls. Pointers may be NULL only where that is said. Everything that a structure
    points to belongs to the caller, and must live until the call returns. */
 
-/* Kinds of matrices (`blocks.h`): weights as they are; in blocks of BLOCK_WEIGHTS, opened to floating-point numbers by
+/* Kinds of matrices (`formats/layout.h`): weights as they are; in blocks of BLOCK_WEIGHTS, opened to floating-point numbers by
    the product (BF12: bfloat16 numbers in twelve bits); or multiplied as integers with activations of eight bits. */
 enum { PLAIN, Q4, Q8, BF12, W4A8, W8A8, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K };
 

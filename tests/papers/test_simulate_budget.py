@@ -1,0 +1,135 @@
+"""The simulation of budgets: what it replays is what an engine does, and its clock is the table's."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider import drafters
+from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.budgets.budgeter import FixedBudget
+from outrider.engine import generate
+from outrider.engine.request import Request
+from outrider.params import Sampling
+from papers import simulate_budget as simulation
+from papers.simulate_budget import Clock, Costs, Recorder, Text, World, drafting, play
+
+COSTS = Costs(
+    verify={1: [(1, 1.0), (9, 1.8)], 4: [(4, 2.0), (36, 6.0)]},
+    draft={name: {1: [(1, 0.1), (8, 0.8)]} for name in simulation.RECORDED},
+    rest=(0.01, 0.02),
+    read=dict.fromkeys(simulation.RECORDED, 0.0),
+)
+
+
+def world() -> World:
+    return World(COSTS, Clock(0.0, 0.0, random.Random(0)))
+
+
+def text(hits: int, n: int = 12) -> Text:
+    """n + 1 tokens; EAGLE drafts two children of every node, and the text's own token as far as `hits` deep."""
+    tokens, trees = list(range(100, 101 + n)), []
+    for i in range(n):
+        names, parents, values = [-1], [0], [0.0]
+        for depth in range(1, 9):
+            right = tokens[i + depth] if depth <= hits and i + depth < len(tokens) else 7
+            names += [right, 8]
+            parents += [max(0, 2 * depth - 3)] * 2
+            values += [depth * math.log(0.7), depth * math.log(0.7) - 2]
+        trees.append((names, parents, values))
+    return Text(5, tokens, {"eagle": trees})
+
+
+@pytest.mark.parametrize("hits", [0, 2])
+def test_a_fixed_budget_by_hand(hits: int) -> None:
+    """Twelve tokens by chains of two: four rounds of three tokens where both are right, twelve of one where none is."""
+    here = world()
+    tokens, seconds = play(here, drafting("eagle", here), FixedBudget(3, 2), [text(hits)], 0.0, 1)
+    assert tokens == 12
+    if hits:  # a draft of two steps, a pass over three nodes, the rest
+        assert seconds == pytest.approx(4 * (0.2 + 1.2 + 0.02))
+    else:  # in the text's last two rounds one token less may be drafted each time; with one left nothing is
+        assert seconds == pytest.approx(10 * (0.2 + 1.2 + 0.02) + (0.1 + 1.2 + 0.02) + 1.01)
+
+
+def test_plain_decoding_by_hand() -> None:
+    """Six texts, at most four at a time: twelve rounds of four, then twelve of two."""
+    here = world()
+    tokens, seconds = play(here, drafting("eagle", here), FixedBudget(1, 0), [text(2)] * 6, 1.0, 4)
+    assert tokens == 72
+    assert seconds == pytest.approx(12 * 2.01 + 12 * (simulation._at(simulation._of_rows(COSTS.verify, 2), 2) + 0.01))
+
+
+def test_noise_disturbs_what_is_observed_and_not_the_score() -> None:
+    scores = set()
+    for noise in (0.0, 0.3):
+        here = World(COSTS, Clock(noise, noise, random.Random(1)))
+        scores.add(play(here, drafting("eagle", here), FixedBudget(3, 2), [text(2)], 0.0, 1))
+        assert (here.clock.now == pytest.approx(next(iter(scores))[1])) == (noise == 0)
+    assert len(scores) == 1
+
+
+def test_a_recording_comes_back(tmp_path: Path) -> None:
+    trees = [([1, 5, 6, 7], [0, 0, 1, 1], [0.0, -0.5, -1.0, -9.0]), ([2], [0], [0.0])]
+    sizes, *rest = simulation._packed(trees)
+    (tokens, parents, values), (root, _, _) = simulation._unpacked(sizes, *rest)
+    assert (tokens, parents, root) == ([-1, 5, 6], [0, 0, 1], [-1]), "a node that no budget keeps is left out"
+    assert values == pytest.approx([0.0, -0.5, -1.0], abs=1 / simulation.STEPS_PER_NAT)
+
+
+def test_a_constant_is_replaced_where_it_is_used() -> None:
+    from outrider.budgets import adaptive, ledger
+
+    old = ledger.TRIES, adaptive.LATE
+    simulation.changed(["budgets.ledger.TRIES=0.5", "budgets.adaptive.LATE=99"])
+    try:
+        books = ledger.Ledger({1: 1.0})
+        books.pay(1, 1.0)
+        assert (books.owed(1), adaptive.LATE) == (0.5, 99)
+    finally:
+        simulation.changed([f"budgets.ledger.TRIES={old[0]}", f"budgets.adaptive.LATE={old[1]}"])
+    assert old == (ledger.TRIES, adaptive.LATE)
+    assert set(simulation.ABLATIONS) >= {"budgets.ledger.TRIES", "budgets.adaptive.LATE"}
+
+
+@pytest.mark.parametrize("name", simulation.ABLATIONS)
+def test_every_ablation_names_a_constant(name: str) -> None:
+    module, constant = name.rsplit(".", 1)
+    old = getattr(simulation.importlib.import_module(f"outrider.{module}"), constant)
+    assert old != simulation.ABLATIONS[name]
+
+
+def test_the_adaptive_budget_beats_plain_decoding_on_the_recording() -> None:
+    """In a single cell, where drafts are worth half of the time at least."""
+    recording = simulation.load()
+    here = World(recording.costs, Clock(0.05, 0.0, random.Random(0)))
+    budget, texts = AdaptiveBudget(), recording.texts["mt-bench", 0.0]
+    for _ in range(2):
+        tokens, seconds = play(here, drafting("eagle", here), budget, texts, 0.0, 1)
+    best, plain = recording.best["eagle | mt-bench | 0 | 1"]
+    assert tokens / seconds > max(1.5 * plain, 0.9 * best)
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounds_are_those_of_the_engine(temperature: float) -> None:
+    """A text is recorded, then written with a fixed budget by the engine and by the simulation."""
+    llm = outrider.load("demo", "lookup", compile=False)
+    recorder = Recorder({"lookup": drafters.load_one("lookup")})
+    prompt, setting = llm.encode("one two three four one two three four one two three four one"), Sampling(temperature)
+    engine = simulation.replace(llm.engine(budget=FixedBudget(32, 8)), drafter=recorder)
+    row = list(generate(engine, [Request(prompt, 3, 49, setting)], 1))[-1].row
+    rows = [found["lookup"] for _, found in sorted(recorder.kept.items())]
+    recorded = Text(len(prompt), row.output, {"lookup": simulation._unpacked(*simulation._packed(rows))})
+    engine = llm.engine(budget=FixedBudget(6, 5))
+    (real,) = {piece.row.index: piece.row for piece in generate(engine, [Request(prompt, 3, 49, setting)], 1)}.values()
+    assert real.output == row.output
+    here, counted = world(), simulation.Timed(FixedBudget(6, 5))
+    play(here, drafting("lookup", here), counted, [recorded], temperature, 1)
+    assert len(counted.reports) == real.usage.rounds
+    assert np.sum([sum(report.accepted) for report in counted.reports]) == real.usage.accepted
