@@ -178,7 +178,8 @@ def write(model: str, eagle: str, folder: Path, out: Path) -> None:
     llm = outrider.load(model, f"eagle:{eagle}")
     parts = {name: llm.drafter if name == "eagle" else drafters.load_one(name) for name in RECORDED}
     prompts = {task: _prompts(llm, task, folder) for task in TASKS}
-    sizes, texts, trees = [], [], defaultdict(list)
+    sizes, texts = [], []
+    trees: dict[str, list[HostRow]] = defaultdict(list)
     for task, t in itertools.product(TASKS, TEMPERATURES):
         for seed, ids in enumerate(prompts[task]):
             text, found = record(llm.engine(), parts, Request(ids, seed, TOKENS + 1, Sampling(t)))

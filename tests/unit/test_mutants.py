@@ -257,13 +257,16 @@ def mutants(form: Form) -> dict[str, Mutant]:
             raw_bonus(form), chain(1), world("near", length=2, sampling=SHARP), 0.05, 1.0),
         "the bonus token without top-p": (
             raw_bonus(form), chain(2), world("near", length=3, sampling=NUCLEUS), 0.05, 1.0),
-        "each candidate path draws its own token: one row": (own_draws(1), top_k(1, judged=False), COIN, 0.2499, 0.2501),
-        "each candidate path draws its own token: three rows": (own_draws(3), top_k(1, judged=False), COIN, 0.437, 0.438),
+        "each candidate path draws its own token: one row": (
+            own_draws(1), top_k(1, judged=False), COIN, 0.2499, 0.2501),
+        "each candidate path draws its own token: three rows": (
+            own_draws(3), top_k(1, judged=False), COIN, 0.437, 0.438),
         "accepts when p/q is below the draw": (below_the_draw(form), chain(1), world("random", length=1), 0.05, 1.0),
         "duplicates dropped among siblings drawn with replacement": (
             form.rejection, without_duplicates((3,)), world("random", v=4, seed=10, length=1), 0.10, 0.18),
         "a softmax where T = 0 wants a one-hot": (
-            softmax_at_zero(form), top_k(1, judged=False), table([0.501, 0.499], [0.6, 0.4], sampling=GREEDY), 0.49, 0.5),
+            softmax_at_zero(form), top_k(1, judged=False), table([0.501, 0.499], [0.6, 0.4], sampling=GREEDY),
+            0.49, 0.5),
         "argmax drafts judged by a softmax q": (form.rejection, argmax_judged(1), STOCK, 0.11, 0.13),
     }  # fmt: skip
 
