@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.core.turns import without_cudnn
+from outrider.backends.torch.turns import without_cudnn
 
 import outrider
 from outrider import LLM, Output

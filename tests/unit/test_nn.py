@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.core.padding import additive
 from torch import Tensor
 
+from outrider.backends.torch.padding import additive
 from outrider.backends.torch import products
 from outrider.nets import layer as nn
 from outrider.nets.kv_cache import KVCache
