@@ -105,7 +105,7 @@ def extended(logits: Array, vocabulary: int) -> Array:
     dice = np.random.default_rng(0)
     order = [np.arange(v), *(dice.permutation(v) for _ in range(vocabulary // v))]
     moved: Array = logits[:, np.concatenate(order)[:vocabulary]]
-    moved[:, v:] += np.float32(0.05) * dice.standard_normal((places, max(0, vocabulary - v)), np.float32)
+    moved[:, v:] += 0.05 * dice.standard_normal((places, max(0, vocabulary - v)))
     return moved
 
 

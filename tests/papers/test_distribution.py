@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
-import torch
 from instrument import Lab
 
 from outrider.bench.cells import Analysis, document
 from outrider.bench.instrument import Grid
 from outrider.bench.types import Answer, Ask, Method
+from outrider.core.sampling import softmax
+from outrider.core.types import Array
 from papers.distribution import LEAST, REFUSED, law_test
 from papers.document import Cell, Document, extended
 from papers.measure import Study, judge_laws
@@ -20,7 +22,7 @@ from papers.measure import Study, judge_laws
 class Sampler:
     """Draws each token by a law of its own from the target's p [v]."""
 
-    def __init__(self, lab: Lab, law: Callable[[torch.Tensor, random.Random], int]):
+    def __init__(self, lab: Lab, law: Callable[[Array, random.Random], int]):
         self.lab, self.law = lab, law
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
@@ -29,48 +31,50 @@ class Sampler:
     def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
         dice, text = random.Random(seed), list(ids)
         while len(text) - len(ids) < ask.limit:
-            text.append(self.law(self.lab.target.logits_after(text).softmax(-1), dice))
+            text.append(self.law(softmax(self.lab.target.logits_after(text)), dice))
         return text[len(ids) :]
 
 
-def pick(p: torch.Tensor, dice: random.Random) -> int:
+def pick(p: Array, dice: random.Random) -> int:
     return dice.choices(range(len(p)), p.tolist())[0]
 
 
-def drafted(p: torch.Tensor) -> torch.Tensor:
+def drafted(p: Array) -> Array:
     """A drafter's law: the target's, flattened, its columns shifted by one."""
-    return 0.8 * p.roll(1) + 0.2 * p
+    q: Array = 0.8 * np.roll(p, 1) + 0.2 * p
+    return q
 
 
-def rejection(p: torch.Tensor, dice: random.Random) -> int:
+def rejection(p: Array, dice: random.Random) -> int:
     """Algorithm 1 for one token: honest."""
     q = drafted(p)
     x = pick(q, dice)
-    return x if dice.random() < float(p[x] / q[x]) else pick((p - q).clamp(min=0), dice)
+    return x if dice.random() < float(p[x] / q[x]) else pick((p - q).clip(min=0), dice)
 
 
-def no_residual(p: torch.Tensor, dice: random.Random) -> int:
+def no_residual(p: Array, dice: random.Random) -> int:
     """Draws anew from p where it should from what q left over."""
     q = drafted(p)
     x = pick(q, dice)
     return x if dice.random() < float(p[x] / q[x]) else pick(p, dice)
 
 
-def reversed_test(p: torch.Tensor, dice: random.Random) -> int:
+def reversed_test(p: Array, dice: random.Random) -> int:
     """Accepts where p/q lies below the draw: the test the wrong way round."""
     q = drafted(p)
     x = pick(q, dice)
-    return x if float(p[x] / q[x]) < dice.random() else pick((p - q).clamp(min=0), dice)
+    return x if float(p[x] / q[x]) < dice.random() else pick((p - q).clip(min=0), dice)
 
 
-def colder(p: torch.Tensor, dice: random.Random) -> int:
+def colder(p: Array, dice: random.Random) -> int:
     return pick(p**1.5, dice)
 
 
-def top_p(p: torch.Tensor, dice: random.Random) -> int:
+def top_p(p: Array, dice: random.Random) -> int:
     """A forgotten nucleus filter."""
-    values, order = p.sort(descending=True)
-    keep = values.cumsum(0) - values < 0.85
+    order = np.argsort(-p)
+    values = p[order]
+    keep = values.cumsum() - values < 0.85
     return int(order[pick(values * keep, dice)])
 
 

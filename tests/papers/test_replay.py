@@ -217,7 +217,7 @@ def test_broken_recordings(text: str, why: str, tmp_path: Path, llm: Any) -> Non
         read(path, llm.tokenizer)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, llm: Any) -> None:
     path = tmp_path / "answers.jsonl"
     with pytest.raises(InputError, match="no recording"):
         read(path)
@@ -227,12 +227,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, llm: Any, monkeypatch: pytest
     path.write_text('{"prompt": [{"role": "user", "content": "a"}], "answer": "b"}', encoding="utf-8")
     with pytest.raises(InputError, match="name the folder of its model's tokenizer"):
         read(path)
-    monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InputError, match="refuses these messages"):
-        read(path, llm.tokenizer)
-    monkeypatch.setattr(llm.tokenizer, "chat_template", None)
+        read(path, replace(llm.tokenizer, chat_template="{{ raise_exception('roles must alternate') }}"))
     with pytest.raises(InputError, match="no chat template"):
-        read(path, llm.tokenizer)
+        read(path, replace(llm.tokenizer, chat_template=None))
 
 
 def test_messages_and_texts(tmp_path: Path, llm: Any) -> None:

@@ -263,7 +263,8 @@ def mutants(form: Form) -> dict[str, Mutant]:
         "duplicates dropped among siblings drawn with replacement": (
             form.rejection, without_duplicates((3,)), world("random", v=4, seed=10, length=1), 0.10, 0.18),
         "a softmax where T = 0 wants a one-hot": (
-            softmax_at_zero(form), top_k(1, judged=False), table([0.501, 0.499], [0.6, 0.4], sampling=GREEDY), 0.49, 0.5),
+            softmax_at_zero(form), top_k(1, judged=False), table([0.501, 0.499], [0.6, 0.4], sampling=GREEDY),
+            0.49, 0.5),
         "argmax drafts judged by a softmax q": (form.rejection, argmax_judged(1), STOCK, 0.11, 0.13),
     }  # fmt: skip
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.backends.torch.padding import additive
 from outrider.backends.torch import products
+from outrider.backends.torch.padding import additive
 from outrider.nets import layer as nn
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import Layer, LayerShape

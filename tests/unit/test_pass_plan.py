@@ -29,10 +29,7 @@ def test_nodes_of_one_path_share_a_tail() -> None:
         nodes = dice.randrange(2, 14)
         tree = TensorTree.of(
             from_lists(
-                [
-                    ([0] * nodes, [0, *(dice.randrange(i) for i in range(1, nodes))], [0.0] * nodes)
-                    for _ in range(2)
-                ]
+                [([0] * nodes, [0, *(dice.randrange(i) for i in range(1, nodes))], [0.0] * nodes) for _ in range(2)]
             )
         )
         lengths = torch.tensor([length, length + 29])
