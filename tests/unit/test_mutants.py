@@ -257,8 +257,10 @@ def mutants(form: Form) -> dict[str, Mutant]:
             raw_bonus(form), chain(1), world("near", length=2, sampling=SHARP), 0.05, 1.0),
         "the bonus token without top-p": (
             raw_bonus(form), chain(2), world("near", length=3, sampling=NUCLEUS), 0.05, 1.0),
-        "each candidate path draws its own token: one row": (own_draws(1), top_k(1, judged=False), COIN, 0.2499, 0.2501),
-        "each candidate path draws its own token: three rows": (own_draws(3), top_k(1, judged=False), COIN, 0.437, 0.438),
+        "each candidate path draws its own token: one row": (
+            own_draws(1), top_k(1, judged=False), COIN, 0.2499, 0.2501),
+        "each candidate path draws its own token: three rows": (
+            own_draws(3), top_k(1, judged=False), COIN, 0.437, 0.438),
         "accepts when p/q is below the draw": (below_the_draw(form), chain(1), world("random", length=1), 0.05, 1.0),
         "duplicates dropped among siblings drawn with replacement": (
             form.rejection, without_duplicates((3,)), world("random", v=4, seed=10, length=1), 0.10, 0.18),
