@@ -110,9 +110,9 @@ def options() -> str:
 
 
 def default(value: ast.expr) -> str:
-    """A default as `--option NAME=VALUE` has it; `module.NAME[i]` is looked up among the drafters."""
+    """A default as `--option NAME=VALUE` has it; `configs.NAME[i]` is looked up in `nets/configs.py`."""
     if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute):
-        home = SOURCE / "drafters" / f"{ast.unparse(value.value.value)}.py"
+        home = SOURCE / "nets" / f"{ast.unparse(value.value.value)}.py"
         found = ast.literal_eval(constant(home, value.value.attr))[ast.literal_eval(value.slice)]
     else:
         found = ast.literal_eval(value)

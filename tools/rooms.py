@@ -11,6 +11,7 @@ from __future__ import annotations
 # room: (what it may import, what it holds)
 ROOMS: dict[str, tuple[str, str]] = {
     "params": ("", "what a caller asks for, checked without torch; `InputError`"),
+    "machine": ("", "the processor: its threads and its name; the device that models are loaded to"),
     "files": ("params", "atomic writes"),
     "kept": ("files", "what is kept between runs, in the user's cache directory, and who else could have written it"),
     "hub": ("params", "whether the model hub can be reached"),
@@ -21,24 +22,24 @@ ROOMS: dict[str, tuple[str, str]] = {
     "prompts": ("params", "JSON lines as rows and as prompts"),
     "core": ("params", "trees, noise, sampling, verification, tokens to text, and the protocols of target and drafter"),
     "backends/native": (
-        "params files kept core",
+        "params machine files kept core",
         "our own passes on CPUs, in C: model files read in place, their tokenizers",
     ),
     "names": ("params hub shipped backends/native", "what a model's name means"),
     "backends/torch": (
-        "params files kept hub shipped schema core backends/native names",
+        "params machine files kept hub shipped schema core backends/native names",
         "stock models as targets, on any device; the trees, the noise and the rules in tensors",
     ),
     "backends/choose": ("params hub names core backends/native backends/torch", "which backend serves a model"),
     "nets": ("params schema core backends", "the small networks that drafters are made of"),
-    "budgets": ("params kept core", "how much to draft in each round"),
+    "budgets": ("params machine kept core", "how much to draft in each round"),
     "testing": ("params core", "an exact table target, for tests of a drafter"),
     "checkpoints": (
         "params files hub shipped plugins schema names core backends nets",
         "drafters' weights on disk: the native layout and those of others",
     ),
     "drafters": (
-        "params shipped plugins names core backends nets budgets checkpoints",
+        "params shipped plugins schema names core backends nets budgets checkpoints",
         "one file = one way to draft",
     ),
     "engine": (
@@ -62,11 +63,11 @@ ROOMS: dict[str, tuple[str, str]] = {
         "evidence of losslessness; parity with vLLM",
     ),
     "bench": (
-        "params files plugins prompts names core backends budgets engine drafters llm proofs",
+        "params machine files plugins prompts names core backends budgets engine drafters llm proofs",
         "the measuring instrument",
     ),
     "serve": (
-        "params kept names core backends budgets engine drafters llm",
+        "params machine kept names core backends budgets engine drafters llm",
         "an OpenAI-compatible server, and its page",
     ),
     "commands": ("*", "one file = one command"),

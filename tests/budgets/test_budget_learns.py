@@ -13,7 +13,6 @@ from itertools import accumulate, product
 from operator import mul
 
 import pytest
-import torch
 
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Report
@@ -57,9 +56,8 @@ LAWS = {  # [d]: the chance that the token at depth d + 1 is right where those b
 
 @lru_cache
 def rows(b: int, new: bool) -> Rows:
-    zero = torch.zeros(b, dtype=torch.long)
     return Rows(
-        zero, zero, (0,) * b, (0,) * b, (int(not new),) * b, (Sampling(),) * b, "coupled", (1000,) * b, GumbelNoise(8)
+        (0,) * b, (0,) * b, (0,) * b, (int(not new),) * b, (Sampling(),) * b, "coupled", (1000,) * b, GumbelNoise(8)
     )
 
 

@@ -23,6 +23,7 @@ from outrider import drafters
 from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.target import NativeTarget, load
+from outrider.backends.native.weights import widened
 from outrider.backends.torch import HFTarget, gguf, load_target
 from outrider.backends.torch.mark import mark_of
 from outrider.core.protocols import Target
@@ -252,6 +253,11 @@ def test_the_head_and_the_embeddings_are_the_passes_own(target: NativeTarget) ->
     (chunk,) = session.prefill([tokens], (0, -1))
     assert np.array_equal(target.head(chunk.output.features[-1])[:, -1:], chunk.output.logits)
     assert np.array_equal(target.embed([tokens]), chunk.output.features[0])
+    assert np.array_equal(target.embeddings[tokens], target.embed(tokens))
+    rows, logits = target.head_rows(np.array([7, 3])), chunk.output.logits[0, 0]
+    assert rows is not None
+    near = widened(rows) @ widened(chunk.output.features[-1][0, -1])
+    assert np.allclose(near, logits[[7, 3]], rtol=1e-3, atol=1e-3)
     tree = chain([[1, 2, 3]])
     read = session.forward(tree, TAPS)
     given = session.forward(tree, TAPS, embeds=target.embed([[1, 2, 3]]))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from serve_world import Serve, Served
+from serve_world import Serve, Served, templated
 
 from outrider.llm import LLM
 from outrider.serve.protocol import ChatRequest, CompletionRequest, Refusal, parse
@@ -101,8 +100,7 @@ def test_how_a_chat_goes_on(served: Served, llm: LLM, body: dict[str, Any], temp
 
 
 def test_what_is_for_the_template_comes_to_it(llm: LLM, loaded: dict[str, Any], start: Serve) -> None:
-    tokenizer = deepcopy(llm.tokenizer)
-    tokenizer.chat_template = "{{ bos_token }}{{ mood }} {{ messages[0].content }}"
+    tokenizer = templated(llm.tokenizer, "{{ bos_token }}{{ mood }} {{ messages[0].content }}")
     served = start(service_of(replace(llm, tokenizer=tokenizer), loaded, "demo", rows=2, queue=8))
     body = {"messages": CHAT, "max_tokens": 2, "return_token_ids": True, "chat_template_kwargs": {"mood": "sad"}}
     made = served.post("/v1/chat/completions", body)

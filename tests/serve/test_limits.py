@@ -18,7 +18,7 @@ import pytest
 from serve_world import Reader, Serve, Served, finishes
 
 from outrider.llm import LLM
-from outrider.serve import call, gate, guide, journal, service
+from outrider.serve import call, gate, guide, journal
 from outrider.serve.connection import Connection, room
 from outrider.serve.fleet import Choice
 from outrider.serve.job import End, Job, Watch
@@ -79,9 +79,10 @@ def test_a_text_that_cannot_fit_is_not_tokenized(llm: LLM, loaded: Any, start: S
 
 def test_a_long_text_of_long_tokens_fits(served: Served, llm: LLM) -> None:
     """More characters than are looked at first, and few enough tokens."""
-    words = sorted(llm.tokenizer.get_vocab(), key=len)[-40:]
+    ids = llm.tokenizer.get_vocab()
+    words = sorted(ids, key=len)[-40:]
     longest = max(words, key=lambda word: len(word) / len(llm.encode(llm.tokenizer.decode(llm.tokenizer.encode(word)))))
-    text = llm.tokenizer.convert_tokens_to_string([longest]) * (PROBE * llm.target.context // len(longest) + 100)
+    text = llm.tokenizer.decode([ids[longest]]) * (PROBE * llm.target.context // len(longest) + 100)
     tokens = llm.encode(text)
     assert len(text) > PROBE * llm.target.context
     assert len(tokens) < llm.target.context - 2
@@ -285,7 +286,7 @@ def test_what_is_not_taken_has_a_bound(llm: LLM, loaded: Any, start: Serve, monk
     """Rows that cannot pause, as those of an encoder-decoder, end where too much of them lies in the server; what is
     there can still be read."""
     monkeypatch.setattr(call, "MOST", 1000)
-    monkeypatch.setattr(service, "SeqTarget", type(llm.target))
+    monkeypatch.setattr(llm.target, "separate", True)
     served = start(service_of(llm, loaded, "demo", limits=Limits(send=600.0)), buffer=4096)
     reader = Reader(served.port, PATH, {**LONG, "logprobs": 20})
     assert served.idle()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from serve_world import Serve, Served
+from serve_world import Serve, Served, templated
 
 from outrider.llm import LLM
 from outrider.serve.start import service_of
@@ -40,8 +39,7 @@ TEMPLATE = """{{- bos_token }}
 @pytest.fixture(scope="module")
 def caller(llm: LLM, loaded: dict[str, Any], start: Serve) -> Served:
     """A server whose model has a template with tools."""
-    tokenizer = deepcopy(llm.tokenizer)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = templated(llm.tokenizer, TEMPLATE)
     return start(service_of(replace(llm, tokenizer=tokenizer), loaded, "demo", rows=4, queue=32))
 
 

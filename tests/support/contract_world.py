@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import contract_weights
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -136,7 +137,7 @@ def _plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, 
                 scores[0, token] -= law.presence_penalty
             scores = warps(ids, scores)
             if law.temperature > 0:
-                scores = scores + noise.gumbels([seed], [len(prompt) + len(out)], torch.arange(VOCAB))
+                scores = scores + torch.from_numpy(noise.gumbels([seed], [len(prompt) + len(out)], np.arange(VOCAB)))
             out.append(int(scores.argmax(-1)))
             if out[-1] in eos:
                 break

@@ -8,6 +8,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,13 @@ class Reader:
     def makefile(self, *_: Any) -> io.BytesIO:
         """What was received, as http.client reads it."""
         return io.BytesIO(self.seen)
+
+
+def templated(tokenizer: Any, template: str) -> Any:
+    """A copy of a tokenizer with another chat template."""
+    made = copy(tokenizer)
+    object.__setattr__(made, "chat_template", template)  # native models' tokenizers are frozen
+    return made
 
 
 def finishes(events: list[dict[str, Any]]) -> list[str]:

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-import torch
 
 from outrider.budgets.bandit import ARMS, BanditBudget
 from outrider.budgets.budgeter import Report
@@ -23,9 +22,8 @@ A, B, C = ARMS
 
 @lru_cache
 def rows(serial: int = 0, b: int = 1) -> Rows:
-    zero = torch.zeros(b, dtype=torch.long)
     laws = (Sampling(),) * b
-    return Rows(zero, zero + 5, (5,) * b, (1,) * b, (serial,) * b, laws, "coupled", (99,) * b, GumbelNoise(11))
+    return Rows((0,) * b, (5,) * b, (1,) * b, (serial,) * b, laws, "coupled", (99,) * b, GumbelNoise(11))
 
 
 def report(shape: tuple[int, ...], tokens: int, b: int = 1, verify: float = 0.010, step: float = 0.001) -> Report:

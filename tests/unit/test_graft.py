@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,8 +12,7 @@ import heads
 import numpy as np
 import oracle
 import pytest
-import torch
-from enumerating import Branches, Draft, Text, World, bias, repeat, sampled, world
+from enumerating import FORMS, Branches, Draft, Form, Text, World, bias, repeat, sampled, world
 from play import Play
 
 from outrider import drafters
@@ -20,7 +20,6 @@ from outrider.budgets.acceptance import Ratio
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import Family, Rates
 from outrider.budgets.memory import learners
-from outrider.core import verify
 from outrider.core.price import Price
 from outrider.core.tree import check, from_lists
 from outrider.core.types import Budget, DraftTree
@@ -94,14 +93,13 @@ def test_networks_come_first_whatever_their_place() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_best_nodes_of_all_trees(seed: int) -> None:
     """Ragged rows, three trees, against sorted paths."""
-    g = torch.Generator().manual_seed(seed)
+    dice = random.Random(seed)
 
     def some() -> Paths:
         found: Paths = {}
         for _ in range(8):
-            above = [(), *found][int(torch.randint(len(found) + 1, (1,), generator=g))]
-            path = (*above, int(torch.randint(4, (1,), generator=g)))
-            found.setdefault(path, float(torch.rand(1, generator=g)) * 0.9 + 0.05)
+            path = (*dice.choice([(), *found]), dice.randrange(4))
+            found.setdefault(path, dice.uniform(0.05, 0.95))
         return found
 
     given = [[some(), some()] for _ in range(3)]
@@ -139,13 +137,15 @@ def guessed(seed: int, nodes: int) -> Draft:
     """Two trees whose shape, tokens and chances depend on the text alone, grafted by the real code."""
 
     def draft(chance: Branches, w: World, text: Text) -> DraftTree:
-        g = torch.Generator().manual_seed(seed + 97 * w.code(text) + len(text))
-        q = w.q(torch.tensor([w.code(text)]), len(text))[0]
-        first = {(int(t),): float(q[t].clamp(0.05, 0.9)) for t in q.topk(2).indices}
+        dice, copied = random.Random(seed + 97 * w.code(text) + len(text)), random.Random(seed)
+        q = w.q(np.array([w.code(text)]), len(text))[0].tolist()
+        likely = sorted(range(w.v), key=q.__getitem__, reverse=True)[:2]
+        first = {(token,): min(0.9, max(0.05, q[token])) for token in likely}
         second: Paths = {}
-        for depth in range(1, int(torch.randint(1, 4, (1,), generator=g)) + 1):
-            path = tuple(torch.randint(w.v, (depth,), generator=torch.Generator().manual_seed(seed)).tolist())
-            second[path] = float(torch.rand(1, generator=g)) * 0.8 + 0.1
+        path: tuple[int, ...] = ()
+        for _ in range(dice.randint(1, 3)):
+            path = (*path, copied.randrange(w.v))
+            second[path] = dice.uniform(0.1, 0.9)
         root = text[-1] if text else 0
         both = [tree(paths, root=root).host for paths in (first, second)]
         made, _ = _mix.graft(both, [None, Rates()], Budget(nodes, 3))
@@ -154,14 +154,19 @@ def guessed(seed: int, nodes: int) -> Draft:
     return draft
 
 
+EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=repr)
+
+
+@EVERY_FORM
 @pytest.mark.parametrize("kind", ["random", "zeros", "near", "opposed"])
-def test_grafts_are_exact_under_rejection(kind: str) -> None:
+def test_grafts_are_exact_under_rejection(form: Form, kind: str) -> None:
     for seed in range(3):
-        assert bias(verify.rejection, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
-        assert bias(verify.block, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
+        assert bias(form.rejection, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
+        assert bias(form.block, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
 
 
-def test_a_graft_beside_drawn_children_would_be_biased() -> None:
+@EVERY_FORM
+def test_a_graft_beside_drawn_children_would_be_biased(form: Form) -> None:
     """The mutant: a retrieved child among children drawn from q, judged as if it had been drawn."""
     drawn = sampled((1,))
 
@@ -173,7 +178,7 @@ def test_a_graft_beside_drawn_children_would_be_biased() -> None:
         lists = [(row, up, [0.0] * len(row)) for row, up in zip(rows, zeros, strict=True)]
         return replace(from_lists(lists, values=False), q=made.q)
 
-    assert bias(verify.rejection, draft, world(seed=5, length=1)) > 0.03
+    assert bias(form.rejection, draft, world(seed=5, length=1)) > 0.03
     target, net = oracle.of_eagle()
     mixed = _mix.of([eagle.drafter(net, target, Growth("chain")), drafters.load_one("lookup")])
     with pytest.raises(InputError, match="cannot be mixed"):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
+import subprocess
+from pathlib import Path
 
+import cffi
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from outrider.backends.native.variants import FLAGS, SOURCES
 from outrider.backends.torch import noise as tensors
 from outrider.core import noise
 from outrider.core.noise import ACCEPT, DRAFT, EMIT, GRID, MASK64, RACE, GumbelNoise, bits, gumbel, gumbels, uniforms
@@ -115,6 +120,49 @@ def test_tensors_have_the_same_bits() -> None:
         assert np.array_equal(
             tensors.uniforms(seeds, counters, 33, stream).numpy(), uniforms(seeds, counters, 33, stream)
         )
+
+
+IN_C = """
+#include "noise.h"
+void all(const int32_t *knots, const int32_t *slopes, const uint64_t *keys, const int64_t *ids, long n, float *made) {
+    for (long i = 0; i < n; i++) made[i] = noise(knots, slopes, keys[i], ids[i]);
+}
+uint64_t key_at(uint64_t seed, int64_t position) { return key_of(seed, position); }
+"""
+
+
+def unmixed(h: int) -> int:
+    """The number that two rounds of mixing with keys of zero turn into h."""
+    for _ in range(2):
+        h ^= h >> 16
+        h = h * pow(0x846CA68B, -1, 1 << 32) & 0xFFFFFFFF
+        h ^= (h >> 15) ^ (h >> 30)
+        h = h * pow(0x7FEB352D, -1, 1 << 32) & 0xFFFFFFFF
+        h ^= h >> 16
+    return h
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_c_has_the_same_bits(tmp_path: Path) -> None:
+    """Hashes at the corners of 32 bits, by ids that are mixed into them; keys of seeds at the corners of 64."""
+    (tmp_path / "all.c").write_text(IN_C, encoding="utf-8")
+    made = tmp_path / "all.so"
+    subprocess.run(["cc", *FLAGS, "-march=native", f"-I{SOURCES}", "all.c", "-o", made], cwd=tmp_path, check=True)
+    ffi = cffi.FFI()
+    ffi.cdef(
+        "void all(int32_t *, int32_t *, uint64_t *, int64_t *, long, float *); uint64_t key_at(uint64_t, int64_t);"
+    )
+    code = ffi.dlopen(str(made))
+    edges = corners()
+    ids, keys, found = np.array([unmixed(int(h)) for h in edges]), np.zeros(len(edges), np.uint64), np.zeros(len(edges), "f4")
+    assert np.array_equal(bits(np.uint32(0), np.uint32(0), ids.astype(np.uint32)), edges.astype(np.uint32))
+    code.all(*(ffi.from_buffer(kind, part) for kind, part in zip(
+        ("int32_t[]", "int32_t[]", "uint64_t[]", "int64_t[]"), (noise.VALUES, noise.SLOPES, keys, ids), strict=True
+    )), len(ids), ffi.from_buffer("float[]", found))  # fmt: skip
+    assert np.array_equal(found, gumbel(edges.astype(np.uint32)))
+    for seed, position in zip((0, 1, (1 << 64) - 1, 1 << 63), (0, 2**31, 2**32, 2**62), strict=True):
+        low, high = noise.keys([seed], [position])[0].tolist()
+        assert code.key_at(seed, position) == low | high << 32
 
 
 def test_uniforms_do_not_depend_on_how_many_are_asked_for() -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import hub
-from ..backends.torch.tensors import dtype_of, tensor
+from ..backends.torch.tensors import dtype_of, embed, head
 from ..core.protocols import Target
 from ..params import InputError
 from .files import Weights, json_of
@@ -42,7 +42,7 @@ class Facts:
 
         @torch.no_grad()
         def embedding() -> Tensor:
-            return tensor(target.embed(torch.arange(target.vocab, device=target.device)), "cpu")
+            return embed(target, torch.arange(target.vocab, device=target.device)).cpu()
 
         def head() -> Tensor:
             return linear_head(target)[0].cpu()
@@ -90,8 +90,8 @@ def linear_head(target: Target) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v
     like: dict[str, Any] = {"dtype": dtype_of(target), "device": target.device}
     unit = 2.0**-10 if target.config_dict.get("final_logit_softcapping") else 1.0
     zero, each = torch.zeros(1, target.hidden, **like), torch.eye(target.hidden, **like) * unit
-    bias, weight = (tensor(target.head(features), target.device) for features in (zero[0], each))
-    return ((weight - bias) / unit).T.contiguous(), bias
+    bias, weight = (head(target, features) for features in (zero[:1], each))
+    return ((weight - bias) / unit).T.contiguous(), bias[0]
 
 
 def _scales(config: Mapping[str, Any]) -> tuple[float, float]:

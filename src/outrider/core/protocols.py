@@ -125,6 +125,7 @@ class Target(Protocol):
     mark: str = ""  # of the weights as they were loaded
     code: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
     kernels: str = ""  # which compiled code computes its passes: other code takes other times
+    tensors: bool = False  # do `embed` and `head` take and give torch tensors, or arrays?
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
 

@@ -12,7 +12,9 @@ from torch.nn import functional
 from ..backends.torch import vocabulary
 from ..backends.torch.hf import HFTarget
 from ..backends.torch.products import PlainLinear, hastened, product
-from ..backends.torch.tensors import TensorRound, tensor
+from ..backends.torch.tensors import TensorRound
+from ..backends.torch.tensors import embed as embed
+from ..backends.torch.tensors import head as head_of
 from ..checkpoints.target import linear_head
 from ..core.protocols import Target
 from ..params import InputError
@@ -55,11 +57,6 @@ def records(target: Target) -> bool:
     return isinstance(target, HFTarget) and target.graphs is not None
 
 
-def embed(target: Target, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
-    """The target's embeddings as a tensor, whatever it computes in."""
-    return tensor(target.embed(tokens), tokens.device)
-
-
 def check_embedding(target: Target, hidden: int) -> None:
     """Refuse a target whose embeddings are not as wide as its features."""
     wide = embed(target, torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1]
@@ -73,11 +70,11 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None, learning: bool = False)
     `learning`: gradients pass through it, which the fastest products do not let.
     """
     if ids is None:
-        return lambda features: tensor(target.head(features), features.device)
+        return lambda features: head_of(target, features)
     vocabulary.check_ids(ids, target.vocab)
     weight, bias = linear_head(target)
     kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
-    fast = not learning and (target.code is not None or hastened(getattr(target, "model", None)))
+    fast = not learning and (target.code is not None or (target.tensors and hastened(target.model)))
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
 

@@ -72,7 +72,7 @@ def placed_on(net: Net, target: Target | None) -> Net:
     with torch.inference_mode(False), torch.no_grad():
         if target is not None:
             net.to(device=target.device, dtype=dtype_of(target))
-            if products.has_halves(getattr(target, "model", None)):  # then the drafter's are rounded to 16 bits too
+            if target.tensors and products.has_halves(target.model):  # then the drafter's are rounded to 16 bits too
                 for p in net.parameters():
                     p.copy_(p.half())
     return net.requires_grad_(False).eval()

@@ -71,7 +71,7 @@ class BlockDrafter(Drafter):
         return BlockDrafting(self, KVCache(config.layer, rows, capacity, weight, config.layers), last)
 
     def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
-        return tensor(self.target.head(hidden), hidden.device) if self.names is None else self.net.lm_head(hidden)
+        return _heads.head_of(self.target, hidden) if self.names is None else self.net.lm_head(hidden)
 
 
 class BlockTrees(Drafting):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -129,12 +130,16 @@ class Grammars:
     def words(self) -> Any:
         """The tokenizer as llguidance reads it."""
         try:
-            from llguidance.hf import from_tokenizer
+            from llguidance import LLTokenizer
         except ImportError:
             raise Refusal("structured output needs llguidance: pip install outrider[serve]", status=501) from None
-        if self.tokenizer is None or not self.eos:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)  # none: it has no tokenizer.json
+        if backend is None or not self.eos:
             raise Refusal("structured output needs a tokenizer and an end-of-text token, and this model lacks one")
-        return from_tokenizer(self.tokenizer, n_vocab=max(self.vocab, len(self.tokenizer)), eos_token=min(self.eos))
+        whole = copy(backend)
+        whole.no_padding()
+        whole.no_truncation()
+        return LLTokenizer(whole.to_str(), n_vocab=max(self.vocab, len(self.tokenizer)), eos_token=min(self.eos))
 
     def guide(self, grammar: str, source: str) -> Guide:
         """A grammar at its beginning, or a Refusal that says what is wrong with it and names its field."""

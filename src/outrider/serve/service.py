@@ -281,7 +281,7 @@ class Service:
         tokenizer = self.llm.tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise Refusal(f"{self.name} has no chat template; use /v1/completions", "messages")
-        own = set(inspect.signature(tokenizer.apply_chat_template).parameters)
+        own = {"chat_template", *inspect.signature(tokenizer.apply_chat_template).parameters}
         if taken := own & set(kwargs or {}):
             raise Refusal(f"chat_template_kwargs: {min(taken)} is not for the template", "chat_template_kwargs")
         try:

@@ -118,15 +118,21 @@ class NativeTarget(Target):
 
     def head_rows(self, tokens: Array | None) -> Array | None:
         """See `Target.head_rows`."""
-        made = self.checkpoint.description
-        name = "model.embed_tokens.weight" if made.tied else "lm_head.weight"
-        return weights.numbers(self.code, self.checkpoint.parameters[name], self.precision == "bfloat16", tokens)
+        tied = self.checkpoint.description.tied
+        return self._rows("model.embed_tokens.weight" if tied else "lm_head.weight", tokens)
 
     @cached_property
     def embeddings(self) -> Array:
-        """See `Target.embeddings`: a copy of the file's, made when a drafter wants it."""
-        one = self.checkpoint.parameters["model.embed_tokens.weight"]
-        return weights.numbers(self.code, one, self.precision == "bfloat16")
+        """See `Target.embeddings`: what passes read, or a copy where that is in blocks or of another kind."""
+        plain = self.forward.weights.table.plain
+        if plain is not None and self.halves == (self.precision == "bfloat16"):
+            return plain.view(self.forward.dtype).reshape(self.vocab, self.hidden)
+        return self._rows("model.embed_tokens.weight", None)
+
+    def _rows(self, name: str, rows: Array | None) -> Array:
+        """Rows of a parameter, the weights as passes have them, in this precision."""
+        made = weights.numbers(self.code, self.checkpoint.parameters[name], self.halves, rows)
+        return widened(made) if self.halves and self.precision == "float32" else made
 
     def open(self, capacity: int) -> NativeSession:
         """See `Target.open`. The session grows if its rows must."""

@@ -130,7 +130,7 @@ def rope_of(model: Any) -> Rope:
 
 def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
     """The table [v, h] of the target's embeddings, where it is that and nothing else, in this precision."""
-    model = getattr(target, "model", None)
+    model = target.model if target.tensors else None
     table = None if model is None else model.get_input_embeddings()
     if type(table) is not torch.nn.Embedding or getattr(target, "scale", None) != 1.0:
         return None

@@ -43,7 +43,7 @@ class HFTarget(Target):
     """
 
     def __init__(self, model: Any):
-        self.family = families.of(model)
+        self.family, self.tensors = families.of(model), True
         self.model, self.lock = model.eval(), RLock()
         self.config = families.text_config(model)
         self.vocab = int(model.get_output_embeddings().weight.shape[0])

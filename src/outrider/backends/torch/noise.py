@@ -11,7 +11,6 @@ from torch import Tensor
 from ...core import noise
 from ...core.noise import ACCEPT as ACCEPT
 from ...core.noise import BASE, GRID, RACE, SHIFT, SIDE
-from ...core.noise import DRAFT as DRAFT
 from ...core.noise import EMIT as EMIT
 
 

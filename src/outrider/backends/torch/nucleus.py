@@ -42,7 +42,7 @@ def choose(logits: Float[Tensor, "b v"], samplings: Sequence[Sampling], noise: N
     """
     hot = [i for i, s in enumerate(samplings) if s.temperature > 0]
     if not hot:
-        return likeliest(logits)
+        return logits.argmax(-1)
     rest, v = hot, logits.shape[1]
     chosen = logits.argmax(-1) if len(hot) < len(samplings) else logits.new_zeros(len(samplings), dtype=torch.long)
     for k in (FEW, MANY) if v >= LARGE else ():
@@ -57,13 +57,6 @@ def choose(logits: Float[Tensor, "b v"], samplings: Sequence[Sampling], noise: N
         index = torch.tensor(rest, device=logits.device)
         chosen[index] = draw(logits[index], [samplings[i] for i in rest], noise(rest, None))
     return chosen
-
-
-def likeliest(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
-    """The token with the largest logit, the lowest id among equals. On the host arrays find it sooner than tensors."""
-    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
 
 
 def among(

@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...params import Sampling
-from .noise import DRAFT, uniforms
 from .tensors import TensorRows
 
 History = Sequence[tuple[Sequence[int], Sequence[int]]]  # per row: the prompt's tokens, the output's tokens
@@ -201,28 +200,3 @@ def _noise(rows: TensorRows, depth: int | Tensor, ids: Tensor | None) -> Tensor:
     found = torch.stack([rows.noise(d, ids) for d in levels])
     row = torch.arange(depth.shape[0], device=depth.device)[:, None]
     return found[which, row] if ids is None else found[which, row, torch.arange(depth.shape[1], device=depth.device)]
-
-
-def sample(
-    q: Float[Tensor, "b w v"], k: int, rows: TensorRows, first: int = 0, replacement: bool = False
-) -> Int[Tensor, "b w k"]:
-    """k children of each of the nodes first, first + 1, ..., drawn from their laws q, in the order they were drawn.
-
-    Where q has run out without replacement, the first tokens that no sibling carries. The randomness belongs to (seed,
-    round, node), never to a position, which would tie successive rounds together and bias the rejection rules.
-    """
-    b, w, v = q.shape
-    seeds = [s for s in rows.seeds for _ in range(w)]
-    counters = [(serial << 16) + first + i for serial in rows.serial for i in range(w)]
-    u = uniforms(seeds, counters, k, DRAFT, q.device).view(b, w, k)
-    weights, free, children = q.double(), None, []
-    for j in range(k):
-        sums = weights.cumsum(-1)
-        child = torch.searchsorted(sums, u[..., j : j + 1] * sums[..., -1:], right=True).clamp(max=v - 1)
-        if j > 0 and free is not None:
-            child = torch.where(sums[..., -1:] > 0, child, free.byte().argmax(-1, keepdim=True))
-        children.append(child)
-        if not replacement and j + 1 < k:
-            weights = weights.scatter(-1, child, 0.0)
-            free = (torch.ones_like(weights, dtype=torch.bool) if free is None else free).scatter(-1, child, False)
-    return torch.cat(children, -1)

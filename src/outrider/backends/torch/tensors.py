@@ -184,6 +184,16 @@ def array(x: Tensor) -> Array:
     return made
 
 
+def embed(target: Target, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
+    """A target's embeddings as tensors, whatever it computes in."""
+    return target.embed(tokens) if target.tensors else tensor(target.embed(array(tokens)), tokens.device)
+
+
+def head(target: Target, features: Float[Tensor, "*s h"]) -> Float[Tensor, "*s v"]:
+    """A target's logits of hidden states as tensors, whatever it computes in."""
+    return target.head(features) if target.tensors else tensor(target.head(array(features)), features.device)
+
+
 def dtype_of(target: Target) -> torch.dtype:
     """The precision of a target's hidden states."""
     kind: Any = getattr(torch, target.precision)

@@ -172,8 +172,8 @@ def rejection(
         Q = N(Q); when all are rejected emit from P, below the last accepted node from p itself.
 
     `tree.q` [:, i] is the law that the children of node i were drawn from. Without it, or where it has run out, a child
-    is a point mass: Q(x) = 1. On a chain this is speculative sampling. Off the CPU pass `width`, the largest number of
-    siblings, or it costs a host sync.
+    is a point mass: Q(x) = 1. On a chain this is speculative sampling. Without `width`, the largest number of siblings,
+    there is a host sync.
     """
     b = logits.shape[0]
     depth, rank = min(depth, tree.deepest), _sibling_ranks(tree)
@@ -188,14 +188,11 @@ def rejection(
     for d in range(1, depth + 1):
         child, p = _test_children(tree, rank, width, at, alive, p, chance)
         alive = child > 0
-        if logits.device.type == "cpu" and not bool(alive.any()):
-            break
         at = torch.where(alive, child, at)
         count = count + alive
         path = torch.cat([path, child[:, None]], 1)
         text = torch.cat([text, tree.tokens.gather(1, at[:, None])], 1)
         p = torch.where(alive[:, None], _normal(law(logits[index, at], d + 1, text).double()), p)
-    path = torch.nn.functional.pad(path, (0, depth + 1 - path.shape[1]))
     return TensorVerdict(path, count, chance.draw(p))
 
 
@@ -209,7 +206,7 @@ def _test_children(
     chance: Chance,
 ) -> tuple[Int[Tensor, " b"], Float64[Tensor, "b v"]]:
     """The child each row descends to (0: none) and what is left of P after the rejections."""
-    n, host = tree.nodes, p.device.type == "cpu"
+    n = tree.nodes
     row, node = torch.arange(len(at), device=at.device), torch.arange(n, device=at.device)
     q = p.new_zeros(1, 1).expand_as(p)
     if tree.q is not None:
@@ -227,8 +224,6 @@ def _test_children(
         hit = chance.accept(ratio.clamp(max=1) * testing, child, n) & testing
         chosen = torch.where(hit, child, chosen)
         missed = (testing & ~hit)[:, None]
-        if host and not bool(missed.any()):
-            continue
         point = torch.zeros_like(p).scatter_(1, x, 1.0)
         p = torch.where(missed, _residual(p, torch.where(qx > 0, q, point)), p)
         if not tree.replacement:

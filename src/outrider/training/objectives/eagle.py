@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...backends.torch import HFTarget, vocabulary
 from ...drafters import eagle
+from ...nets import configs
 from ...params import InputError
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, visible
@@ -133,7 +134,7 @@ def fresh(
 def build(
     target: HFTarget,
     documents: Iterable[Document] = (),
-    inputs: str = eagle.INPUTS[0],
+    inputs: str = configs.INPUTS[0],
     noise: float = 0.1,
     cls: float = 0.1,
     draft_vocab: int = 0,

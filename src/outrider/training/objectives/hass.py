@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...backends.torch import HFTarget
-from ...drafters import eagle
+from ...nets import configs
 from ..data import Document
 from .eagle import OPTIMISER as OPTIMISER
 from .eagle import EagleObjective, fresh
@@ -14,7 +14,7 @@ from .eagle import EagleObjective, fresh
 def build(
     target: HFTarget,
     documents: Iterable[Document] = (),
-    inputs: str = eagle.INPUTS[0],
+    inputs: str = configs.INPUTS[0],
     noise: float = 0.1,
     cls: float = 0.1,
     passes: int = 3,
