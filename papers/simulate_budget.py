@@ -38,14 +38,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Budgeter, FixedBudget, Report
 from outrider.budgets.calibration import Rates
 from outrider.core.noise import GumbelNoise
-from outrider.core.protocols import Round
-from outrider.core.tree import Sketch, best_of, root_only
+from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
+from outrider.core.tree import best_of, from_lists, root_only
 from outrider.core.types import Budget, DraftTree, HostRow, Rows
 from outrider.drafters._mix import MixDrafter, translated
 from outrider.engine import generate
@@ -207,18 +206,27 @@ MOOD = 0.7
 
 
 @dataclass
-class Replayed:
+class Replayed(Drafting):
     """A recorded drafter, in the place of the real one. Rows name their text by the seed."""
 
     name: str
     world: World
-    taps: tuple[int, ...] = ()
-    reads_tree: bool = False
-    reopens: bool = True
     dear: float = 1.0
 
     def observe(self, round: Round) -> None:
         del round
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        return from_lists(self.sketch(rows, budget))
+
+    def sketch(self, rows: Rows, budget: Budget) -> list[HostRow]:
+        raise NotImplementedError
+
+    def select(self, index: Sequence[int]) -> None:
+        raise AssertionError("rows name their text, and a drafting keeps none")
+
+    def join(self, other: Drafting) -> None:
+        raise AssertionError("rows name their text, and a drafting keeps none")
 
     def trees(self, rows: Rows, depth: int) -> list[HostRow]:
         """What was recorded for every row, cut at a depth."""
@@ -241,12 +249,10 @@ class Replayed:
 class Counts(Replayed):
     """Lookup or suffix decoding."""
 
-    def sketch(self, rows: Rows, budget: Budget) -> Sketch:
+    def sketch(self, rows: Rows, budget: Budget) -> list[HostRow]:
         self.spend(rows, 1)
-        made = Sketch(
-            [(a[: budget.nodes], b[: budget.nodes], c[: budget.nodes]) for a, b, c in self.trees(rows, budget.depth)]
-        )
-        return made.cut(budget.price) if self.name == "suffix" else made
+        n = budget.nodes
+        return [(a[:n], b[:n], c[:n]) for a, b, c in self.trees(rows, budget.depth)]
 
 
 @dataclass
@@ -255,7 +261,7 @@ class Network(Replayed):
 
     steps: int = 0
 
-    def propose(self, rows: Rows, budget: Budget) -> Sketch:
+    def sketch(self, rows: Rows, budget: Budget) -> list[HostRow]:
         trees, reach = self.trees(rows, budget.depth), math.log(max(1e-9, budget.reach, budget.floor))
         self.steps = 0
         for depth in range(1, min(budget.depth, max(rows.remaining) - 1) + 1):
@@ -268,7 +274,7 @@ class Network(Replayed):
             self.steps = depth
         self.spend(rows, self.steps)
         kept = best_of([values for _, _, values in trees], budget.nodes, budget.floor, budget.price)
-        return Sketch([_part(tree, ids) for tree, ids in zip(trees, kept, strict=True)])
+        return [_part(tree, ids) for tree, ids in zip(trees, kept, strict=True)]
 
 
 def _part(tree: HostRow, ids: Sequence[int]) -> HostRow:
@@ -339,19 +345,6 @@ def _depths(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-class Alone:
-    """A network that drafts alone."""
-
-    def __init__(self, part: Network):
-        self.part = part
-
-    def propose(self, rows: Rows, budget: Budget) -> Sketch:
-        return self.part.propose(rows, budget)
-
-    def observe(self, round: Round) -> None:
-        del round
-
-
 def drafting(name: str, world: World) -> Any:
     """What drafts in a cell, and what it learns over all of them: a real mix of replayed drafters, or a network."""
     kinds: list[Replayed] = [
@@ -362,29 +355,27 @@ def drafting(name: str, world: World) -> Any:
     ]
     first = kinds[0]
     if isinstance(first, Network) and len(kinds) == 1:
-        return lambda: Alone(first)
+        return lambda: first
     rates, alone = (tuple(None if isinstance(k, Network) else Rates() for k in kinds) for _ in range(2))
     mix = MixDrafter(tuple(map(_Opened, kinds)), rates, alone, clock=world.clock)
     return lambda: mix.open((), 0)
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """A drafter that is opened to itself."""
+class _Opened(Drafter):
+    """A drafter whose drafting is there already."""
 
-    part: Any
-    taps: tuple[int, ...] = ()
-    reads_tree: bool = False
-    reopens: bool = True
+    part: Replayed
+    reads_tree = False
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Any:
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Replayed:
         del prompts, capacity
         return self.part
 
 
 # ------------------------------------------------------------------------------------------------------------- cells
 
-NOTHING = torch.zeros(0, dtype=torch.long)
+NOTHING = TargetOutput(None)
 SETTINGS = {t: Sampling(t) for t in TEMPERATURES}
 
 
@@ -413,10 +404,11 @@ def play(
         wanted = budget.choose(view)
         world.seconds = world.observed = 0.0
         depth = 0 if wanted.nodes < 2 else max(0, min(wanted.depth, max(view.remaining) - 1))
-        trees = mine.propose(view, wanted).host if depth else [([0], [0], [0.0])] * b
+        tree = mine.propose(view, wanted) if depth else root_only([0] * b)
+        trees = tree.host
         total = sum(len(ids) for ids, _, _ in trees)
         verify, rest = costs.verify_at(b, total), costs.rest[depth > 0]
-        draft, drafted = world.observed, min(depth, getattr(getattr(mine, "part", None), "steps", depth))
+        draft, drafted = world.observed, min(depth, mine.steps if isinstance(mine, Network) else depth)
         accepted = [world.accepted(row.text, row.length, *tree[:2]) for row, tree in zip(rows, trees, strict=True)]
         seconds += world.seconds + verify + rest
         counts = [n for n, left in zip(accepted, view.remaining, strict=True) if left > 1]
@@ -431,7 +423,7 @@ def play(
             added.append(texts[row.text].tokens[at + 1 : at + 2 + n])
             row.length, row.left, row.serial = row.length + n + 1, row.left - n - 1, row.serial + 1
         tokens += sum(map(len, added))
-        mine.observe(Round(view, None, None, None, None, None, added))  # type: ignore[arg-type]
+        mine.observe(Round(view, tree, NOTHING, [], [], added))
         rows = [row for row in rows if row.left > 0]
     return tokens, seconds
 
@@ -439,7 +431,7 @@ def play(
 def _view(rows: Sequence[Place], temperature: float) -> Rows:
     b = len(rows)
     return Rows(
-        NOTHING.new_zeros(b), NOTHING, tuple(row.length for row in rows), tuple(row.text for row in rows),
+        (0,) * b, tuple(row.length for row in rows), tuple(row.text for row in rows),
         tuple(row.serial for row in rows), (SETTINGS[temperature],) * b, "coupled", tuple(row.left for row in rows),
         GUMBEL,
     )  # fmt: skip
@@ -501,24 +493,23 @@ def run(
 
 
 @dataclass
-class Recorder:
+class Recorder(Drafter):
     """Drafts with several drafters at once, keeps what they propose, and proposes nothing."""
 
-    parts: dict[str, Any]  # by name
+    drafters: dict[str, Any]  # by name
     kept: dict[tuple[int, int], dict[str, HostRow]] = field(default_factory=dict)  # (seed, start) -> by drafter
-    reads_tree: bool = False
-    reopens: bool = True
+    reads_tree = False
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(sorted({tap for part in self.parts.values() for tap in part.taps}))
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(sorted({tap for part in self.drafters.values() for tap in part.taps}))
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Recorded:
-        return Recorded(self, {name: part.open(prompts, capacity) for name, part in self.parts.items()})
+        return Recorded(self, {name: part.open(prompts, capacity) for name, part in self.drafters.items()})
 
 
 @dataclass
-class Recorded:
+class Recorded(Drafting):
     """The state of a batch of one row."""
 
     recorder: Recorder
@@ -537,9 +528,7 @@ class Recorded:
             if tree is None:
                 part.observe(round)
                 continue
-            roots = torch.full((1, tree.nodes), -1)
-            roots[:, 0] = 0
-            part.observe(translated(round, tree, roots))
+            part.observe(translated(round, tree, [[0, *[-1] * (tree.nodes - 1)]]))
         self.trees = {}
 
     def select(self, index: Sequence[int]) -> None:
