@@ -41,6 +41,8 @@ def house() -> str:
             continue
         lines += wrapped(f"  {room}/", ROOMS[room][1].replace("`", ""))
         for file in sorted(folder.rglob("*.py")):
+            if file.name == "_abi.py":  # made by setup.py, where the package is built
+                continue
             if file.name != "__init__.py" or file.parent != folder:
                 lines += wrapped(f"    {file.relative_to(folder)}", first_sentence(file))
     return "\n".join([*lines, "```"])

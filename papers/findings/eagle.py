@@ -155,7 +155,8 @@ def in_batches(e: Evidence, file: str, tree: str, chain: str, most: int = 8) -> 
     "E-par", "pytest tests/training/test_objective_eagle.py", "Counted for the shapes of Vicuna and LLaMA2-Chat 70B."
 )
 def parameters(e: Evidence) -> list[Check]:
-    from outrider.drafters.eagle import EagleConfig, EagleNet
+    from outrider.drafters._eagle import EagleNet
+    from outrider.nets.configs import EagleConfig
     from outrider.nets.layer import LayerShape
 
     checks, stated = [], re.findall(r"0\.\d\d", e.inventory["E-par"]["shows"])

@@ -151,7 +151,9 @@ class TableSession(Session):
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Commit each row's path; what lay behind is forgotten."""
         for r, path in enumerate(paths):
-            moved = [self.slots[r][self.lengths[r] + node] for node in path]
+            held = self.slots[r][self.lengths[r] :]
+            assert max(path) < len(held), "keep: a node that the last pass did not hold"
+            moved = [held[node] for node in path]
             assert POISON not in moved, "keep: a node that the last pass did not hold"
             self.slots[r][self.lengths[r] : self.lengths[r] + len(path)] = moved
         self._set([length + len(path) for length, path in zip(self.lengths, paths, strict=True)])

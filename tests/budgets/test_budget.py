@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import pytest
 
 from outrider.budgets.adaptive import STALE, AdaptiveBudget
@@ -16,6 +17,7 @@ from outrider.budgets.budgeter import FixedBudget, Report
 from outrider.budgets.cost import CostModel
 from outrider.budgets.curve import Curve, nearest
 from outrider.budgets.ledger import FORGIVEN, TRIES
+from outrider.core import growth
 from outrider.core.noise import GumbelNoise
 from outrider.core.price import Price
 from outrider.core.tree import best_of
@@ -475,9 +477,11 @@ def test_a_tree_is_cut_where_it_pays_best(seed: int) -> None:
         return [set(c) for c in sets if all(parents[row][i] in {0, *c} for i in c)]
 
     best = max(rate([a, b]) for a in closed(0) for b in closed(1))
-    kept = best_of(values, n, 0.0, price)
-    assert all(parents[row][i] in ids for row, ids in enumerate(kept) for i in ids), "connected"
-    assert rate([set(ids) - {0} for ids in kept]) == pytest.approx(best)
+    chosen = best_of(values, n, 0.0, price)
+    assert growth.best(np.array(values, np.float32), n, 0.0, price) == chosen
+    for up, ids in zip(parents, chosen, strict=True):
+        assert all(up[i] in ids for i in ids), "closed under parents"
+    assert rate([set(ids) - {0} for ids in chosen]) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -125,7 +125,7 @@ def test_a_bandit_chooses_among_drafters(run: Run, folder: str, monkeypatch: pyt
 
 
 def test_compare_finds_equal_texts_which_theory_reads(
-    run: Run, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     args = ("generate", folder, PROMPT, "--compare", "--max-new-tokens", "12", "--budget", "4x3")
     code, out, _ = run(*args, "--json")
@@ -138,7 +138,7 @@ def test_compare_finds_equal_texts_which_theory_reads(
     file = tmp_path / "run.json"
     file.write_text(out, encoding="utf-8")
     assert command.run(theory, ["--measured", str(file), "--json"]) == 0
-    measured = json.loads(capsys.readouterr().out)["measured"]
+    measured = json.loads(capfd.readouterr().out)["measured"]
     assert measured["measured_speedup"] == found["comparison"]["speedup"]
 
 

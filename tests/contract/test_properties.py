@@ -138,7 +138,7 @@ def test_forked_rows_are_independent(world: World, name: str) -> None:
         order = [1, 0, 0]
         batch.session.select(order)
         batch.drafting.select(order)
-        batch.root = batch.root[order]
+        batch.root = [batch.root[i] for i in order]
         copies = [batch.rows[i] for i in order]
         batch.rows = [
             replace(row, request=replace(row.request, seed=row.request.seed + i), output=list(row.output))

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.core.turns import without_cudnn
 
 import outrider
 from outrider import LLM, Output
 from outrider.backends.torch import load_target, load_tokenizer
+from outrider.backends.torch.turns import without_cudnn
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.core.protocols import Target
 from outrider.engine import Engine, Request, generate

@@ -8,20 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from enumerating import cut
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
 from outrider.backends.torch import load_target
+from outrider.backends.torch import sampling as tensors
+from outrider.backends.torch import verify as in_tensors
 from outrider.backends.torch.session import TreeSession
 from outrider.budgets.budgeter import FixedBudget
 from outrider.commands.audit import document, show
 from outrider.core import sampling, verify
-from outrider.core.protocols import Drafting, Round, Target
-from outrider.core.tree import best, from_template, prune, template
+from outrider.core.protocols import Drafter, Drafting, Round, Target
+from outrider.core.tree import best_of, from_template, template
 from outrider.core.types import Budget, DraftTree, Rows
-from outrider.engine import Batch
 from outrider.llm import LLM
 from outrider.params import InputError, Sampling
 from outrider.proofs import audit
@@ -133,18 +136,14 @@ def test_typical_is_lossy(tiny: Tiny) -> None:
 
 def raw_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token drawn without temperature and top-p, as in EAGLE-1's code."""
-    right = Batch.law
-
-    def law(self: Batch, view: Rows, logits: Any, path: Any) -> Any:
-        view = replace(view, sampling=tuple(replace(s, temperature=1.0, top_p=1.0) for s in view.sampling))
-        return right(self, view, logits, path)
-
-    monkeypatch.setattr(Batch, "law", law)
+    right = verify.distribution
+    monkeypatch.setattr(verify, "distribution", lambda z, s: right(z, replace(s, temperature=1.0, top_p=1.0)))
 
 
 def no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the token is drawn from p itself."""
-    monkeypatch.setattr(verify, "_residual", lambda p, q: p)
+    for rules in (verify, in_tensors):
+        monkeypatch.setattr(rules, "_residual", lambda p, q: p)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_exact_catches_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Bigram:
+class Bigram(Drafter):
     """A drafter with a law of its own, of the last token alone: sampled, or spoilt."""
 
     how: str  # honest | pruned | top-k
@@ -183,7 +182,7 @@ class Bigram:
 
 
 @dataclass
-class BigramDrafting:
+class BigramDrafting(Drafting):
     how: str
 
     def observe(self, round: Round) -> None:
@@ -196,25 +195,22 @@ class BigramDrafting:
         pass
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        table = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-        q = table.softmax(-1)
-        first = q[rows.root][:, None]
+        q = sampling.softmax(1.5 * np.random.default_rng(5).normal(size=(VOCAB, VOCAB)))
+        first = q[list(rows.root)][:, None]
         if self.how == "top-k":
-            return from_template(rows.root, first[:, 0].topk(3).indices, template((3,)), q=first)
+            best = np.argsort(-first[:, 0], -1, kind="stable")[:, :3]
+            return replace(from_template(rows.root, best, template((3,))), q=first)
         one = sampling.sample(first, 2, rows)[:, 0]
-        second = q[one]
-        two = sampling.sample(second, 2, rows, 1).flatten(1)
-        tree = from_template(rows.root, torch.cat([one, two], 1), template((2, 2)), q=torch.cat([first, second], 1))
+        two = sampling.sample(q[one], 2, rows, 1).reshape(len(rows), -1)
+        tree = from_template(rows.root, np.concatenate([one, two], 1), template((2, 2)))
+        tree = replace(tree, q=np.concatenate([first, q[one]], 1))
         if self.how == "honest":
             return tree
-        assert tree.q is not None
-        values = [torch.zeros(len(rows), dtype=torch.float64)]
-        for i in range(1, tree.nodes):
-            parent = int(tree.parents[0, i])
-            values.append(values[parent] + tree.q[:, parent].gather(1, tree.tokens[:, i : i + 1])[:, 0].log())
-        ids, count = best(torch.stack(values, 1), 4)
-        laws = tree.q.gather(1, ids.clamp(max=2)[..., None].expand(-1, -1, VOCAB))
-        return replace(prune(tree, ids, count), q=laws)
+        values = [[0.0] for _ in rows.root]
+        for (tokens, parents, _), laws, row in zip(tree.host, tree.q, values, strict=True):
+            for token, parent in zip(tokens[1:], parents[1:], strict=True):
+                row.append(row[parent] + float(np.log(laws[parent, token])))
+        return cut(tree, best_of(values, 4, 0.0, None))
 
 
 @pytest.mark.parametrize("how", ["honest", "pruned", "top-k"])
@@ -237,7 +233,7 @@ def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     def forward(self: TreeSession, tree: DraftTree, *more: Any, **named: Any) -> Any:
         """Every node sees its elders, whether they are its ancestors or not."""
         n = tree.nodes
-        seen = torch.ones(n, n, dtype=torch.bool).tril().expand(len(tree.size), n, n)
+        seen = np.tile(np.tri(n, dtype=bool), (len(tree.size), 1, 1))
         return right(self, replace(tree, ancestors=seen), *more, **named)
 
     monkeypatch.setattr(TreeSession, "forward", forward)
@@ -296,9 +292,9 @@ def test_cells_hold_their_law(tiny: Tiny, law: Sampling, samples: int) -> None:
     sums: dict[int, float] = {}
     with torch.no_grad():
         cells = draws.exact_cells(model.model, PROMPTS[0], law, samples)
-        first = sampling.law(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], law)
+        first = tensors.law(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], law)
         for x in range(VOCAB):
-            second = sampling.law(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], law)
+            second = tensors.law(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], law)
             for y in range(VOCAB):
                 cell = cells.of(x, y)
                 sums[cell] = sums.get(cell, 0.0) + float(first[x] * second[y])

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from outrider import drafters
 from outrider.backends.torch import HFTarget
-from outrider.drafters.eagle import INPUTS, EagleConfig, EagleNet
+from outrider.drafters._eagle import EagleNet
+from outrider.nets.configs import INPUTS, EagleConfig
 from outrider.nets.layer import LayerShape
 from outrider.params import InputError
 from outrider.training import objectives

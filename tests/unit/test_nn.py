@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.core.padding import additive
 from torch import Tensor
 
 from outrider.backends.torch import products
+from outrider.backends.torch.padding import additive
 from outrider.nets import layer as nn
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import Layer, LayerShape

@@ -154,7 +154,11 @@ def test_c_has_the_same_bits(tmp_path: Path) -> None:
     )
     code = ffi.dlopen(str(made))
     edges = corners()
-    ids, keys, found = np.array([unmixed(int(h)) for h in edges]), np.zeros(len(edges), np.uint64), np.zeros(len(edges), "f4")
+    ids, keys, found = (
+        np.array([unmixed(int(h)) for h in edges]),
+        np.zeros(len(edges), np.uint64),
+        np.zeros(len(edges), "f4"),
+    )
     assert np.array_equal(bits(np.uint32(0), np.uint32(0), ids.astype(np.uint32)), edges.astype(np.uint32))
     code.all(*(ffi.from_buffer(kind, part) for kind, part in zip(
         ("int32_t[]", "int32_t[]", "uint64_t[]", "int64_t[]"), (noise.VALUES, noise.SLOPES, keys, ids), strict=True

@@ -9,6 +9,7 @@ import torch
 
 from outrider.backends.torch import aligned, exact
 from outrider.backends.torch.session import Pass
+from outrider.backends.torch.tensors import TensorTree
 from outrider.core.tree import from_lists
 
 
@@ -26,7 +27,11 @@ def test_nodes_of_one_path_share_a_tail() -> None:
     dice = random.Random(3)
     for length in (3, 40, 60, 62, 91, 95):
         nodes = dice.randrange(2, 14)
-        tree = from_lists([[0] * nodes] * 2, [[0, *(dice.randrange(i) for i in range(1, nodes))] for _ in range(2)])
+        tree = TensorTree.of(
+            from_lists(
+                [([0] * nodes, [0, *(dice.randrange(i) for i in range(1, nodes))], [0.0] * nodes) for _ in range(2)]
+            )
+        )
         lengths = torch.tensor([length, length + 29])
         spots = lengths[:, None] + tree.depths
         given = Pass(

@@ -272,7 +272,9 @@ def test_coupled_ranking() -> None:
         raced = logs(x) + np.array([0.5, 0.0, 1.3]).reshape(3, 1, 1) * noise[:, None]
         tokens, confidence = sampling.rank(x, r, depth, 5, scale)
         assert np.array_equal(tokens, best(raced, 5))
-        np.testing.assert_allclose(confidence, np.take_along_axis(logs(raced / scale), tokens, -1), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            confidence, np.take_along_axis(logs(raced / scale), tokens, -1), rtol=1e-4, atol=1e-6
+        )
         assert (confidence <= 0).all()
 
 

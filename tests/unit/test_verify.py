@@ -189,11 +189,13 @@ def test_walks_are_bounded_and_ask_nodes_arrived_at_alone(depth: int) -> None:
         waited += b * int(found.count.max()) - sum(asked)
         for r, row in enumerate(tree.host):
 
-            def choose(node: int, path: list[int], r: int = r, row: HostRow = row, visited: list[int] = visited) -> int:
+            def choose(
+                node: int, path: list[int], table: Array = logits[r], row: HostRow = row, visited: list[int] = visited
+            ) -> int:
                 visited.append(node)
                 assert len(path) <= depth
                 assert not path or path[-1] == row[0][node]
-                return int(logits[r, node].argmax())
+                return int(table[node].argmax())
 
             visited.clear()
             path, token = verify.coupled(row, choose, depth)

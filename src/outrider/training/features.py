@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from .. import files
 from ..backends.torch import HFTarget, attention, spread
 from ..backends.torch.padding import additive
+from ..backends.torch.tensors import tensor
 from ..params import InputError
 from .data import Batch
 
@@ -95,7 +96,7 @@ def compiled(target: HFTarget, batch: Batch, taps: tuple[int, ...]) -> dict[int,
         session, read = target.open(batch.tokens.shape[1]), 0
         for prefill in session.prefill([batch.tokens[row, at].tolist() for row, at in group], taps):
             for tap, states in prefill.output.features.items():
-                for (row, at), of in zip(group, states, strict=True):
+                for (row, at), of in zip(group, tensor(states), strict=True):
                     here = at[read : read + of.shape[0]]
                     found[tap][row, here] = of[: len(here)]
             read += prefill.tree.tokens.shape[1]

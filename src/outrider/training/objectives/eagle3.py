@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...backends.torch import HFTarget
 from ...drafters import eagle3
+from ...nets.configs import check_taps, default_taps
 from ...params import InputError
 from ..data import Batch, Document, frequent
 from ..features import TargetFeatures, visible
@@ -81,8 +82,8 @@ def build(
     one pass of `layers`; `mask_token` stands for the tokens to come.
     """
     wide = int(target.config.hidden_size)
-    chosen = tuple(taps) or eagle3.default_taps(int(target.config.num_hidden_layers))
-    eagle3.check_taps(chosen)
+    chosen = tuple(taps) or default_taps(int(target.config.num_hidden_layers))
+    check_taps(chosen)
     if passes < 1:
         raise InputError("passes must be at least 1")
     size = draft_vocab or target.vocab
