@@ -77,6 +77,7 @@ class Oracle(Target):
     vocab: int = VOCAB
     context: int = 200
     precision: str = "float64"
+    tensors: bool = True
     known: dict[Text, State] = field(default_factory=dict)
     hidden: int = HIDDEN
     layers: int = 8

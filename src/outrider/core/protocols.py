@@ -214,8 +214,7 @@ class Drafting(Protocol):
         """Append the rows of another drafting of this drafter."""
 
     def sketch(self, rows: Rows, budget: Budget) -> Sequence[HostRow] | None:
-        """What `propose` would propose, as lists with values and before any is cut by its price; None: it has no
-        cheaper way to say so."""
+        """What `propose` would propose, as lists with values; None: it has no cheaper way to say so."""
         return None
 
     @property

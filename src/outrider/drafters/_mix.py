@@ -24,7 +24,7 @@ from ..budgets.adaptive import LATE
 from ..budgets.calibration import LEAST, Family, Rates, inside
 from ..budgets.memory import Learner
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
-from ..core.tree import best_of, from_lists, padded, priced, root_only
+from ..core.tree import best_of, from_lists, padded, root_only
 from ..core.types import Budget, DraftTree, HostRow, Rows
 from ..params import InputError
 from ._asking import Asking
@@ -172,7 +172,7 @@ class MixDrafting(Drafting):
 def _cheap(part: Drafting, rows: Rows, budget: Budget) -> Proposal:
     """The proposal of a drafter that is no network, as lists alone where it makes such."""
     made = part.sketch(rows, budget)
-    return Proposal.of(part.propose(rows, budget)) if made is None else Proposal(priced(made, budget.price), True)
+    return Proposal.of(part.propose(rows, budget)) if made is None else Proposal(made, True)
 
 
 def merge(trees: Sequence[Host], limit: int) -> tuple[DraftTree, list[Places]]:

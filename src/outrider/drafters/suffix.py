@@ -250,17 +250,18 @@ class SuffixDrafting(Drafting):
                     row.place = memory.write(row.place, tokens)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        return from_lists(priced(self.sketch(rows, budget), budget.price))
+        return from_lists(self.sketch(rows, budget))
 
     def sketch(self, rows: Rows, budget: Budget) -> list[HostRow]:
         nodes = max(1, budget.nodes)
         memory, shared = self.drafter.memory, [self.drafter.corpus] if self.drafter.corpus else []
         with memory.lock if memory else nullcontext():
             shared = [memory.young, memory.old, *shared] if memory else shared
-            return [
+            grown = [
                 grow(row.read(), [row.automaton, *shared], nodes, depth, budget.floor)
                 for row, depth in zip(self.rows, useful(rows, budget), strict=True)
             ]
+        return priced(grown, budget.price)
 
     def select(self, index: Sequence[int]) -> None:
         self.rows = selected(self.rows, index)
