@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,9 +102,12 @@ class NativeTarget(Target):
         """The values of config.json, or of a GGUF's metadata in its terms."""
         return self.checkpoint.config
 
-    def turn(self) -> AbstractContextManager[Any]:
-        """See `Target.turn`."""
-        return self.lock
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """See `Target.turn`. Where torch is in use, a drafter of networks makes no graph meanwhile."""
+        torch = sys.modules.get("torch")
+        with self.lock, nullcontext() if torch is None else torch.no_grad():
+            yield
 
     def embed(self, tokens: Any) -> Array:
         """See `Target.embed`: an array of this precision."""
