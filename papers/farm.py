@@ -87,7 +87,7 @@ class Seen:
 
     remaining: list[int]
     serial: list[int]  # 0 for a row that begins
-    hot: bool = False  # does any row sample?
+    sampled: bool = False  # is any row sampled?
 
     def __len__(self) -> int:
         return len(self.remaining)

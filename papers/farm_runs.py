@@ -57,7 +57,8 @@ class Everywhere(Batch):
         for row, (tokens, _, _), path, following in zip(
             self.rows, question.tree.host, made.paths, made.next, strict=True
         ):
-            self.right.setdefault(row.index, []).append(len(path) - 1)
+            if row.output:  # in a round, not for the first token
+                self.right.setdefault(row.index, []).append(len(path) - 1)
             first.append(tokens[path[1]] if len(path) > 1 else following)
         return Verdict([path[:1] for path in made.paths], first, made.finite)
 

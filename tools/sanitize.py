@@ -35,7 +35,7 @@ TESTS = {
     ),
     "tiles": tuple(f"tests/models/test_{name}.py" for name in ("compiled", "compiled_mutants", "blocks", "grown")),
     "thread": (
-        "tests/native/test_threads.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once",
+        "tests/native/test_pool.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once",
     ),
 }  # fmt: skip
 

@@ -253,8 +253,8 @@ def test_loading_and_writing_leave_torchs_settings_alone(exact: str) -> None:
 
 def test_cudnns_attention_is_off_in_steps_on_cuda_alone() -> None:
     """In overlapping ones of several threads too: the last to leave gives back what the first one found."""
-    on, cuda = torch.backends.cuda.cudnn_sdp_enabled, torch.device("cuda")
-    with without_cudnn(torch.device("cpu")):
+    on, cuda = torch.backends.cuda.cudnn_sdp_enabled, "cuda"
+    with without_cudnn("cpu"):
         assert on()
     first, second = without_cudnn(cuda), without_cudnn(cuda)
     first.__enter__()
@@ -271,13 +271,12 @@ GLOBAL = re.compile(
     r"|torch\.backends\.\S+\.(enable_\w+|allow_\w+ =|benchmark =|deterministic =|enabled =)"
 )
 ALLOWED = {
-    "core/turns.py": "cuDNN's flag, for the length of a step",
-    "targets/probe.py": "random numbers, inside fork_rng",
-    "targets/kernels.py": "random numbers, inside fork_rng",
+    "backends/torch/turns.py": "cuDNN's flag, for the length of a step",
+    "backends/torch/probe.py": "random numbers, inside fork_rng",
+    "backends/torch/kernels.py": "random numbers, inside fork_rng",
     "training/loop.py": "a training run is the process's own",
     "training/objectives/medusa2.py": "set_grad_enabled as a context",
-    "commands/loading.py": "a command's process is its own",
-    "bench/instrument.py": "a measurement is the process's own",
+    "machine.py": "threads, for a command or a measurement whose process is its own",
     "bench/peers/transformers.py": "a measurement is the process's own",
 }
 

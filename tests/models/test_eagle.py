@@ -32,6 +32,7 @@ from outrider.drafters._features import OneStep
 from outrider.drafters._growth import Growth
 from outrider.drafters.eagle import STATIC
 from outrider.engine import Batch, Engine, Request, Row, generate
+from outrider.nets import configs
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
 from outrider.params import InputError, Sampling
@@ -443,8 +444,8 @@ def test_other_refusals(tmp_path: Path) -> None:
         replace(oracle.of_eagle3()[1].config, target_hidden=48)
     for layers in (2, 3, 4, 5, 6):
         with pytest.raises(InputError, match="not distinct"):
-            eagle3.default_taps(layers)
-    assert eagle3.default_taps(32) == (2, 16, 29)
+            configs.default_taps(layers)
+    assert configs.default_taps(32) == (2, 16, 29)
 
 
 def test_taps_beyond_the_target() -> None:

@@ -16,6 +16,7 @@ from tokenizers import decoders
 from transformers import AutoModelForCausalLM
 
 import outrider
+from outrider.backends.torch import load_tokenizer
 from outrider.drafters._words import Spelling
 from outrider.training.data import read
 
@@ -67,7 +68,7 @@ def test_the_other_tokenizer_spells_its_texts(work: Path, monkeypatch: pytest.Mo
     texts = [d for file in sorted((work / "documents" / "train").glob("*")) for d in file.read_text().splitlines()]
     monkeypatch.setattr(other, "sample", lambda work: iter(texts))
     other.stand_in(work / "target", work)
-    tokenizer = outrider.targets.load_tokenizer(str(work / "target"))
+    tokenizer = load_tokenizer(str(work / "target"))
     assert len(tokenizer) <= other.VOCAB
     assert isinstance(tokenizer.backend_tokenizer.decoder, decoders.Sequence)
     spelling = Spelling.of(tokenizer, "here")

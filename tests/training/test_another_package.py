@@ -29,6 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from outrider.backends.torch.tensors import TensorRound, embed, head
+from outrider.core import protocols
 from outrider.core.tree import chain, root_only
 from outrider.drafters import _heads, _weights
 from outrider.nets.network import Network
@@ -50,20 +52,20 @@ class Net(nn.Module):
 
 
 @dataclass
-class Drafting:
+class Drafting(protocols.Drafting):
     drafter: object
     feature: object = None
 
     def observe(self, round):
-        self.feature = _heads.last(round, round.output.features[-1], self.feature)
+        self.feature = _heads.last(TensorRound(round), self.feature)
 
     def propose(self, rows, budget):
         depth = min(budget.depth, budget.nodes - 1, max(rows.remaining) - 1)
-        target, tokens, feature = self.drafter.target, [rows.root], self.feature
+        target, tokens, feature = self.drafter.target, [torch.tensor(rows.root)], self.feature
         for _ in range(depth):
-            feature = self.drafter.net(feature, target.embed(tokens[-1]))
-            tokens.append(target.head(feature).argmax(-1))
-        return chain(torch.stack(tokens, 1).tolist(), rows.root.device) if depth > 0 else root_only(rows.root)
+            feature = self.drafter.net(feature, embed(target, tokens[-1]))
+            tokens.append(head(target, feature).argmax(-1))
+        return chain(torch.stack(tokens, 1).tolist()) if depth > 0 else root_only(rows.root)
 
     def select(self, index):
         self.feature = self.feature[list(index)]
@@ -73,7 +75,7 @@ class Drafting:
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(protocols.Drafter):
     net: object
     target: object
     taps: tuple = (-1,)

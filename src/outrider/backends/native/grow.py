@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ WHOLE = 16  # what lies side by side in a Mamba-2 is filled up to a multiple of 
 LISTS = "token", "parent", "level", "fed", "chosen"  # of all candidates
 
 
+@runtime_checkable
 class LayerSizes(Protocol):
     """The sizes of a decoder layer, as `nets.layer.LayerShape` has them."""
 
