@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from small import family
 
 from outrider import machine
+from outrider.backends.torch.hf import HFTarget
 from outrider.backends.torch.recorded import near
 from outrider.core.clock import Clock
 from outrider.training.data import Batch
@@ -17,14 +19,16 @@ from outrider.training.objectives._objective import uniform
 def test_a_part_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[Any] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
-    for device in (None, torch.device("cpu"), torch.device("cuda", 1)):
-        with Clock(device)("draft"):
+    target = HFTarget(family("llama"))
+    for device in ("cpu", "cuda:1"):
+        target.device = device
+        with Clock(target.settle)("draft"):
             pass
-    assert waits == [torch.device("cuda", 1)], "and nobody waits for a CPU"
+    assert waits == ["cuda:1"], "and nobody waits for a CPU"
 
 
 def test_what_was_measured_on_a_gpu_is_kept_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device[-1]}")
     assert machine.device("cuda:1") == "cuda:1 card 1"
     assert machine.device("cpu") == "cpu"
 

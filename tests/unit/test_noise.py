@@ -106,7 +106,7 @@ def test_tensors_have_the_same_bits() -> None:
     signed = torch.from_numpy(edges.view(np.int32))
     assert np.array_equal(tensors.gumbel(signed).numpy(), gumbel(edges))
     for k0, k1 in ((0, 0), (1, 0xFFFFFFFF), (0x80000000, 0x7FFFFFFF), (0xDEADBEEF, 0x12345678)):
-        mine = bits(np.uint32(k0), np.uint32(k1), edges)
+        mine = bits(np.array([k0], np.uint32), np.array([k1], np.uint32), edges)
         key0, key1 = (torch.from_numpy(np.array([k], np.uint32).view(np.int32)) for k in (k0, k1))
         assert np.array_equal(tensors.bits(key0, key1, signed).numpy().view(np.uint32), mine)
     seeds = [0, 1, -1, 1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 63), 12345678901234567890]
@@ -159,7 +159,9 @@ def test_c_has_the_same_bits(tmp_path: Path) -> None:
         np.zeros(len(edges), np.uint64),
         np.zeros(len(edges), "f4"),
     )
-    assert np.array_equal(bits(np.uint32(0), np.uint32(0), ids.astype(np.uint32)), edges.astype(np.uint32))
+    assert np.array_equal(
+        bits(np.array([0], np.uint32), np.array([0], np.uint32), ids.astype(np.uint32)), edges.astype(np.uint32)
+    )
     code.all(*(ffi.from_buffer(kind, part) for kind, part in zip(
         ("int32_t[]", "int32_t[]", "uint64_t[]", "int64_t[]"), (noise.VALUES, noise.SLOPES, keys, ids), strict=True
     )), len(ids), ffi.from_buffer("float[]", found))  # fmt: skip
