@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import family
+from small import build
 
 from outrider import machine
 from outrider.backends.torch.hf import HFTarget
@@ -19,7 +19,7 @@ from outrider.training.objectives._objective import uniform
 def test_a_part_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[Any] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
-    target = HFTarget(family("llama"))
+    target = HFTarget(build("llama"))
     for device in ("cpu", "cuda:1"):
         target.device = device
         with Clock(target.settle)("draft"):
