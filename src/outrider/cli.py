@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperGroup
 
 from .commands import PLAIN
-from .params import InputError, Interrupted, out_of_memory
+from .params import InputError, Interrupted, missing, out_of_memory
 
 # Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
 GROUPS = {
@@ -208,6 +208,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 2, f"{error.filename or 'a file'} cannot be used: {error.strerror.lower()}"
     if os.strerror(errno.ENOSPC) in str(error):  # as torch and safetensors say it
         return 2, "the disk is full; make room, and run the same command again"
+    if isinstance(error, ImportError) and (sentence := missing(error)):
+        return 2, sentence
     if out_of_memory(error):
         return 2, "memory ran out; free some or raise its limit (ulimit -v), or use a smaller model or batch"
     lines = str(error).strip().splitlines()

@@ -22,6 +22,27 @@ class InputError(ValueError):
 OUT_OF_MEMORY = os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment"
 
 
+# The extra of this package that installs a module.
+EXTRAS = {
+    **dict.fromkeys(
+        ("torch", "transformers", "safetensors", "accelerate", "peft", "jaxtyping", "scipy", "gguf"), "torch"
+    ),
+    "matplotlib": "bench",
+}
+
+
+def missing(error: ImportError, what: str = "this") -> str:
+    """The sentence for a module that an extra would install; empty for any other.
+
+    Args:
+        error: what the import raised.
+        what: needs it.
+    """
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    return f"{what} needs {module}, which is not installed: pip install 'outrider[{extra}]'" if extra else ""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Has memory run out? Said by Python, the system, CUDA, torch or the dynamic loader."""
     return isinstance(error, MemoryError) or any(said in str(error) for said in OUT_OF_MEMORY)

@@ -18,6 +18,7 @@ from wrong_code import mutated
 
 import outrider
 from outrider import InputError
+from outrider.backends.native import drafts
 from outrider.backends.native import library as native
 from outrider.backends.native.abi import Library
 from outrider.backends.torch import HFTarget, blocks, gguf, load, load_target
@@ -140,7 +141,7 @@ def test_sixteen_lanes_of_floats() -> None:
 
 
 def test_drafters_take_them() -> None:
-    assert packs.for_drafts(torch.randn(13, 64), code()).kind == packs.W8A8
+    assert drafts.matrix(torch.randn(13, 64).numpy(), code()).kind == packs.W8A8
 
 
 def test_the_nearest_activations() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..files import write as write_file
@@ -9,12 +11,18 @@ from . import page, results
 from .document import Document, Estimate, said
 from .summary import headline, problems
 
+logger = logging.getLogger(__name__)
+
 
 def write(document: Document, folder: str | Path) -> list[Path]:
-    """Write both files into the folder (created if need be); each appears complete or not at all."""
+    """Write both files into the folder (created if need be); each appears complete or not at all. Without matplotlib,
+    which draws the page's plots, there are the results alone."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     results.write(document, folder / "results.json")
+    if find_spec("matplotlib") is None:
+        logger.warning("no report.html: its plots need matplotlib: pip install 'outrider[bench]'")
+        return [folder / "results.json"]
     return [folder / "results.json", write_file(folder / "report.html", page.page(document))]
 
 

@@ -101,7 +101,8 @@ def bench(
         typer.echo(json.dumps(to_json(document)))
         return
     report.show(document)
-    typer.echo(f"The report: {out / 'report.html'}", err=True)
+    page = out / "report.html"
+    typer.echo(f"The report: {page if page.is_file() else out / 'results.json'}", err=True)
 
 
 def check(config: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from .. import plugins
 from ..bench.machine import versions
+from ..machine import threads
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEMO = ("target", "draft")
@@ -55,14 +57,14 @@ def place(model: str) -> dict[str, str]:
 
 def collect() -> dict[str, Any]:
     """Versions, threads, devices, models and drafters, as JSON."""
-    import torch
-
     devices = ["cpu"]
-    if torch.cuda.is_available():
+    if find_spec("torch") is not None:
+        import torch
+
         devices += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     return {
         "versions": versions(),
-        "threads": torch.get_num_threads(),
+        "threads": threads(),
         "cores": os.cpu_count(),
         "devices": devices,
         "models": models(),

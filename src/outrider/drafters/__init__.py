@@ -11,13 +11,15 @@ Another package adds a drafter by an entry point of the group `outrider.drafters
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from .. import plugins, shipped
 from ..core.protocols import Drafter, Target
-from ..params import InputError
+from ..params import InputError, missing
 from ..plugins import MIX as MIX  # so that nobody above this floor reads the plugins themselves
 from ..plugins import parts as parts
 from ._calibrated import calibrated
@@ -67,6 +69,13 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
     name, _, path = body.partition(":")
     if name not in names():
         name, path = _method_of(body), body
+    try:
+        return _loaded(spec, name, path, query, target, tokenizer)
+    except ImportError as error:
+        raise (InputError(sentence) if (sentence := missing(error, f"the drafter {name} here")) else error) from None
+
+
+def _loaded(spec: str, name: str, path: str, query: str, target: Target | None, tokenizer: Any) -> Drafter:
     module = plugins.module("drafters", name)
     given = dict(parse_qsl(query)).get("scale", "auto")
     auto = given == "auto" and "scale" in inspect.signature(module.load).parameters
@@ -79,14 +88,25 @@ def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> 
 def _method_of(folder: str) -> str:
     """A folder that says by its config or its weights which method it holds needs no name, nor does what ships with the
     package (`smollm2/eagle3`); all else needs one."""
-    if (shipped.folder_of(folder) / "config.json").is_file():
-        from ..checkpoints import method_of
+    if (config := shipped.folder_of(folder) / "config.json").is_file():
+        method = _own_method(config)
+        if method is None:  # another's layout
+            from ..checkpoints import method_of
 
-        method = method_of(folder)
+            method = method_of(folder)
         if method in names():
             return str(method)
         raise InputError(f"{folder} does not say which drafter it is; name the method, as in model:{folder}")
     raise InputError(plugins.lacking(folder))
+
+
+def _own_method(config: Path) -> str | None:
+    """What a config of the native layout names; None for any other."""
+    try:
+        method = json.loads(config.read_text(encoding="utf-8"))["outrider_method"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return method if isinstance(method, str) else None
 
 
 def options_of(spec: str, query: str, function: Any) -> dict[str, Any]:

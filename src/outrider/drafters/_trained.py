@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,42 @@ class Options:
             self.tree, self.shape, () if self.shape else STATIC, self.depth, self.width, self.top_k, self.nodes,
             self.scale or scale, self.value, self.rerank, self.replacement,
         )  # fmt: skip
+
+
+def loader(method: str) -> Callable[..., Drafter]:
+    """The function `load` of a drafter that is compiled where its target is (`compiled`), else in tensors
+    (`_METHOD.py`, imported when it is needed)."""
+
+    def load(
+        target: Target | None,
+        tokenizer: Any = None,
+        path: str | None = None,
+        tree: str = "dynamic",
+        shape: tuple[int, ...] = (),
+        depth: int = 8,
+        width: int = 0,
+        top_k: int = 10,
+        nodes: int = 60,
+        scale: float = 0.0,
+        value: bool = True,
+        rerank: bool = True,
+        replacement: bool = False,
+    ) -> Drafter:
+        """A trained drafter from its folder.
+
+        The options are the fields of `Options`. Raises InputError where the folder is damaged, holds another drafter,
+        or belongs to another target.
+        """
+        options = Options(tree, shape, depth, width, top_k, nodes, scale, value, rerank, replacement)
+        made = compiled(method, target, path, options)
+        return in_tensors(method).load(target, path, options) if made is None else made
+
+    return load
+
+
+def in_tensors(method: str) -> Any:
+    """The module with the network, and with how it drafts in tensors."""
+    return import_module(f"._{method}", __package__)
 
 
 def compiled(method: str, target: Target | None, path: str | None, options: Options) -> Drafter | None:

@@ -10,38 +10,13 @@ and a learned feature, one for each further token; each sees the pairs and masks
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-from ..core.protocols import Drafter, Target
-from . import _trained
+from ._trained import in_tensors, loader
 
-
-def load(
-    target: Target | None,
-    tokenizer: Any = None,
-    path: str | None = None,
-    tree: str = "dynamic",
-    shape: tuple[int, ...] = (),
-    depth: int = 8,
-    width: int = 0,
-    top_k: int = 10,
-    nodes: int = 60,
-    scale: float = 0.0,
-    value: bool = True,
-    rerank: bool = True,
-    replacement: bool = False,
-) -> Drafter:
-    """A trained drafter from its folder: in compiled code where the target's passes are, else by torch.
-
-    The options are the fields of `_growth.Growth`. Without a shape, the static tree is EAGLE-1's; `scale` 0: the
-    folder's. Raises InputError where the folder is damaged, holds another drafter, or belongs to another target.
-    """
-    growth = _trained.Options(tree, shape, depth, width, top_k, nodes, scale, value, rerank, replacement)
-    made = _trained.compiled("eagle3", target, path, growth)
-    return import_module("._eagle3", __package__).load(target, path, growth) if made is None else made
+load = loader("eagle3")
 
 
 def __getattr__(name: str) -> Any:
     """The network and its drafter in tensors (`_eagle3.py`), imported when they are asked for."""
-    return getattr(import_module("._eagle3", __package__), name)
+    return getattr(in_tensors("eagle3"), name)

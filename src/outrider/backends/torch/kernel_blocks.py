@@ -150,15 +150,6 @@ def twelve_bits(weight: Float[Tensor, "o i"], code: Library, room: Integer[Tenso
     return Packed(BF12, room.view(outputs, -1), others) if done else None
 
 
-def for_drafts(weight: Float[Tensor, "o i"], code: Library) -> Packed:
-    """A drafter's matrix: rounded to eight bits where this build multiplies whole numbers or reads blocks, else as it
-    is. Products of whole numbers round activations too, which is no harm: drafts need not be exact."""
-    if not multiplies(code) and not reads(code):
-        return plain(weight)
-    numbers, scales = rounded(weight)
-    return whole(numbers, scales, None) if multiplies(code) else eights(numbers, scales)
-
-
 def rounded(weight: Float[Tensor, "o i"]) -> tuple[Integer[Tensor, "o i"], Float[Tensor, "o g"]]:
     """The nearest numbers of eight bits, symmetric, and a scale for 32 each, which float16 holds."""
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
