@@ -182,7 +182,7 @@ def _of_layer(shape: LayerShape, prefix: str) -> Shapes:
 
 
 def _cast(x: Array, precision: str) -> Array:
-    """Weights in the target's precision; whole numbers as they are."""
+    """Weights in the target's precision; integers as they are."""
     if x.dtype.kind in "ib" or (x.dtype == np.uint16 and precision == "bfloat16"):
         return x
     return rounded(float32(x)) if precision == "bfloat16" else float32(x)

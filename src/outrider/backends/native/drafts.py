@@ -43,7 +43,7 @@ def matrix(weight: Array, code: Library) -> Matrix:
     scales = np.maximum(np.abs(blocks).max(-1) / np.float32(127), np.float32(1e-7)).astype(np.float16)
     numbers = np.rint(blocks / scales[..., None].astype(np.float32)).clip(-127, 127)
     made = _rows_of_eight if code.integer_products else _rows_of_four
-    with np.errstate(invalid="ignore"):  # weights that are no numbers draft nothing
+    with np.errstate(invalid="ignore"):  # weights that are NaN draft nothing
         return made(numbers.astype(np.int8), scales)
 
 

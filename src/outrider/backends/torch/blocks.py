@@ -90,7 +90,7 @@ def integers(model: nn.Module, weights: str, file: Path | None) -> dict[int, Pac
 
 
 def _whole(model: nn.Module, file: Path) -> Iterator[tuple[int, Packed]]:
-    """The ids of weights, and their blocks in the order of products of whole numbers, where these are the weights."""
+    """The ids of weights, and their blocks in the order of integer products, where these are the weights."""
     for layer, given in blocks_of(model, file):
         one, weight = native.whole(given.numbers, given.scales, given.minima), layer.weight.detach()
         if torch.equal(native.opened(one, weight.shape[1]).to(weight.dtype)[: len(weight)], weight):

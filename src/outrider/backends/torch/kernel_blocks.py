@@ -16,7 +16,7 @@ from ..native.abi import BF12, PLAIN, Q8, W4A8, W8A8, Library, Struct, address, 
 from ..native.abi import BLOCK_WEIGHTS as BLOCK
 
 OTHERS, OTHER = 4, 32  # at most one block of so many has upper bytes of its own, which take so many bytes
-HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as products of whole numbers have them in a vector
+HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as integer products have them in a vector
 
 
 @dataclass
@@ -80,7 +80,7 @@ def arranged(
 
 
 def whole(numbers: Integer[Tensor, "o i"], scales: Float[Tensor, "o g"], minima: Float[Tensor, "o g"] | None) -> Packed:
-    """The same for products of whole numbers, which round activations to eight bits too (`gemm/int8.h`). Rows lie in
+    """The same for integer products, which round activations to eight bits too (`gemm/int8.h`). Rows lie in
     eights, and rows of zeros make the last eight whole."""
     eights = _side_by_side(numbers.to(torch.uint8 if minima is not None else torch.int8), 8)
     parts = eights.unflatten(2, (-1, 4, 8)).permute(0, 2, 3, 1, 4)  # [o / 8, g, vector, row, 8]
@@ -118,7 +118,7 @@ def multiply(code: Library, matrix: Packed, outputs: int, x: Float[Tensor, "n i"
 
 
 def nearest(x: Float[Tensor, "n i"]) -> Float[Tensor, "n i"]:
-    """Activations as products of whole numbers round them: multiples of a 127th of the largest one among 32."""
+    """Activations as integer products round them: multiples of a 127th of the largest one among 32."""
     blocks = x.unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     factor = torch.full_like(largest, 127) / largest  # torch would compute 127 / largest as 127 * (1 / largest)
@@ -173,7 +173,7 @@ def reads(code: Library) -> int:
 
 
 def multiplies(code: Library) -> bool:
-    """Has this build products of whole numbers? Those for bfloat16 weights have them, but for that with tiles."""
+    """Has this build integer products? Those for bfloat16 weights have them, but for that with tiles."""
     return bool(code.integer_products)
 
 

@@ -1,4 +1,4 @@
-"""Drawing from a filtered law over a large vocabulary without sorting it: the same token as `sampling.draw`, sooner.
+"""Drawing from a filtered distribution over a large vocabulary without sorting it: `sampling.draw`'s token, faster.
 
 `draw` sorts all scores and hashes noise for all tokens. Where a top-k, top-p or min-p filter applies, the token
 drawn is one of a few likely ones. So the K largest scores are found by blocks (the K largest lie in the K blocks with

@@ -1,5 +1,5 @@
 """Weights in fewer than 16 bits, by torch's products for CPUs: int8 rows, or a .gguf file's own blocks of four bits.
-For models and processors for which the compiled pass has no products of whole numbers (`c/gemm/int8.h`).
+For models and processors for which the compiled pass has no integer products (`c/gemm/int8.h`).
 
 Activations are bfloat16 and no row looks at another, so drafts are exact for the packed model, bit for bit where the
 probe says so. It is another target than the full one: its texts differ.

@@ -1,4 +1,4 @@
-"""Logits to law: the only home of temperature, top-k, top-p, min-p, penalties and biases; drawing from it and ranking.
+"""Logits to a distribution, in tensors of a device: temperature, filters, penalties and biases; drawing and ranking.
 
 Everything is a pure batched function. The order is that of transformers: bias and penalties on the raw logits, then
 temperature, top-k, top-p, min-p. The Gumbel-max form of sampling, `argmax(logits + T * G)`, needs no softmax and no

@@ -78,7 +78,7 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
     exact = worst <= allowed < control / 2
     bits = same_bits(target, seed) if exact and isinstance(target, HFTarget) and target.exact == "bits" else None
     name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
-    name += ", products of whole numbers" if target.whole else ""
+    name += ", integer products" if target.whole else ""
     if exact:
         found = (
             f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
@@ -239,7 +239,7 @@ def ensure_native(target: HFTarget) -> bool:
 
 
 def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
-    """The same for products of whole numbers, once for each configuration: that of `full`, which loads the model with
+    """The same for integer products, once for each configuration: that of `full`, which loads the model with
     all its bits, holds; every matrix is multiplied as it should be; and trees have the bits of single tokens."""
     proof = _proof(target)
     if proof.name in PROVED or _is_proof(proof):
@@ -249,7 +249,7 @@ def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
     gc.collect()  # that model
     assert target.native is not None
     if not all(multiplied(target.native.code, *one) for one in target.native.weights.whole):
-        logger.warning("products of whole numbers are not used for this model: one of them is wrong here")
+        logger.warning("integer products are not used for this model: one of them is wrong here")
         return False
     return _passed(validate(target), proof)
 
