@@ -57,7 +57,7 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         request.getfixturevalue("avx2")
         monkeypatch.setattr(load, "multiplies_halves", lambda: False)
     elif native.tiles():
-        pytest.skip("code with tiles has no products of whole numbers")
+        pytest.skip("code with tiles has no integer products")
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_trees_have_the_bits_of_single_tokens(tmp_path: Path, stock: Any, weight
     assert trees_differ(target, texts, [20, 29, 3], 12) == 0
     report = validate(target)
     assert report.verdict == "PASS bits"
-    assert "products of whole numbers" in report.sentence
+    assert "integer products" in report.sentence
     assert report.worst == 0
     assert report.control > 100 * report.allowed
 
