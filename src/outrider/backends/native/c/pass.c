@@ -3,7 +3,7 @@
    it. */
 
 #include "block.h"
-#include "formats/gguf.h"
+#include "formats/int8.h"
 #include "forward.h"
 #include "growth.h"
 #include "hydra.h"
@@ -25,9 +25,4 @@ int64_t scratch_bytes(int64_t rows, int64_t width) {
 const int64_t block_lanes = LANES;
 #else
 const int64_t block_lanes = 0;
-#endif
-#if defined(BF16_WEIGHTS) && !defined(AMX)
-const int64_t integer_products = 1;
-#else
-const int64_t integer_products = 0;
 #endif
