@@ -52,8 +52,8 @@ CHAT = (
     "Rewrite it so that it is easier to read. Keep its behaviour.",
     "Return the whole file with all changes that we made.",
 )
-AGENT = """You are a coding agent that works on a repository through tools. Answer with one call of a tool as JSON, and \
-nothing else:
+AGENT = """You are a coding agent that works on a repository through tools. Answer with one call of a tool as JSON, \
+and nothing else:
 {{"tool": "list_files"}}
 {{"tool": "read_file", "path": "..."}}
 {{"tool": "replace", "path": "...", "old": "...", "new": "..."}}
@@ -78,10 +78,12 @@ def candidates(folder: Path, asked: str) -> list[tuple[str, str]]:
     found = []
     for path in sorted(pieces, key=lambda path: digest("coder tasks " + path)):
         code = pieces[path][0].strip("\n") + "\n"
-        functions = [m.group(1) for m in DEFINITION.finditer(code)] if len(pieces[path]) == 1 else []
-        if functions and SHORTEST <= code.count("\n") <= LONGEST and valid(code) and not LEFT_OUT.search(code):
-            if not any(f"def {name}(" in asked and _first_line(code, name) in asked for name in functions):
-                found.append((path, code))
+        if len(pieces[path]) > 1 or not SHORTEST <= code.count("\n") <= LONGEST or not valid(code):
+            continue
+        functions = [m.group(1) for m in DEFINITION.finditer(code)]
+        known = any(f"def {name}(" in asked and _first_line(code, name) in asked for name in functions)
+        if functions and not known and not LEFT_OUT.search(code):
+            found.append((path, code))
     return found
 
 
