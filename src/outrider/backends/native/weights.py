@@ -204,8 +204,8 @@ class _Loader:
         layer.window, layer.rope = options.window, int(options.rope)
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
-        """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, so threads
-        that share one mostly wait for each other."""
+        """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, and
+        threads that share one mostly wait for each other."""
         rooms = stretch([self.size(one) for one in parameters])
         order = sorted(range(len(rooms)), key=lambda i: -len(rooms[i]))
         with ThreadPoolExecutor(threads()) as pool:
