@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from outrider.backends.torch.packed import bytes_read
 
 from outrider.backends.native.target import NativeTarget
 from outrider.backends.torch import HFTarget
-from outrider.backends.torch.packed import bytes_read
 from outrider.core.protocols import Drafter, Target
 
 

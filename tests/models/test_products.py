@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from contract_world import CONTEXT, PROMPTS, VOCAB, WIDE, needs, outputs
+from outrider.backends.torch.packed import bytes_read
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,7 +19,6 @@ from outrider import drafters
 from outrider.backends.torch import kernels, load, probe, products
 from outrider.backends.torch.hf import HFTarget
 from outrider.backends.torch.load import from_pretrained, load_target
-from outrider.backends.torch.packed import bytes_read
 from outrider.backends.torch.recorded import Recorded
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside

@@ -24,7 +24,11 @@ SUPER = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 HALVES = ("Q2_K", "Q3_K", "Q6_K")  # a scale for each sixteen weights
 USUAL = range(0x1000, 0x3000)  # float16 scales
 EXTREME = [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF]
-BUILDS = {"own": "", "avx512": "-march=x86-64-v4", "avx2": "-march=x86-64-v3"}  # with VNNI (where there is), and without
+BUILDS = {
+    "own": "",
+    "avx512": "-march=x86-64-v4",
+    "avx2": "-march=x86-64-v3",
+}  # with VNNI (where there is), and without
 
 
 @pytest.fixture(params=BUILDS, scope="module")
@@ -32,7 +36,7 @@ def code(request: pytest.FixtureRequest) -> Iterator[Library]:
     """The compiled pass for this processor, and without the instructions that it has beyond others'."""
     with pytest.MonkeyPatch.context() as patch:
         if march := BUILDS[request.param]:
-            if request.param == "avx512" and not native.AVX512 <= native.abilities():
+            if request.param == "avx512" and not native.abilities() >= native.AVX512:
                 pytest.skip("this processor has no AVX-512")
             patch.setattr(native, "FLAGS", tuple(march if f == "-march=native" else f for f in native.FLAGS))
             patch.setattr(native, "prebuilt", lambda *_: None)
@@ -213,7 +217,9 @@ def expected(case: Case, x: Array) -> Array:
         for b in range(8 * u, 8 * u + 8):
             part = fma(dot[:, :, b].astype(np.float32), scale[:, None, b], part)
             for h in range(split):
-                least = fma(made.minimum[:, b, h].astype(np.float32), total[:, :, b, h] if split == 2 else all_[:, :, b], least)
+                least = fma(
+                    made.minimum[:, b, h].astype(np.float32), total[:, :, b, h] if split == 2 else all_[:, :, b], least
+                )
         result = fma(made.d[:, u], part, result)
         if case.name in ("Q2_K", "Q4_K", "Q5_K"):
             result = fma(-made.dmin[:, u], least, result)
@@ -313,7 +319,10 @@ def test_scales_that_are_not_finite_are_refused(code: Library, bits: int) -> Non
     for name in ("Q4_0", "Q4_K"):
         rows = random_blocks(name, 5, 256, [bits])
         data = np.zeros(code.int8_bytes(int(GGMLQuantizationType[name]), 5, 256), np.uint8)
-        assert code.pack_int8(int(GGMLQuantizationType[name]), address(rows), 5, 256, address(None), 0, address(data), 1) == 0
+        assert (
+            code.pack_int8(int(GGMLQuantizationType[name]), address(rows), 5, 256, address(None), 0, address(data), 1)
+            == 0
+        )
 
 
 def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
@@ -321,8 +330,9 @@ def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
         assert code.int8_bytes(kind, 16, width) == 0
 
 
+LEAST = "v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i])"
 MUTANTS = {
-    "minima are left out": ("gemm/int8.h", "v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i])", "sum[i]"),
+    "minima are left out": ("gemm/int8.h", LEAST, "sum[i]"),
     "a row has another's scale": ("gemm/int8.h", "own_scale = v_set1(x[i].scale)", "own_scale = v_set1(x[0].scale)"),
     "activations are cut off": ("simd/int8.h", "_mm256_cvtps_epi32(", "_mm256_cvttps_epi32("),
     "offsets are left out": ("gemm/int8.h", "const int off = SIGNED(f) ? 0 : f.offset;", "const int off = 0;"),

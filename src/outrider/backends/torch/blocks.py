@@ -1,8 +1,8 @@
-"""What a compiled pass reads in place of a model's weights: a .gguf file's blocks, twelve bits, or integers.
+"""What a compiled pass reads in place of a model's weights: a .gguf file's blocks, or twelve bits.
 
 A weight is number * scale + minimum, rounded to bfloat16. Reading the numbers takes a third of the bytes and changes no
 result: of a file's blocks a sample of rows is compared with the model's weights at load, bit for bit, and twelve bits
-are compared as a whole; a matrix that differs stays in bfloat16. (Integer products are another target.)
+are compared as a whole; a matrix that differs stays in bfloat16.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..native.abi import Library
 from ..native.files import open_gguf
 from ..native.model import Parameter, parameters, supports
-from . import gguf
-from . import kernel_blocks as native
-from .gguf import Blocks
-from .kernel_blocks import BLOCK, Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
-from .module_weights import stretch, together
+from .kernel_blocks import Packed, arranged, arranged_bytes, numbers, twelve_bits, twelve_size
+from .module_weights import stretch
 
-GATED = "gate_proj", "up_proj"
 SAMPLE = 16  # fours of rows of a matrix that are compared with the model's weights
 
 
@@ -72,37 +68,6 @@ def _parts(model: nn.Module, file: Path | None) -> Iterator[tuple[Tensor, Parame
             yield weight, one
 
 
-def integers(model: nn.Module, weights: str, file: Path | None) -> dict[int, Packed]:
-    """By the id of a linear layer's weight, its whole numbers for products of such: the nearest ones of eight bits
-    ("int8"), or a .gguf file's own ("native"; the other layers stay full). None at all where that is less than half."""
-    if weights == "native":
-        found = {} if file is None else _moved(dict(_whole(model, file)))
-    else:
-        layers = [m.weight for m in model.modules() if type(m) is nn.Linear and m.in_features % BLOCK == 0]
-        found = _moved({id(weight): native.whole(*native.rounded(weight), None) for weight in layers})
-    for module in model.modules():  # both halves of a gated layer round what they are given, or neither does
-        pair = [id(part.weight) for part in (getattr(module, name, None) for name in GATED) if part is not None]
-        if 0 < sum(key in found for key in pair) < len(pair):
-            for key in pair:
-                found.pop(key, None)
-    sizes = {id(m.weight): m.weight.numel() for m in model.modules() if type(m) is nn.Linear}
-    return found if sum(sizes[key] for key in found) >= sum(sizes.values()) / 2 else {}
-
-
-def _whole(model: nn.Module, file: Path) -> Iterator[tuple[int, Packed]]:
-    """The ids of weights, and their blocks in the order of integer products, where these are the weights."""
-    for layer, given in blocks_of(model, file):
-        one, weight = native.whole(given.numbers, given.scales, given.minima), layer.weight.detach()
-        if torch.equal(native.opened(one, weight.shape[1]).to(weight.dtype)[: len(weight)], weight):
-            yield id(layer.weight), one
-
-
-def _moved(found: dict[int, Packed]) -> dict[int, Packed]:
-    for one, moved in zip(found.values(), together([one.rows for one in found.values()]), strict=True):
-        one.rows = moved
-    return found
-
-
 def twelve(model: nn.Module, packed: dict[int, Packed], code: Library) -> dict[int, Packed]:
     """By the id of a linear layer's weight, its numbers in twelve bits: of those that are not `packed`, and can be."""
     layers = [m.weight for m in model.modules() if type(m) is nn.Linear and id(m.weight) not in packed]
@@ -116,30 +81,3 @@ def twelve(model: nn.Module, packed: dict[int, Packed], code: Library) -> dict[i
             if torch.equal(made.view(torch.int16), weight.contiguous().view(torch.int16)):
                 found[key] = one
     return found
-
-
-def blocks_of(model: nn.Module, file: Path) -> Iterator[tuple[nn.Linear, Blocks]]:
-    """The linear layers whose weights a .gguf file keeps in blocks, with these.
-
-    Layers are known by their numbers: transformers gives tensors other names, and their rows another order.
-    """
-    layers: dict[tuple[int, ...], list[tuple[nn.Linear, Tensor, Tensor]]] = {}
-    for layer in model.modules():
-        if type(layer) is nn.Linear:
-            marks = _marks(layer.weight.detach())
-            layers.setdefault(tuple(layer.weight.shape), []).append((layer, marks, marks.argsort()))
-    for blocks in gguf.blocks(file):
-        marks = _marks(blocks.full())
-        order = marks.argsort()
-        for layer, theirs, their_order in layers.get(tuple(blocks.numbers.shape), ()):
-            if torch.equal(theirs[their_order], marks[order]):
-                rows = torch.empty_like(order)
-                rows[their_order] = order
-                yield layer, blocks.rows(rows)
-
-
-def _marks(weight: Float[Tensor, "o i"]) -> Int[Tensor, " o"]:
-    """A number for each row that hardly any other row has."""
-    factors = torch.randint(-(2**62), 2**62, (weight.shape[1],), generator=torch.Generator().manual_seed(0))
-    positive = weight.to(torch.bfloat16) + 0.0  # zeros without a sign
-    return (positive.contiguous().view(torch.int16) * factors).sum(1)

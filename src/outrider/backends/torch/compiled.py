@@ -24,7 +24,7 @@ from ..native.walk import Walk
 from ..native.workspace import Workspace
 from . import blocks, families
 from .cache import TreeCache
-from .kernel_blocks import Packed, multiplies, reads
+from .kernel_blocks import Packed, reads
 from .module_weights import Weights, gather, lacking, read
 from .session import Pass, TreeSession, index
 from .tensors import copied
@@ -138,26 +138,20 @@ def embeddings(target: Any, dtype: torch.dtype) -> Tensor | None:
     return weight if weight.dtype == dtype and weight.is_contiguous() else None
 
 
-def weights_of(model: Any, move: bool = False, file: Path | None = None, weights: str = "full") -> Weights | None:
+def weights_of(model: Any, move: bool = False, file: Path | None = None) -> Weights | None:
     """A stock model's weights for the compiled pass; None where it does not read them, or there is no such pass here.
 
     Args:
         model: a stock model, whose parameters stay where they are.
         move: move those that a pass reads to one stretch of memory first.
         file: the .gguf file that it was made from, whose blocks are read in place of the weights that they are.
-        weights: "full"; "int8" or "native" for integer products, and None where most would not take part.
     """
     config = families.text_config(model)
     code = None if lacking(model, config) else library(_name(model.dtype), _name(model.dtype))
     if code is None:
         return None
     lanes = reads(code)
-    if weights != "full":
-        packed = blocks.integers(model, weights, file) if multiplies(code) else {}
-        if not packed:
-            return None
-    else:
-        packed = blocks.read(model, file, code) if lanes else {}
+    packed = blocks.read(model, file, code) if lanes else {}
     if move and lanes != 8:
         gather(model, packed)
     if lanes == 8:
@@ -169,8 +163,8 @@ def forward_of(target: Any, weights: Weights) -> Forward | None:
     """The compiled pass over these weights, in the precision of the target; None where there is none, or where it does
     not read the blocks among them."""
     found = library(_name(weights.dtype), _name(target.dtype))
-    blocked = not weights.whole and any(isinstance(one, Packed) and one.kind != PLAIN for one in weights.kept)
-    if found is None or (blocked and not reads(found)) or (weights.whole and not multiplies(found)):
+    blocked = any(isinstance(one, Packed) and one.kind != PLAIN for one in weights.kept)
+    if found is None or (blocked and not reads(found)):
         return None
     return Forward(found, target, weights)
 

@@ -16,12 +16,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer
 from torch import Tensor
 
 from ... import kept
@@ -35,11 +34,9 @@ from ..native.model import Parameter, config_of, frequency_factors, kept_in, par
 from ..native.tokenizer import KINDS as TOKENIZERS
 from ..native.tokenizer import from_gguf
 from .formats import numbers
-from .kernel_blocks import BLOCK
 
 logger = logging.getLogger(__name__)
 
-FOUR_BITS, EIGHT_BITS = ("Q4_0", "Q4_1"), "Q8_0"
 _direct: set[Path] = set()  # files of which it was said that they are read anew each time
 
 
@@ -184,43 +181,6 @@ def file_of(where: str, direct: str | None) -> Path | None:
     """The .gguf file that a folder was converted from, or that is read as it is; None where it is not there."""
     made = Path(where) / direct if direct else kept.read(Path(where) / SOURCE).get("path")
     return Path(made) if made and Path(made).is_file() else None
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A matrix [o, i] in blocks of 32: number * scale + minimum, in float32. Numbers are 0 .. 15, or of eight bits with
-    a sign and without minima."""
-
-    numbers: Integer[Tensor, "o i"]
-    scales: Float[Tensor, "o g"]
-    minima: Float[Tensor, "o g"] | None
-
-    def full(self) -> Float[Tensor, "o i"]:
-        """The weights, as the file's own reader makes them."""
-        wide = self.numbers.float().unflatten(1, (-1, BLOCK)) * self.scales[..., None]
-        return (wide if self.minima is None else wide + self.minima[..., None]).flatten(1)
-
-    def rows(self, order: Integer[Tensor, " o"]) -> Blocks:
-        """The same with its rows in another order."""
-        return Blocks(self.numbers[order], self.scales[order], None if self.minima is None else self.minima[order])
-
-
-def blocks(file: Path) -> Iterator[Blocks]:
-    """The matrices that a file keeps in blocks of four or eight bits."""
-    for tensor in open_gguf(file).tensors.values():
-        kind = tensor.kind.name
-        if kind not in (*FOUR_BITS, EIGHT_BITS) or len(tensor.shape) != 2:
-            continue
-        head = 4 if kind == "Q4_1" else 2  # bytes of scale, and of minimum, before a block's numbers
-        data = torch.from_numpy(tensor.rows.copy())
-        raw = data.view(len(data), -1, tensor.kind.bytes)
-        known = raw[..., :head].contiguous().view(torch.float16).float()
-        scales, own = known[..., 0], raw[..., head:].contiguous()
-        if kind == EIGHT_BITS:
-            yield Blocks(own.view(torch.int8).flatten(1), scales, None)
-        else:
-            minima = known[..., 1] if kind == "Q4_1" else -8 * scales  # Q4_0: (number - 8) * scale, exact either way
-            yield Blocks(torch.cat([own & 15, own >> 4], -1).flatten(1), scales, minima)
 
 
 def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:

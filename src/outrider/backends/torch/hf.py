@@ -93,8 +93,6 @@ class HFTarget(Target):
     @property
     def arithmetic(self) -> str:
         """Its precision, and how its weights are kept where that is another one."""
-        if self.native is not None and self.native.weights.whole:
-            return f"{self.precision} with integer products ({' and '.join(sorted(self.native.weights.kinds))})"
         return f"{self.precision} with 16-bit weights" if products.has_halves(self.model) else self.precision
 
     @property
@@ -125,11 +123,6 @@ class HFTarget(Target):
         if self.device == "cpu":
             return None if self.native is None else self.native.walk(question)
         return judge(question)
-
-    @property
-    def whole(self) -> bool:
-        """Does it multiply whole numbers (`c/gemm/int8.h`)? Its law is then not quite the stock model's."""
-        return self.native is not None and bool(self.native.weights.whole)
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""

@@ -19,7 +19,6 @@ from . import aligned
 from .attention import switched
 from .exact import BLOCK, LENGTHS, PERIOD, WINDOW
 from .hf import HFTarget
-from .packed import PACKED
 from .products import HalfLinear, OrderedLinear
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 18, 20, 24, 31, 32, 33, 47, 48, 63, 64, 65, 96, 128, 129, 256)
@@ -67,11 +66,6 @@ def _product(target: HFTarget, module: Any) -> Callable[[int], Tensor]:
         x = x.bfloat16()
         return lambda n: made(x[:n])
     twin = copy.deepcopy(module)
-    if isinstance(twin, PACKED):
-        x, pairs = _inputs(twin.in_features)
-        twin.fill(_opposed(torch.randn(twin.out_features, twin.in_features), pairs))
-        x = x.to(target.dtype)
-        return lambda n: twin(x[:n])
     weights = [w for w in twin.parameters(False) if w.dim() >= 2 and w.is_floating_point()]
     if any(w.dim() == 3 for w in weights):
         for bias in (w for w in weights if w.dim() == 2):
@@ -199,8 +193,6 @@ def step_of(target: HFTarget) -> int:
     widths = {int(target.config.hidden_size), int(getattr(target.config, "head_dim", None) or 64)}
     head = target.model.get_output_embeddings()
     for module in target.model.modules():
-        if isinstance(module, PACKED) and module is not head:
-            widths |= {module.in_features, module.out_features}
         if kind_of(module) is not None and module is not head:
             widths |= {int(w.shape[i]) for w in module.parameters(False) if w.dim() >= 2 for i in (-1, -2)}
     return next(s for s in (1, 2, 4, 8, 16, 32, 64) if all(s * w % 64 == 0 for w in widths))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from ... import hub, names
 from ...names import Place
-from ...params import InputError, check_weights, out_of_memory
+from ...params import InputError, out_of_memory
 from . import compiled, gguf, products, sizes, spread, vocabulary
 from .graphs import PATIENCE
 from .hf import HFTarget
 from .mark import mark_of
-from .packed import pack
 from .probe import HALF, settle
 from .seq2seq import SeqTarget
-from .validate import ensure, ensure_integers, ensure_native
+from .validate import ensure, ensure_native
 
 logger = logging.getLogger(__name__)
 MEMORY = 0.25  # of this machine's, that a model may take to compute in float32 where 16 bits would be slow
@@ -38,7 +35,6 @@ def load_target(
     device: str = "auto",
     trust_remote_code: bool = False,
     exact: str = "rounding",
-    weights: str = "full",
     processes: int = 1,
     training: bool = False,
     native: bool | None = None,
@@ -50,8 +46,7 @@ def load_target(
     `options` go to `from_pretrained` (quantization_config, revision, ...). A family that our tests do not prove is
     proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
     texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
-    `weights`: "full" as the checkpoint has them; on CPUs also "int8" rows, or the "native" blocks of a .gguf file
-    (`packed.py`). `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
+    `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
     pass through the model's own forward (give `native=False` too where its weights will change). `native`: passes in
     compiled code of our own (`compiled.py`). None: where this machine can and the model is loaded by name; True: for
     one in memory too, whose weights must stay where and what they are. `drafting`: it is a draft model, which may have
@@ -59,33 +54,24 @@ def load_target(
 
     Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
     """
-    check_weights(weights)
     own, alone = None, not training and processes == 1
     if processes < 1:
         raise InputError(f"processes (--target-parallel) must be at least 1, not {processes}")
-    if processes > 1 and weights != "full":
-        raise InputError(f"a target of {weights} weights cannot be on {processes} processes; leave processes out")
     if isinstance(model, PreTrainedModel):
-        if weights != "full" or processes > 1:
-            given = f"weights={weights}" if weights != "full" else f"processes={processes}"
-            raise InputError(f"{given} is for models that are loaded by name; leave it out")
+        if processes > 1:
+            raise InputError(f"processes={processes} is for models that are loaded by name; leave it out")
         stock, mark = model, mark_of(model)
         own = compiled.weights_of(stock) if native else None
     elif isinstance(model, str | Path | Place):
-        if weights == "full":
-            place = gguf.settled(names.find(model))
-            stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
-            mark = mark_of(stock) if processes == 1 else ""  # now: its layers may be replaced below
-            if drafting:
-                vocabulary.cut(stock)
-            if processes == 1 and native is not False:
-                own = compiled.weights_of(stock, move=True, file=gguf.file_of(place.where, place.gguf))
-            if dtype == "auto" and (exact != "bits" or products.can_halve()):
-                stock = widened(stock, training or processes > 1)
-        else:
-            stock, mark, own = packed(
-                gguf.settled(names.find(model)), weights, dtype, device, trust_remote_code, options, native
-            )
+        place = gguf.settled(names.find(model))
+        stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
+        mark = mark_of(stock) if processes == 1 else ""  # now: its layers may be replaced below
+        if drafting:
+            vocabulary.cut(stock)
+        if processes == 1 and native is not False:
+            own = compiled.weights_of(stock, move=True, file=gguf.file_of(place.where, place.gguf))
+        if dtype == "auto" and (exact != "bits" or products.can_halve()):
+            stock = widened(stock, training or processes > 1)
     else:
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
@@ -104,51 +90,15 @@ def load_target(
         sizes.try_out(target, model)
     if not target.family.proved:
         ensure(target)
-    if own is not None and weights != "full":
-        place = replace(gguf.settled(names.find(model)), dtype="bfloat16")  # as `packed` reads it
-        again = partial(load_target, place, dtype, device, trust_remote_code, exact, **options)
-        if target.native is None or not ensure_integers(target, again):
-            del stock, target, own
-            return again(weights=weights, native=False)
-    elif target.native is not None and not ensure_native(target):
+    if target.native is not None and not ensure_native(target):
         target.native = None
     if target.native is not None:
         return target
     products.pack(stock)  # not before: compiled passes have weights of their own
-    if weights == "full" and alone and stock is not model:
+    if alone and stock is not model:
         products.order(stock)
     settle(target, exact)
     return target
-
-
-def packed(
-    place: Place, weights: str, dtype: Any, device: str, trust: bool, options: dict[str, Any], native: bool | None
-) -> tuple[PreTrainedModel, str, Any]:
-    """A stock model whose linear layers have fewer bits, the mark of its full weights, and what a compiled pass reads
-    of it; None: its layers are packed for torch's products, which are of bfloat16 ("auto" is that)."""
-    if device not in ("auto", "cpu"):
-        raise InputError(f"{weights} weights are for CPUs; choose full weights, or the device cpu instead of {device}")
-    if dtype not in ("auto", "bfloat16", torch.bfloat16):
-        raise InputError(f"{weights} weights need bfloat16; leave the dtype {dtype} out")
-    file = gguf.file_of(place.where, place.gguf)
-    if weights == "native":
-        names.check_native(place)
-        if file is None:
-            raise InputError(f"the {names.GGUF} file that {place.name} was converted from is gone; choose int8 or full")
-    stock = from_pretrained(place, "bfloat16", "cpu", trust, options)
-    mark = mark_of(stock)
-    if native is not False:
-        own = compiled.weights_of(stock, file=file, weights=weights)
-        if own is not None:
-            return widened(stock) if dtype == "auto" else stock, mark, own
-    share = pack(stock, weights, file)
-    if share < 0.5:
-        known = "blocks (Q4_0, Q4_1 or Q8_0, as the file was converted)" if weights == "native" else "linear layers"
-        other = "take weights=int8" if weights == "native" else "leave weights out"
-        raise InputError(f"of {place.name}'s weights {share:.0%} are in {known} that can be packed; {other}")
-    if share < 0.99:
-        logger.warning("%.0f %% of the weights of %s are packed, the others stay full", 100 * share, place.name)
-    return stock, mark, None
 
 
 def widened(stock: Any, whole: bool = False) -> Any:

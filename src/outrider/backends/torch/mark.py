@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from . import products
-from .packed import PACKED
 
-MADE = products.HalfLinear, products.OrderedLinear, *PACKED  # layers that no longer hold the numbers of the file
+MADE = products.HalfLinear, products.OrderedLinear  # layers that no longer hold the numbers of the file
 
 
 def mark_of(model: nn.Module) -> str:

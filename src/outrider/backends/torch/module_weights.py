@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..native.abi import MAX_HEAD_DIM, W4A8, W8A8, Pointer, Struct, address, ffi, struct
+from ..native.abi import MAX_HEAD_DIM, Pointer, Struct, address, ffi, struct
 from ..native.pages import stretch as memory
 from .kernel_blocks import Packed, plain
 
@@ -25,12 +25,6 @@ class Weights:
     model: Struct  # `Model`
     dtype: torch.dtype
     kept: list[Any]
-    whole: list[tuple[Packed, int, int]]  # what is multiplied as whole numbers, and its outputs and width
-
-    @property
-    def kinds(self) -> set[str]:
-        """Of what is multiplied as whole numbers, by bits of weights and activations."""
-        return {{W4A8: "W4A8", W8A8: "W8A8"}[one.kind] for one, *_ in self.whole}
 
 
 def lacking(model: Any, config: Any) -> str:
@@ -90,9 +84,7 @@ def read(model: Any, config: Any, windows: dict[str, int | None], packed: dict[i
         eps=config.rms_norm_eps, attention_scale=core.layers[0].self_attn.scaling, layer=layers,
         norm=small(kept, core.norm), head=hold(model.lm_head.weight),
     )  # fmt: skip
-    shapes = {id(weight): weight.shape for weight in model.parameters()}
-    whole = [(one, *shapes[key]) for key, one in packed.items() if one.kind in (W4A8, W8A8)]
-    return Weights(model_, model.lm_head.weight.dtype, [layers, *kept], whole)
+    return Weights(model_, model.lm_head.weight.dtype, [layers, *kept])
 
 
 def projections(layer: Struct, kept: list[Any], hold: Hold, attention: Any, mlp: Any) -> None:

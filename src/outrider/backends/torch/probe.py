@@ -32,7 +32,6 @@ from ...schema import from_dict
 from . import kernels, products
 from .exact import BLOCK, Exactness
 from .hf import HFTarget
-from .packed import PACKED
 
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
@@ -96,7 +95,7 @@ def lacking(target: HFTarget) -> str:
         return "trees were seen to change a bit of this family's logits"
     if not target.family.bits:
         return f"{target.config.model_type} computes its attention in code of its own"
-    if any("int" in (kernels.kind_of(m) or "") for m in target.model.modules() if not isinstance(m, PACKED)):
+    if any("int" in (kernels.kind_of(m) or "") for m in target.model.modules()):
         return "the sums of quantised layers cannot be probed"
     if target.dtype not in (*HALF, torch.float32):
         return f"torch's fused attention for CPUs knows no {str(target.dtype).removeprefix('torch.')}"

@@ -84,7 +84,7 @@ class SeqTarget(Target):
             raise InputError(f"{kind} is an encoder-decoder whose positions are not known for a tree; only T5 is")
         self.model, self.config, self.lock = model.eval(), model.config, RLock()
         self.exactness: Exactness | None = None
-        self.whole, self.separate, self.tensors = False, True, True
+        self.separate, self.tensors = True, True
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.context = 1 << 20  # distances beyond the last bucket share it: there is no last position
         self.hidden, self.layers = int(model.config.d_model), int(model.config.num_decoder_layers)

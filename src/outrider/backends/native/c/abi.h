@@ -250,6 +250,7 @@ typedef struct {
 
 /* What a build can do. */
 extern const int64_t block_lanes; /* lanes for which it opens blocks: 8 or 16; 0: it opens none */
+extern const int64_t bf16_weights; /* 1: weights are bfloat16; 0: float32 */
 
 /* Bytes of scratch for each thread of a pass over `rows`, whose widest product has so many inputs. */
 int64_t scratch_bytes(int64_t rows, int64_t width);

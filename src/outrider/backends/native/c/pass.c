@@ -26,3 +26,8 @@ const int64_t block_lanes = LANES;
 #else
 const int64_t block_lanes = 0;
 #endif
+#ifdef BF16_WEIGHTS
+const int64_t bf16_weights = 1;
+#else
+const int64_t bf16_weights = 0;
+#endif
