@@ -3,7 +3,7 @@
     python benchmarks/passes.py smollm2 --rows 1 8 --contexts 150 700 --nodes 1 4 16 32
     python benchmarks/passes.py smollm2 --weights native int8
 
-The second compares weights of fewer bits, by products of whole numbers and by torch's products, with full ones.
+The second compares integer products with full weights, by native passes of the model's file.
 All ways stand side by side in one process and are measured in turn; medians and the middle half of the repeats, in
 milliseconds. A prompt's time is that of reading `context` tokens for all rows.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+import outrider
 from outrider.backends.torch import HFTarget, load_target
 from outrider.core.tree import chain
 from outrider.params import InputError
@@ -33,17 +34,18 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def ways_of(weights: list[str]) -> dict[str, dict[str, Any]]:
-    """Compiled passes over full weights and over these, and recorded ones by torch's products for these."""
-    whole = {f"compiled, {one}": {"exact": "bits", "weights": one} for one in weights}
-    torchs = {f"torch's, {one}": {"exact": "bits", "weights": one, "native": False} for one in weights}
-    return {"compiled": WAYS["compiled"], **whole, **torchs}
+    """Native passes over full weights and over these."""
+    return {f"native, {one}": {"weights": one} for one in ("full", *weights)}
 
 
-def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, HFTarget]:
+def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Each way's own target; those that cannot be had are left out, with a word."""
-    found: dict[str, HFTarget] = {}
+    found: dict[str, Any] = {}
     for way, how in ways.items():
         try:
+            if "weights" in how:
+                found[way] = outrider.load(model, "none", **how).target
+                continue
             target = load_target(model, **how)
         except InputError as error:
             print(f"{way}: {error}")
@@ -52,7 +54,7 @@ def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, HFTarget]:
         if way.startswith("compiled") and target.native is None:
             print(f"{way}: this model or machine has no such pass")
             continue
-        if way.startswith(("recorded", "torch's")):
+        if way.startswith("recorded"):
             target.compile()
         found[way] = target
     return found
@@ -100,7 +102,7 @@ def main() -> None:
             vocab = min(target.vocab for target in ways.values())
             prompts = [[dice.randrange(vocab) for _ in range(context)] for _ in range(rows)]
 
-            def read(target: HFTarget, prompts: list[list[int]] = prompts, context: int = context) -> Any:
+            def read(target: Any, prompts: list[list[int]] = prompts, context: int = context) -> Any:
                 session = target.open(context + max(given.nodes) + 64)
                 for _ in session.prefill(prompts):
                     pass

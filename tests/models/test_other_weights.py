@@ -90,7 +90,7 @@ def test_float16_cannot_tell() -> None:
 
 HOW: list[dict[str, Any]] = [
     {}, {"native": False}, {"exact": "bits", "native": False}, {"training": True}, {"dtype": "float32"},
-    {"dtype": "float32", "native": False}, {"weights": "int8"},
+    {"dtype": "float32", "native": False},
 ]  # fmt: skip
 
 

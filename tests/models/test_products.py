@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from contract_world import CONTEXT, PROMPTS, VOCAB, WIDE, needs, outputs
-from outrider.backends.torch.packed import bytes_read
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -311,15 +310,3 @@ def test_drafters_of_a_target_in_bfloat16_draft_in_it(tmp_path: Path, name: str)
     row = outputs(engine, [Request(PROMPTS[0], 1, 12, Sampling(0.0))])[0]
     assert len(row.output) == 12
     assert row.usage.drafted > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_bytes_of_weights_are_counted_in_any_order(dtype: torch.dtype) -> None:
-    """Two a number where they are ordered or halved: what a pass reads."""
-    model = nn.Sequential(nn.Linear(96, 300, bias=False), nn.RMSNorm(300)).to(dtype)
-    with torch.no_grad():
-        model[0].weight.copy_(weights())
-    size = model[1].weight.numel() * dtype.itemsize
-    assert bytes_read(model) == 96 * 300 * dtype.itemsize + size
-    products.hasten(model)
-    assert bytes_read(model) == 96 * 300 * (2 if products.hastened(model) else dtype.itemsize) + size
