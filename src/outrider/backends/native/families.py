@@ -99,6 +99,16 @@ class Values:
         """A number, or 0 where it is null or left out."""
         return 0.0 if self.config.get(name) is None else self.number(name)
 
+    def factor(self, name: str, inverse: bool = False) -> float:
+        """A factor, or by what is divided; 0: 1."""
+        value = 1.0 if self.config.get(name) is None else self.number(name)
+        return 0.0 if value == 1.0 else 1.0 / value if inverse else value
+
+    def normed(self, names: Mapping[str, str], flag: str) -> dict[str, str]:
+        """The names of a layer's parts, without the norms of queries and keys where this flag is not set."""
+        without = {"q_norm", "k_norm"} if not flag or not self.flag(flag) else set()
+        return {part: name for part, name in names.items() if part not in without}
+
     def flag(self, name: str) -> bool:
         return bool(self.config.get(name))
 
@@ -166,7 +176,8 @@ class Values:
         """A description of the usual sizes, with these options. `ropes`: `rope_parameters`; left out: those of all."""
         heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
         kv_heads = self.count("num_key_value_heads", heads)
-        head_dim, intermediate = self.count("head_dim", max(1, hidden // heads)), self.count("intermediate_size")
+        head_dim = self.count("head_dim", max(1, hidden // heads))
+        intermediate = self.count("intermediate_size", 4 * hidden)
         if heads % kv_heads:
             raise InputError(f"{heads} attention heads cannot share {kv_heads} heads of keys and values")
         if any(size % WIDTHS for size in (hidden, intermediate, head_dim)) or head_dim > MAX_HEAD_DIM:
@@ -296,6 +307,134 @@ def _phi3(known: Values) -> Description:
     return known.description(Names({**fused, **NORMS}), [LayerOptions(known.window())] * known.layers, ropes=[rope])
 
 
+def _phi(known: Values) -> Description:
+    names = {
+        **ATTENTION, "o": "self_attn.dense", "q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm",
+        "up": "mlp.fc1", "down": "mlp.fc2", "attention_norm": "input_layernorm",
+    }  # fmt: skip
+    biases = ALL_BIASES | NORM_BIASES | {"head", "q_norm", "k_norm"}
+    return known.description(
+        Names(known.normed(names, "qk_layernorm"), norm="model.final_layernorm"), [LayerOptions()] * known.layers,
+        biases=biases, layer_norm=True, parallel=True,
+    )  # fmt: skip
+
+
+def _granite(known: Values) -> Description:
+    return known.description(
+        LLAMA, [LayerOptions()] * known.layers, biases=_biases(known),
+        attention_scale=known.number("attention_multiplier"), embedding_scale=known.factor("embedding_multiplier"),
+        residual_scale=known.factor("residual_multiplier"), logit_scale=known.factor("logits_scaling", inverse=True),
+    )  # fmt: skip
+
+
+OLMO = Names({**ATTENTION, **QK_NORM, **MLP, **POST_NORMS})
+
+
+def _olmo2(known: Values) -> Description:
+    return known.description(OLMO, [LayerOptions()] * known.layers, biases=_biases(known), qk_norm=ALL_HEADS)
+
+
+def _olmo3(known: Values) -> Description:
+    window = known.window()
+    slides = known.slides(lambda i: (i + 1) % 4 != 0)
+    ropes = [known.rope("full_attention"), known.rope("sliding_attention", plain=True)]
+    layers = [LayerOptions(window * s, 2 if s else 1) for s in slides]
+    return known.description(OLMO, layers, ropes=ropes, biases=_biases(known), qk_norm=ALL_HEADS)
+
+
+COHERE = {**ATTENTION, **QK_NORM, **MLP, "attention_norm": "input_layernorm"}
+
+
+def _cohere_options(known: Values) -> dict[str, Any]:
+    return {
+        "biases": _biases(known), "layer_norm": True, "qk_norm": EACH_HEAD, "adjacent": True, "parallel": True,
+        "logit_scale": known.factor("logit_scale"),
+    }  # fmt: skip
+
+
+def _cohere(known: Values) -> Description:
+    names = Names(known.normed(COHERE, "use_qk_norm"))
+    return known.description(names, [LayerOptions()] * known.layers, **_cohere_options(known))
+
+
+def _cohere2(known: Values) -> Description:
+    every, window = known.count("sliding_window_pattern", 4), known.window()
+    slides = known.slides(lambda i: (i + 1) % every != 0)
+    layers = [LayerOptions(window * s, int(s and window > 0)) for s in slides]  # where all is seen nothing is rotated
+    return known.description(Names(known.normed(COHERE, "")), layers, **_cohere_options(known))
+
+
+def _stablelm(known: Values) -> Description:
+    each = {"q_norm": "self_attn.q_layernorm.norms.{}", "k_norm": "self_attn.k_layernorm.norms.{}"}
+    parallel = known.flag("use_parallel_residual")
+    names = known.normed({**ATTENTION, **each, **MLP, **NORMS}, "qk_layernorm")
+    if parallel:
+        names.pop("mlp_norm")
+    return known.description(
+        Names(names), [LayerOptions()] * known.layers, layer_norm=True, qk_norm=EACH_HEAD, parallel=parallel,
+        biases=NORM_BIASES | (frozenset("qkv") if known.flag("use_qkv_bias") else frozenset()),
+    )  # fmt: skip
+
+
+def _starcoder2(known: Values) -> Description:
+    names = Names({**ATTENTION, "up": "mlp.c_fc", "down": "mlp.c_proj", **NORMS})
+    biases = NORM_BIASES | (ALL_BIASES if known.flag("use_bias") else frozenset())
+    layers = [LayerOptions(window=known.window())] * known.layers
+    return known.description(names, layers, layer_norm=True, biases=biases)
+
+
+def _gpt2(known: Values) -> Description:
+    if known.flag("scale_attn_by_inverse_layer_idx") or not known.flag("scale_attn_weights"):
+        raise InputError("native passes do not support attention scores that are scaled by layer")
+    names = Names(
+        {
+            "attention_norm": "ln_1", "qkv": "attn.c_attn", "o": "attn.c_proj", "mlp_norm": "ln_2", "up": "mlp.c_fc",
+            "down": "mlp.c_proj",
+        },
+        "transformer.h.", "transformer.wte", "transformer.wpe", "transformer.ln_f", transposed=True,
+    )  # fmt: skip
+    layers = [LayerOptions(rope=0)] * known.layers
+    return known.description(names, layers, ropes=[], layer_norm=True, biases=ALL_BIASES | NORM_BIASES)
+
+
+def _gpt_neox(known: Values) -> Description:
+    names = Names(
+        {
+            **NORMS, "qkv": "attention.query_key_value", "o": "attention.dense", "up": "mlp.dense_h_to_4h",
+            "down": "mlp.dense_4h_to_h",
+        },
+        "gpt_neox.layers.", "gpt_neox.embed_in", norm="gpt_neox.final_layer_norm",
+    )  # fmt: skip
+    biases = ALL_BIASES if known.flag("attention_bias") else ALL_BIASES - {"qkv", "o"}
+    return known.description(
+        names, [LayerOptions()] * known.layers, ropes=[known.rope(theta="rotary_emb_base")], layer_norm=True,
+        biases=biases | NORM_BIASES, by_group=True, parallel=known.flag("use_parallel_residual"),
+    )  # fmt: skip
+
+
+def _falcon(known: Values) -> Description:
+    if known.flag("alibi"):
+        raise InputError("native passes do not support ALiBi, the position biases of this Falcon")
+    new, parallel = known.flag("new_decoder_architecture"), known.flag("parallel_attn")
+    two = parallel and new and known.config.get("num_ln_in_parallel_attn") in (None, 2)
+    norms = {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"} if two else {"attention_norm": "input_layernorm"}
+    if not parallel:
+        norms = {"mlp_norm": "post_attention_layernorm", "attention_norm": "input_layernorm"}
+    if not new:
+        known.config["num_key_value_heads"] = 1 if known.flag("multi_query") else None
+    names = Names(
+        {
+            "qkv": "self_attention.query_key_value", "o": "self_attention.dense", "up": "mlp.dense_h_to_4h",
+            "down": "mlp.dense_4h_to_h", **norms,
+        },
+        "transformer.h.", "transformer.word_embeddings", norm="transformer.ln_f",
+    )  # fmt: skip
+    return known.description(
+        names, [LayerOptions()] * known.layers, layer_norm=True, by_group=True, parallel=parallel or new,
+        biases=NORM_BIASES | (ALL_BIASES if known.flag("bias") else frozenset()),
+    )  # fmt: skip
+
+
 FAMILIES: dict[str, Callable[[Values], Description]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -306,6 +445,17 @@ FAMILIES: dict[str, Callable[[Values], Description]] = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "phi3": _phi3,
+    "phi": _phi,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "cohere": _cohere,
+    "cohere2": _cohere2,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "falcon": _falcon,
 }
 COMMON: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -320,6 +470,10 @@ GEMMA2 = {
 QWEN = {
     "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096,
     "max_window_layers": 28,
+}  # fmt: skip
+COHERES = {
+    "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64,
+    "max_position_embeddings": 8192, "logit_scale": 0.0625, "tie_word_embeddings": True,
 }  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {  # what differs from `COMMON`
     "mistral": {
@@ -344,10 +498,55 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what differs from `COMMON`
     "phi3": {
         "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
     },
+    "phi": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "hidden_act": "gelu_new",
+        "partial_rotary_factor": 0.5,
+    },
+    "granite": {"attention_multiplier": 1.0},
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": {"rms_norm_eps": 1e-5, "rope_default": 500000.0, "sliding_window": 4096},
+    "cohere": {**COHERES, "rope_default": 500000.0},
+    "cohere2": {**COHERES, "sliding_window": 4096},
+    "stablelm": {
+        "hidden_size": 2560, "intermediate_size": 6912, "num_key_value_heads": 32, "max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.25,
+    },
+    "starcoder2": {
+        "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30, "num_attention_heads": 24,
+        "num_key_value_heads": 2, "max_position_embeddings": 4096, "hidden_act": "gelu_pytorch_tanh", "use_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {
+        "hidden_size": 768, "intermediate_size": None, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "max_position_embeddings": 1024, "hidden_act": "gelu_new", "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+    },
+    "gpt_neox": {
+        "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64,
+        "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True,
+    },
+    "falcon": {
+        "hidden_size": 4544, "intermediate_size": None, "num_attention_heads": 71, "hidden_act": "gelu",
+        "multi_query": True, "parallel_attn": True, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
-OTHER_NAMES: dict[str, dict[str, str]] = {}  # of values: ours, and those of the family's config
+OTHER_NAMES: dict[str, dict[str, str]] = {  # of values: ours, and those of the family's config
+    "starcoder2": {"layer_norm_eps": "norm_epsilon"},
+    "gpt2": {
+        "hidden_size": "n_embd", "intermediate_size": "n_inner", "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head", "max_position_embeddings": "n_positions", "hidden_act": "activation_function",
+        "layer_norm_eps": "layer_norm_epsilon",
+    },
+    "gpt_neox": {"partial_rotary_factor": "rotary_pct"},
+    "falcon": {
+        "intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_kv_heads", "hidden_act": "activation",
+        "layer_norm_eps": "layer_norm_epsilon",
+    },
+}  # fmt: skip
 RENAMED: dict[str, tuple[tuple[str, str], ...]] = {  # how names of parameters begin in files, and in modules
     "gemma3": (
         ("language_model.model.", "model."), ("model.language_model.", "model."), ("language_model.lm_head.", "lm_head."),
     ),
+    "gpt2": tuple((name, f"transformer.{name}") for name in ("wte.", "wpe.", "h.", "ln_f.")),
+    "gpt_neox": (("embed_out.", "lm_head."),),
 }  # fmt: skip
