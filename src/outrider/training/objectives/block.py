@@ -20,7 +20,7 @@ chance that the drafter gives to the target's likeliest token of slot j,  w_k = 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
