@@ -19,7 +19,7 @@ from outrider.backends.torch import HFTarget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints.write import write
 from outrider.params import InputError
-from outrider.training import checkpoint, loop, objectives
+from outrider.training import checkpoint, data, loop, objectives
 from outrider.training.data import Document
 from outrider.training.objectives import eagle
 from outrider.training.recipe import Recipe
@@ -350,3 +350,26 @@ def test_a_checkpoint_of_another_network_is_named(model: HFTarget, tmp_path: Pat
     checkpoint.write(tmp_path / "checkpoint.pt", state)
     with pytest.raises(InputError, match="another --out"):
         run(model, tmp_path)
+
+
+def test_a_run_goes_on_with_more_data_and_keeps_its_draft_vocabulary(
+    model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size, its tokens and the target's head for them; no text that was learned is held out later."""
+    monkeypatch.setattr(data, "SMALLEST", 3)
+    monkeypatch.setattr(data, "COVERED", 0.4)
+    few = [Document(tuple(t % 12 for t in d.tokens), d.learn, d.key) for d in documents(10)]
+    recipe = replace(RECIPE, method="eagle3", options={"taps": (0, 2, 3)}, steps=4)
+    loop.train(model, few, tmp_path, recipe, stop=2, quiet=True)
+    before = checkpoint.read(tmp_path / "checkpoint.pt")
+    made: list[Any] = []
+    build = objectives.build
+    monkeypatch.setattr(objectives, "build", lambda *given: made.append(build(*given)) or made[-1])
+    loop.train(model, few + documents(60)[10:], tmp_path, recipe, quiet=True)
+    assert before is not None
+    assert made[0].net.config.draft_vocab == 8 == len(before["module"]["net.d2t"])
+    assert torch.equal(made[0].net.d2t, before["module"]["net.d2t"])
+    x = torch.randn(2, 32)
+    assert torch.allclose(made[0].head(x), model.head(x)[:, made[0].net.ids()], atol=1e-5)
+    learned = {d.key for d in data.split(few)[0]}
+    assert not learned & {d.key for d in data.split(few + documents(60)[10:])[1]}

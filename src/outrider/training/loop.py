@@ -28,7 +28,7 @@ from ..backends.torch.tensors import dtype_of
 from ..core.protocols import Target
 from ..params import InputError, Interrupted
 from . import checkpoint, objectives
-from .data import Batch, Document, pack, split
+from .data import Batch, Document, draft_size, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
 from .features import FeatureCache, TargetFeatures, digest, fingerprint, see
 from .foreign import ForeignFeatures
@@ -88,7 +88,7 @@ def train(
     share = stock is None or stock.family.binding is None
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
-    recipe = recipe.over(len(rows.keys)).continuing(out).complete()
+    recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out).complete(), learned, target.vocab)
     recipe = precisions(recipe, torch.device(target.device), dtype_of(target))
     accelerator = Accelerator(cpu=target.device == "cpu")
     main = accelerator.is_main_process
@@ -161,6 +161,13 @@ def train(
             if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command goes on from there")
     return Result(out / "best", last, loss, best, tau)
+
+
+def _vocabulary(recipe: Recipe, documents: Sequence[Document], vocab: int) -> Recipe:
+    """The recipe with the size of the draft vocabulary, where that is left to the data: a run keeps it."""
+    left = {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab") == -1
+    size = draft_size(documents, vocab) if left else 0
+    return replace(recipe, options={**recipe.options, "draft_vocab": size}) if left else recipe
 
 
 def precisions(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:

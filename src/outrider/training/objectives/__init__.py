@@ -2,8 +2,8 @@
 
 A file has `OPTIMISER`, the rates; `NATIVE = True` where it needs nothing of a target but its hidden states, embeddings
 and head, so that native passes can compute them; and `build(target, **options) -> Objective`, whose defaults are the
-method's options. Where `build` takes `documents`, it is given those that are learned. Another package adds an objective by an
-entry point of the group `outrider.objectives` that names such a module.
+method's options. Where `build` takes `documents`, it is given those that are learned. Another package adds an objective
+by an entry point of the group `outrider.objectives` that names such a module.
 """
 
 from __future__ import annotations

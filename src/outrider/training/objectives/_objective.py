@@ -118,6 +118,12 @@ class TrimmedObjective(NetworkObjective):
         places = None if ids is None else vocabulary.places_of(ids, target.vocab)
         self.register_buffer("places", places, persistent=False)
 
+    def load_state_dict(self, *given: Any, **options: Any) -> Any:
+        """As of any module; the draft vocabulary is among its buffers."""
+        made = super().load_state_dict(*given, **options)
+        self._read_vocabulary()
+        return made
+
     def begin(self, folder: str) -> None:
         """Begin with the weights of a drafter's folder or hub id, of whatever layout, its draft vocabulary included.
 
