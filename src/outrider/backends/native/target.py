@@ -22,7 +22,6 @@ from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
 from .library import NAMES, abilities, library
-from .pages import forget
 from .passes import Forward, Nodes, as_float
 from .session import NativeSession
 from .walk import Walk
@@ -76,7 +75,7 @@ class NativeTarget(Target):
             values = weights.single(self.code, one, places)
             with np.errstate(invalid="ignore"):  # NaN
                 found.update(name.encode() + values.astype(np.float64).tobytes())
-            forget(one.tensor.data)
+            one.tensor.forget()
         return found.hexdigest()[:16]
 
     @cached_property

@@ -1,4 +1,5 @@
-"""A model's weights as passes read them, made of its files without a copy of the model in between.
+"""A model's weights as passes read them, made of its files without a copy of the model in between, or of the memory
+of a loaded module, whose matrices are read where they lie.
 
 Matrices whose blocks this build reads keep their blocks, in the kernels' order; others become bfloat16 (in twelve bits
 where the build has that) or float32. The weights are the numbers that the file's own reader makes, rounded to bfloat16
@@ -22,7 +23,7 @@ from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, stru
 from .checkpoint import Checkpoint
 from .description import Description, LayerOptions
 from .model import Parameter
-from .pages import aligned, forget, stretch
+from .pages import aligned, stretch
 
 SAMPLE = 4  # fours of rows of a matrix that are compared
 OTHERS, OTHER = 4, 32  # BF12: at most one block of so many has upper bytes of its own, which take so many bytes
@@ -50,6 +51,12 @@ class Weights:
     head: Struct  # the same without layers and norm: the head alone
     table: Table
     kept: list[Any] = field(default_factory=list)
+    copies: list[tuple[Array, Parameter]] = field(default_factory=list)  # of vectors that others may write to
+
+    def refresh(self) -> None:
+        """Copy the vectors of a loaded module again. (Its matrices are read where they lie.)"""
+        for made, one in self.copies:
+            made[:] = vector(self.table.code, one, self.table.halves)
 
     @property
     def bytes(self) -> int:
@@ -157,7 +164,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
     layers = ffi.new("Layer[]", len(made.layers))
     for i, (layer, options) in enumerate(zip(layers, made.layers, strict=True)):
         loader.fill(layer, f"model.layers.{i}.", options, matrices[7 * i : 7 * i + 7], kept)
-    norm = vector(code, checkpoint.parameters["model.norm.weight"], halves)
+    norm = loader.vector(checkpoint.parameters["model.norm.weight"])
     sizes = {
         "hidden": made.hidden, "intermediate": made.intermediate, "heads": made.heads, "kv_heads": made.kv_heads,
         "head_dim": made.head_dim, "vocab": made.vocab, "eps": made.eps, "attention_scale": made.head_dim**-0.5,
@@ -168,7 +175,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
     plain = matrices[-1].data if made.tied and matrices[-1].kind == PLAIN else None
     if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32"):
         plain = table.tensor.data
-    return Weights(model, struct("Model", **sizes), Table(code, table, halves, plain), kept)
+    return Weights(model, struct("Model", **sizes), Table(code, table, halves, plain), kept, loader.copies)
 
 
 PROJECTIONS = (
@@ -186,6 +193,7 @@ class _Loader:
     code: Library
     halves: bool
     parameters: dict[str, Parameter]
+    copies: list[tuple[Array, Parameter]] = field(default_factory=list)
 
     def layer_matrices(self, made: Description) -> Iterator[Parameter]:
         for i in range(len(made.layers)):
@@ -199,7 +207,7 @@ class _Loader:
         biases = [(f"{field_}_bias", f"{name}.bias") for field_, name in PROJECTIONS[:4]]
         for field_, name in (*NORMS, *biases):
             if (one := self.parameters.get(at + name)) is not None:
-                kept.append(vector(self.code, one, self.halves))
+                kept.append(self.vector(one))
                 setattr(layer, field_, address(kept[-1]))
         layer.window, layer.rope = options.window, int(options.rope)
 
@@ -214,12 +222,28 @@ class _Loader:
 
     def matrix(self, one: Parameter, room: Array) -> Matrix:
         """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
+        if self.in_place(one):
+            return Matrix(PLAIN, one.tensor.data)
         made = self.blocks(one, room) or self.plain(one, room)
-        forget(one.tensor.data)
+        one.tensor.forget()
+        return made
+
+    def in_place(self, one: Parameter) -> bool:
+        """Is it read where it lies, in memory of a loaded module?"""
+        kind = "BF16" if self.halves else "F32"
+        return not one.tensor.mapped and one.order is None and one.tensor.kind.name == kind
+
+    def vector(self, one: Parameter) -> Array:
+        """A norm's weights or a bias, float32 [n]."""
+        made = vector(self.code, one, self.halves)
+        if not one.tensor.mapped:
+            self.copies.append((made, one))
         return made
 
     def size(self, one: Parameter) -> int:
-        """Bytes that a matrix takes."""
+        """Bytes that a matrix takes in the stretch."""
+        if self.in_place(one):
+            return 0
         rows, width = one.tensor.shape
         if each := self.each(one):
             return each * (rows + -rows % 4)
