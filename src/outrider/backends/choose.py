@@ -67,9 +67,8 @@ def load(
         target.stock = partial(_stock, place)
         return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
     if weights != "full":
-        raise InputError(
-            f"{place} is not served by native passes here, which {weights} weights need; leave weights out"
-        )
+        need = f"which {weights} weights need; leave weights out"
+        raise InputError(f"{place} is not served by native passes here, {need}")
     return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options)
 
 
