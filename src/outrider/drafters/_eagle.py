@@ -113,9 +113,7 @@ def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> Draf
     return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
 
 
-def _drafter(
-    net: EagleNet, target: Target, growth: Growth, where: object = "this EAGLE drafter"
-) -> Drafter:
+def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "this EAGLE drafter") -> Drafter:
     _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
     _heads.check_embedding(target, net.config.target_hidden)
     ids = net.ids()

@@ -193,9 +193,7 @@ def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Dra
     return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
 
 
-def _drafter(
-    net: Eagle3Net, target: Target, growth: Growth, where: object = "this EAGLE-3 drafter"
-) -> Drafter:
+def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "this EAGLE-3 drafter") -> Drafter:
     config, ids = net.config, net.ids()
     _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
     if not config.own_embedding:

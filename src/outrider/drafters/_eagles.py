@@ -82,7 +82,9 @@ def compiled(config: EagleConfig | Eagle3Config, weights: Weights, target: Targe
     table = weights.get("embed_tokens.weight", target.embeddings)
     if head is None or table is None or table.shape[1] != config.layer.hidden:
         return None
-    made = eagle(code, EagleParts(weights, config.layer, "midlayer." if three else "layers.0.", three, head, table, ids))
+    made = eagle(
+        code, EagleParts(weights, config.layer, "midlayer." if three else "layers.0.", three, head, table, ids)
+    )
     return None if made is None else CompiledEagle(made, growth, target.vocab, method.taps(config))
 
 

@@ -28,7 +28,7 @@ from ..nets.kv_cache import KVCache, behind
 from ..nets.layer import Layer
 from . import _heads, _ranks, _weights
 from ._growth import Growth, Step
-from ._trained import Options
+from ._eagles import Options
 from ._waiting import Pending, Waiting
 
 

@@ -19,6 +19,7 @@ from ..checkpoints.target import linear_head
 from ..core.protocols import Target
 from ..params import InputError
 
+
 class ResBlock(nn.Module):
     """x + SiLU(W1 x + b). With `inputs` wider than hidden, R x + SiLU(W1 x + b): R takes the place of the identity.
 

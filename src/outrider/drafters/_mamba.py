@@ -179,9 +179,7 @@ class TensorMambaDrafting(MambaDrafting):
         return logits.unflatten(0, (b, w))
 
 
-def load(
-    target: Target, tokenizer: Any, path: str, request: Request
-) -> MambaDrafter | HybridDrafter | TextDrafter:
+def load(target: Target, tokenizer: Any, path: str, request: Request) -> MambaDrafter | HybridDrafter | TextDrafter:
     """The drafter of a folder or hub id."""
     folder = str(folder_of(path))
     net = _net(folder, target, request.dtype, request.vocab == "same")

@@ -37,7 +37,6 @@ from .configs import OUT, BlockConfig
 from .layer import MLP, Attention, LayerShape, RMSNorm, Rope, apply_rotary, attend
 
 
-
 class BlockAttention(Attention):
     """Projections with a norm per head on queries and keys (Qwen3's)."""
 
