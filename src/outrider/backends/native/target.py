@@ -22,7 +22,6 @@ from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
 from .library import NAMES, abilities, library
-from .pages import forget
 from .passes import Forward, Nodes, as_float
 from .session import NativeSession
 from .walk import Walk
@@ -72,12 +71,11 @@ class NativeTarget(Target):
         for name, shape in self.checkpoint.description.shapes():
             size = int(np.prod(shape))
             places = np.arange(0, size, max(1, size // MARKED))[:MARKED]
-            one, width = self.checkpoint.parameters[name], shape[1] if len(shape) > 1 else 1
-            some = weights.numbers(self.code, one, True, places // width)
-            values = widened(some[np.arange(len(places)), places % width])
+            one = self.checkpoint.parameters[name]
+            values = weights.single(self.code, one, places)
             with np.errstate(invalid="ignore"):  # NaN
                 found.update(name.encode() + values.astype(np.float64).tobytes())
-            forget(one.tensor.data)
+            one.tensor.forget()
         return found.hexdigest()[:16]
 
     @cached_property

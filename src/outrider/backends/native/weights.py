@@ -1,4 +1,5 @@
-"""A model's weights as passes read them, made of its files without a copy of the model in between.
+"""A model's weights as passes read them, made of its files without a copy of the model in between, or of the memory
+of a loaded module, whose matrices are read where they lie.
 
 Matrices whose blocks this build reads keep their blocks, in the kernels' order; others become bfloat16 (in twelve bits
 where the build has that) or float32. The weights are the numbers that the file's own reader makes, rounded to bfloat16
@@ -9,6 +10,7 @@ A matrix that differs, or has a scale that its blocks cannot keep, is read as nu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +23,9 @@ from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, stru
 from .checkpoint import Checkpoint
 from .description import Description, LayerOptions
 from .model import Parameter
-from .pages import aligned, forget, stretch
+from .pages import aligned, stretch
 
-SAMPLE = 16  # fours of rows of a matrix that are compared
+SAMPLE = 4  # fours of rows of a matrix that are compared
 OTHERS, OTHER = 4, 32  # BF12: at most one block of so many has upper bytes of its own, which take so many bytes
 
 
@@ -49,6 +51,12 @@ class Weights:
     head: Struct  # the same without layers and norm: the head alone
     table: Table
     kept: list[Any] = field(default_factory=list)
+    copies: list[tuple[Array, Parameter]] = field(default_factory=list)  # of vectors that others may write to
+
+    def refresh(self) -> None:
+        """Copy the vectors of a loaded module again. (Its matrices are read where they lie.)"""
+        for made, one in self.copies:
+            made[:] = vector(self.table.code, one, self.table.halves)
 
     @property
     def bytes(self) -> int:
@@ -87,7 +95,9 @@ def rounded(values: Array) -> Array:
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
 
 
-def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = None, to: Array | None = None) -> Array:
+def numbers(
+    code: Library, one: Parameter, halves: bool, rows: Array | None = None, to: Array | None = None, workers: int = 0
+) -> Array:
     """Rows of a parameter as numbers.
 
     Args:
@@ -96,6 +106,7 @@ def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = No
         halves: round to bfloat16 (the uint16 of its bits)? Else float32.
         rows: int64, which ones, in the model's order; None: all.
         to: uint8, where they are written; None: memory of its own.
+        workers: threads that write; 0: `threads()` for large matrices, else 1.
     """
     tensor = one.tensor
     width = tensor.shape[1] if len(tensor.shape) > 1 else 1
@@ -105,11 +116,29 @@ def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = No
     place = None if order is None else np.ascontiguousarray(order, np.int64)
     count, kind = tensor.shape[0] if place is None else len(place), np.uint16 if halves else np.float32
     made = aligned((count, width), kind) if to is None else to.view(kind).reshape(count, width)
-    few = 1 if count * width < 1 << 16 else threads()
-    arguments = address(place), address(made), int(halves), few
+    workers = workers or (1 if count * width < 1 << 16 else threads())
+    arguments = address(place), address(made), int(halves), workers
     done = code.dequantise(tensor.kind.number, address(tensor.data), count, width, *arguments)
     assert done == count, "the checkpoint has been asked whether its kinds are supported"
     return made
+
+
+def single(code: Library, one: Parameter, places: Array) -> Array:
+    """Single weights of a parameter, rounded to bfloat16: float32 [n]. Only the blocks that hold them are opened.
+
+    Args:
+        code: the compiled pass, of any precision.
+        one: the parameter.
+        places: int64 [n], where they lie in it as the model has it, row by row.
+    """
+    tensor, width = one.tensor, one.tensor.shape[1] if len(one.tensor.shape) > 1 else 1
+    if one.order is not None:
+        places = one.order[places // width] * width + places % width
+    size = tensor.kind.elements
+    blocks = np.ascontiguousarray(places // size)
+    made = np.empty((len(blocks), size), np.uint16)
+    code.dequantise(tensor.kind.number, address(tensor.data), len(blocks), size, address(blocks), address(made), 1, 1)
+    return widened(made[np.arange(len(blocks)), places % size])
 
 
 def vector(code: Library, one: Parameter, halves: bool) -> Array:
@@ -135,7 +164,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
     layers = ffi.new("Layer[]", len(made.layers))
     for i, (layer, options) in enumerate(zip(layers, made.layers, strict=True)):
         loader.fill(layer, f"model.layers.{i}.", options, matrices[7 * i : 7 * i + 7], kept)
-    norm = vector(code, checkpoint.parameters["model.norm.weight"], halves)
+    norm = loader.vector(checkpoint.parameters["model.norm.weight"])
     sizes = {
         "hidden": made.hidden, "intermediate": made.intermediate, "heads": made.heads, "kv_heads": made.kv_heads,
         "head_dim": made.head_dim, "vocab": made.vocab, "eps": made.eps, "attention_scale": made.head_dim**-0.5,
@@ -146,7 +175,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
     plain = matrices[-1].data if made.tied and matrices[-1].kind == PLAIN else None
     if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32"):
         plain = table.tensor.data
-    return Weights(model, struct("Model", **sizes), Table(code, table, halves, plain), kept)
+    return Weights(model, struct("Model", **sizes), Table(code, table, halves, plain), kept, loader.copies)
 
 
 PROJECTIONS = (
@@ -164,6 +193,7 @@ class _Loader:
     code: Library
     halves: bool
     parameters: dict[str, Parameter]
+    copies: list[tuple[Array, Parameter]] = field(default_factory=list)
 
     def layer_matrices(self, made: Description) -> Iterator[Parameter]:
         for i in range(len(made.layers)):
@@ -177,20 +207,43 @@ class _Loader:
         biases = [(f"{field_}_bias", f"{name}.bias") for field_, name in PROJECTIONS[:4]]
         for field_, name in (*NORMS, *biases):
             if (one := self.parameters.get(at + name)) is not None:
-                kept.append(vector(self.code, one, self.halves))
+                kept.append(self.vector(one))
                 setattr(layer, field_, address(kept[-1]))
         layer.window, layer.rope = options.window, int(options.rope)
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
-        """Matrices in one stretch of memory. The file's own pages are given back as soon as they were read."""
-        made = []
-        for one, room in zip(parameters, stretch([self.size(one) for one in parameters]), strict=True):
-            made.append(self.blocks(one, room) or self.plain(one, room))
-            forget(one.tensor.data)
+        """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, and
+        threads that share one mostly wait for each other."""
+        rooms = stretch([self.size(one) for one in parameters])
+        order = sorted(range(len(rooms)), key=lambda i: -len(rooms[i]))
+        with ThreadPoolExecutor(threads()) as pool:
+            made = dict(zip(order, pool.map(lambda i: self.matrix(parameters[i], rooms[i]), order), strict=True))
+        return [made[i] for i in range(len(rooms))]
+
+    def matrix(self, one: Parameter, room: Array) -> Matrix:
+        """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
+        if self.in_place(one):
+            return Matrix(PLAIN, one.tensor.data)
+        made = self.blocks(one, room) or self.plain(one, room)
+        one.tensor.forget()
+        return made
+
+    def in_place(self, one: Parameter) -> bool:
+        """Is it read where it lies, in memory of a loaded module?"""
+        kind = "BF16" if self.halves else "F32"
+        return not one.tensor.mapped and one.order is None and one.tensor.kind.name == kind
+
+    def vector(self, one: Parameter) -> Array:
+        """A norm's weights or a bias, float32 [n]."""
+        made = vector(self.code, one, self.halves)
+        if not one.tensor.mapped:
+            self.copies.append((made, one))
         return made
 
     def size(self, one: Parameter) -> int:
-        """Bytes that a matrix takes."""
+        """Bytes that a matrix takes in the stretch."""
+        if self.in_place(one):
+            return 0
         rows, width = one.tensor.shape
         if each := self.each(one):
             return each * (rows + -rows % 4)
@@ -214,7 +267,7 @@ class _Loader:
         rows, width = one.tensor.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
         kind = self.code.repack(
-            one.tensor.kind.number, address(one.tensor.data), rows, width, address(place), address(room), threads()
+            one.tensor.kind.number, address(one.tensor.data), rows, width, address(place), address(room), 1
         )
         made = Matrix(int(kind), room)
         return made if kind != PLAIN and self.agrees(made, one) else None
@@ -223,14 +276,15 @@ class _Loader:
         """Are the weights that a pass reads those of the file, in a sample of rows?"""
         rows, width = one.tensor.shape
         fours = made.data.reshape(-(-rows // 4), -1)
-        some = np.unique(np.linspace(0, max(0, rows // 4 - 1), SAMPLE).astype(np.int64))
+        last = max(0, rows // 4 - 1)
+        some = np.array(sorted({last * i // (SAMPLE - 1) for i in range(SAMPLE)}))
         own = np.ascontiguousarray(fours[some])
         read = aligned((4 * len(some), width), np.uint16)
         sample = Matrix(made.kind, own).struct
-        self.code.unpack_matrix(ffi.addressof(sample), len(read), width, address(read), threads())
+        self.code.unpack_matrix(ffi.addressof(sample), len(read), width, address(read), 1)
         index = (4 * some[:, None] + np.arange(4)).reshape(-1)
         there = index < rows
-        theirs = numbers(self.code, one, True, index[there])
+        theirs = numbers(self.code, one, True, index[there], workers=1)
         return np.array_equal(widened(read[there]), widened(theirs))  # zeros may differ in their signs
 
     def plain(self, one: Parameter, room: Array) -> Matrix:
@@ -238,11 +292,11 @@ class _Loader:
         rows, width = one.tensor.shape
         size = rows * width * (2 if self.halves else 4)
         if len(room) == size and not self.twelve(rows, width):
-            numbers(self.code, one, self.halves, to=room)
+            numbers(self.code, one, self.halves, to=room, workers=1)
             return Matrix(PLAIN, room)
         own = aligned(((rows + -rows % 4) * width * size // (rows * width),), np.uint8)
         own[size:] = 0
-        numbers(self.code, one, self.halves, to=own[:size])
+        numbers(self.code, one, self.halves, to=own[:size], workers=1)
         if not self.each(one) and (made := self.packed(own, rows, width, room)) is not None:
             return made
         return Matrix(PLAIN, own)
@@ -253,9 +307,9 @@ class _Loader:
         capacity = outputs // 4 + outputs // 4 * (width // BLOCK_WEIGHTS) // OTHERS
         others = aligned((capacity * OTHER,), np.uint8)  # memory that is not written takes no place
         numbers_ = address(own), outputs, width
-        if not self.code.pack_bf12(*numbers_, address(room), address(others), capacity, threads()):
+        if not self.code.pack_bf12(*numbers_, address(room), address(others), capacity, 1):
             return None
         made, read = Matrix(BF12, room, others), aligned((outputs, width), np.uint16)
         own_ = made.struct
-        self.code.unpack_matrix(ffi.addressof(own_), outputs, width, address(read), threads())
+        self.code.unpack_matrix(ffi.addressof(own_), outputs, width, address(read), 1)
         return made if np.array_equal(read, own.view(np.uint16).reshape(read.shape)) else None
