@@ -297,15 +297,14 @@ def load(
         device: auto, cpu, cuda, ...
         exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
             in 16 bits where a probe finds that this machine's kernels allow it at next to no cost (docs/exactness.md).
-        weights: full: as the checkpoint has them; int8: linear layers in eight bits; native: the four-bit numbers of a
-            .gguf file. The last two are for CPUs, round activations (to eight bits where passes are compiled without
-            tiles, else to bfloat16), and are other targets than the full one.
+        weights: full: as the checkpoint has them; native: the quants of a .gguf file's blocks, multiplied by activations
+            that are rounded to int8; int8: the same with weights rounded to int8. The last two are for CPUs and models
+            of native passes, and are other targets than the full one.
         trust_remote_code: run code that comes with the model.
         compile: run the models' passes without their Python: the same logits sooner. Llama-shaped models on x86
             processors run in compiled code of our own (`targets/compiled.py`), others are recorded once each kind of
             pass has been proved (`targets/graphs.py`). True: record at load, in some seconds. False: neither. Default:
             both, recordings after the first rounds, for models loaded by name; their weights must not change then.
-            With int8 or native weights compiled passes may round otherwise: texts with and without are not the same.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
             shapes). Set by a budget that names them, as in "1:3,2,1 2:1,1".
         options: for transformers' `from_pretrained` (revision, quantization_config, ...).
