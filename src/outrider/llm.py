@@ -298,8 +298,8 @@ def load(
         exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
             in 16 bits where a probe finds that this machine's kernels allow it at next to no cost (docs/exactness.md).
         weights: full: as the checkpoint has them; native: the quants of a .gguf file's blocks, multiplied by
-            activations that are rounded to int8; int8: the same with weights rounded to int8. The last two are for CPUs and models
-            of native passes, and are other targets than the full one.
+            activations that are rounded to int8; int8: the same with weights rounded to int8. The last two are for
+            CPUs and models of native passes, and are other targets than the full one.
         trust_remote_code: run code that comes with the model.
         compile: run the models' passes without their Python: the same logits sooner. Llama-shaped models on x86
             processors run in compiled code of our own (`targets/compiled.py`), others are recorded once each kind of
