@@ -56,7 +56,7 @@ def tests(kind: str) -> Sequence[str]:
 
 def compiled() -> Iterator[str]:
     """The test files that run the compiled code."""
-    for file in sorted((*ROOT.glob("tests/native/test_*.py"), *ROOT.glob("tests/models/test_*.py"))):
+    for file in (*sorted(ROOT.glob("tests/native/test_*.py")), *sorted(ROOT.glob("tests/models/test_*.py"))):
         if file.stem not in OTHERS and COMPILED.search(file.read_text(encoding="utf-8")):
             yield str(file.relative_to(ROOT))
 
