@@ -17,7 +17,7 @@ from .types import Array, Budget, DraftTree, HostRow, Question, Rows, Verdict
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What a verification pass returns, per node it was asked about.
+    """What a verification pass returns, for each node of its input.
 
     On the CPU these are numpy arrays: logits in float32 or float64, features in the precision of the target, bfloat16
     as the uint16 that holds its bits. On another device they are its tensors.
@@ -165,7 +165,7 @@ class Target(Protocol):
 
     @abstractmethod
     def open(self, capacity: int) -> Session:
-        """An empty session whose rows have room for `capacity` tokens, those of a tree included."""
+        """An empty session whose rows hold up to `capacity` tokens, those of a tree included."""
 
     def warm(self, taps: tuple[int, ...]) -> None:
         """Do now what would make the first rounds slow."""
