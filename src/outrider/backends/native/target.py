@@ -123,13 +123,10 @@ class NativeTarget(Target):
         tied = self.checkpoint.description.tied
         return self._rows("model.embed_tokens.weight" if tied else "lm_head.weight", tokens)
 
-    @cached_property
-    def embeddings(self) -> Array:
-        """See `Target.embeddings`: what passes read, or a copy where that is in blocks or of another kind."""
-        plain = self.forward.weights.table.plain
-        if plain is not None and self.halves == (self.precision == "bfloat16"):
-            return plain.view(self.forward.dtype).reshape(self.vocab, self.hidden)
-        return self._rows("model.embed_tokens.weight", None)
+    @property
+    def embeddings(self) -> weights.Table:
+        """See `Target.embeddings`."""
+        return self.forward.weights.table
 
     def _rows(self, name: str, rows: Array | None) -> Array:
         """Rows of a parameter, the weights as passes have them, in this precision."""

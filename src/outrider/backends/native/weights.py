@@ -22,6 +22,7 @@ from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
 from .description import Description, LayerOptions
+from .files import SAFETENSORS, Tensor
 from .model import Parameter
 from .pages import aligned, stretch
 
@@ -77,6 +78,31 @@ class Table:
     def address(self) -> Any:
         """Of the table as a pass reads it; NULL where rows are made one by one (`rows`)."""
         return address(self.plain)
+
+    @classmethod
+    def of(cls, values: Array, code: Library) -> Table:
+        """That of an array [n, h] of float32, or of the uint16 that holds the bits of bfloat16."""
+        halves = values.dtype == np.uint16
+        own = np.ascontiguousarray(values)
+        tensor = Tensor(
+            "embeddings", SAFETENSORS["BF16" if halves else "F32"], own.shape, own.view(np.uint8).reshape(-1)
+        )
+        return cls(code, Parameter(tensor.name, tensor, None), halves)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Tokens and width."""
+        return self.parameter.tensor.shape
+
+    @property
+    def lookup(self) -> dict[str, Any]:
+        """Fields of `Draft`, by which rows are decoded where the table lies."""
+        tensor = self.parameter.tensor
+        assert self.parameter.order is None, "tables of embeddings keep their order"
+        return {
+            "embeddings": address(tensor.data), "embedding_rows": tensor.shape[0], "embedding_bf16": int(self.halves),
+            "embedding_kind": tensor.kind.number,
+        }  # fmt: skip
 
     def rows(self, tokens: Array) -> Array:
         """Embeddings of tokens: float32 [n, h], of weights as the model has them."""
