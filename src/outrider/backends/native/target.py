@@ -56,7 +56,7 @@ class NativeTarget(Target):
         self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
         self.layers, self.precision = len(made.layers), rest
         self.forward = Forward(
-            code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16"
+            code, weights.load(checkpoint, code, halves), made.ropes, made.context, rest == "bfloat16"
         )
         self.walk, self.lock, self.kernels, self.halves = Walk(code), RLock(), NAMES[code], halves
         (read,) = self.open(2).prefill([[self.vocab // 2] * 2])
@@ -120,8 +120,11 @@ class NativeTarget(Target):
 
     def head_rows(self, tokens: Array | None) -> Array | None:
         """See `Target.head_rows`."""
-        tied = self.checkpoint.description.tied
-        return self._rows("model.embed_tokens.weight" if tied else "lm_head.weight", tokens)
+        made = self.checkpoint.description
+        if made.logit_cap or "head" in made.biases:
+            return None
+        rows = self._rows(made.names.embeddings if made.tied else made.names.head, tokens)
+        return rows if not made.logit_scale else self._scaled(rows, made.logit_scale)
 
     @property
     def embeddings(self) -> weights.Table:
@@ -129,9 +132,14 @@ class NativeTarget(Target):
         return self.forward.weights.table
 
     def _rows(self, name: str, rows: Array | None) -> Array:
-        """Rows of a parameter, the weights as passes have them, in this precision."""
-        made = weights.numbers(self.code, self.checkpoint.parameters[name], self.halves, rows)
+        """Rows of a matrix, the weights as passes have them, in this precision."""
+        made = weights.numbers(self.code, self.checkpoint.parameters[f"{name}.weight"], self.halves, rows)
         return widened(made) if self.halves and self.precision == "float32" else made
+
+    def _scaled(self, rows: Array, scale: float) -> Array:
+        """Numbers in this precision, multiplied."""
+        made = as_float(rows) * np.float32(scale)
+        return rounded(made) if self.precision == "bfloat16" else made
 
     def open(self, capacity: int) -> NativeSession:
         """See `Target.open`. The session grows if its rows must."""

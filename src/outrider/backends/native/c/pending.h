@@ -14,6 +14,7 @@
 static void embed_token(const Draft *draft, int64_t token, int64_t hidden, float *to) {
     EXPECT(token >= 0 && token < draft->embedding_rows);
     dequantise_row(format_of(draft->embedding_kind), draft->embeddings, token, hidden, draft->embedding_bf16, to);
+    for (int64_t k = 0; k < hidden && draft->embedding_scale != 0; k++) to[k] *= draft->embedding_scale;
 }
 
 /* Keys and values of `count` inputs, which lie in `normed`, written behind their rows' texts. `real_nodes`: the row of
