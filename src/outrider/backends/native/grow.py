@@ -368,10 +368,10 @@ class Prefix:
         self.code, self.shape, self.turns, self.lock = code, shape, Turns(shape), Lock()
         hold, layer = Holder(code, weights), struct("Layer")
         hold.layer(layer, "prefix.layer.", {"mlp_norm": "post_attention_layernorm"})
-        layer.attention_norm = hold.vector("prefix.input_layernorm.weight")
+        layer.attention_norm = {"weight": hold.vector("prefix.input_layernorm.weight")}
         self.model = struct(
             "Model", **sizes_of(shape), layers=1, attention_scale=shape.head_dim**-0.5, layer=layer,
-            norm=hold.vector("prefix.norm.weight"),
+            norm={"weight": hold.vector("prefix.norm.weight")},
         )  # fmt: skip
         self.kept, self.workspace = [*hold.kept, layer], Workspace(code, self.model)
 
