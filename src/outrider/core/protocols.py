@@ -159,8 +159,9 @@ class Target(Protocol):
         return None
 
     @property
-    def embeddings(self) -> Array | None:
-        """The table [v, h] of embeddings, in this precision, under the conditions of `head_rows`."""
+    def embeddings(self) -> Any:
+        """The table [v, h] of embeddings as compiled code reads it (`backends/native/weights.py: Table`), under the
+        conditions of `head_rows`; else None."""
         return None
 
     @abstractmethod

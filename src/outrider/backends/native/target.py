@@ -134,15 +134,10 @@ class NativeTarget(Target):
         rows = self._rows(made.names.embeddings if made.tied else made.names.head, tokens)
         return rows if not made.logit_scale else self._scaled(rows, made.logit_scale)
 
-    @cached_property
-    def embeddings(self) -> Array:
-        """See `Target.embeddings`: what passes read, or a copy where that is in blocks or of another kind."""
-        plain = self.forward.weights.table.plain
-        scale = self.forward.weights.table.scale
-        if plain is not None and not scale and self.halves == (self.precision == "bfloat16"):
-            return plain.view(self.forward.dtype).reshape(self.vocab, self.hidden)
-        rows = self._rows(self.checkpoint.description.names.embeddings, None)
-        return self._scaled(rows, scale) if scale else rows
+    @property
+    def embeddings(self) -> weights.Table:
+        """See `Target.embeddings`."""
+        return self.forward.weights.table
 
     def _rows(self, name: str, rows: Array | None) -> Array:
         """Rows of a matrix, the weights as passes have them, in this precision."""

@@ -28,7 +28,7 @@ from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, INTEGER, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
 from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, NORMS, Description, Place
-from .files import KINDS
+from .files import KINDS, SAFETENSORS, Tensor
 from .model import Parameter, picked
 from .pages import aligned, stretch
 
@@ -94,6 +94,31 @@ class Table:
     def address(self) -> Any:
         """Of the table as a pass reads it; NULL where rows are made one by one (`rows`)."""
         return address(self.plain)
+
+    @classmethod
+    def of(cls, values: Array, code: Library) -> Table:
+        """That of an array [n, h] of float32, or of the uint16 that holds the bits of bfloat16."""
+        halves = values.dtype == np.uint16
+        own = np.ascontiguousarray(values)
+        tensor = Tensor(
+            "embeddings", SAFETENSORS["BF16" if halves else "F32"], own.shape, own.view(np.uint8).reshape(-1)
+        )
+        return cls(code, Parameter(tensor.name, tensor, None), halves)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Tokens and width."""
+        return self.parameter.tensor.shape
+
+    @property
+    def lookup(self) -> dict[str, Any]:
+        """Fields of `Draft`, by which rows are decoded where the table lies."""
+        tensor = self.parameter.tensor
+        assert self.parameter.order is None, "tables of embeddings keep their order"
+        return {
+            "embeddings": address(tensor.data), "embedding_rows": tensor.shape[0], "embedding_bf16": int(self.halves),
+            "embedding_kind": tensor.kind.number, "embedding_scale": self.scale,
+        }  # fmt: skip
 
     def rows(self, tokens: Array) -> Array:
         """Embeddings of tokens: float32 [n, h], of weights as the model has them, scaled."""

@@ -22,6 +22,7 @@ from ...core.protocols import Prefill, Target, TargetOutput
 from ...core.tree import chain
 from ...core.types import Array, Question, Verdict
 from ...params import InputError
+from ..native.weights import Table
 from . import aligned, attention, exact, families, products
 from .cache import TreeCache
 from .carrier import carrying
@@ -152,10 +153,11 @@ class HFTarget(Target):
         return self._rows(lm_head.weight, tokens) if plain else None
 
     @property
-    def embeddings(self) -> Array | None:
+    def embeddings(self) -> Table | None:
         """See `Target.embeddings`."""
         table = self.model.get_input_embeddings()
-        return self._rows(table.weight, None) if type(table) is torch.nn.Embedding and self.scale == 1.0 else None
+        rows = self._rows(table.weight, None) if type(table) is torch.nn.Embedding and self.scale == 1.0 else None
+        return None if rows is None else Table.of(rows, self.code)
 
     def _rows(self, weight: Tensor, rows: Array | None) -> Array | None:
         """Rows of a matrix where passes are compiled and it is in this precision; all of them share its memory."""

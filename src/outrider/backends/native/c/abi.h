@@ -139,8 +139,10 @@ typedef struct {
     int64_t price_total; /* 1: `seconds` are by the drafted nodes of all rows together; 0: of the widest row */
     const double *seconds; /* [max_priced]: of a round that verifies so many drafted nodes */
     double trust; /* expected acceptance = trust * confidence */
-    const kv_t *embeddings; /* [embedding_rows, hidden] */
-    int64_t embedding_rows;
+    const uint8_t *embeddings; /* the table [embedding_rows, hidden], as a model's file has it */
+    int64_t embedding_rows, embedding_kind; /* GGUF's number of the kind of its weights */
+    int64_t embedding_bf16; /* 1: they are rounded to bfloat16 */
+    float embedding_scale; /* and then multiplied by this; 0: not */
     const int64_t *token_ids; /* of the head's rows; NULL: these are the ids */
     const float *temperature; /* [rows] */
     const uint64_t *seeds; /* [rows], of the noise; NULL: none */
