@@ -13,6 +13,7 @@ from ...core.types import Array
 from ...params import InputError
 from . import model
 from .description import Description, describe
+from .experts import apart
 from .files import ModelFile, open_gguf, open_safetensors
 from .model import Parameter
 
@@ -74,7 +75,7 @@ def _of_gguf(place: Path) -> Checkpoint:
     file = open_gguf(place)
     if not model.supports(file):
         raise InputError(f"{place} cannot be read as it lies: {model.refused(file)}")
-    parameters = {one.name: one for one in model.parameters(file)}
+    parameters = apart({one.name: one for one in model.parameters(file)})
     return Checkpoint(
         place, model.config_of(file), parameters, model.kept_in(file), model.frequency_factors(file), gguf=file
     )
@@ -88,6 +89,7 @@ def _of_folder(folder: Path) -> Checkpoint:
             if name in parameters:
                 raise InputError(f"{folder} holds the tensor {name} twice; fetch it again")
             parameters[name] = Parameter(name, tensor, None)
+    parameters = apart(parameters)
     wanted = [one for name, one in parameters.items() if name.startswith(("model.", "lm_head."))]
     if other := [one for one in wanted if one.tensor.kind.name not in FLOATS]:
         one = other[0]

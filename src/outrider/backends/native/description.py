@@ -20,6 +20,19 @@ REFUSED = "quantization_config", "rope_local_base_freq"
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in the place of a layer's MLP. A row's weights are the softmax of the router's logits, of all
+    or (`normalised`) of those that it chose."""
+
+    count: int
+    top_k: int  # experts that a row chooses
+    intermediate: int  # of each
+    normalised: bool = True
+    shared: int = 0  # width of the expert that computes all rows, behind a gate of its own; 0: none
+    first: bool = False  # do its weights come before the router's in transformers' modules?
+
+
+@dataclass(frozen=True)
 class LayerOptions:
     """What the layers of the supported families differ in."""
 
@@ -28,6 +41,7 @@ class LayerOptions:
     o_bias: bool = False
     rope: bool = True  # rotary position embeddings
     window: int = 0  # of sliding-window attention; 0: none
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,7 @@ class Description:
     family: str
     vocab: int
     hidden: int
-    intermediate: int
+    intermediate: int  # of layers without experts; 0: there are none
     heads: int
     kv_heads: int
     head_dim: int
@@ -48,7 +62,8 @@ class Description:
     layers: tuple[LayerOptions, ...]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all parameters, in the hub's names and in the order of transformers' modules."""
+        """Names and shapes of all parameters, in the hub's names and in the order of transformers' modules. Experts have
+        matrices of their own, named as Qwen's are."""
         wide, narrow, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         yield "model.embed_tokens.weight", (self.vocab, hidden)
         for i, options in enumerate(self.layers):
@@ -64,14 +79,34 @@ class Description:
                     yield f"{at}self_attn.{name}_proj.bias", (rows,)
             for name in ("q_norm", "k_norm") if options.qk_norm else ():
                 yield f"{at}self_attn.{name}.weight", (self.head_dim,)
-            yield f"{at}mlp.gate_proj.weight", (self.intermediate, hidden)
-            yield f"{at}mlp.up_proj.weight", (self.intermediate, hidden)
-            yield f"{at}mlp.down_proj.weight", (hidden, self.intermediate)
+            if options.experts is None:
+                yield from _gated(f"{at}mlp.", self.intermediate, hidden)
+            else:
+                yield from _mixture(f"{at}mlp.", options.experts, hidden)
             yield f"{at}input_layernorm.weight", (hidden,)
             yield f"{at}post_attention_layernorm.weight", (hidden,)
         yield "model.norm.weight", (hidden,)
         if not self.tied:
             yield "lm_head.weight", (self.vocab, hidden)
+
+
+def _gated(at: str, inner: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{at}gate_proj.weight", (inner, hidden)
+    yield f"{at}up_proj.weight", (inner, hidden)
+    yield f"{at}down_proj.weight", (hidden, inner)
+
+
+def _mixture(at: str, own: Experts, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    router = f"{at}gate.weight", (own.count, hidden)
+    if not own.first:
+        yield router
+    for e in range(own.count):
+        yield from _gated(f"{at}experts.{e}.", own.intermediate, hidden)
+    if own.first:
+        yield router
+    if own.shared:
+        yield from _gated(f"{at}shared_expert.", own.shared, hidden)
+        yield f"{at}shared_expert_gate.weight", (1, hidden)
 
 
 def supports(config: Mapping[str, Any]) -> str:
@@ -109,14 +144,15 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
     head_dim = known.count("head_dim", 128 if family == "qwen3" else max(1, hidden // heads))
     if heads % kv_heads:
         raise InputError(f"{heads} attention heads cannot share {kv_heads} heads of keys and values")
-    intermediate = known.count(
-        "intermediate_size", {"smollm3": 11008, "llama": 11008, "mistral": 14336}.get(family, 22016)
-    )
+    layers = tuple(FAMILIES[family](known, known.count("num_hidden_layers", LAYERS.get(family, 32), most=MOST_LAYERS)))
+    intermediate = 0
+    if any(layer.experts is None for layer in layers):
+        intermediate = known.count("intermediate_size", INTERMEDIATE.get(family, 22016))
     if any(size % WIDTHS for size in (hidden, intermediate, head_dim)) or head_dim > 256:
         raise InputError(
             f"its widths {(hidden, intermediate, head_dim)} are not multiples of {WIDTHS}, or a head is wider than 256"
         )
-    parameters = known.rope(2000000.0 if family == "smollm3" else 10000.0)
+    parameters = known.rope({"smollm3": 2000000.0, "mixtral": 1000000.0}.get(family, 10000.0))
     return Description(
         family=family,
         vocab=known.count("vocab_size", 0),
@@ -126,12 +162,10 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
         kv_heads=kv_heads,
         head_dim=head_dim,
         context=known.count("max_position_embeddings", CONTEXTS[family]),
-        eps=known.number("rms_norm_eps", 1e-6),
+        eps=known.number("rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6),
         rope=Rope.of(parameters, head_dim, factors),
         tied=bool(config.get("tie_word_embeddings", family == "smollm3")),
-        layers=tuple(
-            FAMILIES[family](known, known.count("num_hidden_layers", LAYERS.get(family, 32), most=MOST_LAYERS))
-        ),
+        layers=layers,
     )
 
 
@@ -158,7 +192,18 @@ class _Values:
         """The default, where the config has no entry; null means one for each head."""
         if "num_key_value_heads" in self.config:
             return heads
-        return {"llama": heads, "smollm3": 4, "mistral": 8}.get(family, 32)
+        return {"llama": heads, "smollm3": 4, "mistral": 8, "mixtral": 8, "qwen3_moe": 4}.get(family, 32)
+
+    def experts(self, width: str, count: int, top_k: int, normalised: bool, first: bool = False) -> Experts:
+        """The experts of a layer; `width`: the entry that says how wide they are; count and top_k: defaults."""
+        name = "num_experts" if "num_experts" in self.config else "num_local_experts"
+        count, top_k = self.count(name, count), self.count("num_experts_per_tok", top_k)
+        inner, hidden = self.count(width, 768), self.count("hidden_size", 4096)
+        if not top_k <= count <= hidden:
+            raise InputError(f"{top_k} of {count} experts cannot be chosen in layers of width {hidden}")
+        if inner % WIDTHS:
+            raise InputError(f"the width of its experts, {inner}, is not a multiple of {WIDTHS}")
+        return Experts(count, top_k, inner, normalised, first=first)
 
     def rope(self, theta: float) -> dict[str, Any]:
         """`rope_parameters` as transformers 5 completes them."""
@@ -218,6 +263,30 @@ def _qwen3(known: _Values, layers: int) -> list[LayerOptions]:
     return [LayerOptions(qk_norm=True, qkv_bias=bias, o_bias=bias, window=w) for w in windows]
 
 
+def _mixtral(known: _Values, layers: int) -> list[LayerOptions]:
+    window = known.config.get("sliding_window")
+    if window is not None and (type(window) is not int or not 0 <= window < MOST):
+        raise InputError(f"the config's sliding_window is {window!r}, not a whole number; fetch it again")
+    return [LayerOptions(window=window or 0, experts=known.experts("intermediate_size", 8, 2, True))] * layers
+
+
+def _qwen3_moe(known: _Values, layers: int) -> list[LayerOptions]:
+    bias, every = bool(known.config.get("attention_bias", False)), known.count("decoder_sparse_step", 1)
+    experts = known.experts(
+        "moe_intermediate_size", 128, 8, bool(known.config.get("norm_topk_prob", False)), first=True
+    )
+    plain = known.config.get("mlp_only_layers") or ()
+    if not isinstance(plain, list | tuple):
+        raise InputError("the config's mlp_only_layers is not a list; fetch it again")
+    return [
+        LayerOptions(
+            qk_norm=True, qkv_bias=bias, o_bias=bias, window=window,
+            experts=None if i in plain or (i + 1) % every else experts,
+        )
+        for i, window in enumerate(known.windows(layers, 4096, lambda i: True))
+    ]  # fmt: skip
+
+
 def _smollm3(known: _Values, layers: int) -> list[LayerOptions]:
     every, bias = known.count("no_rope_layer_interval", 4), bool(known.config.get("attention_bias", False))
     turned = known.listed("no_rope_layers", layers) or [int((i + 1) % every != 0) for i in range(layers)]
@@ -233,6 +302,12 @@ FAMILIES: dict[str, Callable[[_Values, int], list[LayerOptions]]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "smollm3": _smollm3,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
 }
-LAYERS = {"smollm3": 36}
-CONTEXTS = {"llama": 2048, "mistral": 4096 * 32, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768}
+LAYERS = {"smollm3": 36, "qwen3_moe": 24}
+INTERMEDIATE = {"smollm3": 11008, "llama": 11008, "mistral": 14336, "qwen3_moe": 6144}
+CONTEXTS = {
+    "llama": 2048, "mistral": 4096 * 32, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768, "mixtral": 4096 * 32,
+    "qwen3_moe": 32768,
+}  # fmt: skip

@@ -21,7 +21,9 @@ LAYER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }  # fmt: skip
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 READABLE = {  # kinds of tensors whose numbers `c/formats/gguf.h` makes
@@ -29,6 +31,7 @@ READABLE = {  # kinds of tensors whose numbers `c/formats/gguf.h` makes
     "IQ4_XS", "MXFP4",
 }  # fmt: skip
 FREQUENCIES = "rope_freqs.weight"  # by what each rotary frequency is divided
+MIXTURES = {"llama", "qwen3moe"}  # architectures that may have experts
 INTERLEAVED = {"llama", "smollm3"}  # architectures whose files keep the rows of queries and keys pair by pair
 
 
@@ -57,8 +60,8 @@ def refused(file: ModelFile) -> str:
     architecture = file.metadata.get("general.architecture")
     if architecture not in FAMILIES:
         return f"its architecture is {architecture!r}, not one of {', '.join(FAMILIES)}"
-    if file.metadata.get(f"{architecture}.expert_count", 0):
-        return "it is a mixture of experts"
+    if file.metadata.get(f"{architecture}.expert_count", 0) and architecture not in MIXTURES:
+        return "it is a mixture of experts of another kind than its architecture has"
     if other := sorted({tensor.kind.name for tensor in file.tensors.values()} - READABLE):
         return f"it has tensors of the kind {other[0]}, not only {', '.join(sorted(READABLE))}"
     if names := unknown(file):
@@ -91,7 +94,7 @@ def config_of(file: ModelFile) -> dict[str, Any]:
     config = {
         "vocab_size": table.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": known.count("feed_forward_length"),
+        "intermediate_size": known.count("feed_forward_length", known.get("expert_feed_forward_length")),
         "num_hidden_layers": known.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": known.count("attention.head_count_kv", heads),
@@ -196,6 +199,8 @@ def _rope(known: _Values) -> dict[str, Any]:
 
 
 def _llama(known: _Values, file: ModelFile) -> dict[str, Any]:
+    if known.get("expert_count"):
+        return {"model_type": "mixtral", **_experts(known)}
     return {"model_type": "llama", "attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": False}
 
 
@@ -207,6 +212,16 @@ def _qwen3(known: _Values, file: ModelFile) -> dict[str, Any]:
     return {"model_type": "qwen3", "use_sliding_window": False, "attention_bias": "blk.0.attn_q.bias" in file.tensors}
 
 
+def _qwen3moe(known: _Values, file: ModelFile) -> dict[str, Any]:
+    inner = known.count("expert_feed_forward_length")
+    return _qwen3(known, file) | _experts(known) | {"model_type": "qwen3_moe", "moe_intermediate_size": inner}
+
+
+def _experts(known: _Values) -> dict[str, Any]:
+    chosen = known.count("expert_used_count")
+    return {"num_experts": known.count("expert_count"), "num_experts_per_tok": chosen, "norm_topk_prob": True}
+
+
 def _smollm3(known: _Values, file: ModelFile) -> dict[str, Any]:
     return {"model_type": "smollm3", "no_rope_layer_interval": 4, "use_sliding_window": False}
 
@@ -215,5 +230,6 @@ FAMILIES: dict[str, Callable[[_Values, ModelFile], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
     "smollm3": _smollm3,
 }

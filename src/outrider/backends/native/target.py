@@ -17,7 +17,7 @@ import numpy as np
 from ...core.protocols import Target, TargetOutput
 from ...core.types import Array, Question, Verdict
 from ...params import NOT_FINITE, InputError
-from . import weights
+from . import experts, weights
 from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
@@ -69,15 +69,17 @@ class NativeTarget(Target):
         """Of the weights, by which a drafter knows whether it drafts for those that it was trained for: 16 hexadecimal
         digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16."""
         found = hashlib.sha256()
-        for name, shape in self.checkpoint.description.shapes():
-            size = int(np.prod(shape))
-            places = np.arange(0, size, max(1, size // MARKED))[:MARKED]
-            one, width = self.checkpoint.parameters[name], shape[1] if len(shape) > 1 else 1
-            some = weights.numbers(self.code, one, True, places // width)
-            values = widened(some[np.arange(len(places)), places % width])
+        for one in experts.stacks(self.checkpoint.description):
+            size = int(np.prod(one.shape))
+            places, values = np.arange(0, size, max(1, size // MARKED))[:MARKED], list[Array]()
+            for name, rows, columns in one.locate(places):
+                if len(rows):
+                    parameter = self.checkpoint.parameters[name]
+                    some = weights.numbers(self.code, parameter, True, rows)
+                    values.append(widened(some[np.arange(len(rows)), columns]))
+                    forget(parameter.tensor.data)
             with np.errstate(invalid="ignore"):  # NaN
-                found.update(name.encode() + values.astype(np.float64).tobytes())
-            forget(one.tensor.data)
+                found.update(one.name.encode() + np.concatenate(values).astype(np.float64).tobytes())
         return found.hexdigest()[:16]
 
     @cached_property

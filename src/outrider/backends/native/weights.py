@@ -8,7 +8,7 @@ A matrix that differs, or has a scale that its blocks cannot keep, is read as nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...machine import threads
 from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
-from .description import Description, LayerOptions
+from .description import Experts, LayerOptions
 from .model import Parameter
 from .pages import aligned, forget, stretch
 
@@ -130,17 +130,26 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
     loader = _Loader(code, halves, {name: checkpoint.parameters[name] for name, _ in made.shapes()})
     table = checkpoint.parameters["model.embed_tokens.weight"]
     head = table if made.tied else checkpoint.parameters["lm_head.weight"]
-    matrices = loader.matrices([*loader.layer_matrices(made), head])
+    order = [name for name, shape in made.shapes() if len(shape) > 1 and name.startswith("model.layers.")]
+    parts = [*(loader.parameters[name] for name in order), head]
+    matrices = loader.matrices(parts)
     kept: list[Any] = list(matrices)
+    named = {one.name: matrix.struct for one, matrix in zip(parts, matrices, strict=True)}
     layers = ffi.new("Layer[]", len(made.layers))
     for i, (layer, options) in enumerate(zip(layers, made.layers, strict=True)):
-        loader.fill(layer, f"model.layers.{i}.", options, matrices[7 * i : 7 * i + 7], kept)
+        loader.fill(layer, f"model.layers.{i}.", options, named, kept)
     norm = vector(code, checkpoint.parameters["model.norm.weight"], halves)
     sizes = {
         "hidden": made.hidden, "intermediate": made.intermediate, "heads": made.heads, "kv_heads": made.kv_heads,
         "head_dim": made.head_dim, "vocab": made.vocab, "eps": made.eps, "attention_scale": made.head_dim**-0.5,
         "head": matrices[-1].struct,
     }  # fmt: skip
+    mixture = next((options.experts for options in made.layers if options.experts is not None), None)
+    if mixture is not None:
+        sizes |= {
+            "experts": mixture.count, "top_k": mixture.top_k, "expert_intermediate": mixture.intermediate,
+            "shared_intermediate": mixture.shared,
+        }  # fmt: skip
     model = struct("Model", layers=len(made.layers), layer=layers, norm=address(norm), **sizes)
     kept += [layers, norm]
     plain = matrices[-1].data if made.tied and matrices[-1].kind == PLAIN else None
@@ -165,21 +174,35 @@ class _Loader:
     halves: bool
     parameters: dict[str, Parameter]
 
-    def layer_matrices(self, made: Description) -> Iterator[Parameter]:
-        for i in range(len(made.layers)):
-            for _, name in PROJECTIONS:
-                yield self.parameters[f"model.layers.{i}.{name}.weight"]
-
-    def fill(self, layer: Struct, at: str, options: LayerOptions, matrices: Sequence[Matrix], kept: list[Any]) -> None:
+    def fill(
+        self, layer: Struct, at: str, options: LayerOptions, matrices: Mapping[str, Struct], kept: list[Any]
+    ) -> None:
         """Write a layer's structure; what it points to is added to `kept`."""
-        for (field_, _), matrix in zip(PROJECTIONS, matrices, strict=True):
-            setattr(layer, field_, matrix.struct)
+        for field_, name in PROJECTIONS:
+            if (matrix := matrices.get(f"{at}{name}.weight")) is not None:
+                setattr(layer, field_, matrix)
         biases = [(f"{field_}_bias", f"{name}.bias") for field_, name in PROJECTIONS[:4]]
         for field_, name in (*NORMS, *biases):
             if (one := self.parameters.get(at + name)) is not None:
                 kept.append(vector(self.code, one, self.halves))
                 setattr(layer, field_, address(kept[-1]))
         layer.window, layer.rope = options.window, int(options.rope)
+        if options.experts is not None:
+            kept.append(self.mixture(f"{at}mlp.", options.experts, matrices, kept))
+            layer.experts = kept[-1]
+
+    def mixture(self, at: str, own: Experts, matrices: Mapping[str, Struct], kept: list[Any]) -> Struct:
+        """`Experts`; what it points to is added to `kept`."""
+        made = struct("Experts", router=matrices[f"{at}gate.weight"], normalised=int(own.normalised))
+        for field_ in ("gate", "up", "down"):
+            each = [matrices[f"{at}experts.{e}.{field_}_proj.weight"] for e in range(own.count)]
+            kept.append(ffi.new("Matrix[]", each))
+            setattr(made, field_, kept[-1])
+            if own.shared:
+                setattr(made, f"shared_{field_}", matrices[f"{at}shared_expert.{field_}_proj.weight"])
+        if own.shared:
+            made.shared_router = matrices[f"{at}shared_expert_gate.weight"]
+        return made
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
         """Matrices in one stretch of memory. The file's own pages are given back as soon as they were read."""

@@ -29,6 +29,8 @@ from ...files import filling
 from ...names import SOURCE, Place
 from ...params import InputError
 from ..native.abi import Library
+from ..native.description import describe
+from ..native.experts import apart, stacks
 from ..native.files import ModelFile, open_gguf
 from ..native.library import library
 from ..native.model import Parameter, config_of, frequency_factors, kept_in, parameters, supports
@@ -110,7 +112,12 @@ def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
 
     config = read_config(file.path)
     code = library("bfloat16", "bfloat16")
-    state = {one.name: _parameter(code, one, dtype) for one in parameters(file)}
+    parts = apart({one.name: one for one in parameters(file)})
+    state = {one.name: _parameter(code, one, dtype) for one in parts.values()}
+    if any(".experts." in name for name in state):
+        for stack in stacks(describe(config_of(file))):
+            made = [state.pop(name) for name in stack.names]
+            state[stack.name] = torch.cat(made).view(stack.shape) if len(made) > 1 else made[0]
     with _explained(file.path):
         kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
         with _quiet():

@@ -17,6 +17,7 @@ enum { PLAIN, Q4, Q8, BF12, W4A8, W8A8, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K };
 #define BLOCK_WEIGHTS 32 /* weights of a block */
 #define MAX_HEAD_DIM 256 /* of an attention head */
 #define MAX_FED_PAIRS 16 /* pairs of a row that `draft_tree` feeds through the drafter's layer at once */
+#define EXPERT_ROWS 1024 /* rows of a pass whose experts are computed together */
 #define CHANGE_BYTES 24 /* of `Walk.scratch`, for each changed token: its id and four float32 */
 
 /* y = x W^T. */
@@ -24,6 +25,17 @@ typedef struct {
     const void *data; /* rows, one for each output; in blocks, four rows (W4A8, W8A8: eight) lie together */
     int64_t kind;
 } Matrix;
+
+/* A mixture of experts in the place of a layer's MLP; its sizes stand in `Model`. Each row is computed by the `top_k`
+   experts with the greatest router logits; ties go to the lower index. Biases may be NULL. */
+typedef struct {
+    Matrix router; /* [experts, hidden] */
+    const float *router_bias;
+    int64_t normalised; /* 1: weights are the softmax of the chosen logits; 0: of all logits */
+    const Matrix *gate, *up, *down; /* [experts], each [expert_intermediate, hidden] or [hidden, expert_intermediate] */
+    /* The expert that computes all rows, whose weight is the sigmoid of one more logit. */
+    Matrix shared_router, shared_gate, shared_up, shared_down;
+} Experts;
 
 /* A decoder layer. Biases and `q_norm`, `k_norm` may be NULL, and `attention_norm` too. */
 typedef struct {
@@ -33,10 +45,12 @@ typedef struct {
     const float *q_bias, *k_bias, *v_bias, *o_bias;
     int64_t window; /* of sliding-window attention; 0: none */
     int64_t rope; /* 1: rotary position embeddings; 0: none */
+    const Experts *experts; /* in the place of `gate`, `up` and `down`; NULL: none */
 } Layer;
 
 typedef struct {
     int64_t hidden, intermediate, heads, kv_heads, head_dim, layers, vocab;
+    int64_t experts, top_k, expert_intermediate, shared_intermediate; /* of layers with experts, at most `hidden` */
     float eps, attention_scale;
     const Layer *layer;
     const float *norm; /* before the head; NULL: none */
@@ -49,6 +63,18 @@ typedef struct {
        With these, `norm` is the head's alone. */
     const float *pair_norms;
 } Model;
+
+/* Workspace of layers with experts, for `n` rows: at most EXPERT_ROWS. The choices of a row are in falling order of its
+   logits; those of all rows, by expert and then by row, are `top_k` * n slots. */
+typedef struct {
+    float *logits; /* [n, experts + 1]: the last one is the shared expert's */
+    int64_t *chosen, *slot; /* [n, top_k]: experts, and where they are computed */
+    float *weight; /* [n, top_k + 1] */
+    int64_t *starts; /* [experts + 1]: the first slot of each expert */
+    act_t *inputs; /* [slots, hidden] */
+    act_t *inner; /* [slots, expert_intermediate], and [n, shared_intermediate] */
+    float *outputs; /* [slots + n, hidden]: behind the slots, the shared expert's */
+} ExpertWork;
 
 /* One pass over tree nodes, or over a chunk of prompts. */
 typedef struct {
@@ -73,6 +99,7 @@ typedef struct {
        intermediate], and [rows * nodes, (heads + 2 * kv_heads) * head_dim]. */
     act_t *normed, *query, *attention, *mlp;
     float *qkv;
+    ExpertWork experts; /* where the model has layers with experts */
     int32_t *paths; /* workspace: [rows * nodes, total_nodes] */
     int32_t *real_nodes; /* workspace: [rows * nodes]: the nodes that are not padding, in order */
     int64_t *row_starts; /* workspace: [rows + 1]: where each row begins among these */

@@ -4,6 +4,7 @@
 #define OUTRIDER_FORWARD_H
 
 #include "layers/decoder.h"
+#include "layers/experts.h"
 
 /* The slots of node m's path, by depth, counted from its row's length. */
 static void find_path(const Pass *pass, int64_t m) {
@@ -132,6 +133,12 @@ static void decoder_layer(const Model *model, const Pass *pass, int64_t l, int64
     meet(team);
     norm_rows(pass, own->mlp_norm, hidden, model->eps, first, last, team);
     meet(team);
+    for (int64_t m = 0; m < nodes && own->experts; m += EXPERT_ROWS)
+        experts_layer(
+            model, own->experts, &pass->experts, pass->normed + m * hidden,
+            nodes - m < EXPERT_ROWS ? nodes - m : EXPERT_ROWS, pass->hidden_states + m * hidden, team
+        );
+    if (own->experts) return;
     matmul_gated(pass->normed, nodes, hidden, own->gate, own->up, inner, pass->mlp, team);
     meet(team);
     matmul(pass->mlp, nodes, inner, own->down, NULL, hidden, pass->hidden_states, NULL, hidden, 1, team);
