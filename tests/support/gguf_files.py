@@ -57,13 +57,17 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
     out.add_bos_token_id(1)
     out.add_eos_token_id(1)
     out.add_chat_template(TEMPLATE)
-    for name, tensor in model.state_dict().items():
+    if mixture := getattr(config, "num_experts_per_tok", None):
+        out.add_expert_count(config.num_local_experts)
+        out.add_expert_used_count(mixture)
+        out.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    for name, tensor in (part for whole in model.state_dict().items() for part in unstacked(*whole)):
         if renamed(name) == leave_out:
             continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = (permuted(name, tensor, config) if arch in ("llama", "smollm3") else tensor).float().numpy()
-        wide = array.ndim > 1 and kind not in ("F32", "F16")
+        wide = array.ndim > 1 and kind not in ("F32", "F16") and "ffn_gate_inp" not in renamed(name)
         if wide:
             out.add_tensor(renamed(name), blocks_of(array, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
@@ -85,7 +89,16 @@ def blocks_of(array: np.ndarray, kind: str) -> np.ndarray:
     try:
         return quantize(array, gguf.GGMLQuantizationType[kind])
     except NotImplementedError:
-        return random_blocks(kind, *array.shape, SMALL, seed=array.size)
+        made = random_blocks(kind, array.size // array.shape[-1], array.shape[-1], SMALL, seed=array.size)
+        return made.reshape(*array.shape[:-1], -1)
+
+
+def unstacked(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Gates and ups of experts, which are stacked apart in a .gguf file."""
+    if not name.endswith("experts.gate_up_proj"):
+        return [(f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor)]
+    gates, ups = tensor.chunk(2, 1)
+    return [(f"{name.replace('gate_up', part)}.weight", own) for part, own in (("gate", gates), ("up", ups))]
 
 
 def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
@@ -107,7 +120,9 @@ def renamed(name: str) -> str:
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+        "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp",
+        "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+        "mlp.experts.down_proj": "ffn_down_exps",
     }  # fmt: skip
     if name in whole:
         return whole[name]

@@ -7,7 +7,7 @@ transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.types import Array
@@ -21,7 +21,7 @@ REFUSED = "quantization_config", "rope_local_base_freq"
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in the place of a layer's MLP. A row's weights are the softmax of the router's logits, of all
+    """A mixture of experts in place of a layer's MLP. A row's weights are the softmax of the router's logits: of all,
     or (`normalised`) of those that it chose."""
 
     count: int
@@ -62,8 +62,8 @@ class Description:
     layers: tuple[LayerOptions, ...]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all parameters, in the hub's names and in the order of transformers' modules. Experts have
-        matrices of their own, named as Qwen's are."""
+        """Names and shapes of all parameters, in the hub's names and in the order of transformers' modules. Each expert
+        has matrices of its own, named as Qwen's are."""
         wide, narrow, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         yield "model.embed_tokens.weight", (self.vocab, hidden)
         for i, options in enumerate(self.layers):
@@ -192,10 +192,12 @@ class _Values:
         """The default, where the config has no entry; null means one for each head."""
         if "num_key_value_heads" in self.config:
             return heads
-        return {"llama": heads, "smollm3": 4, "mistral": 8, "mixtral": 8, "qwen3_moe": 4}.get(family, 32)
+        return {"llama": heads, "smollm3": 4, "mistral": 8, "mixtral": 8, "qwen3_moe": 4, "qwen2_moe": 16}.get(
+            family, 32
+        )
 
     def experts(self, width: str, count: int, top_k: int, normalised: bool, first: bool = False) -> Experts:
-        """The experts of a layer; `width`: the entry that says how wide they are; count and top_k: defaults."""
+        """The experts of a layer. `width`: the entry that says how wide they are; count and top_k: defaults."""
         name = "num_experts" if "num_experts" in self.config else "num_local_experts"
         count, top_k = self.count(name, count), self.count("num_experts_per_tok", top_k)
         inner, hidden = self.count(width, 768), self.count("hidden_size", 4096)
@@ -204,6 +206,15 @@ class _Values:
         if inner % WIDTHS:
             raise InputError(f"the width of its experts, {inner}, is not a multiple of {WIDTHS}")
         return Experts(count, top_k, inner, normalised, first=first)
+
+    def sparse(self, layers: int, count: int, top_k: int, first: bool = False) -> list[Experts | None]:
+        """The experts of Qwen's layers, some of which have none."""
+        normalised, every = bool(self.config.get("norm_topk_prob", False)), self.count("decoder_sparse_step", 1)
+        own = self.experts("moe_intermediate_size", count, top_k, normalised, first)
+        plain = self.config.get("mlp_only_layers") or []
+        if not isinstance(plain, list):
+            raise InputError("the config's mlp_only_layers is not a list; fetch it again")
+        return [None if i in plain or (i + 1) % every else own for i in range(layers)]
 
     def rope(self, theta: float) -> dict[str, Any]:
         """`rope_parameters` as transformers 5 completes them."""
@@ -271,20 +282,26 @@ def _mixtral(known: _Values, layers: int) -> list[LayerOptions]:
 
 
 def _qwen3_moe(known: _Values, layers: int) -> list[LayerOptions]:
-    bias, every = bool(known.config.get("attention_bias", False)), known.count("decoder_sparse_step", 1)
-    experts = known.experts(
-        "moe_intermediate_size", 128, 8, bool(known.config.get("norm_topk_prob", False)), first=True
-    )
-    plain = known.config.get("mlp_only_layers") or ()
-    if not isinstance(plain, list | tuple):
-        raise InputError("the config's mlp_only_layers is not a list; fetch it again")
+    bias = bool(known.config.get("attention_bias", False))
     return [
-        LayerOptions(
-            qk_norm=True, qkv_bias=bias, o_bias=bias, window=window,
-            experts=None if i in plain or (i + 1) % every else experts,
+        LayerOptions(qk_norm=True, qkv_bias=bias, o_bias=bias, window=window, experts=experts)
+        for window, experts in zip(
+            known.windows(layers, 4096, lambda i: True), known.sparse(layers, 128, 8, first=True), strict=True
         )
-        for i, window in enumerate(known.windows(layers, 4096, lambda i: True))
-    ]  # fmt: skip
+    ]
+
+
+def _qwen2_moe(known: _Values, layers: int) -> list[LayerOptions]:
+    first, bias = known.config.get("max_window_layers", 28), bool(known.config.get("qkv_bias", True))
+    shared = known.count("shared_expert_intermediate_size", 5632)
+    if shared % WIDTHS:
+        raise InputError(f"the width of its shared expert, {shared}, is not a multiple of {WIDTHS}")
+    return [
+        LayerOptions(qkv_bias=bias, window=window, experts=experts and replace(experts, shared=shared))
+        for window, experts in zip(
+            known.windows(layers, 4096, lambda i: i >= first), known.sparse(layers, 60, 4), strict=True
+        )
+    ]
 
 
 def _smollm3(known: _Values, layers: int) -> list[LayerOptions]:
@@ -304,10 +321,11 @@ FAMILIES: dict[str, Callable[[_Values, int], list[LayerOptions]]] = {
     "smollm3": _smollm3,
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
+    "qwen2_moe": _qwen2_moe,
 }
-LAYERS = {"smollm3": 36, "qwen3_moe": 24}
-INTERMEDIATE = {"smollm3": 11008, "llama": 11008, "mistral": 14336, "qwen3_moe": 6144}
+LAYERS = {"smollm3": 36, "qwen3_moe": 24, "qwen2_moe": 24}
+INTERMEDIATE = {"smollm3": 11008, "llama": 11008, "mistral": 14336, "qwen3_moe": 6144, "qwen2_moe": 5632}
 CONTEXTS = {
     "llama": 2048, "mistral": 4096 * 32, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768, "mixtral": 4096 * 32,
-    "qwen3_moe": 32768,
+    "qwen3_moe": 32768, "qwen2_moe": 32768,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Experts as model files hold them, alone or stacked, as matrices of their own; and as transformers' modules stack them."""
+"""The matrices of experts, which model files hold alone or stacked, and transformers' modules hold stacked."""
 
 from __future__ import annotations
 
