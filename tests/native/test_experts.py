@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "olmoe": ("olmoe", {"num_experts": 4, "head_dim": None, "num_attention_heads": 2, "num_key_value_heads": 1}),
 }  # fmt: skip
 
 
@@ -208,7 +209,7 @@ def test_files_whose_experts_are_stacked(tmp_path: Path, arch: str, kind: str) -
         ({"num_experts_per_tok": 6}, "6 of 5 experts cannot be chosen in layers of width 64"),
         ({"num_local_experts": 65}, "2 of 65 experts cannot be chosen in layers of width 64"),
         ({"num_local_experts": 6}, "lack 9 tensors, model.layers.0.mlp.experts.5.down_proj.weight among them"),
-        ({"intermediate_size": 100}, "the width of its experts, 100, is not a multiple of 32"),
+        ({"intermediate_size": 100}, "the widths of its experts, 100 and 0, are not multiples of 32"),
         ({"intermediate_size": 64}, "experts.0.gate_proj.weight is [96, 64], not [64, 64]; fetch both again"),
         ({"sliding_window": "wide"}, "sliding_window is 'wide', not a whole number"),
     ],

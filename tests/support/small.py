@@ -83,6 +83,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 NATIVE: dict[str, tuple[str, dict[str, Any]]] = {  # families that native passes alone serve
     "qwen2_moe": ("Qwen2Moe", {**GQA, **MOE, "num_experts": 4, "shared_expert_intermediate_size": 24}),
+    "olmoe": ("Olmoe", {**GQA, "num_experts_per_tok": 2, "num_experts": 4}),
 }
 # Families that compute in float32, whatever their precision: softmax, whole attention, or router.
 ROUNDS_TO_32 = {

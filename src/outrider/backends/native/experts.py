@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def _apart(one: Parameter) -> Iterator[Parameter]:
 
 
 def _named(one: Parameter, name: str) -> Parameter:
-    return Parameter(name, one.tensor, one.order)
+    return replace(one, name=name)
 
 
 def _sliced(one: Parameter, at: str, parts: tuple[str, ...]) -> Iterator[Parameter]:
@@ -53,7 +53,7 @@ def _sliced(one: Parameter, at: str, parts: tuple[str, ...]) -> Iterator[Paramet
         for i, part in enumerate(parts):
             name = f"{at}{e}.{part}_proj.weight"
             tensor = Tensor(name, one.tensor.kind, (rows // len(parts), width), each[e, i])
-            yield Parameter(name, tensor, None)
+            yield Parameter(name, tensor)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def stacks(made: Description) -> Iterator[Stack]:
             if ".experts." not in name:
                 yield Stack(name, shape, (name,))
             continue
-        experts = next(layer.experts for layer in made.layers if layer.experts is not None)
+        assert (experts := made.experts) is not None
         parts = ("gate", "up") if match[2] == "gate" else ("down",)
         names = tuple(f"{match[1]}experts.{e}.{part}_proj.weight" for e in range(experts.count) for part in parts)
         stem = f"{match[1]}experts.{'gate_up' if match[2] == 'gate' else 'down'}_proj"

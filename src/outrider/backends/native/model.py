@@ -42,12 +42,31 @@ class Parameter:
     Attributes:
         name: in the hub's checkpoint.
         tensor: in the file.
-        order: int64 [rows], the file's row of each row; None where they are the same.
+        order: int64 [rows], the file's row (column, where it is transposed) of each row; None where they are the same.
+        transposed: does the file keep its columns as rows?
+        shift: added to the file's numbers.
     """
 
     name: str
     tensor: Tensor
-    order: np.ndarray | None
+    order: np.ndarray | None = None
+    transposed: bool = False
+    shift: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.tensor.shape[::-1] if self.transposed else self.tensor.shape
+        return shape if self.order is None else (len(self.order), *shape[1:])
+
+    @property
+    def plain(self) -> bool:
+        """Are its bytes those of the tensor?"""
+        return self.order is None and not self.transposed and not self.shift
+
+
+def picked(one: Parameter, rows: np.ndarray | None) -> np.ndarray | None:
+    """The order of these rows of a parameter; None: of all."""
+    return one.order if rows is None else rows if one.order is None else one.order[rows]
 
 
 def supports(file: ModelFile) -> bool:

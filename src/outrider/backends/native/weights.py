@@ -9,7 +9,7 @@ A matrix that differs, or has a scale that its blocks cannot keep, is read as nu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from ...machine import threads
 from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
-from .description import Experts, LayerOptions
-from .model import Parameter
+from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, MLP, NORMS, Description, Place
+from .model import Parameter, picked
 from .pages import aligned, forget, stretch
 
 SAMPLE = 16  # fours of rows of a matrix that are compared
@@ -64,6 +64,7 @@ class Table:
     parameter: Parameter
     halves: bool  # are weights bfloat16?
     plain: Array | None = None  # uint8: its bytes, where they are as a pass reads them
+    scale: float = 0.0  # by which embeddings are multiplied; 0: not
 
     @property
     def address(self) -> Any:
@@ -71,9 +72,10 @@ class Table:
         return address(self.plain)
 
     def rows(self, tokens: Array) -> Array:
-        """Embeddings of tokens: float32 [n, h], of weights as the model has them."""
+        """Embeddings of tokens: float32 [n, h], of weights as the model has them, scaled."""
         made = numbers(self.code, self.parameter, self.halves, tokens)
-        return widened(made) if self.halves else made
+        made = widened(made) if self.halves else made
+        return made * np.float32(self.scale) if self.scale else made
 
 
 def widened(values: Array) -> Array:
@@ -97,6 +99,8 @@ def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = No
         rows: int64, which ones, in the model's order; None: all.
         to: uint8, where they are written; None: memory of its own.
     """
+    if one.transposed or one.shift:
+        return _changed(code, one, halves, rows, to)
     tensor = one.tensor
     width = tensor.shape[1] if len(tensor.shape) > 1 else 1
     if width == 1 and tensor.kind.elements > 1:
@@ -112,10 +116,27 @@ def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = No
     return made
 
 
+def _changed(code: Library, one: Parameter, halves: bool, rows: Array | None, to: Array | None) -> Array:
+    """`numbers` of a parameter that is stored transposed, or shifted."""
+    if one.transposed:
+        made = numbers(code, Parameter(one.name, one.tensor, None), False).T
+        made = made if one.order is None else made[one.order]
+        made = made if rows is None else made[rows]
+    else:
+        made = numbers(code, replace(one, shift=0.0), False, rows) + np.float32(one.shift)
+    found = rounded(made) if halves else np.ascontiguousarray(made, np.float32)
+    if to is None:
+        return found
+    room = to.view(found.dtype).reshape(found.shape)
+    room[:] = found
+    return room
+
+
 def vector(code: Library, one: Parameter, halves: bool) -> Array:
     """A norm's weights or a bias: float32 [n], rounded to bfloat16 where the model is."""
-    made = numbers(code, one, halves)
-    return (widened(made) if halves else made).reshape(-1)
+    made = numbers(code, replace(one, order=None), halves)
+    made = (widened(made) if halves else made).reshape(-1)
+    return made if one.order is None else made[one.order]
 
 
 def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
@@ -127,82 +148,121 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
         halves: does the model compute with bfloat16 weights? Else float32.
     """
     made = checkpoint.description
-    loader = _Loader(code, halves, {name: checkpoint.parameters[name] for name, _ in made.shapes()})
-    table = checkpoint.parameters["model.embed_tokens.weight"]
-    head = table if made.tied else checkpoint.parameters["lm_head.weight"]
-    order = [name for name, shape in made.shapes() if len(shape) > 1 and name.startswith("model.layers.")]
-    parts = [*(loader.parameters[name] for name in order), head]
-    matrices = loader.matrices(parts)
-    kept: list[Any] = list(matrices)
-    named = {one.name: matrix.struct for one, matrix in zip(parts, matrices, strict=True)}
+    loader = _Loader(code, halves, made, checkpoint.parameters)
+    table = checkpoint.parameters[f"{made.names.embeddings}.weight"]
+    head = table if made.tied else checkpoint.parameters[f"{made.names.head}.weight"]
     layers = ffi.new("Layer[]", len(made.layers))
-    for i, (layer, options) in enumerate(zip(layers, made.layers, strict=True)):
-        loader.fill(layer, f"model.layers.{i}.", options, named, kept)
-    norm = vector(code, checkpoint.parameters["model.norm.weight"], halves)
-    sizes = {
-        "hidden": made.hidden, "intermediate": made.intermediate, "heads": made.heads, "kv_heads": made.kv_heads,
-        "head_dim": made.head_dim, "vocab": made.vocab, "eps": made.eps, "attention_scale": made.head_dim**-0.5,
-        "head": matrices[-1].struct,
-    }  # fmt: skip
-    mixture = next((options.experts for options in made.layers if options.experts is not None), None)
-    if mixture is not None:
-        sizes |= {
-            "experts": mixture.count, "top_k": mixture.top_k, "expert_intermediate": mixture.intermediate,
-            "shared_intermediate": mixture.shared,
-        }  # fmt: skip
-    model = struct("Model", layers=len(made.layers), layer=layers, norm=address(norm), **sizes)
-    kept += [layers, norm]
+    parts = [(i, part) for i in range(len(layers)) for part in MATRICES if made.place(i, part) is not None]
+    mixtures = loader.mixtures()
+    matrices = loader.matrices([*(loader.parameter(*part) for part in parts), *mixtures, head])
+    named = {one.name: matrix.struct for one, matrix in zip(mixtures, matrices[len(parts) :], strict=False)}
+    for (i, part), matrix in zip(parts, matrices, strict=False):
+        setattr(layers[i], part, matrix.struct)
+    for i in range(len(layers)):
+        loader.fill(layers[i], i)
+        loader.mixture(layers[i], i, named)
+    model, end = struct("Model"), struct("Model")
+    for one in (model, end):
+        loader.sizes(one)
+        one.head = matrices[-1].struct
+    model.layers, model.layer = len(layers), layers
+    loader.norm(model.norm, f"{made.names.norm}.weight", f"{made.names.norm}.bias" if "norm" in made.biases else "")
+    if made.names.positions:
+        model.position_embeddings = loader.vector(f"{made.names.positions}.weight")
+        model.position_rows = made.context
     plain = matrices[-1].data if made.tied and matrices[-1].kind == PLAIN else None
-    if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32"):
+    if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32") and table.plain:
         plain = table.tensor.data
-    return Weights(model, struct("Model", **sizes), Table(code, table, halves, plain), kept)
+    kept = [*matrices, *loader.kept, layers]
+    return Weights(model, end, Table(code, table, halves, plain, model.embedding_scale), kept)
 
 
-PROJECTIONS = (
-    ("q", "self_attn.q_proj"), ("k", "self_attn.k_proj"), ("v", "self_attn.v_proj"), ("o", "self_attn.o_proj"),
-    ("gate", "mlp.gate_proj"), ("up", "mlp.up_proj"), ("down", "mlp.down_proj"),
-)  # fmt: skip
-NORMS = (
-    ("attention_norm", "input_layernorm.weight"), ("mlp_norm", "post_attention_layernorm.weight"),
-    ("q_norm", "self_attn.q_norm.weight"), ("k_norm", "self_attn.k_norm.weight"),
-)  # fmt: skip
+SPANS = {ALIKE: "NORM_HEADS_ALIKE", EACH_HEAD: "NORM_EACH_HEAD", ALL_HEADS: "NORM_ALL_HEADS"}
 
 
 @dataclass
 class _Loader:
     code: Library
     halves: bool
-    parameters: dict[str, Parameter]
+    made: Description
+    parameters: Mapping[str, Parameter]
+    kept: list[Any] = field(default_factory=list)  # what structures point to
 
-    def fill(
-        self, layer: Struct, at: str, options: LayerOptions, matrices: Mapping[str, Struct], kept: list[Any]
-    ) -> None:
-        """Write a layer's structure; what it points to is added to `kept`."""
-        for field_, name in PROJECTIONS:
-            if (matrix := matrices.get(f"{at}{name}.weight")) is not None:
-                setattr(layer, field_, matrix)
-        biases = [(f"{field_}_bias", f"{name}.bias") for field_, name in PROJECTIONS[:4]]
-        for field_, name in (*NORMS, *biases):
-            if (one := self.parameters.get(at + name)) is not None:
-                kept.append(vector(self.code, one, self.halves))
-                setattr(layer, field_, address(kept[-1]))
-        layer.window, layer.rope = options.window, int(options.rope)
-        if options.experts is not None:
-            kept.append(self.mixture(f"{at}mlp.", options.experts, matrices, kept))
-            layer.experts = kept[-1]
+    def parameter(self, layer: int, part: str) -> Parameter:
+        """A matrix of a layer, as a pass reads it."""
+        place = self.made.place(layer, part)
+        assert place is not None
+        one = self.parameters[place.names[0]]
+        return replace(one, order=picked(one, place.rows), transposed=one.transposed ^ self.made.names.transposed)
 
-    def mixture(self, at: str, own: Experts, matrices: Mapping[str, Struct], kept: list[Any]) -> Struct:
-        """`Experts`; what it points to is added to `kept`."""
+    def sizes(self, model: Struct) -> None:
+        """Sizes and options of all layers."""
+        made = self.made
+        for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "eps", "rotary_dim",
+                     "residual_scale", "logit_scale", "score_cap", "logit_cap"):  # fmt: skip
+            setattr(model, name, getattr(made, name))
+        model.attention_scale = made.attention_scale or made.head_dim**-0.5
+        scale = np.array([made.embedding_scale], np.float32)
+        model.embedding_scale = float(widened(rounded(scale))[0] if made.rounds_scale and self.halves else scale[0])
+        model.activation = ffi.integer_const(made.activation)
+        if "head" in made.biases:
+            model.head_bias = self.vector(f"{made.names.head}.bias")
+        if (experts := made.experts) is not None:
+            model.experts, model.top_k = experts.count, experts.top_k
+            model.expert_intermediate, model.shared_intermediate = experts.intermediate, experts.shared
+
+    def fill(self, layer: Struct, i: int) -> None:
+        """Write a layer's norms, biases and options."""
+        made, options = self.made, self.made.layers[i]
+        for part in NORMS:
+            if (place := made.place(i, part)) is not None:
+                self.norm(getattr(layer, part), place, made.place(i, part, "bias"))
+        for part in MATRICES:
+            if (place := made.place(i, part, "bias")) is not None:
+                setattr(layer, f"{part}_bias", self.vector(place))
+        layer.window, layer.rope, layer.parallel = options.window, options.rope, int(made.parallel)
+        layer.qk_norm_span = ffi.integer_const(SPANS[made.qk_norm])
+
+    def mixtures(self) -> list[Parameter]:
+        """The matrices of all experts, and of what chooses them."""
+        shapes = [
+            shape for i, options in enumerate(self.made.layers) if options.experts is not None
+            for shape in options.experts.shapes(self.made.mixture(i), self.made.hidden)
+        ]  # fmt: skip
+        return [self.parameters[name] for name, shape in shapes if len(shape) > 1]
+
+    def mixture(self, layer: Struct, i: int, matrices: Mapping[str, Struct]) -> None:
+        """Write a layer's `Experts`, where it has them."""
+        own, at = self.made.layers[i].experts, self.made.mixture(i)
+        if own is None:
+            return
         made = struct("Experts", router=matrices[f"{at}gate.weight"], normalised=int(own.normalised))
-        for field_ in ("gate", "up", "down"):
-            each = [matrices[f"{at}experts.{e}.{field_}_proj.weight"] for e in range(own.count)]
-            kept.append(ffi.new("Matrix[]", each))
-            setattr(made, field_, kept[-1])
+        for part in MLP:
+            each = [matrices[f"{at}experts.{e}.{part}_proj.weight"] for e in range(own.count)]
+            self.kept.append(ffi.new("Matrix[]", each))
+            setattr(made, part, self.kept[-1])
             if own.shared:
-                setattr(made, f"shared_{field_}", matrices[f"{at}shared_expert.{field_}_proj.weight"])
+                setattr(made, f"shared_{part}", matrices[f"{at}shared_expert.{part}_proj.weight"])
         if own.shared:
             made.shared_router = matrices[f"{at}shared_expert_gate.weight"]
-        return made
+        self.kept.append(made)
+        layer.experts = made
+
+    def norm(self, norm: Struct, weight: Place | str, bias: Place | str | None) -> None:
+        """Write a norm's structure."""
+        norm.weight = self.vector(weight, self.made.norm_offset)
+        if bias:
+            norm.bias = self.vector(bias)
+        norm.kind = ffi.integer_const("LAYER_NORM" if self.made.layer_norm else "RMS_NORM")
+
+    def vector(self, place: Place | str, offset: float = 0.0) -> Any:
+        """The address of the numbers of a place, or of a whole parameter, each with this offset."""
+        place = Place((place,)) if isinstance(place, str) else place
+        parts = [vector(self.code, self.parameters[name], self.halves) for name in place.names]
+        made = np.concatenate(parts)
+        made = made if place.rows is None else made[place.rows]
+        self.kept.append(np.ascontiguousarray(made + np.float32(offset)))
+        return address(self.kept[-1])
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
         """Matrices in one stretch of memory. The file's own pages are given back as soon as they were read."""
@@ -214,16 +274,16 @@ class _Loader:
 
     def size(self, one: Parameter) -> int:
         """Bytes that a matrix takes."""
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         if each := self.each(one):
             return each * (rows + -rows % 4)
         return self.twelve(rows, width) or rows * width * (2 if self.halves else 4)
 
     def each(self, one: Parameter) -> int:
         """Bytes of a row in blocks; 0: they are not read so."""
-        if not self.code.block_lanes or not self.halves:
+        if not self.code.block_lanes or not self.halves or one.transposed:
             return 0
-        return int(self.code.repacked_bytes(one.tensor.kind.number, one.tensor.shape[1]))
+        return int(self.code.repacked_bytes(one.tensor.kind.number, one.shape[1]))
 
     def twelve(self, rows: int, width: int) -> int:
         """Bytes of a matrix in twelve bits a number; 0: this build does not read that, or not at this width."""
@@ -234,7 +294,7 @@ class _Loader:
         """The file's blocks; None where they are not read so."""
         if not self.each(one):
             return None
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
         kind = self.code.repack(
             one.tensor.kind.number, address(one.tensor.data), rows, width, address(place), address(room), threads()
@@ -244,7 +304,7 @@ class _Loader:
 
     def agrees(self, made: Matrix, one: Parameter) -> bool:
         """Are the weights that a pass reads those of the file, in a sample of rows?"""
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         fours = made.data.reshape(-(-rows // 4), -1)
         some = np.unique(np.linspace(0, max(0, rows // 4 - 1), SAMPLE).astype(np.int64))
         own = np.ascontiguousarray(fours[some])
@@ -258,7 +318,7 @@ class _Loader:
 
     def plain(self, one: Parameter, room: Array) -> Matrix:
         """Numbers, in twelve bits where the build reads that and they are the same."""
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         size = rows * width * (2 if self.halves else 4)
         if len(room) == size and not self.twelve(rows, width):
             numbers(self.code, one, self.halves, to=room)

@@ -29,8 +29,8 @@ from ...files import filling
 from ...names import SOURCE, Place
 from ...params import InputError
 from ..native.abi import Library
-from ..native.description import describe
 from ..native.experts import apart, stacks
+from ..native.families import describe
 from ..native.files import ModelFile, open_gguf
 from ..native.library import library
 from ..native.model import Parameter, config_of, frequency_factors, kept_in, parameters, supports

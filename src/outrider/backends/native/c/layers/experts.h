@@ -66,8 +66,10 @@ static void assign_slots(
 }
 
 /* Add the results of the rows `first` .. `last` - 1 to their hidden states. */
-static void add_experts(const Model *model, const ExpertWork *work, float *states, int64_t n, int64_t first, int64_t last) {
+static void
+add_experts(const Model *model, const ExpertWork *work, float *states, int64_t n, int64_t first, int64_t last) {
     const int64_t top_k = model->top_k, hidden = model->hidden;
+    const vec_t scale = v_set1(model->residual_scale ? model->residual_scale : 1.0f);
     for (int64_t m = first; m < last; m++) {
         const float *weight = work->weight + m * (top_k + 1), *shared = work->outputs + (n * top_k + m) * hidden;
         for (int64_t k = 0; k < hidden; k += LANES) {
@@ -77,49 +79,66 @@ static void add_experts(const Model *model, const ExpertWork *work, float *state
                 sum = v_fma(v_set1(weight[r]), v_load(from + k), sum);
             }
             if (model->shared_intermediate) sum = v_fma(v_set1(weight[top_k]), v_load(shared + k), sum);
-            v_store(states + m * hidden + k, v_add(v_load(states + m * hidden + k), sum));
+            v_store(states + m * hidden + k, v_fma(sum, scale, v_load(states + m * hidden + k)));
         }
     }
 }
 
-/* The experts of `n` rows, which are normed and rounded to activations; their results are added to hidden states. */
-static void experts_layer(
-    const Model *model, const Experts *own, const ExpertWork *work, const act_t *rows, int64_t n, float *states,
-    const Team *team
+/* The outputs of all experts for their slots, and of the shared one for all rows. */
+static void multiply_experts(
+    const Model *model, const Experts *own, const ExpertWork *work, const act_t *rows, int64_t n, const Team *team
 ) {
-    const int64_t count = model->experts, top_k = model->top_k, hidden = model->hidden;
-    const int64_t inner = model->expert_intermediate, shared = model->shared_intermediate, slots = n * top_k;
+    const int64_t count = model->experts, hidden = model->hidden, inner = model->expert_intermediate;
+    const int64_t shared = model->shared_intermediate, slots = n * model->top_k;
+    for (int64_t e = 0; e < count; e++) {
+        const int64_t first = work->starts[e], own_rows = work->starts[e + 1] - first;
+        const Inner products = {
+            own->gate[e], own->up[e], own->gate_bias ? own->gate_bias + e * inner : NULL,
+            own->up_bias ? own->up_bias + e * inner : NULL, model->activation, own->alpha, own->limit
+        };
+        if (own_rows)
+            matmul_inner(
+                work->inputs + first * hidden, own_rows, hidden, &products, inner, work->inner + first * inner, team
+            );
+    }
+    const Inner products = {own->shared_gate, own->shared_up, NULL, NULL, model->activation, 0, 0};
+    if (shared) matmul_inner(rows, n, hidden, &products, shared, work->inner + slots * inner, team);
+    meet(team);
+    for (int64_t e = 0; e < count; e++) {
+        const int64_t first = work->starts[e], own_rows = work->starts[e + 1] - first;
+        if (own_rows)
+            matmul(
+                work->inner + first * inner, own_rows, inner, own->down[e],
+                own->down_bias ? own->down_bias + e * hidden : NULL, hidden, work->outputs + first * hidden, NULL,
+                hidden, 0, team
+            );
+    }
+    if (shared)
+        matmul(
+            work->inner + slots * inner, n, shared, own->shared_down, NULL, hidden, work->outputs + slots * hidden,
+            NULL, hidden, 0, team
+        );
+}
+
+/* The mixture of `n` rows from `begin` on, which are normed: its results are added to their hidden states. */
+static void experts_layer(
+    const Model *model, const Pass *pass, const Experts *own, int64_t begin, int64_t n, const Team *team
+) {
+    const int64_t count = model->experts, hidden = model->hidden;
     const int64_t first = own_first(team, n), last = own_last(team, n);
+    const ExpertWork *work = &pass->experts;
+    const act_t *rows = pass->normed + begin * hidden;
     matmul(rows, n, hidden, own->router, own->router_bias, count, work->logits, NULL, count + 1, 0, team);
-    if (shared) matmul(rows, n, hidden, own->shared_router, NULL, 1, work->logits + count, NULL, count + 1, 0, team);
+    if (model->shared_intermediate)
+        matmul(rows, n, hidden, own->shared_router, NULL, 1, work->logits + count, NULL, count + 1, 0, team);
     meet(team);
     route(model, own, work, first, last);
     meet(team);
     assign_slots(model, work, rows, n, first, last, team);
     meet(team);
-    const int64_t *starts = work->starts;
-    for (int64_t e = 0; e < count; e++)
-        if (starts[e + 1] > starts[e])
-            matmul_gated(
-                work->inputs + starts[e] * hidden, starts[e + 1] - starts[e], hidden, own->gate[e], own->up[e], inner,
-                work->inner + starts[e] * inner, team
-            );
-    if (shared)
-        matmul_gated(rows, n, hidden, own->shared_gate, own->shared_up, shared, work->inner + slots * inner, team);
+    multiply_experts(model, own, work, rows, n, team);
     meet(team);
-    for (int64_t e = 0; e < count; e++)
-        if (starts[e + 1] > starts[e])
-            matmul(
-                work->inner + starts[e] * inner, starts[e + 1] - starts[e], inner, own->down[e], NULL, hidden,
-                work->outputs + starts[e] * hidden, NULL, hidden, 0, team
-            );
-    if (shared)
-        matmul(
-            work->inner + slots * inner, n, shared, own->shared_down, NULL, hidden, work->outputs + slots * hidden, NULL,
-            hidden, 0, team
-        );
-    meet(team);
-    add_experts(model, work, states, n, first, last);
+    add_experts(model, work, pass->hidden_states + begin * hidden, n, first, last);
     meet(team);
 }
 
