@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
-    "olmoe": ("olmoe", {"num_experts": 4, "head_dim": None, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_attention_heads": 2, "num_key_value_heads": 1}),
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     [
         ("if (own->normalised)", "if (!own->normalised)"),
         ("logits[e] > logits[chosen[at - 1]]", "logits[e] < logits[chosen[at - 1]]"),
-        ("hidden, own->gate[e], own->up[e]", "hidden, own->gate[count - 1 - e], own->up[count - 1 - e]"),
+        ("own->gate[e], own->up[e],", "own->gate[count - 1 - e], own->up[count - 1 - e],"),
         ("sum = v_fma(v_set1(weight[r])", "sum = v_fma(v_set1(weight[top_k - 1 - r])"),
     ],
 )
