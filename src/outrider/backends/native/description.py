@@ -173,7 +173,7 @@ class Description:
             return None
         if part not in self.names.layer:
             fused = "qkv" if part in ("q", "k", "v") else "gate_up" if part in ("gate", "up") else ""
-            rows = self._rows_of_fused(part) if fused in self.names.layer else None
+            rows = self.rows_of_fused(part) if fused in self.names.layer else None
         if fused not in self.names.layer or (kind == "bias" and fused not in self.biases):
             return None
         if self.adjacent and part in ("q", "k", "q_norm", "k_norm"):
@@ -197,7 +197,8 @@ class Description:
         heads = self.heads if part.startswith("q") else self.kv_heads
         return 1 if part.endswith("norm") and self.qk_norm == ALIKE else heads
 
-    def _rows_of_fused(self, part: str) -> Array:
+    def rows_of_fused(self, part: str) -> Array:
+        """The rows of "qkv" or "gate_up" that are a part."""
         if part in ("gate", "up"):
             return np.arange(self.intermediate) + (self.intermediate if part == "up" else 0)
         group = self.heads // self.kv_heads

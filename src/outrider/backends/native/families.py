@@ -452,6 +452,7 @@ def _gpt_neox(known: Values) -> Description:
         "gpt_neox.layers.", "gpt_neox.embed_in", norm="gpt_neox.final_layer_norm",
     )  # fmt: skip
     biases = ALL_BIASES if known.flag("attention_bias") else ALL_BIASES - {"qkv", "o"}
+    known.config["num_key_value_heads"] = None
     return known.description(
         names, [LayerOptions()] * known.layers, ropes=[known.rope(theta="rotary_emb_base")], layer_norm=True,
         biases=biases | NORM_BIASES, by_group=True, parallel=known.flag("use_parallel_residual"),
@@ -590,7 +591,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what differs from `COMMON`
     },
     "gpt_neox": {
         "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64,
-        "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True,
+        "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True, "partial_rotary_factor": 0.25,
     },
     "falcon": {
         "hidden_size": 4544, "intermediate_size": None, "num_attention_heads": 71, "hidden_act": "gelu",
