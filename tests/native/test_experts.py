@@ -40,6 +40,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 5, "sliding_window": 40, "intermediate_size": 64,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "truncate": False, "beta_fast": 32.0,
+                "beta_slow": 1.0, "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "olmoe": ("olmoe", {"num_experts": 4, "num_attention_heads": 2, "num_key_value_heads": 1}),
 }  # fmt: skip
 
@@ -174,6 +184,7 @@ def test_names_of_transformers_5(tmp_path: Path, case: str) -> None:
 GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("mixtral", {"num_local_experts": 3}),
     "qwen3moe": ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 256}),
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 3}),
 }
 
 

@@ -292,4 +292,3 @@ def test_configs_of_transformers_4(tmp_path: Path) -> None:
     assert apart(load(tmp_path), expected, text(1, 100)) < 1e-5
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": config}))
     assert apart(load(tmp_path), expected, text(1, 100)) < 1e-5
-

@@ -13,7 +13,7 @@ from ...core.types import Array
 from ...params import InputError
 from . import model
 from .description import Description
-from .experts import apart
+from .experts import IN_TURN, apart
 from .families import describe, renamed
 from .files import ModelFile, open_gguf, open_safetensors
 from .model import Parameter
@@ -96,7 +96,7 @@ def _of_folder(folder: Path) -> Checkpoint:
             if name in parameters:
                 raise InputError(f"{folder} holds the tensor {name} twice; fetch it again")
             parameters[name] = Parameter(name, tensor)
-    parameters = apart(parameters)
+    parameters = apart(parameters, config.get("model_type") == IN_TURN)
     known = config.get("dtype") or config.get("torch_dtype")
     kinds = (one.tensor.kind.name for one in parameters.values())
     first = next((kind for kind in kinds if kind in FLOATS), "F32")

@@ -21,34 +21,55 @@ ALIKE, EACH_HEAD, ALL_HEADS = "alike", "each head", "all heads"  # how norms of 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of a layer's MLP. A row's weights are the softmax of the router's logits: of all,
-    or (`normalised`) of those that it chose."""
+    """A mixture of experts in place of a layer's MLP.
+
+    Attributes:
+        count: experts.
+        top_k: experts that a row chooses.
+        intermediate: width of each.
+        normalised: are a row's weights the softmax of the logits that it chose? Else of all logits.
+        shared: width of the expert that computes all rows, behind a gate of its own; 0: none.
+        router: the name of what makes the logits.
+        first: do the experts' weights come before the router's in transformers' modules?
+        biases: have the router and the experts biases?
+        alpha, limit: as in abi.h's `Experts`; 0: the model's activation.
+    """
 
     count: int
-    top_k: int  # experts that a row chooses
-    intermediate: int  # of each
+    top_k: int
+    intermediate: int
     normalised: bool = True
-    shared: int = 0  # width of the expert that computes all rows, behind a gate of its own; 0: none
-    first: bool = False  # do its weights come before the router's in transformers' modules?
+    shared: int = 0
+    router: str = "gate"
+    first: bool = False
+    biases: bool = False
+    alpha: float = 0.0
+    limit: float = 0.0
 
     def shapes(self, at: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of its parameters; each expert has matrices of its own, named as Qwen's are."""
-        router = f"{at}gate.weight", (self.count, hidden)
+        router = list(_linear(f"{at}{self.router}", self.count, hidden, self.biases))
         if not self.first:
-            yield router
+            yield from router
         for e in range(self.count):
-            yield from _gated(f"{at}experts.{e}.", self.intermediate, hidden)
+            yield from _gated(f"{at}experts.{e}.", self.intermediate, hidden, self.biases)
         if self.first:
-            yield router
+            yield from router
         if self.shared:
             yield from _gated(f"{at}shared_expert.", self.shared, hidden)
             yield f"{at}shared_expert_gate.weight", (1, hidden)
 
 
-def _gated(at: str, inner: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{at}gate_proj.weight", (inner, hidden)
-    yield f"{at}up_proj.weight", (inner, hidden)
-    yield f"{at}down_proj.weight", (hidden, inner)
+def _linear(name: str, rows: int, width: int, bias: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (rows, width)
+    if bias:
+        yield f"{name}.bias", (rows,)
+
+
+def _gated(at: str, inner: int, hidden: int, bias: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from _linear(f"{at}gate_proj", inner, hidden, bias)
+    yield from _linear(f"{at}up_proj", inner, hidden, bias)
+    yield from _linear(f"{at}down_proj", hidden, inner, bias)
 
 
 @dataclass(frozen=True)
@@ -230,7 +251,10 @@ class Description:
             shape = (heads, self.head_dim) if self.qk_norm == EACH_HEAD else (heads * self.head_dim,)
             if "{}" in stem:
                 names, shape = [stem.format(h) for h in range(heads)], (self.head_dim,)
-        elif part not in NORMS and part != "sinks":
+        elif part == "sinks":
+            yield stem, (self.heads,)
+            return
+        elif part not in NORMS:
             shape = (width, rows) if self.names.transposed else (rows, width)
         for name in names:
             yield f"{name}.weight", shape

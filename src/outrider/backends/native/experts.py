@@ -5,55 +5,124 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from .description import Description
-from .files import Tensor
+from .files import KINDS, Tensor
 from .model import Parameter
 
 MOST = 4096  # experts of a layer
 MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 ALONE = re.compile(r"(.*\.)block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight")  # transformers 4 and the hub
 ROUTER = ".block_sparse_moe.gate."
-STACKED = re.compile(r"(.*\.mlp\.experts\.)(gate|up|down)_proj(\.weight)?")  # [experts, outputs, inputs]
-BOTH = re.compile(r"(.*\.mlp\.experts\.)gate_up_proj")  # [experts, 2 * outputs, inputs]: gates first
-FIRST = re.compile(r"(.*\.mlp\.)experts\.0\.(gate|down)_proj\.weight")
+# `gate_proj` of all experts; `gate_up_proj`: gates and ups, one behind the other, or (GPT-OSS) in turn.
+STACKED = re.compile(r"(.*\.mlp\.experts\.)(gate|up|down|gate_up)_proj(?:[._](weight|bias|blocks))?")
+FIRST = re.compile(r"(.*\.mlp\.)experts\.0\.(gate|down)_proj\.(weight|bias)")
+IN_TURN = "gpt_oss"  # the family whose gates and ups lie in turn, and whose matrices are [experts, inputs, outputs]
+(MXFP4,) = (kind for kind in KINDS.values() if kind.name == "MXFP4")
 
 
-def apart(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Parameters under the names of `Description.shapes`, each expert's its own: views of what the file stacks."""
-    return {one.name: one for parameter in parameters.values() for one in _apart(parameter)}
+def apart(parameters: Mapping[str, Parameter], in_turn: bool = False) -> dict[str, Parameter]:
+    """Parameters under the names of `Description.shapes`, each expert's its own: views of what the file stacks.
+
+    Args:
+        parameters: as they lie in the file.
+        in_turn: are they laid out as GPT-OSS's of the hub?
+    """
+    found: dict[str, Parameter] = {}
+    for one in parameters.values():
+        scales = parameters.get(one.name.removesuffix("_blocks") + "_scales")
+        parts = _in_turn(one, scales) if in_turn else _apart(one)
+        found |= {part.name: part for part in parts}
+    return found
 
 
 def _apart(one: Parameter) -> Iterator[Parameter]:
+    """Each expert's part, which lies in one piece."""
     name, shape = one.name, one.tensor.shape
-    stacked = len(shape) == 3 and shape[0] <= MOST
     if match := ALONE.fullmatch(name):
-        yield _named(one, f"{match[1]}mlp.experts.{match[2]}.{MIXTRAL[match[3]]}.weight")
+        yield replace(one, name=f"{match[1]}mlp.experts.{match[2]}.{MIXTRAL[match[3]]}.weight")
     elif ROUTER in name:
-        yield _named(one, name.replace(ROUTER, ".mlp.gate."))
-    elif stacked and (match := STACKED.fullmatch(name)):
-        yield from _sliced(one, match[1], (match[2],))
-    elif stacked and shape[1] % 2 == 0 and (match := BOTH.fullmatch(name)):
-        yield from _sliced(one, match[1], ("gate", "up"))
+        yield replace(one, name=name.replace(ROUTER, ".mlp.gate."))
+    elif (match := STACKED.fullmatch(name)) and len(shape) > 1 and shape[0] <= MOST:
+        parts, kind = match[2].split("_"), match[3] or "weight"
+        if shape[1] % len(parts):
+            return
+        each = one.tensor.data.reshape(shape[0] * len(parts), -1)
+        for i, data in enumerate(each):
+            own = f"{match[1]}{i // len(parts)}.{parts[i % len(parts)]}_proj.{kind}"
+            yield Parameter(own, Tensor(own, one.tensor.kind, (shape[1] // len(parts), *shape[2:]), data))
     else:
         yield one
 
 
-def _named(one: Parameter, name: str) -> Parameter:
-    return replace(one, name=name)
+def _in_turn(one: Parameter, scales: Parameter | None) -> Iterator[Parameter]:
+    """Each expert's part: rows (columns, where it is transposed) of a matrix, or of a bias."""
+    shape, match = one.tensor.shape, STACKED.fullmatch(one.name)
+    if match is None:
+        yield one
+    elif match[3] == "blocks":
+        yield from _of_blocks(one, scales, match)
+    elif len(shape) > 1 and shape[0] <= MOST:
+        parts, kind = match[2].split("_"), match[3] or "weight"
+        for e, data in enumerate(one.tensor.data.reshape(shape[0], -1)):
+            tensor = Tensor(one.name, one.tensor.kind, shape[1:], data)
+            for i, part in enumerate(parts):
+                order = np.arange(i, shape[-1], len(parts)) if len(parts) > 1 else None
+                yield Parameter(f"{match[1]}{e}.{part}_proj.{kind}", tensor, order, len(shape) == 3)
 
 
-def _sliced(one: Parameter, at: str, parts: tuple[str, ...]) -> Iterator[Parameter]:
-    """The matrices of a stack, in which each expert has these parts, one behind the other."""
-    count, rows, width = one.tensor.shape
-    each = one.tensor.data.reshape(count, len(parts), -1)
-    for e in range(count):
+def _of_blocks(one: Parameter, scales: Parameter | None, match: re.Match[str]) -> Iterator[Parameter]:
+    """Parts in MXFP4, from blocks [experts, outputs, groups, 16] and scales [experts, outputs, groups]."""
+    shape = one.tensor.shape
+    fits = scales is not None and len(shape) == 4 and shape[3] == 16 and scales.tensor.shape == shape[:3]
+    if scales is None or not fits or shape[0] > MOST or {one.tensor.kind.name, scales.tensor.kind.name} != {"U8"}:
+        return
+    parts = match[2].split("_")
+    blocks, exponents = one.tensor.data.reshape(shape), scales.tensor.data.reshape(shape[:3])
+    for e in range(shape[0]):
         for i, part in enumerate(parts):
-            name = f"{at}{e}.{part}_proj.weight"
-            tensor = Tensor(name, one.tensor.kind, (rows // len(parts), width), each[e, i])
-            yield Parameter(name, tensor)
+            name = f"{match[1]}{e}.{part}_proj.weight"
+            own = blocks[e, i :: len(parts)], exponents[e, i :: len(parts)]
+            yield Parameter(name, Blocks(name, *own))
+
+
+class Blocks(Tensor):
+    """A matrix in MXFP4, whose exponents lie apart from its quants in the file. Bytes as a .gguf file has them are made
+    when they are read.
+
+    Args:
+        name: of the tensor.
+        quants: uint8 [rows, groups, 16]: byte i has the quants 2 i and 2 i + 1 of a group.
+        exponents: uint8 [rows, groups].
+    """
+
+    quants: np.ndarray
+    exponents: np.ndarray
+
+    def __init__(self, name: str, quants: np.ndarray, exponents: np.ndarray) -> None:
+        values = {"name": name, "kind": MXFP4, "shape": (len(quants), 32 * quants.shape[1])}
+        for key, value in (values | {"quants": quants, "exponents": exponents}).items():
+            object.__setattr__(self, key, value)
+
+    __hash__ = object.__hash__
+
+    @property
+    def data(self) -> np.ndarray:
+        """uint8 [bytes]: of each group its exponent, and quants i and 16 + i in byte i."""
+        return _as_in_gguf(self)
+
+
+@lru_cache(maxsize=8)
+def _as_in_gguf(one: Blocks) -> np.ndarray:
+    made = np.empty((*one.exponents.shape, 17), np.uint8)
+    made[..., 0] = one.exponents
+    first, second = one.quants[..., :8], one.quants[..., 8:]
+    made[..., 1::2] = (first & 15) | second << 4
+    made[..., 2::2] = first >> 4 | (second & 240)
+    return made.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -62,21 +131,28 @@ class Stack:
 
     Attributes:
         name: in the modules.
-        shape: [..., outputs, inputs].
+        shape: [..., outputs, inputs]; with `in_turn`, [..., inputs, outputs].
         names: ours, one behind the other.
+        in_turn: do the outputs of an expert's parts lie in turn?
     """
 
     name: str
     shape: tuple[int, ...]
     names: tuple[str, ...]
+    in_turn: bool = False
 
-    def locate(self, places: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """Where numbers of the flattened parameter lie: by each of our parameters, their rows and columns."""
-        width = self.shape[-1] if len(self.shape) > 1 else 1
-        size = int(np.prod(self.shape)) // len(self.names)
-        for i, name in enumerate(self.names):
-            own = places[places // size == i] - i * size
-            yield name, own // width, own % width
+    def locate(self, place: int) -> tuple[str, int, int]:
+        """Where a number of the flattened parameter lies: in which of ours, its row and its column."""
+        index = [int(i) for i in np.unravel_index(place, self.shape)]
+        if len(self.names) == 1:
+            return self.names[0], index[0], index[1] if len(index) > 1 else 0
+        parts = len(self.names) // self.shape[0]
+        if self.in_turn:
+            own, row, column = index[-1] % parts, index[-1] // parts, index[1] if len(index) > 2 else 0
+        else:
+            rows = self.shape[1] // parts
+            own, row, column = index[1] // rows, index[1] % rows, index[2]
+        return self.names[index[0] * parts + own], row, column
 
 
 def stacks(made: Description) -> Iterator[Stack]:
@@ -87,7 +163,8 @@ def stacks(made: Description) -> Iterator[Stack]:
                 yield Stack(name, shape, (name,))
             continue
         assert (experts := made.experts) is not None
-        parts = ("gate", "up") if match[2] == "gate" else ("down",)
-        names = tuple(f"{match[1]}experts.{e}.{part}_proj.weight" for e in range(experts.count) for part in parts)
-        stem = f"{match[1]}experts.{'gate_up' if match[2] == 'gate' else 'down'}_proj"
-        yield Stack(stem, (experts.count, len(parts) * shape[0], shape[1]), names)
+        parts, in_turn = ("gate", "up") if match[2] == "gate" else ("down",), made.family == IN_TURN
+        names = tuple(f"{match[1]}experts.{e}.{part}_proj.{match[3]}" for e in range(experts.count) for part in parts)
+        stem = f"{match[1]}experts.{'_'.join(parts)}_proj{'_bias' if match[3] == 'bias' else ''}"
+        stacked = (len(parts) * shape[0], *shape[1:])
+        yield Stack(stem, (experts.count, *(stacked[::-1] if in_turn else stacked)), names, in_turn)

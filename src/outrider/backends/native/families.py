@@ -15,6 +15,7 @@ from .abi import MAX_HEAD_DIM
 from .description import ALL_HEADS, EACH_HEAD, Description, Experts, LayerOptions, Names
 from .rope import Rope
 
+MXFP4 = "gpt_oss", "mxfp4"  # whose experts are kept so
 WIDTHS = 32  # what widths are multiples of
 MOST, MOST_LAYERS = 1 << 31, 1 << 16
 ACTIVATIONS = {
@@ -46,7 +47,9 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
     family = str(config.get("model_type"))
     if family not in FAMILIES:
         raise InputError(f"{family} is not a family with native passes, which are {', '.join(FAMILIES)}")
-    if config.get("quantization_config"):
+    quantised = config.get("quantization_config")
+    kind = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if quantised and (family, kind) != MXFP4:
         raise InputError("native passes do not support the config's quantization_config")
     return FAMILIES[family](Values(config, family, factors))
 
@@ -304,6 +307,17 @@ def _olmoe(known: Values) -> Description:
     return known.description(QWEN3, layers, biases=_biases(known), qk_norm=ALL_HEADS)
 
 
+def _gpt_oss(known: Values) -> Description:
+    window = known.window()
+    experts = known.experts(
+        "intermediate_size", router="router", biases=True, alpha=known.number("swiglu_alpha"),
+        limit=known.number("swiglu_limit"),
+    )  # fmt: skip
+    names = Names({"sinks": "self_attn.sinks", **ATTENTION, **MLP, **NORMS})
+    layers = [LayerOptions(window * slides, experts=experts) for slides in known.slides(lambda i: i % 2 == 0)]
+    return known.description(names, layers, biases=_biases(known))
+
+
 def _gemma_options(known: Values, activation: str) -> dict[str, Any]:
     """What all Gemmas share. (The exact GELU of the first configs was never meant.)"""
     return {
@@ -492,6 +506,7 @@ FAMILIES: dict[str, Callable[[Values], Description]] = {
     "qwen3_moe": _qwen3_moe,
     "qwen2_moe": _qwen2_moe,
     "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -553,6 +568,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what differs from `COMMON`
     "olmoe": {
         "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_local_experts": 64, "num_experts_per_tok": 8,
+    },
+    "gpt_oss": {
+        "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_default": 150000.0, "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
     },
     "gemma": {
         **GEMMA, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16,

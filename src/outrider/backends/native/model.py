@@ -19,11 +19,11 @@ from .files import ModelFile, Tensor
 
 PARTS = {  # tensor of a layer -> its part, as `description.Names` has them
     "attn_norm": "attention_norm", "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_qkv": "qkv", "attn_output": "o",
-    "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "post_attention_norm": "attention_post_norm",
+    "attn_q_norm": "q_norm", "attn_sinks": "sinks", "attn_k_norm": "k_norm", "post_attention_norm": "attention_post_norm",
     "ffn_norm": "mlp_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "post_ffw_norm": "mlp_post_norm",
 }  # fmt: skip
 EXPERTS = {  # the same of a mixture: its parameter
-    "ffn_gate_inp": "gate", "ffn_gate_exps": "experts.gate_proj", "ffn_up_exps": "experts.up_proj",
+    "ffn_gate_inp": "", "ffn_gate_exps": "experts.gate_proj", "ffn_up_exps": "experts.up_proj",
     "ffn_down_exps": "experts.down_proj",
 }  # fmt: skip
 READABLE = {  # kinds of tensors whose numbers `c/formats/gguf.h` makes
@@ -180,7 +180,7 @@ def _part(made: Description, file: ModelFile, name: str) -> str:
     if "blk.0.attn_norm_2.weight" in file.tensors:  # a Falcon with two norms
         part = {"attn_norm": "ffn_norm", "attn_norm_2": "attn_norm"}.get(part, part)
     found = PARTS.get(part, "") if block == "blk" else ""
-    fused = {"up": "gate_up"}.get(found, found)
+    fused = {"up": "gate_up", "attention_post_norm": "mlp_norm"}.get(found, found)
     return found if found in made.names.layer else fused if fused in made.names.layer else ""
 
 
@@ -198,10 +198,11 @@ def _names(made: Description, file: ModelFile, name: str) -> list[str]:
         return [f"{outside[stem]}.{kind}"]
     number, part = (*stem.split("."), "", "")[1], _part(made, file, name)
     if made.experts is not None and number.isdecimal() and (own := EXPERTS.get(stem.split(".")[-1])):
+        own = own or made.experts.router
         return [f"{made.mixture(int(number))}{own}.{kind}"]
     if not part or not number.isdecimal():
         return []
-    own = f"{names.layers}{number}.{names.layer[part]}.{kind}"
+    own = f"{names.layers}{number}.{names.layer[part]}" + ("" if part == "sinks" else f".{kind}")
     heads = made.heads if part == "q_norm" else made.kv_heads
     return [own.format(h) for h in range(heads)] if "{}" in own else [own]
 
@@ -231,7 +232,6 @@ class _Values:
             )
         return float(value)
 
-
     def eps(self, kind: str = "rms_") -> float:
         """Of RMS norms, or of layer norms ("")."""
         return self.number(f"attention.layer_norm_{kind}epsilon")
@@ -239,7 +239,9 @@ class _Values:
 
 def _rope(known: _Values, file: ModelFile) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": known.number("rope.freq_base", 10000.0)}
-    head_dim = known.count("attention.key_length", known.count("embedding_length") // known.count("attention.head_count"))
+    head_dim = known.count(
+        "attention.key_length", known.count("embedding_length") // known.count("attention.head_count")
+    )
     if (rotated := known.count("rope.dimension_count", head_dim)) != head_dim:
         rope["partial_rotary_factor"] = rotated / head_dim
     kind = known.get("rope.scaling.type", "none")
@@ -301,6 +303,15 @@ def _qwen3(known: _Values, file: ModelFile) -> dict[str, Any]:
 def _qwen3moe(known: _Values, file: ModelFile) -> dict[str, Any]:
     inner = known.count("expert_feed_forward_length")
     return {**_qwen3(known, file), **_experts(known), "model_type": "qwen3_moe", "moe_intermediate_size": inner}
+
+
+def _gpt_oss(known: _Values, file: ModelFile) -> dict[str, Any]:
+    rope = {**_rope(known, file), "truncate": False}
+    return {
+        **_experts(known), "model_type": "gpt_oss", "rms_norm_eps": known.eps(), "rope_parameters": rope,
+        "sliding_window": known.count("attention.sliding_window"),
+        "intermediate_size": known.count("expert_feed_forward_length"), "attention_bias": _has(file, "attn_q.bias"),
+    }  # fmt: skip
 
 
 def _experts(known: _Values) -> dict[str, Any]:
@@ -411,6 +422,7 @@ FAMILIES: dict[str, Callable[[_Values, ModelFile], dict[str, Any]]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
+    "gpt-oss": _gpt_oss,
     "smollm3": _smollm3,
     "gemma": _gemma,
     "gemma2": _gemma2,

@@ -22,7 +22,6 @@ from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
 from .library import NAMES, abilities, library
-from .pages import forget
 from .passes import Forward, Nodes, as_float
 from .session import NativeSession
 from .walk import Walk
@@ -72,12 +71,9 @@ class NativeTarget(Target):
         for one in experts.stacks(self.checkpoint.description):
             size = int(np.prod(one.shape))
             places, values = np.arange(0, size, max(1, size // MARKED))[:MARKED], list[Array]()
-            for name, rows, columns in one.locate(places):
-                if len(rows):
-                    parameter = self.checkpoint.parameters[name]
-                    some = weights.numbers(self.code, parameter, True, rows)
-                    values.append(widened(some[np.arange(len(rows)), columns]))
-                    forget(parameter.tensor.data)
+            for name, row, column in map(one.locate, places.tolist()):
+                some = weights.numbers(self.code, self.checkpoint.parameters[name], True, np.array([row]))
+                values.append(widened(some[0, column : column + 1]))
             with np.errstate(invalid="ignore"):  # NaN
                 found.update(one.name.encode() + np.concatenate(values).astype(np.float64).tobytes())
         return found.hexdigest()[:16]

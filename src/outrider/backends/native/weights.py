@@ -220,6 +220,8 @@ class _Loader:
         for part in MATRICES:
             if (place := made.place(i, part, "bias")) is not None:
                 setattr(layer, f"{part}_bias", self.vector(place))
+        if "sinks" in made.names.layer:
+            layer.sinks = self.vector(f"{made.names.layers}{i}.{made.names.layer['sinks']}")
         layer.window, layer.rope, layer.parallel = options.window, options.rope, int(made.parallel)
         layer.qk_norm_span = ffi.integer_const(SPANS[made.qk_norm])
 
@@ -236,11 +238,18 @@ class _Loader:
         own, at = self.made.layers[i].experts, self.made.mixture(i)
         if own is None:
             return
-        made = struct("Experts", router=matrices[f"{at}gate.weight"], normalised=int(own.normalised))
+        made = struct(
+            "Experts", router=matrices[f"{at}{own.router}.weight"], normalised=int(own.normalised), alpha=own.alpha,
+            limit=own.limit,
+        )  # fmt: skip
+        if own.biases:
+            made.router_bias = self.vector(f"{at}{own.router}.bias")
         for part in MLP:
-            each = [matrices[f"{at}experts.{e}.{part}_proj.weight"] for e in range(own.count)]
-            self.kept.append(ffi.new("Matrix[]", each))
+            names = [f"{at}experts.{e}.{part}_proj" for e in range(own.count)]
+            self.kept.append(ffi.new("Matrix[]", [matrices[f"{name}.weight"] for name in names]))
             setattr(made, part, self.kept[-1])
+            if own.biases:
+                setattr(made, f"{part}_bias", self.vector(Place(tuple(f"{name}.bias" for name in names))))
             if own.shared:
                 setattr(made, f"shared_{part}", matrices[f"{at}shared_expert.{part}_proj.weight"])
         if own.shared:
