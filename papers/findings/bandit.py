@@ -1,4 +1,4 @@
-"""Choi et al. 2025, section 3.3: the bandit's equations, held against the bandit in rounds that are made up."""
+"""Choi et al. 2025, section 4.2: the bandit's equations, held against the bandit in rounds that are made up."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from recipes.qwen_coder.openings import TURN, openings
 from recipes.smollm2.questions import RUN, asked, commands, evaluation, runs, shuffled, texts, unlike, words
 
 ROOT = Path(__file__).resolve().parents[2]
+TASKS = ROOT / "src" / "outrider" / "bench" / "data" / "coder.jsonl"  # what `tasks.py` writes
 
 LANGUAGES = ("JavaScript", "TypeScript", "Go", "Rust", "Java", "C", "C++", "C#", "Kotlin", "Ruby", "Swift", "PHP")
 
@@ -92,8 +93,11 @@ PREFIXES = ("compute", "build", "make", "get", "find", "run", "load", "parse", "
 
 
 def documents(folder: Path) -> list[str]:
-    """Stretches of about 3,000 characters of Python files, shuffled; no held-out ones."""
-    return [d.text for d in shuffled(texts("stdlib", folder, 2) + texts("algorithms", folder, 2), 11)]
+    """Stretches of about 3,000 characters of Python files, shuffled; no held-out ones, and no files of the tasks."""
+    lines = TASKS.read_text(encoding="utf-8").splitlines() if TASKS.exists() else []
+    barred = {json.loads(line)["file"] for line in lines}
+    known = shuffled(texts("stdlib", folder, 2) + texts("algorithms", folder, 2), 11)
+    return [d.text for d in known if d.group not in barred]
 
 
 def valid(code: str) -> bool:

@@ -25,14 +25,14 @@ SHIPS = "suffix + eagle3:smollm2/eagle3"
 
 
 def given(**options: Any) -> argparse.Namespace:
-    names = ("transformers", "vllm", "llama", "eagle", "draft", "out")
-    return argparse.Namespace(**{**dict.fromkeys(names), **options})
+    names = ("transformers", "vllm", "llama", "eagle", "draft", "draft_model", "out")
+    return argparse.Namespace(**{**dict.fromkeys(names), "model": "smollm2", "batches": [1, 8], **options})
 
 
 def test_an_engine_without_a_python_is_left_out() -> None:
     found = peers.runs(given())
     assert [run.name for run in found] == [
-        "ours, plain", "ours, default", "transformers, plain", "transformers, lookup", "transformers, assisted"
+        "ours, plain", "ours, drafts", "transformers, plain", "transformers, lookup", "transformers, assisted"
     ]  # fmt: skip
     assert {run.python for run in found} == {sys.executable}
 
@@ -46,13 +46,35 @@ def test_each_engine_runs_under_its_own_python() -> None:
     assert [run.method for run in found if run.engine == "eagle"] == ["plain", "tree", "small"]
 
 
+def test_a_file_is_measured_with_llama_cpp_and_its_draft_model_drafts_in_both() -> None:
+    found = peers.runs(given(model="coder.gguf", llama="c", draft_model=Path("small.gguf")))
+    assert [run.name for run in found] == [
+        "ours, plain", "ours, drafts", "ours, draft", "llama, plain", "llama, lookup", "llama, draft"
+    ]  # fmt: skip
+    drafters = [peers.drafter_of(run, given(draft_model=Path("small.gguf")), SHIPS) for run in found]
+    assert drafters == [SHIPS, SHIPS, "model:small.gguf", SHIPS, SHIPS, "small.gguf"]
+
+
+def test_ratios_are_of_medians_and_by_task() -> None:
+    def row(name: str, task: str, *seconds: float) -> dict[str, Any]:
+        return {"name": name, "task": task, "temperature": 0.0, "batch": 1, "tokens": 10, "seconds": list(seconds)}
+
+    rows = [
+        row("ours, plain", "a", 1, 1, 9), row("ours, plain", "b", 2), row("ours, drafts", "a", 0.5, 0.5, 0.1),
+        row("ours, drafts", "b", 2), row("llama, plain", "a", 2), row("llama, plain", "b", 1),
+    ]  # fmt: skip
+    lines = peers.table(rows, 0.0, 1)
+    assert lines[2] == "| engine | a | b | by its plain | by llama.cpp's plain |"
+    assert lines[5] == "| ours, drafts | 20.0 (20.0-100.0) | 5.0 (5.0-5.0) | 1.50 | 2.25 |"
+
+
 def test_what_has_no_batches_is_measured_alone() -> None:
     batches = {run.name: run.batches for run in peers.runs(given(vllm="b", llama="c", eagle="e"))}
     alone = {name for name, sizes in batches.items() if sizes == (1,)}
     assert alone == {
         "transformers, lookup", "transformers, assisted", "eagle, plain", "eagle, tree", "eagle, small",
     }  # fmt: skip
-    assert all(sizes == peers.BATCHES for name, sizes in batches.items() if name not in alone)
+    assert all(sizes == (1, 8) for name, sizes in batches.items() if name not in alone)
 
 
 def test_what_each_method_drafts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +83,7 @@ def test_what_each_method_drafts_with(tmp_path: Path, monkeypatch: pytest.Monkey
     for draft in (None, "a folder"):
         asked = given(vllm="b", eagle="e", draft=draft, out=tmp_path / "made")
         found[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
-    assert found[None]["ours, default"] == SHIPS
+    assert found[None]["ours, drafts"] == SHIPS
     assert found[None]["vllm, eagle"] == "made of smollm2/hass for vllm"
     assert found[None]["vllm, eagle3"] == "made of smollm2/eagle3 for vllm"
     assert found[None]["eagle, tree"] == "made of smollm2/hass for safeailab"
@@ -141,7 +163,7 @@ def test_transformers_drafts_with_a_model_of_the_same_tokenizer_or_another(tmp_p
     """Greedy texts in float32 are those without drafts."""
     drafters = {"": "plain", shipped("demo/draft"): "assisted", str(other(tmp_path)): "assisted"}
     job = {
-        "model": shipped("demo/target"), "prompts": [[5, 9, 17, 33], [40, 41, 42]], "ends": [1], "tokens": 8,
+        "model": shipped("demo/target"), "prompts": {"a": [[5, 9, 17, 33], [40, 41, 42]]}, "ends": [1], "tokens": 8,
         "temperatures": [0.0, 1.0], "batches": [1], "repeats": 1, "dtype": "float32",
     }  # fmt: skip
     texts = []

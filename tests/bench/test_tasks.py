@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -42,8 +43,8 @@ def long_row(number: int, words: int) -> dict[str, object]:
 
 
 def test_catalogue_is_well_formed() -> None:
-    assert list(GROUPS) == ["spec-bench", "eagle", "longbench", "demo", "sample"]
-    assert [len(g.tasks) for g in GROUPS.values()] == [6, 6, 6, 9, 7]
+    assert list(GROUPS) == ["spec-bench", "eagle", "longbench", "demo", "sample", "coder"]
+    assert [len(g.tasks) for g in GROUPS.values()] == [6, 6, 6, 9, 7, 7]
     for group in GROUPS.values():
         assert set(group.tasks) <= set(CATALOGUE)
     for entry in CATALOGUE.values():
@@ -54,9 +55,22 @@ def test_catalogue_is_well_formed() -> None:
         for source in entry.sources:
             assert bool(source.package) != bool(source.file or source.repo), entry.name
             assert not source.file or source.file.endswith(".jsonl")
-    assert list(tasks.names())[:5] == list(GROUPS)
+    assert list(tasks.names())[:6] == list(GROUPS)
     assert tasks.names()["gsm8k"] == "maths: word problems of primary school"
     assert set(tasks.names()) == set(GROUPS) | set(CATALOGUE)
+
+
+def test_the_coder_tasks_are_complete_and_their_files_are_python() -> None:
+    edits = tasks.load("code-edits").prompts
+    assert [
+        sum(p.id.startswith(f"code-edits/{k}/") for p in edits) for k in ("document", "type", "rename", "repair")
+    ] == [15] * 4
+    assert [len(tasks.load(name).prompts) for name in ("explain", "file-chat", "agent")] == [15, 8, 8]
+    assert {len(p.turns) for p in tasks.load("file-chat").prompts} == {8}
+    for prompt in edits:
+        code = prompt.turns[0].split("```python\n")[1].rpartition("\n```")[0]
+        ast.parse(code)
+        assert 18 <= len(code.splitlines()) <= 151, prompt.id
 
 
 def test_expand() -> None:

@@ -100,3 +100,21 @@ for pause in (0, 0.001, 0.01, 0.05, 0.01):
     time.sleep(pause)
 print("done")
 """)
+
+
+def test_the_code_stays_as_long_as_its_threads() -> None:
+    """They are awake for some milliseconds after a call, and Python closes the library when it ends."""
+    run("""
+import gc, re
+from outrider.backends.native.library import NAMES
+
+assert weights(3) == right
+name = NAMES.pop(code)
+del code
+library.cache_clear()
+gc.collect()
+assert weights.__globals__.get("code") is None
+with open("/proc/self/maps") as maps:
+    assert name in maps.read()
+print("done")
+""")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -53,9 +54,11 @@ def load(
     place = find(model)
     ours = weights == "full" and device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
     if ours and not options and (files := readable(place, device)) is not None:
-        target = NativeTarget(files, place.dtype if dtype == "auto" else dtype)
+        with ThreadPoolExecutor(1) as beside:  # a vocabulary takes about as long as the weights
+            reading = beside.submit(load_tokenizer, files.place)
+            target = NativeTarget(files, place.dtype if dtype == "auto" else dtype)
+            tokenizer = reading.result()
         target.stock = partial(_stock, place)
-        tokenizer = load_tokenizer(files.place)
         return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
     return _by_torch(place, place, dtype, device, exact, weights, trust_remote_code, compile, options)
 

@@ -31,6 +31,7 @@ from ._growth import STATIC, Growth
 
 logger = logging.getLogger(__name__)
 FLAGS = "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "parallel"  # that compiled code lacks
+EXPONENT = np.uint16(0x7F80)  # of a bfloat16; all ones: it is infinite or NaN
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -189,7 +190,8 @@ def _cast(x: Array, precision: str) -> Array:
 
 
 def _finite(weights: Weights) -> bool:
-    return all(x.dtype.kind in "ib" or bool(np.isfinite(float32(x)).all()) for x in weights.values())
+    infinite = (x & EXPONENT == EXPONENT if x.dtype == np.uint16 else ~np.isfinite(x) for x in weights.values())
+    return not any(found.any() for found in infinite)
 
 
 def _names(weights: Weights, config: EagleConfig | Eagle3Config) -> Array | None:
@@ -197,7 +199,7 @@ def _names(weights: Weights, config: EagleConfig | Eagle3Config) -> Array | None
     if not config.draft_vocab:
         return None
     ids = weights["d2t"].astype(np.int64) + np.arange(config.draft_vocab)
-    if ids.min() < 0 or ids.max() >= config.vocab or len(np.unique(ids)) < len(ids):
+    if ids.min() < 0 or ids.max() >= config.vocab or np.bincount(ids).max() > 1:
         raise InputError("every draft token must have a token id of its own (with d2t: i + d2t[i]); here it has not")
     return None if len(ids) == config.vocab and bool((ids == np.arange(config.vocab)).all()) else ids
 

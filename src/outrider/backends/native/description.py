@@ -245,7 +245,8 @@ class Description:
             "q": wide, "k": narrow, "v": narrow, "qkv": wide + 2 * narrow, "gate": self.intermediate,
             "up": self.intermediate, "gate_up": 2 * self.intermediate,
         }.get(part, self.hidden)  # fmt: skip
-        width, shape = {"o": wide, "down": self.intermediate}.get(part, self.hidden), (rows,)
+        width = {"o": wide, "down": self.intermediate}.get(part, self.hidden)
+        shape: tuple[int, ...] = (rows,)
         if part in ("q_norm", "k_norm"):
             heads = self._heads(part)
             shape = (heads, self.head_dim) if self.qk_norm == EACH_HEAD else (heads * self.head_dim,)

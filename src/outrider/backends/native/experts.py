@@ -141,18 +141,18 @@ class Stack:
     names: tuple[str, ...]
     in_turn: bool = False
 
-    def locate(self, place: int) -> tuple[str, int, int]:
-        """Where a number of the flattened parameter lies: in which of ours, its row and its column."""
-        index = [int(i) for i in np.unravel_index(place, self.shape)]
-        if len(self.names) == 1:
-            return self.names[0], index[0], index[1] if len(index) > 1 else 0
-        parts = len(self.names) // self.shape[0]
-        if self.in_turn:
-            own, row, column = index[-1] % parts, index[-1] // parts, index[1] if len(index) > 2 else 0
-        else:
-            rows = self.shape[1] // parts
-            own, row, column = index[1] // rows, index[1] % rows, index[2]
-        return self.names[index[0] * parts + own], row, column
+    def locate(self, places: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Where numbers of the flattened parameter lie: their places in ours, flattened too."""
+        if len(self.names) == 1 and not self.in_turn:
+            yield self.names[0], places
+            return
+        parts, outputs = len(self.names) // self.shape[0], self.shape[-1] if self.in_turn else self.shape[1]
+        rows, width = outputs // parts, int(np.prod(self.shape)) // (self.shape[0] * outputs)
+        for place in places:
+            expert, rest = divmod(int(place), outputs * width)
+            column, row = divmod(rest, outputs) if self.in_turn else divmod(rest, width)[::-1]
+            own, row = (row % parts, row // parts) if self.in_turn else divmod(row, rows)
+            yield self.names[expert * parts + own], np.array([row * width + column])
 
 
 def stacks(made: Description) -> Iterator[Stack]:

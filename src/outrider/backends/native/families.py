@@ -34,7 +34,7 @@ def supports(config: Mapping[str, Any]) -> str:
 
 
 def describe(config: Mapping[str, Any], factors: Array | None = None) -> Description:
-    """The model of a config.json, in the names of transformers 4 or 5.
+    """The model of a config.json, in the names of transformers 4 or 5, whose sizes passes can have.
 
     Args:
         config: its values.
@@ -43,6 +43,15 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
     Raises:
         InputError: the family or an option of it is not supported, or a value is missing or makes no sense.
     """
+    made = read(config, factors)
+    sizes = made.hidden, made.intermediate, made.head_dim
+    if any(size % WIDTHS for size in sizes) or made.head_dim > MAX_HEAD_DIM:
+        raise InputError(f"its widths {sizes} are not multiples of {WIDTHS}, or a head is wider than {MAX_HEAD_DIM}")
+    return made
+
+
+def read(config: Mapping[str, Any], factors: Array | None = None) -> Description:
+    """The same for a model of any size."""
     config = text_part(config)
     family = str(config.get("model_type"))
     if family not in FAMILIES:
@@ -194,11 +203,6 @@ class Values:
         intermediate = self.count("intermediate_size", 4 * hidden) if dense else 0
         if heads % kv_heads:
             raise InputError(f"{heads} attention heads cannot share {kv_heads} heads of keys and values")
-        if any(size % WIDTHS for size in (hidden, intermediate, head_dim)) or head_dim > MAX_HEAD_DIM:
-            raise InputError(
-                f"its widths {(hidden, intermediate, head_dim)} are not multiples of {WIDTHS}, or a head is wider than "
-                f"{MAX_HEAD_DIM}"
-            )
         ropes, context = options.pop("ropes", None), self.count("max_position_embeddings")
         ropes = [self.rope()] if ropes is None else ropes
         rotary_dim = int(head_dim * float(ropes[0]["partial_rotary_factor"])) if ropes else head_dim
@@ -634,7 +638,9 @@ OTHER_NAMES: dict[str, dict[str, str]] = {  # of values: ours, and those of the 
 }  # fmt: skip
 RENAMED: dict[str, tuple[tuple[str, str], ...]] = {  # how names of parameters begin in files, and in modules
     "gemma3": (
-        ("language_model.model.", "model."), ("model.language_model.", "model."), ("language_model.lm_head.", "lm_head."),
+        ("language_model.model.", "model."),
+        ("model.language_model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
     ),
     "gpt2": tuple((name, f"transformer.{name}") for name in ("wte.", "wpe.", "h.", "ln_f.")),
     "gpt_neox": (("embed_out.", "lm_head."),),

@@ -66,11 +66,11 @@ def library(weights: str, rest: str) -> Library | None:
     file = None if sanitizer() else prebuilt(weights, rest)
     try:
         if file is not None:
-            code, name = abi.ffi.dlopen(str(file)), file.stem
+            code, name = _dlopen(str(file)), file.stem
         elif (compiler := _compiler()) is not None:
             flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ()), *defines
             name = variants.digest(" ".join((*compiler, *flags, _about("flags"), _about("model name"))))
-            code = load(f"{name}.so", partial(_compile, compiler, flags), abi.ffi.dlopen)
+            code = load(f"{name}.so", partial(_compile, compiler, flags), _dlopen)
         else:
             return None
     except (OSError, subprocess.SubprocessError) as error:
@@ -151,6 +151,12 @@ def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str]
         except OSError as error:
             kept.unusable(error.strerror or str(error))
         return dlopen(str(made))
+
+
+def _dlopen(file: str) -> Library:
+    """Open a library for as long as the process lives: its threads outlive the interpreter, and would run code that is
+    gone."""
+    return abi.ffi.dlopen(file, abi.ffi.RTLD_NOW | abi.ffi.RTLD_NODELETE)
 
 
 def _compiler() -> list[str] | None:

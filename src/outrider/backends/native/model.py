@@ -14,7 +14,7 @@ import numpy as np
 
 from ...params import InputError
 from .description import MATRICES, Description
-from .families import OTHER_NAMES, describe
+from .families import OTHER_NAMES, read
 from .files import ModelFile, Tensor
 
 PARTS = {  # tensor of a layer -> its part, as `description.Names` has them
@@ -91,7 +91,7 @@ def refused(file: ModelFile) -> str:
 
 def unknown(file: ModelFile) -> list[str]:
     """Names of tensors that are not a parameter of this architecture."""
-    made = describe(config_of(file))
+    made = read(config_of(file))
     return [name for name in file.tensors if name not in (FREQUENCIES, SHORT, LONG) and not _names(made, file, name)]
 
 
@@ -131,7 +131,7 @@ def config_of(file: ModelFile) -> dict[str, Any]:
     if known.get("attention.key_length") is not None:
         config["head_dim"] = known.count("attention.key_length")
     config |= FAMILIES[known.architecture](known, file)
-    for ours, theirs in OTHER_NAMES.get(config["model_type"], {}).items():
+    for ours, theirs in OTHER_NAMES.get(str(config["model_type"]), {}).items():
         if ours in config:
             config[theirs] = config.pop(ours)
     return config
@@ -146,7 +146,7 @@ def kept_in(file: ModelFile) -> str:
 
 def parameters(file: ModelFile) -> Iterator[Parameter]:
     """Every parameter that the file holds, in the file's order."""
-    made, architecture = describe(config_of(file)), file.metadata["general.architecture"]
+    made, architecture = read(config_of(file)), file.metadata["general.architecture"]
     for name, tensor in file.tensors.items():
         found, part, matrix = _names(made, file, name), _part(made, file, name), name.endswith(".weight")
         order, heads = None, {"q": made.heads, "k": made.kv_heads}.get(part)
@@ -156,7 +156,7 @@ def parameters(file: ModelFile) -> Iterator[Parameter]:
             order = halves_of_pairs(heads, made.head_dim)
         elif part == "qkv" and made.by_group:  # the file has queries, keys and values in turn
             order = np.argsort(np.concatenate([made.rows_of_fused(each) for each in ("q", "k", "v")]))
-        transposed = made.names.transposed and matrix and part in MATRICES + ("qkv",)
+        transposed = made.names.transposed and matrix and part in (*MATRICES, "qkv")
         shift = -made.norm_offset if "norm" in name.split(".")[-2] else 0.0
         for i, own in enumerate(found):
             piece = tensor if len(found) == 1 else Tensor(name, tensor.kind, tensor.shape[1:], tensor.rows[i])

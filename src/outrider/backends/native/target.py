@@ -71,9 +71,9 @@ class NativeTarget(Target):
         for one in experts.stacks(self.checkpoint.description):
             size = int(np.prod(one.shape))
             places, values = np.arange(0, size, max(1, size // MARKED))[:MARKED], list[Array]()
-            for name, row, column in map(one.locate, places.tolist()):
-                some = weights.numbers(self.code, self.checkpoint.parameters[name], True, np.array([row]))
-                values.append(widened(some[0, column : column + 1]))
+            for name, own in one.locate(places):
+                parameter = self.checkpoint.parameters[name]
+                values.append(weights.single(self.code, parameter, own))
             with np.errstate(invalid="ignore"):  # NaN
                 found.update(one.name.encode() + np.concatenate(values).astype(np.float64).tobytes())
         return found.hexdigest()[:16]

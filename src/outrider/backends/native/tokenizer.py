@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...params import InputError
@@ -139,7 +140,7 @@ class _Vocabulary:
         self.pre = str(metadata.get("tokenizer.ggml.pre", "default"))
         self.tokens: list[str] = self.value("tokens", list)
         types = metadata.get("tokenizer.ggml.token_type")
-        self.types = [NORMAL] * len(self.tokens) if types is None else [int(kind) for kind in types]
+        self.types = [NORMAL] * len(self.tokens) if types is None else np.asarray(types, np.int64).tolist()
         if not self.tokens or len(self.types) != len(self.tokens):
             raise InputError("the file's vocabulary is damaged: it has not one type for each token; fetch it again")
 
@@ -152,8 +153,7 @@ class _Vocabulary:
     @property
     def merges(self) -> list[tuple[str, str]]:
         """Pairs that are merged, the first ones first. A part may begin with a space, but none ends with one."""
-        pairs = [merge[:1] + merge[1:].partition(" ")[0] for merge in self.value("merges", list)]
-        return [(left, merge[len(left) + 1 :]) for left, merge in zip(pairs, self.value("merges", list), strict=True)]
+        return [_parts(merge) for merge in self.value("merges", list)]
 
     @property
     def pieces(self) -> list[tuple[str, float]]:
@@ -219,7 +219,13 @@ def merges_of(pieces: Iterable[tuple[str, float]], ids: Mapping[str, int]) -> li
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
     """Token -> id; of tokens that are spelled alike, the first."""
-    ids: dict[str, int] = {}
-    for number, token in enumerate(tokens):
-        ids.setdefault(token, number)
-    return ids
+    return dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))
+
+
+def _parts(merge: str) -> tuple[str, str]:
+    """The two parts of a merge, between which stands a space."""
+    left, _, right = merge.partition(" ")
+    if left:
+        return left, right
+    left, _, right = right.partition(" ")
+    return f" {left}", right

@@ -9,6 +9,7 @@ A matrix that differs, or has a scale that its blocks cannot keep, is read as nu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, MLP, NORMS, Desc
 from .model import Parameter, picked
 from .pages import aligned, forget, stretch
 
-SAMPLE = 16  # fours of rows of a matrix that are compared
+SAMPLE = 4  # fours of rows of a matrix that are compared
 OTHERS, OTHER = 4, 32  # BF12: at most one block of so many has upper bytes of its own, which take so many bytes
 
 
@@ -89,7 +90,9 @@ def rounded(values: Array) -> Array:
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
 
 
-def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = None, to: Array | None = None) -> Array:
+def numbers(
+    code: Library, one: Parameter, halves: bool, rows: Array | None = None, to: Array | None = None, workers: int = 0
+) -> Array:
     """Rows of a parameter as numbers.
 
     Args:
@@ -98,6 +101,7 @@ def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = No
         halves: round to bfloat16 (the uint16 of its bits)? Else float32.
         rows: int64, which ones, in the model's order; None: all.
         to: uint8, where they are written; None: memory of its own.
+        workers: threads that write; 0: `threads()` for large matrices, else 1.
     """
     if one.transposed or one.shift:
         return _changed(code, one, halves, rows, to)
@@ -109,8 +113,8 @@ def numbers(code: Library, one: Parameter, halves: bool, rows: Array | None = No
     place = None if order is None else np.ascontiguousarray(order, np.int64)
     count, kind = tensor.shape[0] if place is None else len(place), np.uint16 if halves else np.float32
     made = aligned((count, width), kind) if to is None else to.view(kind).reshape(count, width)
-    few = 1 if count * width < 1 << 16 else threads()
-    arguments = address(place), address(made), int(halves), few
+    workers = workers or (1 if count * width < 1 << 16 else threads())
+    arguments = address(place), address(made), int(halves), workers
     done = code.dequantise(tensor.kind.number, address(tensor.data), count, width, *arguments)
     assert done == count, "the checkpoint has been asked whether its kinds are supported"
     return made
@@ -130,6 +134,26 @@ def _changed(code: Library, one: Parameter, halves: bool, rows: Array | None, to
     room = to.view(found.dtype).reshape(found.shape)
     room[:] = found
     return room
+
+
+def single(code: Library, one: Parameter, places: Array) -> Array:
+    """Single weights of a parameter, rounded to bfloat16: float32 [n]. Only the blocks that hold them are opened.
+
+    Args:
+        code: the compiled pass, of any precision.
+        one: the parameter.
+        places: int64 [n], where they lie in it as the model has it, row by row.
+    """
+    tensor, width = one.tensor, one.shape[1] if len(one.shape) > 1 else 1
+    rows, columns = places // width, places % width
+    rows = rows if one.order is None else one.order[rows]
+    places = columns * tensor.shape[-1] + rows if one.transposed else rows * width + columns
+    size = tensor.kind.elements
+    blocks = np.ascontiguousarray(places // size)
+    made = np.empty((len(blocks), size), np.float32)
+    code.dequantise(tensor.kind.number, address(tensor.data), len(blocks), size, address(blocks), address(made), 0, 1)
+    found = made[np.arange(len(blocks)), places % size]
+    return widened(rounded(found + np.float32(one.shift) if one.shift else found))
 
 
 def vector(code: Library, one: Parameter, halves: bool) -> Array:
@@ -274,11 +298,18 @@ class _Loader:
         return address(self.kept[-1])
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
-        """Matrices in one stretch of memory. The file's own pages are given back as soon as they were read."""
-        made = []
-        for one, room in zip(parameters, stretch([self.size(one) for one in parameters]), strict=True):
-            made.append(self.blocks(one, room) or self.plain(one, room))
-            forget(one.tensor.data)
+        """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, and
+        threads that share one mostly wait for each other."""
+        rooms = stretch([self.size(one) for one in parameters])
+        order = sorted(range(len(rooms)), key=lambda i: -len(rooms[i]))
+        with ThreadPoolExecutor(threads()) as pool:
+            made = dict(zip(order, pool.map(lambda i: self.matrix(parameters[i], rooms[i]), order), strict=True))
+        return [made[i] for i in range(len(rooms))]
+
+    def matrix(self, one: Parameter, room: Array) -> Matrix:
+        """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
+        made = self.blocks(one, room) or self.plain(one, room)
+        forget(one.tensor.data)
         return made
 
     def size(self, one: Parameter) -> int:
@@ -306,7 +337,7 @@ class _Loader:
         rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
         kind = self.code.repack(
-            one.tensor.kind.number, address(one.tensor.data), rows, width, address(place), address(room), threads()
+            one.tensor.kind.number, address(one.tensor.data), rows, width, address(place), address(room), 1
         )
         made = Matrix(int(kind), room)
         return made if kind != PLAIN and self.agrees(made, one) else None
@@ -315,14 +346,15 @@ class _Loader:
         """Are the weights that a pass reads those of the file, in a sample of rows?"""
         rows, width = one.shape
         fours = made.data.reshape(-(-rows // 4), -1)
-        some = np.unique(np.linspace(0, max(0, rows // 4 - 1), SAMPLE).astype(np.int64))
+        last = max(0, rows // 4 - 1)
+        some = np.array(sorted({last * i // (SAMPLE - 1) for i in range(SAMPLE)}))
         own = np.ascontiguousarray(fours[some])
         read = aligned((4 * len(some), width), np.uint16)
         sample = Matrix(made.kind, own).struct
-        self.code.unpack_matrix(ffi.addressof(sample), len(read), width, address(read), threads())
+        self.code.unpack_matrix(ffi.addressof(sample), len(read), width, address(read), 1)
         index = (4 * some[:, None] + np.arange(4)).reshape(-1)
         there = index < rows
-        theirs = numbers(self.code, one, True, index[there])
+        theirs = numbers(self.code, one, True, index[there], workers=1)
         return np.array_equal(widened(read[there]), widened(theirs))  # zeros may differ in their signs
 
     def plain(self, one: Parameter, room: Array) -> Matrix:
@@ -330,11 +362,11 @@ class _Loader:
         rows, width = one.shape
         size = rows * width * (2 if self.halves else 4)
         if len(room) == size and not self.twelve(rows, width):
-            numbers(self.code, one, self.halves, to=room)
+            numbers(self.code, one, self.halves, to=room, workers=1)
             return Matrix(PLAIN, room)
         own = aligned(((rows + -rows % 4) * width * size // (rows * width),), np.uint8)
         own[size:] = 0
-        numbers(self.code, one, self.halves, to=own[:size])
+        numbers(self.code, one, self.halves, to=own[:size], workers=1)
         if not self.each(one) and (made := self.packed(own, rows, width, room)) is not None:
             return made
         return Matrix(PLAIN, own)
@@ -345,9 +377,9 @@ class _Loader:
         capacity = outputs // 4 + outputs // 4 * (width // BLOCK_WEIGHTS) // OTHERS
         others = aligned((capacity * OTHER,), np.uint8)  # memory that is not written takes no place
         numbers_ = address(own), outputs, width
-        if not self.code.pack_bf12(*numbers_, address(room), address(others), capacity, threads()):
+        if not self.code.pack_bf12(*numbers_, address(room), address(others), capacity, 1):
             return None
         made, read = Matrix(BF12, room, others), aligned((outputs, width), np.uint16)
         own_ = made.struct
-        self.code.unpack_matrix(ffi.addressof(own_), outputs, width, address(read), threads())
+        self.code.unpack_matrix(ffi.addressof(own_), outputs, width, address(read), 1)
         return made if np.array_equal(read, own.view(np.uint16).reshape(read.shape)) else None
