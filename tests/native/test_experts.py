@@ -97,16 +97,17 @@ def test_the_stock_forward_with_and_without_drafts(tmp_path: Path, case: str, dt
 
 @torch.no_grad()
 def nearer(target: Target, model: Any) -> bool:
-    """Are logits on average not further from those in float64 than the stock model's?"""
-    truth, own, theirs = copy.deepcopy(model).double(), 0.0, 0.0
+    """Are logits of most texts nearer to those in float64 than the stock model's? (Of a few, rounding decides which
+    experts are chosen.)"""
+    truth, own, theirs = copy.deepcopy(model).double(), list[float](), list[float]()
     truth.set_experts_implementation("eager")  # grouped products exist in no double precision
     for seed in range(12):
         text = text_of(seed, 20 + 9 * seed)
         ids = torch.tensor([text])
         right = truth(ids).logits[0, -1].numpy()
-        own += np.abs(after(target, [text])[0] - right).mean()
-        theirs += np.abs(model(ids).logits[0, -1].double().numpy() - right).mean()
-    return bool(own < theirs)
+        own.append(np.abs(after(target, [text])[0] - right).mean())
+        theirs.append(np.abs(model(ids).logits[0, -1].double().numpy() - right).mean())
+    return bool(np.median(own) < np.median(theirs))
 
 
 @pytest.mark.usefixtures("avx2")

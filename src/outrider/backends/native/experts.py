@@ -162,7 +162,8 @@ def stacks(made: Description) -> Iterator[Stack]:
             if ".experts." not in name:
                 yield Stack(name, shape, (name,))
             continue
-        assert (experts := made.experts) is not None
+        experts = made.experts
+        assert experts is not None
         parts, in_turn = ("gate", "up") if match[2] == "gate" else ("down",), made.family == IN_TURN
         names = tuple(f"{match[1]}experts.{e}.{part}_proj.{match[3]}" for e in range(experts.count) for part in parts)
         stem = f"{match[1]}experts.{'_'.join(parts)}_proj{'_bias' if match[3] == 'bias' else ''}"

@@ -19,10 +19,11 @@ from .files import ModelFile, Tensor
 
 PARTS = {  # tensor of a layer -> its part, as `description.Names` has them
     "attn_norm": "attention_norm", "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_qkv": "qkv", "attn_output": "o",
-    "attn_q_norm": "q_norm", "attn_sinks": "sinks", "attn_k_norm": "k_norm", "post_attention_norm": "attention_post_norm",
+    "attn_sinks": "sinks", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm",
+    "post_attention_norm": "attention_post_norm",
     "ffn_norm": "mlp_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "post_ffw_norm": "mlp_post_norm",
 }  # fmt: skip
-EXPERTS = {  # the same of a mixture: its parameter
+EXPERTS = {  # tensor of a mixture -> its parameter; "": the router
     "ffn_gate_inp": "", "ffn_gate_exps": "experts.gate_proj", "ffn_up_exps": "experts.up_proj",
     "ffn_down_exps": "experts.down_proj",
 }  # fmt: skip
@@ -197,9 +198,8 @@ def _names(made: Description, file: ModelFile, name: str) -> list[str]:
     if outside.get(stem):
         return [f"{outside[stem]}.{kind}"]
     number, part = (*stem.split("."), "", "")[1], _part(made, file, name)
-    if made.experts is not None and number.isdecimal() and (own := EXPERTS.get(stem.split(".")[-1])):
-        own = own or made.experts.router
-        return [f"{made.mixture(int(number))}{own}.{kind}"]
+    if made.experts is not None and number.isdecimal() and (last := stem.split(".")[-1]) in EXPERTS:
+        return [f"{made.mixture(int(number))}{EXPERTS[last] or made.experts.router}.{kind}"]
     if not part or not number.isdecimal():
         return []
     own = f"{names.layers}{number}.{names.layer[part]}" + ("" if part == "sinks" else f".{kind}")
@@ -306,7 +306,9 @@ def _qwen3moe(known: _Values, file: ModelFile) -> dict[str, Any]:
 
 
 def _gpt_oss(known: _Values, file: ModelFile) -> dict[str, Any]:
-    rope = {**_rope(known, file), "truncate": False}
+    rope = _rope(known, file)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
     return {
         **_experts(known), "model_type": "gpt_oss", "rms_norm_eps": known.eps(), "rope_parameters": rope,
         "sliding_window": known.count("attention.sliding_window"),
