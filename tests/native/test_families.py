@@ -24,6 +24,7 @@ from outrider.backends.native.description import Description
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
+from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.core.tree import chain
 
@@ -212,6 +213,19 @@ def equal(ours: NativeTarget, theirs: NativeTarget) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(outputs(ours, texts), outputs(theirs, texts), strict=True))
     assert ours.mark == theirs.mark
     assert ours.context == theirs.context
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_in_memory_is_its_files(tmp_path: Path, name: str) -> None:
+    """Also after its weights were changed."""
+    model = family(name, torch.float32)
+    ours = ModuleTarget(model)
+    equal(ours, load(saved(model, tmp_path / "a")))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.25)
+    del ours.mark
+    equal(ours, load(saved(model, tmp_path / "b")))
 
 
 def without(option: str) -> Callable[[Description], Description]:

@@ -1,4 +1,4 @@
-"""Native targets, made of files without torch: the same bits as the compiled pass over a stock model's weights, for
+"""Native targets, made of files without torch: the same bits as over a stock model's weights in memory, for
 every family and every kind of file; and one sentence for what cannot be had."""
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import widened
-from outrider.backends.torch import HFTarget, gguf, load_target
+from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
+from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.core.tree import chain, from_lists
 from outrider.engine import Engine, generate
@@ -90,9 +91,8 @@ def outputs(target: Target, texts: Sequence[list[int]]) -> list[np.ndarray]:
     return [np.ascontiguousarray(array).view(np.uint8) for array in found]
 
 
-def same(ours: NativeTarget, theirs: HFTarget, vocab: int = 97) -> None:
+def same(ours: NativeTarget, theirs: ModuleTarget, vocab: int = 97) -> None:
     """Equal descriptions, marks and bits."""
-    assert theirs.native is not None
     for name in ("vocab", "context", "hidden", "layers", "precision", "exact", "ragged"):
         assert getattr(ours, name) == getattr(theirs, name), name
     for texts in ([text(1, 600, vocab), text(2, 77, vocab), text(3, 130, vocab)], [text(4, 90, vocab)]):
@@ -101,11 +101,9 @@ def same(ours: NativeTarget, theirs: HFTarget, vocab: int = 97) -> None:
     assert ours.mark == mark_of(theirs.model)
 
 
-def dequantised(file: Path, dtype: str) -> HFTarget:
-    """The compiled pass over the numbers that a file's blocks stand for."""
-    made = load_target(gguf.read(file, dtype)[0], native=True)
-    assert isinstance(made, HFTarget)
-    return made
+def dequantised(file: Path, dtype: str) -> ModuleTarget:
+    """Passes over the numbers that a file's blocks stand for."""
+    return ModuleTarget(gguf.read(file, dtype)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -113,8 +111,7 @@ def dequantised(file: Path, dtype: str) -> HFTarget:
 def test_every_family_from_safetensors(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model = family(name, dtype)
     model.save_pretrained(tmp_path)
-    theirs = load_target(model, native=True)
-    assert isinstance(theirs, HFTarget)
+    theirs = ModuleTarget(model)
     same(load(tmp_path, str(dtype).removeprefix("torch.")), theirs)
 
 
@@ -123,8 +120,7 @@ def test_every_rotary_embedding(tmp_path: Path, kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 10000.0, **ROPES[kind]}
     model = family("llama", torch.float32, rope_parameters=rope)
     model.save_pretrained(tmp_path)
-    theirs = load_target(model, native=True)
-    assert isinstance(theirs, HFTarget)
+    theirs = ModuleTarget(model)
     ours = load(tmp_path)
     cos, sin = model.model.rotary_emb(torch.zeros(1), torch.arange(2048)[None])
     table = ours.forward.ropes[0].table(2048)
@@ -172,9 +168,7 @@ def test_every_family_of_gguf(tmp_path: Path, name: str, kind: str) -> None:
     dtype = "float32" if kind == "F32" else "bfloat16"
     same(load(file, dtype), dequantised(file, dtype))
     if kind == "F32":
-        theirs = load_target(model, native=True)
-        assert isinstance(theirs, HFTarget)
-        same(load(file), theirs)
+        same(load(file), ModuleTarget(model))
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])

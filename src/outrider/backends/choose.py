@@ -111,10 +111,13 @@ def _by_torch(
         raise InputError(f"{place} needs torch here: pip install 'outrider[torch]'")
     from .torch import load as torch
 
-    target = torch.load_target(
-        model, dtype=dtype, device=device, trust_remote_code=trust, exact=exact, weights=weights,
-        native=False if compile is False else None, **options,
-    )  # fmt: skip
+    if place is None and weights == "full" and compile is not False and not options:
+        target: Target = torch.target_of(model, exact)
+    else:
+        target = torch.load_target(
+            model, dtype=dtype, device=device, trust_remote_code=trust, exact=exact, weights=weights,
+            native=False if compile is False else None, **options,
+        )  # fmt: skip
     torch.record(target, compile, place is not None)
     origin = torch.name_of(target.model)
     tokenizer = torch.load_tokenizer(place or origin, trust)

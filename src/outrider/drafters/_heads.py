@@ -12,7 +12,7 @@ from torch.nn import functional
 from ..backends.torch import vocabulary
 from ..backends.torch.hf import HFTarget
 from ..backends.torch.products import PlainLinear, hastened, product
-from ..backends.torch.tensors import TensorRound
+from ..backends.torch.tensors import TensorRound, array, tensor
 from ..backends.torch.tensors import embed as embed
 from ..backends.torch.tensors import head as head_of
 from ..checkpoints.target import linear_head
@@ -71,9 +71,8 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None, learning: bool = False)
     """
     if ids is None:
         return lambda features: head_of(target, features)
-    vocabulary.check_ids(ids, target.vocab)
-    weight, bias = linear_head(target)
-    kind, kept = weight.dtype, (weight[ids].contiguous(), bias[ids] if bool(bias.any()) else None)
+    kept = weight(target, ids)
+    kind = kept[0].dtype
     fast = not learning and (target.code is not None or (target.tensors and hastened(target.model)))
     linear = product(*kept) if fast else PlainLinear(*kept)
     cap = target.config_dict.get("final_logit_softcapping")
@@ -83,6 +82,16 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None, learning: bool = False)
         return torch.tanh(logits / cap) * cap if cap else logits
 
     return head
+
+
+def weight(target: Target, ids: Int[Tensor, " vd"]) -> tuple[Float[Tensor, "vd h"], Float[Tensor, " vd"] | None]:
+    """The rows of the target's LM head for these tokens, and their bias, with the family's scale in both."""
+    vocabulary.check_ids(ids, target.vocab)
+    rows = target.head_rows(array(ids))
+    if rows is not None:
+        return tensor(rows, target.device), None
+    every, bias = linear_head(target)
+    return every[ids].contiguous(), bias[ids] if bool(bias.any()) else None
 
 
 def plain_rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Float[Tensor, "vd h"] | None:

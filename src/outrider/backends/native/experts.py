@@ -12,6 +12,7 @@ import numpy as np
 from .description import Description
 from .files import KINDS, Tensor
 from .model import Parameter
+from .pages import forget
 
 MOST = 4096  # experts of a layer
 MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -53,7 +54,7 @@ def _apart(one: Parameter) -> Iterator[Parameter]:
         each = one.tensor.data.reshape(shape[0] * len(parts), -1)
         for i, data in enumerate(each):
             own = f"{match[1]}{i // len(parts)}.{parts[i % len(parts)]}_proj.{kind}"
-            yield Parameter(own, Tensor(own, one.tensor.kind, (shape[1] // len(parts), *shape[2:]), data))
+            yield Parameter(own, replace(one.tensor, shape=(shape[1] // len(parts), *shape[2:]), data=data))
     else:
         yield one
 
@@ -68,7 +69,7 @@ def _in_turn(one: Parameter, scales: Parameter | None) -> Iterator[Parameter]:
     elif len(shape) > 1 and shape[0] <= MOST:
         parts, kind = match[2].split("_"), match[3] or "weight"
         for e, data in enumerate(one.tensor.data.reshape(shape[0], -1)):
-            tensor = Tensor(one.name, one.tensor.kind, shape[1:], data)
+            tensor = replace(one.tensor, shape=shape[1:], data=data)
             for i, part in enumerate(parts):
                 order = np.arange(i, shape[-1], len(parts)) if len(parts) > 1 else None
                 yield Parameter(f"{match[1]}{e}.{part}_proj.{kind}", tensor, order, len(shape) == 3)
@@ -81,30 +82,32 @@ def _of_blocks(one: Parameter, scales: Parameter | None, match: re.Match[str]) -
     if scales is None or not fits or shape[0] > MOST or {one.tensor.kind.name, scales.tensor.kind.name} != {"U8"}:
         return
     parts = match[2].split("_")
-    blocks, exponents = one.tensor.data.reshape(shape), scales.tensor.data.reshape(shape[:3])
-    for e in range(shape[0]):
+    each = zip(one.tensor.data.reshape(shape), scales.tensor.data.reshape(shape[:3]), strict=True)
+    for e, (quants, exponents) in enumerate(each):
         for i, part in enumerate(parts):
             name = f"{match[1]}{e}.{part}_proj.weight"
-            own = blocks[e, i :: len(parts)], exponents[e, i :: len(parts)]
-            yield Parameter(name, Blocks(name, *own))
+            yield Parameter(name, Blocks(name, quants, exponents, slice(i, None, len(parts))))
 
 
 class Blocks(Tensor):
-    """A matrix in MXFP4, whose exponents lie apart from its quants in the file. Bytes as a .gguf file has them are made
-    when they are read.
+    """Rows of a matrix in MXFP4, whose exponents lie apart from its quants in the file. Bytes as a .gguf file has them
+    are made when they are read.
 
     Args:
         name: of the tensor.
         quants: uint8 [rows, groups, 16]: byte i has the quants 2 i and 2 i + 1 of a group.
         exponents: uint8 [rows, groups].
+        rows: which ones.
     """
 
     quants: np.ndarray
     exponents: np.ndarray
+    own: slice
 
-    def __init__(self, name: str, quants: np.ndarray, exponents: np.ndarray) -> None:
-        values = {"name": name, "kind": MXFP4, "shape": (len(quants), 32 * quants.shape[1])}
-        for key, value in (values | {"quants": quants, "exponents": exponents}).items():
+    def __init__(self, name: str, quants: np.ndarray, exponents: np.ndarray, rows: slice) -> None:
+        shape = len(exponents[rows]), 32 * exponents.shape[1]
+        values = {"name": name, "kind": MXFP4, "shape": shape, "mapped": True}
+        for key, value in (values | {"quants": quants, "exponents": exponents, "own": rows}).items():
             object.__setattr__(self, key, value)
 
     __hash__ = object.__hash__
@@ -114,12 +117,18 @@ class Blocks(Tensor):
         """uint8 [bytes]: of each group its exponent, and quants i and 16 + i in byte i."""
         return _as_in_gguf(self)
 
+    def forget(self) -> None:
+        """See `Tensor.forget`."""
+        forget(self.quants)
+        forget(self.exponents)
+
 
 @lru_cache(maxsize=8)
 def _as_in_gguf(one: Blocks) -> np.ndarray:
-    made = np.empty((*one.exponents.shape, 17), np.uint8)
-    made[..., 0] = one.exponents
-    first, second = one.quants[..., :8], one.quants[..., 8:]
+    quants, exponents = one.quants[one.own], one.exponents[one.own]
+    made = np.empty((*exponents.shape, 17), np.uint8)
+    made[..., 0] = exponents
+    first, second = quants[..., :8], quants[..., 8:]
     made[..., 1::2] = (first & 15) | second << 4
     made[..., 2::2] = first >> 4 | (second & 240)
     return made.reshape(-1)

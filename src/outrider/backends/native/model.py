@@ -7,7 +7,7 @@ of them (fingerprints, drafters' marks) is the same for every form of a model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,14 @@ class Parameter:
         return self.order is None and not self.transposed and not self.shift
 
 
-def picked(one: Parameter, rows: np.ndarray | None) -> np.ndarray | None:
-    """The order of these rows of a parameter; None: of all."""
-    return one.order if rows is None else rows if one.order is None else one.order[rows]
+def picked(one: Parameter, rows: np.ndarray | None) -> Parameter:
+    """These rows of a parameter, in this order; None: all. Rows that lie together are read where they lie."""
+    if rows is None:
+        return one
+    if one.plain and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        tensor, own = one.tensor, one.tensor.rows[rows[0] : rows[0] + len(rows)]
+        return replace(one, tensor=replace(tensor, shape=(len(rows), *tensor.shape[1:]), data=own.reshape(-1)))
+    return replace(one, order=rows if one.order is None else one.order[rows])
 
 
 def supports(file: ModelFile) -> bool:
@@ -160,7 +165,7 @@ def parameters(file: ModelFile) -> Iterator[Parameter]:
         transposed = made.names.transposed and matrix and part in (*MATRICES, "qkv")
         shift = -made.norm_offset if "norm" in name.split(".")[-2] else 0.0
         for i, own in enumerate(found):
-            piece = tensor if len(found) == 1 else Tensor(name, tensor.kind, tensor.shape[1:], tensor.rows[i])
+            piece = tensor if len(found) == 1 else replace(tensor, shape=tensor.shape[1:], data=tensor.rows[i])
             yield Parameter(own, piece, order, transposed, shift)
 
 

@@ -1,4 +1,5 @@
-"""A model's weights as passes read them, made of its files without a copy of the model in between.
+"""A model's weights as passes read them, made of its files without a copy of the model in between, or of the memory
+of a loaded module, whose matrices are read where they lie.
 
 Matrices whose blocks this build reads keep their blocks, in the kernels' order; others become bfloat16 (in twelve bits
 where the build has that) or float32. The weights are the numbers that the file's own reader makes, rounded to bfloat16
@@ -8,9 +9,10 @@ A matrix that differs, or has a scale that its blocks cannot keep, is read as nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, stru
 from .checkpoint import Checkpoint
 from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, MLP, NORMS, Description, Place
 from .model import Parameter, picked
-from .pages import aligned, forget, stretch
+from .pages import aligned, stretch
 
 SAMPLE = 4  # fours of rows of a matrix that are compared
 OTHERS, OTHER = 4, 32  # BF12: at most one block of so many has upper bytes of its own, which take so many bytes
@@ -50,6 +52,12 @@ class Weights:
     head: Struct  # the same without layers and norm: the head alone
     table: Table
     kept: list[Any] = field(default_factory=list)
+    copies: list[Callable[[], Any]] = field(default_factory=list)  # what copies a loaded module's numbers again
+
+    def refresh(self) -> None:
+        """Copy what is not read where it lies in a loaded module: vectors, and matrices whose rows are sorted."""
+        for copy in self.copies:
+            copy()
 
     @property
     def bytes(self) -> int:
@@ -198,7 +206,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
     if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32") and table.plain:
         plain = table.tensor.data
     kept = [*matrices, *loader.kept, layers]
-    return Weights(model, end, Table(code, table, halves, plain, model.embedding_scale), kept)
+    return Weights(model, end, Table(code, table, halves, plain, model.embedding_scale), kept, loader.copies)
 
 
 SPANS = {ALIKE: "NORM_HEADS_ALIKE", EACH_HEAD: "NORM_EACH_HEAD", ALL_HEADS: "NORM_ALL_HEADS"}
@@ -211,13 +219,14 @@ class _Loader:
     made: Description
     parameters: Mapping[str, Parameter]
     kept: list[Any] = field(default_factory=list)  # what structures point to
+    copies: list[Callable[[], Any]] = field(default_factory=list)
 
     def parameter(self, layer: int, part: str) -> Parameter:
         """A matrix of a layer, as a pass reads it."""
         place = self.made.place(layer, part)
         assert place is not None
         one = self.parameters[place.names[0]]
-        return replace(one, order=picked(one, place.rows), transposed=one.transposed ^ self.made.names.transposed)
+        return picked(replace(one, transposed=one.transposed ^ self.made.names.transposed), place.rows)
 
     def sizes(self, model: Struct) -> None:
         """Sizes and options of all layers."""
@@ -291,11 +300,17 @@ class _Loader:
     def vector(self, place: Place | str, offset: float = 0.0) -> Any:
         """The address of the numbers of a place, or of a whole parameter, each with this offset."""
         place = Place((place,)) if isinstance(place, str) else place
-        parts = [vector(self.code, self.parameters[name], self.halves) for name in place.names]
-        made = np.concatenate(parts)
+        made = self.values(place, offset)
+        self.kept.append(made)
+        if not self.parameters[place.names[0]].tensor.mapped:
+            self.copies.append(lambda: np.copyto(made, self.values(place, offset)))
+        return address(made)
+
+    def values(self, place: Place, offset: float) -> Array:
+        """The numbers of a place, float32 [n]."""
+        made = np.concatenate([vector(self.code, self.parameters[name], self.halves) for name in place.names])
         made = made if place.rows is None else made[place.rows]
-        self.kept.append(np.ascontiguousarray(made + np.float32(offset)))
-        return address(self.kept[-1])
+        return np.ascontiguousarray(made + np.float32(offset))
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
         """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, and
@@ -308,13 +323,28 @@ class _Loader:
 
     def matrix(self, one: Parameter, room: Array) -> Matrix:
         """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
+        if self.in_place(one):
+            return Matrix(PLAIN, one.tensor.data)
+        if not one.tensor.mapped:
+            copy = partial(numbers, self.code, one, self.halves, to=room)
+            self.copies.append(copy)
+            copy()
+            return Matrix(PLAIN, room)
         made = self.blocks(one, room) or self.plain(one, room)
-        forget(one.tensor.data)
+        one.tensor.forget()
         return made
 
+    def in_place(self, one: Parameter) -> bool:
+        """Is it read where it lies, in memory of a loaded module?"""
+        return not one.tensor.mapped and one.plain and one.tensor.kind.name == ("BF16" if self.halves else "F32")
+
     def size(self, one: Parameter) -> int:
-        """Bytes that a matrix takes."""
+        """Bytes that a matrix takes in the stretch."""
+        if self.in_place(one):
+            return 0
         rows, width = one.shape
+        if not one.tensor.mapped:
+            return rows * width * (2 if self.halves else 4)
         if each := self.each(one):
             return each * (rows + -rows % 4)
         return self.twelve(rows, width) or rows * width * (2 if self.halves else 4)
