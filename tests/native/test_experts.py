@@ -14,12 +14,14 @@ from bits import text_of, trees_differ
 from gguf_files import write
 from safetensors.torch import save_file
 from small import build
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from wrong_code import mutated
 
 from outrider.backends.native import library as native
 from outrider.backends.native.target import load
 from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
+from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.params import InputError
 
@@ -180,6 +182,45 @@ def test_names_of_transformers_5(tmp_path: Path, case: str) -> None:
     one, two = load(tmp_path / "alone"), load(tmp_path / "stacked")
     assert np.array_equal(after(one, [text_of(1, 50)]), after(two, [text_of(1, 50)]))
     assert one.mark == two.mark
+
+
+@torch.no_grad()
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """Blocks and exponents as the hub keeps them, against the numbers that transformers makes of them."""
+    model, dice = made("gpt_oss", torch.bfloat16, num_hidden_layers=2), np.random.default_rng(1)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    for name, tensor in model.state_dict().items():
+        if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+            experts, inputs, outputs = tensor.shape
+            quants = dice.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
+            exponents = dice.integers(122, 126, (experts, outputs, inputs // 32), np.uint8)
+            state[f"{name}_blocks"], state[f"{name}_scales"] = torch.tensor(quants), torch.tensor(exponents)
+            tensor.copy_(convert_moe_packed_tensors(state[f"{name}_blocks"], state[f"{name}_scales"]))
+            del state[name]
+    model.save_pretrained(tmp_path / "plain")
+    model.config.quantization_config = {"quant_method": "mxfp4"}
+    model.config.save_pretrained(tmp_path / "blocks")
+    save_file(state, tmp_path / "blocks" / "model.safetensors")
+    for dtype in ("bfloat16", "float32"):
+        one, two = load(tmp_path / "plain", dtype), load(tmp_path / "blocks", dtype)
+        assert np.array_equal(after(one, [text_of(1, 50)]), after(two, [text_of(1, 50)]))
+        assert one.mark == two.mark == mark_of(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["qwen3_moe", "qwen2_moe", "gpt_oss"])
+def test_models_in_memory(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
+    """The bits of the same model's file, also when weights have changed in place."""
+    model = made(case, dtype)
+    target = ModuleTarget(model)
+    assert target.mark == mark_of(model)
+    for _ in range(2):
+        model.save_pretrained(tmp_path)
+        other = load(tmp_path)
+        assert np.array_equal(after(target, [text_of(1, 50)]), after(other, [text_of(1, 50)]))
+        with torch.no_grad():
+            for parameter in model.model.layers[0].mlp.parameters():
+                parameter.mul_(0.5)
 
 
 GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
