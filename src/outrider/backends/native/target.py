@@ -76,7 +76,8 @@ class NativeTarget(Target):
                 values.append(weights.single(self.code, parameter, own))
                 parameter.tensor.forget()
             with np.errstate(invalid="ignore"):  # NaN
-                found.update(one.name.encode() + np.concatenate(values).astype(np.float64).tobytes())
+                numbers = np.concatenate(values).astype(np.float64) + 0.0  # zeros of some formats lose their signs
+                found.update(one.name.encode() + numbers.tobytes())
         return found.hexdigest()[:16]
 
     @cached_property
