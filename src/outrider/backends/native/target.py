@@ -17,7 +17,7 @@ import numpy as np
 from ...core.protocols import Target, TargetOutput
 from ...core.types import Array, Question, Verdict
 from ...params import NOT_FINITE, InputError
-from . import weights
+from . import experts, weights
 from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
@@ -69,14 +69,16 @@ class NativeTarget(Target):
         """Of the weights, by which a drafter knows whether it drafts for those that it was trained for: 16 hexadecimal
         digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16."""
         found = hashlib.sha256()
-        for name, shape in self.checkpoint.description.shapes():
-            size = int(np.prod(shape))
-            places = np.arange(0, size, max(1, size // MARKED))[:MARKED]
-            one = self.checkpoint.parameters[name]
-            values = weights.single(self.code, one, places)
+        for one in experts.stacks(self.checkpoint.description):
+            size = int(np.prod(one.shape))
+            places, values = np.arange(0, size, max(1, size // MARKED))[:MARKED], list[Array]()
+            for name, own in one.locate(places):
+                parameter = self.checkpoint.parameters[name]
+                values.append(weights.single(self.code, parameter, own))
+                parameter.tensor.forget()
             with np.errstate(invalid="ignore"):  # NaN
-                found.update(name.encode() + values.astype(np.float64).tobytes())
-            one.tensor.forget()
+                numbers = np.concatenate(values).astype(np.float64) + 0.0  # zeros of some formats lose their signs
+                found.update(one.name.encode() + numbers.tobytes())
         return found.hexdigest()[:16]
 
     @cached_property

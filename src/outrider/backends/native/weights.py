@@ -27,7 +27,7 @@ from ...machine import threads
 from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, INTEGER, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
-from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, NORMS, Description, Place
+from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, MLP, NORMS, Description, Place
 from .files import KINDS, SAFETENSORS, Tensor
 from .model import Parameter, picked
 from .pages import aligned, stretch
@@ -230,15 +230,18 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
     head = table if made.tied else checkpoint.parameters[f"{made.names.head}.weight"]
     layers = ffi.new("Layer[]", len(made.layers))
     parts = [(i, part) for i in range(len(layers)) for part in MATRICES if made.place(i, part) is not None]
-    sources = [*(loader.parameter(*part) for part in parts), head]
+    mixtures = loader.mixtures()
+    sources = [*(loader.parameter(*part) for part in parts), *mixtures, head]
     matrices = loader.matrices(sources)
     if way != "full":
         loader.agree(parts, sources, matrices)
         report(checkpoint, way, sources, matrices)
+    named = {one.name: matrix.struct for one, matrix in zip(mixtures, matrices[len(parts) :], strict=False)}
     for (i, part), matrix in zip(parts, matrices, strict=False):
         setattr(layers[i], part, matrix.struct)
     for i in range(len(layers)):
         loader.fill(layers[i], i)
+        loader.mixture(layers[i], i, named)
     model, end = struct("Model"), struct("Model")
     for one in (model, end):
         loader.sizes(one)
@@ -301,6 +304,9 @@ class _Loader:
         model.activation = ffi.integer_const(made.activation)
         if "head" in made.biases:
             model.head_bias = self.vector(f"{made.names.head}.bias")
+        if (experts := made.experts) is not None:
+            model.experts, model.top_k = experts.count, experts.top_k
+            model.expert_intermediate, model.shared_intermediate = experts.intermediate, experts.shared
 
     def fill(self, layer: Struct, i: int) -> None:
         """Write a layer's norms, biases and options."""
@@ -311,8 +317,42 @@ class _Loader:
         for part in MATRICES:
             if (place := made.place(i, part, "bias")) is not None:
                 setattr(layer, f"{part}_bias", self.vector(place))
+        if "sinks" in made.names.layer:
+            layer.sinks = self.vector(f"{made.names.layers}{i}.{made.names.layer['sinks']}")
         layer.window, layer.rope, layer.parallel = options.window, options.rope, int(made.parallel)
         layer.qk_norm_span = ffi.integer_const(SPANS[made.qk_norm])
+
+    def mixtures(self) -> list[Parameter]:
+        """The matrices of all experts, and of what chooses them."""
+        shapes = [
+            shape for i, options in enumerate(self.made.layers) if options.experts is not None
+            for shape in options.experts.shapes(self.made.mixture(i), self.made.hidden)
+        ]  # fmt: skip
+        return [self.parameters[name] for name, shape in shapes if len(shape) > 1]
+
+    def mixture(self, layer: Struct, i: int, matrices: Mapping[str, Struct]) -> None:
+        """Write a layer's `Experts`, where it has them."""
+        own, at = self.made.layers[i].experts, self.made.mixture(i)
+        if own is None:
+            return
+        made = struct(
+            "Experts", router=matrices[f"{at}{own.router}.weight"], normalised=int(own.normalised), alpha=own.alpha,
+            limit=own.limit,
+        )  # fmt: skip
+        if own.biases:
+            made.router_bias = self.vector(f"{at}{own.router}.bias")
+        for part in MLP:
+            names = [f"{at}experts.{e}.{part}_proj" for e in range(own.count)]
+            self.kept.append(ffi.new("Matrix[]", [matrices[f"{name}.weight"] for name in names]))
+            setattr(made, part, self.kept[-1])
+            if own.biases:
+                setattr(made, f"{part}_bias", self.vector(Place(tuple(f"{name}.bias" for name in names))))
+            if own.shared:
+                setattr(made, f"shared_{part}", matrices[f"{at}shared_expert.{part}_proj.weight"])
+        if own.shared:
+            made.shared_router = matrices[f"{at}shared_expert_gate.weight"]
+        self.kept.append(made)
+        layer.experts = made
 
     def norm(self, norm: Struct, weight: Place | str, bias: Place | str | None) -> None:
         """Write a norm's structure."""
@@ -366,10 +406,16 @@ class _Loader:
 
     def agree(self, parts: Sequence[tuple[int, str]], sources: Sequence[Parameter], matrices: list[Matrix]) -> None:
         """Make both halves of a gated layer full where one is, for they read the same activations."""
-        index = {part: n for n, part in enumerate(parts)}
-        for (layer, part), n in index.items():
-            other = index.get((layer, "up")) if part == "gate" else None
-            if other is not None and (matrices[n].kind >= INTEGER) != (matrices[other].kind >= INTEGER):
+        names: list[Any] = [*parts, *(one.name for one in sources[len(parts) :])]
+        index = {name: n for n, name in enumerate(names)}
+        for name, n in index.items():
+            up = (
+                name.replace("gate_proj", "up_proj")
+                if isinstance(name, str)
+                else (name[0], name[1].replace("gate", "up"))
+            )
+            other = index.get(up, n)
+            if (matrices[n].kind >= INTEGER) != (matrices[other].kind >= INTEGER):
                 for i in (n, other):
                     matrices[i] = self.full(sources[i])
 
