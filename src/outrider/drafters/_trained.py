@@ -116,7 +116,8 @@ def compiled(method: str, target: Target | None, path: str | None, options: Opti
     if found[2] and target.mark and found[2] != target.mark:
         tell(path, target.mark)
     three = isinstance(config, Eagle3Config)
-    parts = EagleParts(weights, config.layer, "midlayer." if three else "layers.0.", three, head, table, names)
+    cap = 0.0 if three else target.logit_cap
+    parts = EagleParts(weights, config.layer, "midlayer." if three else "layers.0.", three, head, table, names, cap)
     made = eagle(code, parts)
     return None if made is None else CompiledEagle(made, options.growth(config.scale), target.vocab, tuple(taps))
 

@@ -87,6 +87,7 @@ class EagleParts:
         head: [vocab, hidden], rows of a head without bias.
         embeddings: [tokens, hidden], in the drafter's precision.
         names: int64 [vocab], token ids of the head's rows; None: 0 .. vocab - 1.
+        logit_cap: a soft cap of the head's logits; 0: none.
     """
 
     weights: Weights
@@ -96,6 +97,7 @@ class EagleParts:
     head: Array
     embeddings: Array
     names: Array | None
+    logit_cap: float = 0.0
 
 
 class Eagle(Caller):
@@ -107,6 +109,7 @@ class Eagle(Caller):
         layer = struct("Layer")
         hold.layer(layer, parts.layer, {"mlp_norm": "post_attention_layernorm"})
         sizes = {**sizes_of(shape), "vocab": len(parts.head), "head": hold.matrix(parts.head)}
+        sizes["logit_cap"] = parts.logit_cap
         self.embeddings, self.dtype = np.ascontiguousarray(parts.embeddings), parts.embeddings.dtype
         fc = parts.weights["fc.weight"]
         if parts.fuses:
