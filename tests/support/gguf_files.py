@@ -53,6 +53,7 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
         out.add_layer_norm_eps(first(config, "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"))
     if getattr(config, "head_dim", None) and config.model_type != "falcon":
         out.add_key_length(config.head_dim)
+        out.add_value_length(config.head_dim)
     about_rope(out, config, getattr(config, "head_dim", None) or hidden // heads)
     about_options(out, config)
     out.add_vocab_size(config.vocab_size)
