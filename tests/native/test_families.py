@@ -64,7 +64,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "phi3": ("phi3", HEADS, "phi3"),
     "phi3-sliding": ("phi3-sliding", HEADS, "phi3"),
-    "phi3-longrope": ("phi3", {**HEADS, "rope_parameters": LONGROPE}, "phi3"),
+    "phi3-longrope": ("phi3", {**HEADS, "rope_parameters": LONGROPE, "original_max_position_embeddings": 128}, "phi3"),
     "phi": ("phi", {**HEADS, "num_key_value_heads": None}, "phi2"),
     "phi-normed": ("phi", {**HEADS, "qk_layernorm": True}, ""),
     "granite": ("granite", {}, ""),

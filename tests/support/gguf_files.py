@@ -121,9 +121,10 @@ def about_rope(out: Any, config: Any, head_dim: int) -> None:
     if kind in ("yarn", "longrope"):
         out.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if kind == "longrope":
-        scale = config.max_position_embeddings / rope["original_max_position_embeddings"]
-        factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
-        out.add_rope_scaling_attn_factors(factor)
+        original = rope["original_max_position_embeddings"]
+        scale = config.max_position_embeddings / original
+        assert scale > 1
+        out.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         for name in ("short", "long"):
             out.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
