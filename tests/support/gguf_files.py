@@ -53,6 +53,7 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
         out.add_layer_norm_eps(first(config, "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"))
     if getattr(config, "head_dim", None) and config.model_type != "falcon":
         out.add_key_length(config.head_dim)
+        out.add_value_length(config.head_dim)
     about_rope(out, config, getattr(config, "head_dim", None) or hidden // heads)
     about_options(out, config)
     out.add_vocab_size(config.vocab_size)
@@ -142,9 +143,10 @@ def about_rope(out: Any, config: Any, head_dim: int) -> None:
     if kind in ("yarn", "longrope"):
         out.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if kind == "longrope":
-        scale = config.max_position_embeddings / rope["original_max_position_embeddings"]
-        factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
-        out.add_rope_scaling_attn_factors(factor)
+        original = rope["original_max_position_embeddings"]
+        scale = config.max_position_embeddings / original
+        assert scale > 1
+        out.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         for name in ("short", "long"):
             out.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 

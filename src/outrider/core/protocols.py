@@ -128,6 +128,7 @@ class Target(Protocol):
     tensors: bool = False  # do `embed` and `head` take and give torch tensors, or arrays?
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     integers: bool = False  # are its products of integers (int8 activations)? Its distributions differ a little then
+    logit_cap: float = 0.0  # of a soft cap of logits, which `head_rows` leave out; 0: none
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
 
     @property
@@ -155,7 +156,7 @@ class Target(Protocol):
 
     def head_rows(self, tokens: Array | None) -> Array | None:
         """Rows [.., h] of the LM head for these token ids (None: all), in this precision, where the head is a product
-        and nothing else and this target computes on the host; else None."""
+        and nothing else (but for a soft cap) and this target computes on the host; else None."""
         return None
 
     @property

@@ -84,9 +84,8 @@ def compiled(config: EagleConfig | Eagle3Config, weights: Weights, target: Targe
     table = target.embeddings if own is None else Table.of(own, code)
     if head is None or table is None or table.shape[1] != config.layer.hidden:
         return None
-    made = eagle(
-        code, EagleParts(weights, config.layer, "midlayer." if three else "layers.0.", three, head, table, ids)
-    )
+    layer, cap = ("midlayer.", 0.0) if three else ("layers.0.", target.logit_cap)
+    made = eagle(code, EagleParts(weights, config.layer, layer, three, head, table, ids, cap))
     return None if made is None else CompiledEagle(made, growth, target.vocab, method.taps(config))
 
 

@@ -91,6 +91,7 @@ class EagleParts:
         head: [vocab, hidden], rows of a head without bias.
         embeddings: of the target, [tokens, hidden].
         names: int64 [vocab], token ids of the head's rows; None: 0 .. vocab - 1.
+        logit_cap: a soft cap of the head's logits; 0: none.
     """
 
     weights: Weights
@@ -100,6 +101,7 @@ class EagleParts:
     head: Array
     embeddings: Table
     names: Array | None
+    logit_cap: float = 0.0
 
 
 class Eagle(Caller):
@@ -111,6 +113,7 @@ class Eagle(Caller):
         layer = struct("Layer")
         hold.layer(layer, parts.layer, {"mlp_norm": "post_attention_layernorm"})
         sizes = {**sizes_of(shape), "vocab": len(parts.head), "head": hold.matrix(parts.head)}
+        sizes["logit_cap"] = parts.logit_cap
         self.embeddings, self.dtype = parts.embeddings, parts.head.dtype
         fc = parts.weights["fc.weight"]
         if parts.fuses:

@@ -358,8 +358,9 @@ def _phi2(known: _Values, file: ModelFile) -> dict[str, Any]:
 
 
 def _phi3(known: _Values, file: ModelFile) -> dict[str, Any]:
-    window = known.get("attention.sliding_window") or None
-    return {"model_type": "phi3", "rms_norm_eps": known.eps(), "sliding_window": window}
+    window, original = known.get("attention.sliding_window") or None, "rope.scaling.original_context_length"
+    given = {"model_type": "phi3", "rms_norm_eps": known.eps(), "sliding_window": window}
+    return given | {"original_max_position_embeddings": known.count(original, known.count("context_length"))}
 
 
 def _granite(known: _Values, file: ModelFile) -> dict[str, Any]:

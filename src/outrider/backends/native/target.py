@@ -55,7 +55,7 @@ class NativeTarget(Target):
             raise InputError("native passes are for Linux on x86 processors with AVX2, with a C compiler")
         self.code: Library = code
         self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
-        self.layers, self.precision = len(made.layers), rest
+        self.layers, self.precision, self.logit_cap = len(made.layers), rest, made.logit_cap
         self.forward = Forward(
             code, weights.load(checkpoint, code, halves, way), made.ropes, made.context, rest == "bfloat16"
         )
@@ -131,7 +131,7 @@ class NativeTarget(Target):
     def head_rows(self, tokens: Array | None) -> Array | None:
         """See `Target.head_rows`."""
         made = self.checkpoint.description
-        if made.logit_cap or "head" in made.biases:
+        if "head" in made.biases:
             return None
         rows = self._rows(made.names.embeddings if made.tied else made.names.head, tokens)
         return rows if not made.logit_scale else self._scaled(rows, made.logit_scale)

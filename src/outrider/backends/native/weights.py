@@ -406,15 +406,10 @@ class _Loader:
 
     def agree(self, parts: Sequence[tuple[int, str]], sources: Sequence[Parameter], matrices: list[Matrix]) -> None:
         """Make both halves of a gated layer full where one is, for they read the same activations."""
-        names: list[Any] = [*parts, *(one.name for one in sources[len(parts) :])]
+        names = [f"{layer} {part}" for layer, part in parts] + [one.name for one in sources[len(parts) :]]
         index = {name: n for n, name in enumerate(names)}
         for name, n in index.items():
-            up = (
-                name.replace("gate_proj", "up_proj")
-                if isinstance(name, str)
-                else (name[0], name[1].replace("gate", "up"))
-            )
-            other = index.get(up, n)
+            other = index.get(name.replace("gate", "up"), n)
             if (matrices[n].kind >= INTEGER) != (matrices[other].kind >= INTEGER):
                 for i in (n, other):
                     matrices[i] = self.full(sources[i])
