@@ -1,4 +1,4 @@
-"""Native targets, made of files without torch: the same bits as the compiled pass over a stock model's weights, for
+"""Native targets, made of files without torch: the same bits as over a stock model's weights in memory, for
 every family and every kind of file; and one sentence for what cannot be had."""
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import widened
-from outrider.backends.torch import HFTarget, gguf, load_target
+from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
+from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.core.tree import chain, from_lists
 from outrider.engine import Engine, generate
@@ -90,9 +91,8 @@ def outputs(target: Target, texts: Sequence[list[int]]) -> list[np.ndarray]:
     return [np.ascontiguousarray(array).view(np.uint8) for array in found]
 
 
-def same(ours: NativeTarget, theirs: HFTarget, vocab: int = 97) -> None:
+def same(ours: NativeTarget, theirs: ModuleTarget, vocab: int = 97) -> None:
     """Equal descriptions, marks and bits."""
-    assert theirs.native is not None
     for name in ("vocab", "context", "hidden", "layers", "precision", "exact", "ragged"):
         assert getattr(ours, name) == getattr(theirs, name), name
     for texts in ([text(1, 600, vocab), text(2, 77, vocab), text(3, 130, vocab)], [text(4, 90, vocab)]):
@@ -101,11 +101,9 @@ def same(ours: NativeTarget, theirs: HFTarget, vocab: int = 97) -> None:
     assert ours.mark == mark_of(theirs.model)
 
 
-def dequantised(file: Path, dtype: str) -> HFTarget:
-    """The compiled pass over the numbers that a file's blocks stand for."""
-    made = load_target(gguf.read(file, dtype)[0], native=True)
-    assert isinstance(made, HFTarget)
-    return made
+def dequantised(file: Path, dtype: str) -> ModuleTarget:
+    """Passes over the numbers that a file's blocks stand for."""
+    return ModuleTarget(gguf.read(file, dtype)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -113,8 +111,7 @@ def dequantised(file: Path, dtype: str) -> HFTarget:
 def test_every_family_from_safetensors(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model = family(name, dtype)
     model.save_pretrained(tmp_path)
-    theirs = load_target(model, native=True)
-    assert isinstance(theirs, HFTarget)
+    theirs = ModuleTarget(model)
     same(load(tmp_path, str(dtype).removeprefix("torch.")), theirs)
 
 
@@ -123,11 +120,10 @@ def test_every_rotary_embedding(tmp_path: Path, kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 10000.0, **ROPES[kind]}
     model = family("llama", torch.float32, rope_parameters=rope)
     model.save_pretrained(tmp_path)
-    theirs = load_target(model, native=True)
-    assert isinstance(theirs, HFTarget)
+    theirs = ModuleTarget(model)
     ours = load(tmp_path)
     cos, sin = model.model.rotary_emb(torch.zeros(1), torch.arange(2048)[None])
-    table = ours.forward.rope.table(2048)
+    table = ours.forward.ropes[0].table(2048)
     assert np.abs(table - torch.stack([cos[0], sin[0]], 1).numpy()).max() < 2e-4  # angles of 2,047 differ by one bit
     assert np.abs(table[:16] - torch.stack([cos[0], sin[0]], 1).numpy()[:16]).max() < 2e-6
     same(ours, theirs)
@@ -172,9 +168,7 @@ def test_every_family_of_gguf(tmp_path: Path, name: str, kind: str) -> None:
     dtype = "float32" if kind == "F32" else "bfloat16"
     same(load(file, dtype), dequantised(file, dtype))
     if kind == "F32":
-        theirs = load_target(model, native=True)
-        assert isinstance(theirs, HFTarget)
-        same(load(file), theirs)
+        same(load(file), ModuleTarget(model))
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
@@ -310,9 +304,9 @@ def changed(folder: Path, **values: Any) -> Path:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model_type": "gpt2"}, "gpt2 is not a family with native passes"),
-        ({"hidden_act": "gelu"}, "do not support the activation 'gelu'"),
-        ({"mlp_bias": True}, "biases of the MLP"),
+        ({"model_type": "bloom"}, "bloom is not a family with native passes"),
+        ({"hidden_act": "mish"}, "do not support the activation 'mish'"),
+        ({"mlp_bias": True}, "lack 9 tensors, model.layers.0.mlp.down_proj.bias among them"),
         ({"hidden_size": -3}, "hidden_size is -3, not a positive whole number"),
         ({"hidden_size": "x"}, "hidden_size is 'x', not a positive whole number"),
         ({"hidden_size": 72}, "are not multiples of 32"),
@@ -322,7 +316,7 @@ def changed(folder: Path, **values: Any) -> Path:
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 heads"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "the type 'dynamic' are not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "cannot be understood"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "a part of each head"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "rotary embeddings of 0 elements of a head"),
         ({"quantization_config": {"quant_method": "awq"}}, "do not support the config's quantization_config"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
     ],

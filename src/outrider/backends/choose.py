@@ -16,7 +16,7 @@ from ..core.protocols import Target
 from ..names import Place, find
 from ..params import InputError, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
-from .native.description import describe
+from .native.families import describe
 from .native.library import library
 from .native.target import NativeTarget
 from .native.text_tokenizer import eos_of, load_tokenizer
@@ -111,10 +111,13 @@ def _by_torch(
         raise InputError(f"{place} needs torch here: pip install 'outrider[torch]'")
     from .torch import load as torch
 
-    target = torch.load_target(
-        model, dtype=dtype, device=device, trust_remote_code=trust, exact=exact, weights=weights,
-        native=False if compile is False else None, **options,
-    )  # fmt: skip
+    if place is None and weights == "full" and compile is not False and not options:
+        target: Target = torch.target_of(model, exact)
+    else:
+        target = torch.load_target(
+            model, dtype=dtype, device=device, trust_remote_code=trust, exact=exact, weights=weights,
+            native=False if compile is False else None, **options,
+        )  # fmt: skip
     torch.record(target, compile, place is not None)
     origin = torch.name_of(target.model)
     tokenizer = torch.load_tokenizer(place or origin, trust)

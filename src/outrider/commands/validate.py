@@ -33,14 +33,14 @@ def validate(
     check_exact(exact)
     place = located(model, weights)
     check_place(dtype, device)
-    from ..backends.torch import load_target
+    from ..backends.choose import load
     from ..backends.torch.validate import validate as prove
 
     with spinner(f"loading {place}"):
-        target = load_target(
+        loaded = load(
             place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights
         )
-    report = prove(target, seed)
+    report = prove(loaded.target, seed)
     if as_json:
         import json
 

@@ -19,8 +19,9 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from .. import drafters
-from ..backends.torch import load_target, load_tokenizer
 from ..backends.torch.carrier import CARRIERS
+from ..backends.torch.load import load_tokenizer, target_of
+from ..backends.torch.module import refused
 from ..backends.torch.padding import padded
 from ..backends.torch.tensors import array
 from ..budgets import parse
@@ -234,7 +235,7 @@ class Engines:
     def _target(self, model: Any) -> Target:
         form, weights = _form(model), _weights(model)
         if self.target is None or form != self.form:
-            self.target, self.kept = load_target(model, exact="auto"), []
+            self.target, self.kept = target_of(model), []
             self.noise = GumbelNoise(self.target.vocab)
         elif weights != self.weights:
             for one in self.kept:
@@ -257,9 +258,9 @@ def engine_of(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, bu
 
 
 def _form(model: Any) -> tuple[Any, ...]:
-    """All parameters and buffers by name, shape, precision and place."""
+    """All parameters and buffers by name, shape, precision and place, and why native passes do not serve it."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    return tuple((name, t.shape, t.dtype, t.device) for name, t in named)
+    return refused(model), *((name, t.shape, t.dtype, t.device) for name, t in named)
 
 
 def _weights(model: Any) -> tuple[Any, ...]:

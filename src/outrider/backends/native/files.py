@@ -6,6 +6,7 @@ truncated or altered file ends in an `InputError` of one sentence.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...params import InputError
+from .pages import forget
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -68,12 +70,18 @@ STRING, ARRAY, BOOLEAN = 8, 9, 7
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as it lies in its file: `data` is a view of the mapped file, uint8 [bytes]."""
+    """A tensor as it lies in a mapped file, or in memory that others may write to: `data` is a view, uint8 [bytes]."""
 
     name: str
     kind: Kind
     shape: tuple[int, ...]  # rows first; the last dimension is contiguous
     data: np.ndarray
+    mapped: bool = False  # does it lie in a file?
+
+    def forget(self) -> None:
+        """Give back the memory of its part of a mapped file, which is read again where it is needed."""
+        if self.mapped:
+            forget(self.data)
 
     @property
     def rows(self) -> np.ndarray:
@@ -166,6 +174,8 @@ def _mapped(path: Path) -> mmap.mmap:
     except ValueError:
         raise InputError(f"{path} is empty; fetch it again") from None
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"{path} cannot be mapped") from None
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
@@ -180,7 +190,7 @@ def _stored(name: str, about: Any, content: np.ndarray) -> Tensor:
         raise _Damaged(f"tensor {name[:NAME]!r} lies outside the file")
     if math.prod(shape) * kind.bytes != end - begin:
         raise _Damaged(f"tensor {name[:NAME]!r} does not have the size of its shape")
-    return Tensor(name, kind, tuple(shape), content[begin:end])
+    return Tensor(name, kind, tuple(shape), content[begin:end], mapped=True)
 
 
 class _Header:
@@ -212,7 +222,7 @@ class _Header:
                 raise _Damaged(f"tensor {name!r} lies outside the file")
             if name in placed:
                 raise _Damaged(f"tensor {name!r} stands in it twice")
-            placed[name] = Tensor(name, kind, shape, content[offset : offset + size])
+            placed[name] = Tensor(name, kind, shape, content[offset : offset + size], mapped=True)
         return ModelFile(self.path, metadata, placed)
 
     def take(self, size: int) -> int:

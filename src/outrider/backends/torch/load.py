@@ -16,12 +16,14 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from ... import hub, names
+from ...core.protocols import Target
 from ...names import Place
 from ...params import InputError, check_weights, out_of_memory
 from . import compiled, gguf, products, sizes, spread, vocabulary
 from .graphs import PATIENCE
 from .hf import HFTarget
 from .mark import mark_of
+from .module import ModuleTarget
 from .packed import pack
 from .probe import HALF, settle
 from .seq2seq import SeqTarget
@@ -119,6 +121,20 @@ def load_target(
         products.order(stock)
     settle(target, exact)
     return target
+
+
+def target_of(model: PreTrainedModel, exact: str = "auto") -> Target:
+    """The target of a transformers model in memory, which keeps its precision and place: in native passes where they
+    serve it, else in its own forward. Its weights may change; see `module.py`.
+
+    Raises:
+        InputError: it cannot be a target.
+    """
+    try:
+        target = ModuleTarget(model)
+    except InputError:
+        return load_target(model, exact=exact)
+    return target if ensure_native(target) else load_target(model, exact=exact)
 
 
 def packed(
@@ -321,11 +337,11 @@ def name_of(model: Any) -> str:
     return str(model.config._name_or_path or "")
 
 
-def record(target: HFTarget | SeqTarget, compile: bool | None, named: bool) -> None:
+def record(target: Target, compile: bool | None, named: bool) -> None:
     """Record passes over trees (`graphs.py`): at once if `compile` is True, after the first rounds if it is None and
     the model was loaded by name. Raises InputError for an encoder-decoder that shall be compiled."""
     if isinstance(target, HFTarget):
         if compile or (compile is None and named):
             target.compile(0 if compile else PATIENCE)
-    elif compile:
+    elif compile and isinstance(target, SeqTarget):
         raise InputError("only decoder-only models can be compiled; leave compile out")

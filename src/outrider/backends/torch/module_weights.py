@@ -77,10 +77,10 @@ def read(model: Any, config: Any, windows: dict[str, int | None], packed: dict[i
     for i, (part, layer) in enumerate(zip(layers, core.layers, strict=True)):
         attention = layer.self_attn
         projections(part, kept, hold, attention, layer.mlp)
-        part.attention_norm = small(kept, layer.input_layernorm)
-        part.mlp_norm = small(kept, layer.post_attention_layernorm)
-        part.q_norm = small(kept, getattr(attention, "q_norm", None))
-        part.k_norm = small(kept, getattr(attention, "k_norm", None))
+        part.attention_norm.weight = small(kept, layer.input_layernorm)
+        part.mlp_norm.weight = small(kept, layer.post_attention_layernorm)
+        part.q_norm.weight = small(kept, getattr(attention, "q_norm", None))
+        part.k_norm.weight = small(kept, getattr(attention, "k_norm", None))
         part.window = windows.get(kinds[i] if kinds[i] in windows else "") or 0
         part.rope = int(bool(getattr(attention, "use_rope", True)))
     model_ = struct(
@@ -88,7 +88,7 @@ def read(model: Any, config: Any, windows: dict[str, int | None], packed: dict[i
         kv_heads=config.num_key_value_heads, head_dim=_width(config), layers=len(core.layers),
         vocab=model.lm_head.weight.shape[0],
         eps=config.rms_norm_eps, attention_scale=core.layers[0].self_attn.scaling, layer=layers,
-        norm=small(kept, core.norm), head=hold(model.lm_head.weight),
+        norm={"weight": small(kept, core.norm)}, head=hold(model.lm_head.weight),
     )  # fmt: skip
     shapes = {id(weight): weight.shape for weight in model.parameters()}
     whole = [(one, *shapes[key]) for key, one in packed.items() if one.kind in (W4A8, W8A8)]

@@ -19,20 +19,18 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
 from ... import kept, machine
-from ...core.tree import chain, from_paths
 from ...params import InputError, check_exact
 from ...schema import from_dict
 from . import kernels, products
-from .exact import BLOCK, Exactness
+from .exact import Exactness
 from .hf import HFTarget
 from .packed import PACKED
+from .validate import same_bits
 
 CHEAP = 4  # rows that cost what one costs; beyond them "auto" keeps to rounding
 HALF = (torch.bfloat16, torch.float16)
@@ -149,43 +147,6 @@ def holds(target: HFTarget, exactness: Exactness) -> bool:
     finally:
         target.exactness, target.blocks, target.graphs = before
         products.in_threes(target.model, target.exactness is not None)
-
-
-@torch.no_grad()
-def same_bits(target: HFTarget, seed: int = 0) -> bool:
-    """Two ragged rows with trees, side by side, against one of them alone, one token at a time."""
-    vocab, length = target.vocab, min(3 * BLOCK - 4, target.context // 2)
-    dice = torch.Generator().manual_seed(seed)
-    text = torch.randint(vocab, (length + 12,), generator=dice).tolist()
-    alone, beside = target.open(length + 64), target.open(length + 64)
-    (*_, chunk) = alone.prefill([text[:length]])
-    right = [chunk.output.logits[0, -1]]
-    for token in text[length:]:
-        right.append(alone.forward(chain([[token]])).logits[0, 0])
-        alone.keep([[0]])
-    (*_, chunk) = beside.prefill([text[:length], text[: length // 2]])
-    if not np.array_equal(chunk.output.logits[0, -1], right[0]):
-        return False
-    for turn in range(2):
-        at = length + 6 * turn
-        path = text[at + 1 : at + 6]
-        others = [[text[0], text[1]], [*path[:2], text[2]], [text[3]] * 4]
-        tree, _ = from_paths([text[at], text[5]], [[*others[: 2 - turn], path, *others[2 - turn :]], [path, *others]])
-        looked = beside.forward(tree).logits
-        nodes = _path_of(tree, path)
-        if not all(np.array_equal(looked[0, node], right[at - length + 1 + i]) for i, node in enumerate(nodes)):
-            return False
-        beside.keep([nodes, [0]])
-    return True
-
-
-def _path_of(tree: Any, tokens: list[int]) -> list[int]:
-    """The nodes that spell these tokens from the root on."""
-    nodes = [0]
-    for token in tokens:
-        children = [i for i in range(1, int(tree.size[0])) if int(tree.parents[0, i]) == nodes[-1]]
-        nodes.append(next(i for i in children if int(tree.tokens[0, i]) == token))
-    return nodes
 
 
 def _key(target: HFTarget) -> str:

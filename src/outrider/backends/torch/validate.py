@@ -28,17 +28,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ... import kept, machine
+from ...core.protocols import Target
 from ...core.tree import chain, from_paths
 from ...core.types import DraftTree
 from ...params import InputError
 from ..native.abi import Library
-from . import attention, spread
+from ..native.target import NativeTarget
+from . import attention, families, spread
 from .carrier import carried, carrying
 from .hf import HFTarget
 from .kernel_blocks import BLOCK, Packed, multiply, nearest, opened
-from .probe import same_bits
 from .seq2seq import SeqTarget
-from .tensors import tensor
+from .tensors import dtype_of, tensor
 
 logger = logging.getLogger(__name__)
 PROVED: set[str] = set()  # by this process, whose cache folder may not be writable
@@ -46,6 +47,7 @@ PROMPTS = (9, 4, 14)  # lengths
 PATHS = (((1, 2, 3), (1, 4), (5, 6)), ((7,), (8, 9, 10)), ((2, 3), (2, 5, 7), (6,)))
 ACCEPTED = (2, 0, 1)  # nodes of the first path that each row accepts
 LEAST = {torch.float64: 1e-5, torch.float32: 1e-4}  # allowed at least: some families take softmax in float32
+LENGTH = 92  # of the text whose logits are compared bit for bit
 SOME = 4096  # outputs, whose weights are opened at a time
 MARGIN = 8  # times the measured rounding of this precision
 
@@ -66,19 +68,25 @@ class Report:
 
 
 @torch.no_grad()
-def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
-    """Run the proof: about half a second for a small model, some 80 forward passes of a few tokens."""
+def validate(target: Target, seed: int = 0) -> Report:
+    """Run the proof: about half a second for a small model, some 80 forward passes of a few tokens.
+
+    Args:
+        target: any that has a stock model. (That of a native target is made when it is asked for.)
+        seed: of the random prompts.
+    """
+    model, quantised = stock_of(target), isinstance(target, HFTarget) and target.whole
     dice = torch.Generator().manual_seed(seed)
     prompts = [torch.randint(0, target.vocab, (n,), generator=dice).tolist() for n in PROMPTS]
     scale = max(1, (target.vocab - 1) // 12)
     paths = [[[x * scale % target.vocab for x in path] for path in row] for row in PATHS]
-    worst, control = _compare(target, prompts, paths)
-    noise = 0.0 if target.whole else _noise(target, prompts[0], prompts[2][:8])
-    allowed = max(LEAST.get(target.dtype, 1e-3), MARGIN * noise)
+    worst, control = _compare(target, None if quantised else model, prompts, paths)
+    noise = 0.0 if quantised else _noise(target, model, prompts[0], prompts[2][:8])
+    allowed = max(LEAST.get(model.dtype, 1e-3), MARGIN * noise)
     exact = worst <= allowed < control / 2
-    bits = same_bits(target, seed) if exact and isinstance(target, HFTarget) and target.exact == "bits" else None
-    name = f"{type(target.model).__name__} in {str(target.dtype).removeprefix('torch.')}"
-    name += ", integer products" if target.whole else ""
+    bits = same_bits(target, seed) if exact and target.exact == "bits" else None
+    name = f"{type(model).__name__} in {str(model.dtype).removeprefix('torch.')}"
+    name += ", integer products" if quantised else ""
     if exact:
         found = (
             f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
@@ -94,27 +102,33 @@ def validate(target: HFTarget | SeqTarget, seed: int = 0) -> Report:
     return Report(name, passed, worst, noise, allowed, control, bits, verdict, f"{verdict}: {name}: {found}")
 
 
+def stock_of(target: Target) -> Any:
+    """The stock model of a target, in its precision."""
+    dtype = dtype_of(target)
+    return target.model if target.model.dtype == dtype else target.model.to(dtype)
+
+
 class Stock:
     """A text as the stock model reads it: its own attention, a stock cache, no mask."""
 
-    def __init__(self, target: HFTarget | SeqTarget, prompt: Sequence[int]):
-        self.target, self.past = target, None
+    def __init__(self, target: Target, model: Any, prompt: Sequence[int]):
+        self.model, self.past = model, None
         self.more: dict[str, Any] = {}
-        ids = torch.tensor([prompt], device=target.device)
+        ids = torch.tensor([prompt], device=model.device)
         if isinstance(target, SeqTarget):
-            self.more = {"encoder_outputs": target.model.get_encoder()(ids), "attention_mask": torch.ones_like(ids)}
+            self.more = {"encoder_outputs": model.get_encoder()(ids), "attention_mask": torch.ones_like(ids)}
             self.read([target.start])
         else:
             self.read(prompt)
 
     def read(self, tokens: Sequence[int]) -> Float[Tensor, "n v"]:
         """Read tokens in one pass; the logits after each."""
-        target = self.target
-        ids = torch.tensor([tokens], device=target.device)
+        model = self.model
+        ids = torch.tensor([tokens], device=model.device)
         name = "decoder_input_ids" if self.more else "input_ids"
-        with attention.switched(target.config, None, target.experts):
-            out = target.model(**{name: ids}, **self.more, **carrying(target.model, self.past))
-        self.past = carried(target.model, out)
+        with attention.switched(families.text_config(model), None, families.experts_of(model)):
+            out = model(**{name: ids}, **self.more, **carrying(model, self.past))
+        self.past = carried(model, out)
         return out.logits[0]
 
     def fork(self) -> Stock:
@@ -126,7 +140,7 @@ class Stock:
 class Own:
     """A text as the target reads it, one token at a time."""
 
-    def __init__(self, target: HFTarget, prompt: Sequence[int]):
+    def __init__(self, target: Target, prompt: Sequence[int]):
         self.target, self.tokens = target, list(prompt)
 
     def read(self, tokens: Sequence[int]) -> Float[Tensor, "n v"]:
@@ -145,15 +159,14 @@ class Own:
         return Own(self.target, self.tokens)
 
 
-def _compare(
-    target: HFTarget | SeqTarget, prompts: list[list[int]], paths: list[list[list[int]]]
-) -> tuple[float, float]:
-    """Largest differences over two rounds: of the tree, and of the control."""
+def _compare(target: Target, model: Any, prompts: list[list[int]], paths: list[list[list[int]]]) -> tuple[float, float]:
+    """Largest differences over two rounds, of the tree and of the control, from the stock model; without one from the
+    target's own passes over one token."""
     session = target.open(64)
     for _ in session.prefill(prompts):
         pass
-    reader: Any = Own if target.whole else Stock
-    texts, worst, control = [reader(target, p) for p in prompts], 0.0, 0.0
+    texts: list[Any] = [Own(target, p) if model is None else Stock(target, model, p) for p in prompts]
+    worst = control = 0.0
     for turn in range(2):
         roots = [(3 + turn + b) % target.vocab for b in range(len(prompts))]
         tree, _ = from_paths(roots, paths)
@@ -186,12 +199,12 @@ def _seeing_siblings(tree: DraftTree) -> DraftTree:
     return replace(tree, ancestors=tree.ancestors | (real & real.transpose(0, 2, 1)))
 
 
-def _noise(target: HFTarget | SeqTarget, prompt: list[int], tokens: list[int]) -> float:
+def _noise(target: Target, model: Any, prompt: list[int], tokens: list[int]) -> float:
     """What rounding alone does, in stock code: one pass over several tokens against one pass for each.
 
     Eight tokens may agree by luck, so it is at least what rounding the logits themselves does.
     """
-    text = Stock(target, prompt)
+    text = Stock(target, model, prompt)
     together, one = text.fork().read(tokens), text.fork()
     least = float(together.abs().max()) * torch.finfo(together.dtype).eps / 2
     return max(least, *(_distance(both, one.read([token])[0]) for token, both in zip(tokens, together, strict=True)))
@@ -200,6 +213,43 @@ def _noise(target: HFTarget | SeqTarget, prompt: list[int], tokens: list[int]) -
 def _distance(a: Float[Tensor, " v"], b: Float[Tensor, " v"]) -> float:
     worst = float((a.double().log_softmax(-1) - b.double().log_softmax(-1)).abs().max())
     return worst if worst == worst else float("inf")  # a NaN is as far off as can be
+
+
+@torch.no_grad()
+def same_bits(target: Target, seed: int = 0) -> bool:
+    """Two ragged rows with trees, side by side, against one of them alone, one token at a time."""
+    vocab, length = target.vocab, min(LENGTH, target.context // 2)
+    dice = torch.Generator().manual_seed(seed)
+    text = torch.randint(vocab, (length + 12,), generator=dice).tolist()
+    alone, beside = target.open(length + 64), target.open(length + 64)
+    (*_, chunk) = alone.prefill([text[:length]])
+    right = [chunk.output.logits[0, -1]]
+    for token in text[length:]:
+        right.append(alone.forward(chain([[token]])).logits[0, 0])
+        alone.keep([[0]])
+    (*_, chunk) = beside.prefill([text[:length], text[: length // 2]])
+    if not np.array_equal(chunk.output.logits[0, -1], right[0]):
+        return False
+    for turn in range(2):
+        at = length + 6 * turn
+        path = text[at + 1 : at + 6]
+        others = [[text[0], text[1]], [*path[:2], text[2]], [text[3]] * 4]
+        tree, _ = from_paths([text[at], text[5]], [[*others[: 2 - turn], path, *others[2 - turn :]], [path, *others]])
+        looked = beside.forward(tree).logits
+        nodes = _path_of(tree, path)
+        if not all(np.array_equal(looked[0, node], right[at - length + 1 + i]) for i, node in enumerate(nodes)):
+            return False
+        beside.keep([nodes, [0]])
+    return True
+
+
+def _path_of(tree: DraftTree, tokens: list[int]) -> list[int]:
+    """The nodes that spell these tokens from the root on."""
+    nodes = [0]
+    for token in tokens:
+        children = [i for i in range(1, int(tree.size[0])) if int(tree.parents[0, i]) == nodes[-1]]
+        nodes.append(next(i for i in children if int(tree.tokens[0, i]) == token))
+    return nodes
 
 
 def ensure(target: HFTarget | SeqTarget) -> None:
@@ -229,9 +279,9 @@ def ensure(target: HFTarget | SeqTarget) -> None:
         kept.write(proofs / f"{_key(target, target.dtype)}.json", asdict(report))
 
 
-def ensure_native(target: HFTarget) -> bool:
-    """Does the compiled pass equal the stock model's own forward, and have the same bits with drafts as without? What
-    passed is remembered; what fails is said."""
+def ensure_native(target: HFTarget | NativeTarget) -> bool:
+    """Do native passes equal the stock model's own forward, and have the same bits with drafts as without? What passed
+    is remembered for the configuration; what fails is logged."""
     proof = _proof(target)
     if proof.name in PROVED or _is_proof(proof):
         return True
@@ -272,11 +322,10 @@ def multiplied(code: Library, matrix: Packed, outputs: int, width: int) -> bool:
     return True
 
 
-def _proof(target: HFTarget) -> Path:
-    """Where it is remembered that the compiled pass is proved for this configuration."""
-    assert target.native is not None
-    code, kinds = target.native.library_name, sorted(target.native.weights.kinds)
-    ways = "-".join([_key(target, target.dtype), code, *kinds])
+def _proof(target: HFTarget | NativeTarget) -> Path:
+    """Where it is remembered that native passes are proved for this configuration."""
+    kinds = sorted(target.native.weights.kinds) if isinstance(target, HFTarget) and target.native is not None else []
+    ways = "-".join([_key(target, dtype_of(target)), target.kernels, *kinds])
     return kept.folder("validated") / f"{ways}.json"
 
 
@@ -287,7 +336,7 @@ def _is_proof(file: Path) -> bool:
 
 def _passed(report: Report, proof: Path) -> bool:
     if not report.exact:
-        logger.warning("the compiled pass is not used for this model: %s", report.sentence)
+        logger.warning("native passes are not used for this model: %s", report.sentence)
         return False
     PROVED.add(proof.name)
     with kept.keeping():
@@ -295,7 +344,7 @@ def _passed(report: Report, proof: Path) -> bool:
     return True
 
 
-def _key(target: HFTarget | SeqTarget, dtype: torch.dtype) -> str:
+def _key(target: Target, dtype: torch.dtype) -> str:
     config: dict[str, Any] = target.model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "dtype"):
         config.pop(name, None)
