@@ -8,8 +8,12 @@ import pytest
 import torch
 from small import build
 
+from outrider.backends.choose import load
 from outrider.backends.native.library import library
+from outrider.backends.native.target import NativeTarget
 from outrider.backends.torch import HFTarget, load_target
+from outrider.backends.torch.tensors import embed
+from outrider.drafters import _heads
 from outrider.params import InputError
 from outrider.training.data import Batch, Document, pack
 from outrider.training.features import FeatureCache, hidden, see
@@ -113,3 +117,22 @@ def test_a_cache_is_bounded(tmp_path: Path) -> None:
     again = cache.see(target, rows)
     assert 0 < again.read < first.read
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) == size
+
+
+@pytest.mark.skipif(library("bfloat16", "float32") is None, reason="native passes want a C compiler and AVX2")
+@pytest.mark.parametrize("name", ["demo"])
+def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:
+    """Hidden states, and what a drafter is given of embeddings and head; documents share rows."""
+    native, stock = load(name, dtype="float32").target, load_target(name, dtype="float32", native=False)
+    assert isinstance(native, NativeTarget)
+    assert isinstance(stock, HFTarget)
+    rows, taps = batch(), (2, -1)
+    found, true, there = see(native, rows, taps), see(stock, rows, taps), rows.documents >= 0
+    for tap in taps:
+        torch.testing.assert_close(found.features[tap][there], true.features[tap][there], rtol=1e-4, atol=1e-4)
+        assert bool((found.features[tap][~there] == 0).all())
+    ids = torch.tensor([3, 5, 80])
+    x = true.features[-1][there]
+    logits = [_heads.rows(of, ids, learning=True)(x) for of in (native, stock)]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(embed(native, rows.tokens), embed(stock, rows.tokens))

@@ -43,9 +43,9 @@ def train(
     steps: Annotated[int, opt.training("--steps", help="Steps of the optimiser; 0: three epochs.")] = 0,
     rows: Annotated[int, opt.training("--rows", help="Rows of a batch.")] = 2,
     accumulate: Annotated[int, opt.training("--accumulate", help="Batches of a step.")] = 1,
-    lr: Annotated[float, opt.training("--lr", help="Default: the method's paper's.")] = 0.0,
-    warmup: Annotated[int, opt.training("--warmup", help="Steps; default: the paper's, at most a tenth.")] = -1,
-    clip: Annotated[float, opt.training("--clip", help="Gradient norm; default: the paper's.")] = 0.0,
+    lr: Annotated[float, opt.training("--lr", help="Default: the method's.")] = 0.0,
+    warmup: Annotated[int, opt.training("--warmup", help="Steps; default: the method's, at most a tenth.")] = -1,
+    clip: Annotated[float, opt.training("--clip", help="Gradient norm; default: the method's.")] = 0.0,
     decay: Annotated[float, opt.training("--decay", help="Weight decay.")] = 0.0,
     choice: Annotated[
         list[str] | None, opt.training("--option", help="NAME=VALUE of the method, as in passes=3.")

@@ -29,7 +29,7 @@ from ._objective import Optimiser, TrimmedObjective, uniform
 from ._passes import Passes, moved
 
 NATIVE = True
-OPTIMISER = Optimiser(lr=3e-5)
+OPTIMISER = Optimiser(lr=5e-4, warmup=100)
 
 
 class EagleObjective(TrimmedObjective):
