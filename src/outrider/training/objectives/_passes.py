@@ -19,8 +19,9 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
-from ..data import Batch
+from ..data import STEP, Batch
 from ..features import visible
 
 
@@ -48,29 +49,29 @@ class Passes:
         self.values.append(self._pieces(v))
         made = [
             self._attend(part, [keys[i] for keys in self.keys], [values[i] for values in self.values])
-            if self.lengths is None or self.lengths[i][0]
-            else part.new_zeros(1, part.shape[2], part.shape[1] * part.shape[3])
             for i, part in enumerate(self._pieces(q))
         ]
-        return made[0] if self.lengths is None else torch.cat([one[0] for one in made]).view(*q[:, 0, :, 0].shape, -1)
+        if self.lengths is None:
+            return made[0]
+        flat = torch.cat([one[0, :length] for one, length in zip(made, self.lengths, strict=True)])
+        return flat.view(*self.batch.tokens.shape, -1)
 
     @cached_property
-    def lengths(self) -> list[tuple[bool, int]] | None:
-        """Of documents and of stretches of padding, in order: is it a document, and how many tokens it has; None: all
-        rows are computed together."""
+    def lengths(self) -> list[int] | None:
+        """Of documents and of stretches of padding, in order; None: all rows are computed together."""
         if self.batch.tokens.device.type != "cpu":
             return None
-        found: list[tuple[bool, int]] = []
+        found: list[int] = []
         for row in self.batch.documents:
-            numbers, counts = row.unique_consecutive(return_counts=True)
-            found += zip((numbers >= 0).tolist(), counts.tolist(), strict=True)
+            found += row.unique_consecutive(return_counts=True)[1].tolist()
         return found
 
     def _pieces(self, x: Float[Tensor, "b heads m d"]) -> list[Float[Tensor, "p heads n d"]]:
+        """Documents, filled up to multiples of STEP, so that products have few sizes (`sizes.py`)."""
         if self.lengths is None:
             return [x]
-        parts = x.transpose(1, 2).flatten(0, 1).split([count for _, count in self.lengths])
-        return [part.transpose(0, 1)[None] for part in parts]
+        parts = x.transpose(1, 2).flatten(0, 1).split(self.lengths)
+        return [functional.pad(part.transpose(0, 1), (0, 0, 0, -len(part) % STEP))[None] for part in parts]
 
     def _attend(self, q: Float[Tensor, "b h m d"], keys: list[Tensor], values: list[Tensor]) -> Float[Tensor, "b m hd"]:
         """Of one piece, which the keys and values of all passes so far are of."""
