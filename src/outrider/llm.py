@@ -14,7 +14,7 @@ from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
 from .budgets.budgeter import Budgeter
-from .budgets.memory import Memory, file_of, fits, learners
+from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
 from .core.protocols import Drafter, Target
@@ -215,8 +215,7 @@ class LLM:
             target = self.target
             about = self.kept_as, self.drafter_name, target.arithmetic, target.exact
             way = ("compiled", target.kernels) if target.kernels else ()
-            learnt = fits(self.drafter), learners(self.drafter)
-            self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, *learnt))
+            self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, self.drafter.learners))
             self.memories[-1].recall()
         return made
 

@@ -204,7 +204,7 @@ def equal(target: HFTarget, whole: HFTarget) -> None:
     prompts = [text_of(1, 150), text_of(2, 30)]
     for mine, right in zip(opened(target, prompts)[1], opened(whole, prompts)[1], strict=True):
         assert torch.equal(mine, right)
-    for nodes in range(1, 10):
+    for nodes in (1, 5, 9) if native.sanitizer() else range(1, 10):
         (session, _), (other, _) = opened(target, prompts[:1]), opened(whole, prompts[:1])
         tree = chain([text_of(3, nodes)])
         assert np.array_equal(session.forward(tree).logits, other.forward(tree).logits)

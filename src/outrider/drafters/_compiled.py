@@ -39,11 +39,22 @@ def code_for(target: Target, precision: str) -> Library | None:
     return library(precision, precision) if precision in ("bfloat16", "float32") else None
 
 
+def last_features(round: Round, before: Array | None) -> Array:
+    """The final hidden state [b, h] of each row's last committed token; that of `before` where this round committed
+    none."""
+    features = round.output.features[-1]
+    made: Array = features[range(len(round.paths)), [path[-1] if path else 0 for path in round.paths]]
+    kept = [row for row, path in enumerate(round.paths) if not path]
+    if before is not None and kept:
+        made[kept] = before[kept]
+    return made
+
+
 @dataclass
 class PairDrafting(Drafting):
     """The state of a compiled drafter that reads pairs of features and tokens."""
 
-    drafter: Any  # its taps, and `compiled`, which has `read`
+    drafter: Any  # its taps, and `compiled`
     cache: SlotCache
     last: Array  # float32 [b, h]: behind every row's last pair
     pairs: list[Pairs] = field(default_factory=list)  # that wait
@@ -77,7 +88,12 @@ class PairDrafting(Drafting):
     def read(self) -> None:
         """Read what waits."""
         if self.pairs:
-            self.drafter.compiled.read(self.cache, self.last, self.taken())
+            self.reader.read(self.cache, self.last, self.taken())
+
+    @property
+    def reader(self) -> Any:
+        """What has `read`."""
+        return self.drafter.compiled
 
     def taken(self) -> list[Pairs]:
         """What waits, and waits no longer."""

@@ -19,14 +19,6 @@ from ..checkpoints.target import linear_head
 from ..core.protocols import Target
 from ..params import InputError
 
-BLOCKS = 1024  # that a drafter's heads may have together
-
-
-def check_blocks(heads: int, layers: int) -> None:
-    """Refuse more residual blocks than can be meant: each is a module, and a million of them take minutes to make."""
-    if heads * layers > BLOCKS:
-        raise InputError(f"{heads} heads of {layers} layers are more than {BLOCKS} blocks; correct the config")
-
 
 class ResBlock(nn.Module):
     """x + SiLU(W1 x + b). With `inputs` wider than hidden, R x + SiLU(W1 x + b): R takes the place of the identity.

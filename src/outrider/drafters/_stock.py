@@ -14,8 +14,9 @@ from ..params import InputError
 from ._words import Same
 
 
-def draft_model(where: str, target: Target, dtype: str, translated: bool) -> HFTarget | SeqTarget:
-    """The model of this name as a draft model, in the passes that the target has.
+def draft_model(where: str, target: Target, dtype: str, translated: bool) -> tuple[HFTarget | SeqTarget, Same]:
+    """The model of this name as a draft model of torch, in the passes that the target has, and its words if its
+    tokenizer is the target's.
 
     Args:
         dtype: its precision; auto: the target's.
@@ -41,7 +42,8 @@ def draft_model(where: str, target: Target, dtype: str, translated: bool) -> HFT
         if not isinstance(draft, HFTarget):
             raise InputError("another tokenizer is for decoder-only models; leave vocab out")
         check_whole(draft.model, where)
-    return draft
+        return draft, Same(draft.vocab, draft.vocab)
+    return draft, same(draft.model, where, target)
 
 
 def _precision(target: Target) -> str:

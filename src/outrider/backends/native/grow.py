@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,6 +24,8 @@ from .workspace import Workspace
 
 TAPS = 3  # of EAGLE-3
 WHOLE = 16  # what lies side by side in a Mamba-2 is filled up to a multiple of this
+PIECE = 256  # tokens of all rows that a Mamba-2 reads at once
+CHUNK = 256  # features of a row that Hydra++'s layer reads at once
 LISTS = "token", "parent", "level", "fed", "chosen"  # of all candidates
 
 
@@ -316,6 +319,31 @@ class Hydra(Caller):
             self.code.draft_hydra(self.model, self.heads, residual, self.pass_, self.draft)
             return request.tree(self.draft.widest)
 
+    def step(self, features: Array, tokens: Array, parents: Array, since: int, layer: int) -> Array:
+        """Logits [b, n - since, vocab], float32, of one head below the nodes from `since` on.
+
+        Args:
+            features: as `grow` has them.
+            tokens, parents: int64 [b, n], of all nodes, the root first.
+            layer: the depth of these nodes, and the head's index.
+        """
+        (b, n), w = tokens.shape, tokens.shape[1] - since
+        features = np.ascontiguousarray(features)
+        nodes = np.ascontiguousarray(np.tile(np.arange(since, n), (b, 1)))
+        tokens, parents = (np.ascontiguousarray(part) for part in (tokens, parents))
+        given = addresses(row.ctypes.data for row in features)
+        draft = struct(
+            "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings), features=given, depth=2,
+            width=w, max_candidates=n, token=address(tokens), parent=address(parents), fed_candidate=address(nodes),
+        )  # fmt: skip
+        with self.lock:
+            self.fit(Sizes(b, width=w))
+            self.pass_.rows = b
+            self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.width)
+            residual, logits = (self.workspace.buffers[name] for name in ("blocks", "logits"))
+            self.code.step_hydra(self.model, self.heads, address(residual), self.pass_, draft, layer)
+            return logits[: b * w * self.vocab].reshape(b, w, -1).copy()
+
     def make(self) -> None:
         """Structures with room for `sizes`."""
         sizes, room = self.sizes, self.workspace
@@ -327,6 +355,75 @@ class Hydra(Caller):
             "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
             fed_candidate=address(room.of("fed", sizes.rows * sizes.fed, np.int64)), **self.common(LISTS),
         )  # fmt: skip
+
+
+class Prefix:
+    """Hydra++'s decoder layer over the features of a text, between a norm before it and one behind it.
+
+    Args:
+        weights: by their names in its folder, which begin with `prefix.`.
+    """
+
+    def __init__(self, code: Library, shape: LayerSizes, weights: Weights):
+        self.code, self.shape, self.turns, self.lock = code, shape, Turns(shape), Lock()
+        hold, layer = Holder(code, weights), struct("Layer")
+        hold.layer(layer, "prefix.layer.", {"mlp_norm": "post_attention_layernorm"})
+        layer.attention_norm = hold.vector("prefix.input_layernorm.weight")
+        self.model = struct(
+            "Model", **sizes_of(shape), layers=1, attention_scale=shape.head_dim**-0.5, layer=layer,
+            norm=hold.vector("prefix.norm.weight"),
+        )  # fmt: skip
+        self.kept, self.workspace = [*hold.kept, layer], Workspace(code, self.model)
+
+    def cache(self, rows: int, capacity: int, dtype: Any) -> SlotCache:
+        """An empty cache for these rows."""
+        return SlotCache(rows, capacity, self.shape.kv_heads, self.shape.head_dim, dtype)
+
+    def read(self, cache: SlotCache, last: Array, pairs: Sequence[Pairs]) -> None:
+        """Read features of committed text; of each row that has some the last result is written to `last`, float32
+        [b, hidden]."""
+        rows = [
+            np.concatenate([float32(given.features[0][given.rows[r], list(given.nodes[r])]) for given in pairs])
+            for r in range(len(cache.host))
+        ]
+        for first in range(0, max(map(len, rows)), CHUNK):
+            some = [row[first : first + CHUNK] for row in rows]
+            made = self._pass(cache, some)
+            for r, row in enumerate(some):
+                if len(row):
+                    last[r] = float32(made[r, len(row) - 1])
+
+    def _pass(self, cache: SlotCache, rows: Sequence[Array]) -> Array:
+        """Results [b, n, hidden] in the cache's precision, of rows [m, hidden] each; n is the largest m."""
+        counts, b, h = [len(row) for row in rows], len(rows), self.model.hidden
+        n, slots = max(counts), cache.longest + max(counts)
+        cache.reserve(slots)
+        made = np.empty((b, n, h), cache.keys.dtype)
+        lengths, sizes = (np.array(part, np.int64) for part in (cache.host, counts))
+        positions = lengths[:, None] + np.arange(n)
+        with self.lock:
+            room, rope = self.workspace, self.turns.upto(slots)
+            states = room.of("states", b * n * h)[: b * n * h].reshape(b, n, h)
+            for to, row in zip(states, rows, strict=True):
+                to[: len(row)] = row
+            tap, features, pointers = integers([1]), addresses([made.ctypes.data]), _pointers(cache)
+            pass_ = struct(
+                "Pass", rows=b, nodes=n, total_nodes=n, capacity=cache.keys.shape[1], shared_tree=1,
+                lengths=address(lengths), positions=address(positions), sizes=address(sizes), cache=pointers,
+                rope=address(rope), rope_positions=len(rope), hidden_states=address(states), taps=1, tap_layers=tap,
+                features=features, **room.of_pass(b * n, n),
+            )  # fmt: skip
+            room.use_threads(pass_, b * n)
+            self.code.forward(self.model, pass_)
+        cache.advance(counts)
+        return made
+
+
+def prefix(code: Library, shape: LayerSizes, weights: Weights) -> Prefix | None:
+    """The layer in compiled code; None where the code does not know such sizes."""
+    widths = shape.hidden, shape.intermediate, shape.head_dim
+    fits = not any(width % STEP for width in widths) and shape.head_dim <= MAX_HEAD_DIM
+    return Prefix(code, shape, weights) if fits else None
 
 
 def hydra(code: Library, heads: Sequence[HydraHead], embeddings: Array, names: Array | None) -> Hydra | None:
@@ -419,6 +516,21 @@ class Mamba(Caller):
             self.draft.depth = 0
             self._read(conv, ssm, pending)
             return self._logits(len(pending))
+
+    def skip(self, conv: Array, ssm: Array, pending: Sequence[Sequence[int]]) -> None:
+        """Move the states in slot 0 behind these tokens, without logits."""
+        slots = ssm.shape[2]
+        nodes = [(token, r * slots) for r, row in enumerate(pending) for token in row]
+        with self.lock:
+            for first in range(0, len(nodes), PIECE):
+                piece = nodes[first : first + PIECE]
+                self.fit(Sizes(len(pending), width=-(-len(piece) // len(pending))))
+                states = self._states(conv, ssm)
+                tokens, places = (integers(part) for part in zip(*piece, strict=True))
+                states.token, states.source, states.target = tokens, places, places
+                self.pass_.rows = len(pending)
+                self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.width)
+                self.code.read_mamba(self.mamba, states, self.pass_, len(piece))
 
     def step(self, conv: Array, ssm: Array, tokens: Array, above: Array, since: int) -> Array:
         """Logits [b, w, v] below w nodes of every row: `above` [b, w] are the slots of their parents, their own are

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...core.protocols import Prefill, Target, TargetOutput
 from ...core.tree import chain
-from ...core.types import Question, Verdict
+from ...core.types import Array, Question, Verdict
 from ...params import InputError
 from . import aligned, attention, exact, families, products
 from .cache import TreeCache
@@ -29,6 +29,7 @@ from .compiled import Forward
 from .graphs import PROOFS, Graphs
 from .padding import padded
 from .session import CHUNK, Pass, TreeSession, out
+from .tensors import array
 from .turns import turn, without_cudnn
 from .verify import judge
 
@@ -150,6 +151,24 @@ class HFTarget(Target):
         logits = logits * scale if scale else logits
         logits = logits / divisor if divisor else logits
         return torch.tanh(logits / cap) * cap if cap else logits
+
+    def head_rows(self, tokens: Array | None) -> Array | None:
+        """See `Target.head_rows`."""
+        lm_head = self.model.get_output_embeddings()
+        plain = getattr(lm_head, "bias", None) is None and not any(self._head)
+        return self._rows(lm_head.weight, tokens) if plain else None
+
+    @property
+    def embeddings(self) -> Array | None:
+        """See `Target.embeddings`."""
+        table = self.model.get_input_embeddings()
+        return self._rows(table.weight, None) if type(table) is torch.nn.Embedding and self.scale == 1.0 else None
+
+    def _rows(self, weight: Tensor, rows: Array | None) -> Array | None:
+        """Rows of a matrix where passes are compiled and it is in this precision; all of them share its memory."""
+        if self.native is None or weight.dtype != self.dtype or not weight.is_contiguous():
+            return None
+        return array(weight) if rows is None else array(weight)[rows]
 
     @cached_property
     def _head(self) -> tuple[float | None, ...]:
