@@ -50,7 +50,7 @@ def load(
     """The target of a name, or of a transformers model in memory; arguments and errors are those of `outrider.load`."""
     check_weights(weights)
     if in_memory(model):
-        return _by_torch(model, None, dtype, device, exact, weights, trust_remote_code, compile, options)
+        return _by_torch(model, None, dtype, device, exact, trust_remote_code, compile, options)
     place = find(model)
     ours = weights == "full" and device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
     if ours and not options and (files := readable(place, device)) is not None:
@@ -60,7 +60,7 @@ def load(
             tokenizer = reading.result()
         target.stock = partial(_stock, place)
         return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
-    return _by_torch(place, place, dtype, device, exact, weights, trust_remote_code, compile, options)
+    return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options)
 
 
 def readable(place: Place, device: str = "auto") -> Checkpoint | None:
@@ -102,7 +102,6 @@ def _by_torch(
     dtype: str,
     device: str,
     exact: str,
-    weights: str,
     trust: bool,
     compile: bool | None,
     options: Mapping[str, Any],
@@ -111,14 +110,15 @@ def _by_torch(
         raise InputError(f"{place} needs torch here: pip install 'outrider[torch]'")
     from .torch import load as torch
 
-    if place is None and weights == "full" and compile is not False and not options:
-        target: Target = torch.target_of(model, exact)
+    if place is None and compile is not False and not options:
+        target: Target = torch.target_of(model)
     else:
-        target = torch.load_target(
-            model, dtype=dtype, device=device, trust_remote_code=trust, exact=exact, weights=weights,
-            native=False if compile is False else None, **options,
-        )  # fmt: skip
-    torch.record(target, compile, place is not None)
+        target = torch.load_target(model, dtype=dtype, device=device, trust_remote_code=trust, **options)
+    if exact == "bits" and target.exact != "bits":
+        raise InputError(
+            "the same bits with drafts as without are promised by native passes alone, which do not serve "
+            f"{place or 'this model'} here (docs/exactness.md); leave exact out"
+        )
     origin = torch.name_of(target.model)
     tokenizer = torch.load_tokenizer(place or origin, trust)
     name = str(place or origin or type(target.model).__name__)

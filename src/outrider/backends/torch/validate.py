@@ -3,20 +3,15 @@
 Three ragged prompts, two rounds of tree -> commit -> tree with a different acceptance in every row. The reference is
 the stock model with a stock cache, one token at a time along every path. The control lets every node see its siblings,
 and must be further off than what is allowed: else agreement would prove nothing.
-
-Where activations are rounded to eight bits (`c/gemm/int8.h`), the least difference grows with every layer, until it
-says nothing. There the reference is the target's own pass over one token, and what the stock model is needed for is
-proved with full weights, by the same code but for its products.
 """
 
 from __future__ import annotations
 
 import copy
-import gc
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +27,10 @@ from ...core.protocols import Target
 from ...core.tree import chain, from_paths
 from ...core.types import DraftTree
 from ...params import InputError
-from ..native.abi import Library
 from ..native.target import NativeTarget
 from . import attention, families, spread
 from .carrier import carried, carrying
 from .hf import HFTarget
-from .kernel_blocks import BLOCK, Packed, multiply, nearest, opened
 from .seq2seq import SeqTarget
 from .tensors import dtype_of, tensor
 
@@ -48,7 +41,6 @@ PATHS = (((1, 2, 3), (1, 4), (5, 6)), ((7,), (8, 9, 10)), ((2, 3), (2, 5, 7), (6
 ACCEPTED = (2, 0, 1)  # nodes of the first path that each row accepts
 LEAST = {torch.float64: 1e-5, torch.float32: 1e-4}  # allowed at least: some families take softmax in float32
 LENGTH = 92  # of the text whose logits are compared bit for bit
-SOME = 4096  # outputs, whose weights are opened at a time
 MARGIN = 8  # times the measured rounding of this precision
 
 
@@ -75,18 +67,17 @@ def validate(target: Target, seed: int = 0) -> Report:
         target: any that has a stock model. (That of a native target is made when it is asked for.)
         seed: of the random prompts.
     """
-    model, quantised = stock_of(target), isinstance(target, HFTarget) and target.whole
+    model = stock_of(target)
     dice = torch.Generator().manual_seed(seed)
     prompts = [torch.randint(0, target.vocab, (n,), generator=dice).tolist() for n in PROMPTS]
     scale = max(1, (target.vocab - 1) // 12)
     paths = [[[x * scale % target.vocab for x in path] for path in row] for row in PATHS]
-    worst, control = _compare(target, None if quantised else model, prompts, paths)
-    noise = 0.0 if quantised else _noise(target, model, prompts[0], prompts[2][:8])
+    worst, control = _compare(target, model, prompts, paths)
+    noise = _noise(target, model, prompts[0], prompts[2][:8])
     allowed = max(LEAST.get(model.dtype, 1e-3), MARGIN * noise)
     exact = worst <= allowed < control / 2
     bits = same_bits(target, seed) if exact and target.exact == "bits" else None
     name = f"{type(model).__name__} in {str(model.dtype).removeprefix('torch.')}"
-    name += ", integer products" if quantised else ""
     if exact:
         found = (
             f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
@@ -137,36 +128,12 @@ class Stock:
         return twin
 
 
-class Own:
-    """A text as the target reads it, one token at a time."""
-
-    def __init__(self, target: Target, prompt: Sequence[int]):
-        self.target, self.tokens = target, list(prompt)
-
-    def read(self, tokens: Sequence[int]) -> Float[Tensor, "n v"]:
-        """Read tokens; the logits after each."""
-        session = self.target.open(64)
-        for _ in session.prefill([self.tokens]):
-            pass
-        made = []
-        for token in tokens:
-            made.append(tensor(session.forward(chain([[token]])).logits[0, 0]))
-            session.keep([[0]])
-        self.tokens += tokens
-        return torch.stack(made)
-
-    def fork(self) -> Own:
-        return Own(self.target, self.tokens)
-
-
 def _compare(target: Target, model: Any, prompts: list[list[int]], paths: list[list[list[int]]]) -> tuple[float, float]:
-    """Largest differences over two rounds, of the tree and of the control, from the stock model; without one from the
-    target's own passes over one token."""
+    """Largest differences over two rounds, of the tree and of the control."""
     session = target.open(64)
     for _ in session.prefill(prompts):
         pass
-    texts: list[Any] = [Own(target, p) if model is None else Stock(target, model, p) for p in prompts]
-    worst = control = 0.0
+    texts, worst, control = [Stock(target, model, p) for p in prompts], 0.0, 0.0
     for turn in range(2):
         roots = [(3 + turn + b) % target.vocab for b in range(len(prompts))]
         tree, _ = from_paths(roots, paths)
@@ -183,7 +150,7 @@ def _compare(target: Target, model: Any, prompts: list[list[int]], paths: list[l
     return worst, control
 
 
-def _read_tree(text: Stock | Own, tree: DraftTree, b: int) -> dict[int, tuple[Any, Tensor]]:
+def _read_tree(text: Stock, tree: DraftTree, b: int) -> dict[int, tuple[Any, Tensor]]:
     """The reference's reading of every node of row b: its reader and its logits [v]."""
     tokens, parents = tree.tokens[b].tolist(), tree.parents[b].tolist()
     after: dict[int, tuple[Any, Tensor]] = {}
@@ -279,7 +246,7 @@ def ensure(target: HFTarget | SeqTarget) -> None:
         kept.write(proofs / f"{_key(target, target.dtype)}.json", asdict(report))
 
 
-def ensure_native(target: HFTarget | NativeTarget) -> bool:
+def ensure_native(target: NativeTarget) -> bool:
     """Do native passes equal the stock model's own forward, and have the same bits with drafts as without? What passed
     is remembered for the configuration; what fails is logged."""
     proof = _proof(target)
@@ -288,45 +255,9 @@ def ensure_native(target: HFTarget | NativeTarget) -> bool:
     return _passed(validate(target), proof)
 
 
-def ensure_integers(target: HFTarget, full: Callable[[], Any]) -> bool:
-    """The same for integer products, once for each configuration: that of `full`, which loads the model with
-    all its bits, holds; every matrix is multiplied as it should be; and trees have the bits of single tokens."""
-    proof = _proof(target)
-    if proof.name in PROVED or _is_proof(proof):
-        return True
-    if full().native is None:
-        return False
-    gc.collect()  # that model
-    assert target.native is not None
-    if not all(multiplied(target.native.code, *one) for one in target.native.weights.whole):
-        logger.warning("integer products are not used for this model: one of them is wrong here")
-        return False
-    return _passed(validate(target), proof)
-
-
-def multiplied(code: Library, matrix: Packed, outputs: int, width: int) -> bool:
-    """Is a matrix multiplied as whole numbers should be, up to float32's rounding? With activations that bfloat16 holds
-    and no rounding takes to either of two numbers: whole ones, and a quarter above the small ones."""
-    dice = torch.Generator().manual_seed(0)
-    x = torch.randint(-126, 126, (5, width), generator=dice).float()
-    x += 0.25 * (x.abs() < 32)
-    x[:, ::BLOCK] = 127
-    x *= 2.0 ** -torch.randint(0, 8, (5, width // BLOCK), generator=dice).repeat_interleave(BLOCK, 1)
-    found, given = multiply(code, matrix, outputs, x), nearest(x.double())
-    for first in range(0, outputs, SOME):
-        some = Packed(matrix.kind, matrix.rows[first : first + SOME])
-        weight = opened(some, width)[: outputs - first].double()
-        error = (found[:, first : first + SOME] - given @ weight.T).abs()
-        if not bool((error <= 1e-5 * (given.abs() @ weight.abs().T)).all()):
-            return False
-    return True
-
-
-def _proof(target: HFTarget | NativeTarget) -> Path:
+def _proof(target: NativeTarget) -> Path:
     """Where it is remembered that native passes are proved for this configuration."""
-    kinds = sorted(target.native.weights.kinds) if isinstance(target, HFTarget) and target.native is not None else []
-    ways = "-".join([_key(target, dtype_of(target)), target.kernels, *kinds])
-    return kept.folder("validated") / f"{ways}.json"
+    return kept.folder("validated") / f"{_key(target, dtype_of(target))}-{target.kernels}.json"
 
 
 def _is_proof(file: Path) -> bool:
