@@ -137,9 +137,7 @@ class HFTarget(Target):
             counts = [min(max(size - first, 0), end - first) for size in sizes]
             ends = [max(c, 1) - 1 for c in counts]
             asked = sorted(set(ends))
-            output = session.pass_over(
-                _chunk(tokens[:, first:end], first, taps, torch.tensor(asked, device=device))
-            )
+            output = session.pass_over(_chunk(tokens[:, first:end], first, taps, torch.tensor(asked, device=device)))
             rows = torch.tensor([asked.index(e) for e in ends], device=device)
             output = TargetOutput(output.logits[torch.arange(b, device=device), rows][:, None], output.features)
             session.advance(counts)
@@ -188,9 +186,7 @@ class HFTarget(Target):
         return masks if self.family.typed else masks[""]
 
 
-def _chunk(
-    tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked: Int[Tensor, " k"]
-) -> Pass:
+def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked: Int[Tensor, " k"]) -> Pass:
     """A chunk of right-padded prompts that all begin at slot `first`: slots are positions."""
     (b, n), device = tokens.shape, tokens.device
     lower = torch.ones(1, n, n, dtype=torch.bool, device=device).tril_() if first else None

@@ -7,6 +7,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
+
 def mark_of(model: nn.Module) -> str:
     """16 hexadecimal digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16: the
     same for bfloat16, float32 and float64.
