@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import hub
 from ..core.protocols import Target
-from ..names import Place, find
+from ..names import Place, check_native, find
 from ..params import InputError, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.description import describe
@@ -50,17 +50,39 @@ def load(
     """The target of a name, or of a transformers model in memory; arguments and errors are those of `outrider.load`."""
     check_weights(weights)
     if in_memory(model):
+        if weights != "full":
+            raise InputError(f"weights={weights} is for models that are loaded by name; leave it out")
         return _by_torch(model, None, dtype, device, exact, trust_remote_code, compile, options)
     place = find(model)
-    ours = weights == "full" and device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
+    if weights == "native":
+        check_native(place)
+    if weights != "full":
+        device = check_integers(weights, device, dtype, compile)
+    ours = device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
     if ours and not options and (files := readable(place, device)) is not None:
         with ThreadPoolExecutor(1) as beside:  # a vocabulary takes about as long as the weights
             reading = beside.submit(load_tokenizer, files.place)
-            target = NativeTarget(files, place.dtype if dtype == "auto" else dtype)
+            target = NativeTarget(files, place.dtype if dtype == "auto" else dtype, weights)
             tokenizer = reading.result()
         target.stock = partial(_stock, place)
         return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
+    if weights != "full":
+        raise InputError(
+            f"{weights} weights are for llama, mistral, qwen2, qwen3 and smollm3 on x86 processors with AVX2, without "
+            f"options of transformers; leave weights out for {place}"
+        )
     return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options)
+
+
+def check_integers(weights: str, device: str, dtype: str, compile: bool | None) -> str:
+    """Refuse what integer products cannot be combined with. Returns the device."""
+    if device not in ("auto", "cpu"):
+        raise InputError(f"{weights} weights are for CPUs; choose full weights, or the device cpu instead of {device}")
+    if dtype not in PRECISIONS:
+        raise InputError(f"{weights} weights need bfloat16 or float32 beside them, not {dtype}; leave the dtype out")
+    if compile is False:
+        raise InputError(f"{weights} weights are for compiled passes; leave compile=False out, or choose full weights")
+    return "cpu"
 
 
 def readable(place: Place, device: str = "auto") -> Checkpoint | None:

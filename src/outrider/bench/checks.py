@@ -113,7 +113,7 @@ def logits(llm: LLM, ids: Sequence[int], new: Sequence[int]) -> np.ndarray:
     A target whose own passes are not the stock model's (quantised weights) makes them itself, and so does one that has
     no stock model here.
     """
-    if find_spec("torch") is None or getattr(llm.target, "whole", False) or (model := llm.target.model) is None:
+    if find_spec("torch") is None or llm.target.integers or (model := llm.target.model) is None:
         return own_logits(llm.target, ids, new)
     import torch
 

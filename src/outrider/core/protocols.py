@@ -127,6 +127,7 @@ class Target(Protocol):
     kernels: str = ""  # which compiled code computes its passes: other code takes other times
     tensors: bool = False  # do `embed` and `head` take and give torch tensors, or arrays?
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
+    integers: bool = False  # are its products of integers (int8 activations)? Its distributions differ a little then
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
 
     @property

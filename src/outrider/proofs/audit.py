@@ -118,10 +118,8 @@ def audit(
     """
     if not hasattr(llm.target, "model") or llm.target.model.config.is_encoder_decoder:
         raise InputError("the audit knows decoder-only models; name one")
-    if llm.target.whole:
-        raise InputError(
-            "the audit's yardstick is the stock model, which has full weights; leave weights out, or compile=False"
-        )
+    if llm.target.integers:
+        raise InputError("the audit's yardstick is the stock model, which has full weights; leave weights out")
     if samples < LEAST_SAMPLES:
         raise InputError(f"samples must be at least {LEAST_SAMPLES}, not {samples}")
     if minutes is not None and not minutes > 0:

@@ -22,7 +22,6 @@ from torch import nn
 
 from .. import drafters, files
 from ..backends.torch import HFTarget
-from ..backends.torch.packed import PACKED
 from ..backends.torch.products import hastened
 from ..params import InputError, Interrupted
 from . import checkpoint, objectives
@@ -231,8 +230,6 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shar
         raise InputError("medusa2 changes the target, and compiled passes do not follow; load it with native=False")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
-    if target.whole or any(isinstance(module, PACKED) for module in target.model.modules()):
-        raise InputError("drafters are trained for the full weights, and draft for packed ones too; leave weights out")
     if hastened(target.model):
         raise InputError(
             "no gradient passes through this target's products; load it with load_target(..., training=True)"

@@ -32,7 +32,7 @@ def _ffi() -> Any:
 
 ffi = _ffi()
 NULL, ADDRESS = ffi.NULL, ffi.typeof("void *")
-PLAIN, Q4, Q8, BF12, W4A8, W8A8 = (ffi.integer_const(kind) for kind in ("PLAIN", "Q4", "Q8", "BF12", "W4A8", "W8A8"))
+PLAIN, Q4, Q8, BF12, INTEGER = (ffi.integer_const(kind) for kind in ("PLAIN", "Q4", "Q8", "BF12", "INTEGER"))
 BLOCK_WEIGHTS: int = ffi.integer_const("BLOCK_WEIGHTS")
 MAX_HEAD_DIM: int = ffi.integer_const("MAX_HEAD_DIM")
 MAX_FED_PAIRS: int = ffi.integer_const("MAX_FED_PAIRS")

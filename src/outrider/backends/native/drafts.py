@@ -19,14 +19,14 @@ from ...core.price import Price
 from ...core.protocols import Round
 from ...core.sampling import POOL, POOLED
 from ...core.types import Array, Budget, DraftTree, Rows
-from .abi import BLOCK_WEIGHTS, NULL, PLAIN, Q8, W8A8, Library, Pointer, Struct, address, struct
+from .abi import INTEGER, NULL, PLAIN, Library, Pointer, Struct, address, struct
 from .arrays import doubles, floats, integers, seeds
-from .pages import fresh
-from .weights import Matrix, widened
+from .pages import aligned, fresh
+from .weights import Q8_0, Matrix, widened
 from .workspace import Workspace
 
 STEP = 32  # what widths are multiples of
-HALVES = [0, 1, 4, 5], [2, 3, 6, 7]  # of eight rows, as integer products have them in a vector
+F32 = 0  # its number among GGUF's kinds
 
 
 def float32(values: Array) -> Array:
@@ -35,40 +35,15 @@ def float32(values: Array) -> Array:
 
 
 def matrix(weight: Array, code: Library) -> Matrix:
-    """A drafter's matrix [outputs, inputs]: rounded to eight bits where this build has integer products or opens
-    blocks, else as it is. Integer products round activations too, which is no harm: drafts need not be exact."""
-    if not code.integer_products and not code.block_lanes:
+    """A drafter's matrix [outputs, inputs], rounded to int8 in builds for bfloat16. Products of integers round
+    activations too, which is no harm: drafts need not be exact."""
+    if not code.bf16_weights:
         return Matrix(PLAIN, np.ascontiguousarray(weight))
-    blocks = float32(weight).reshape(len(weight), -1, BLOCK_WEIGHTS)
-    scales = np.maximum(np.abs(blocks).max(-1) / np.float32(127), np.float32(1e-7)).astype(np.float16)
-    numbers = np.rint(blocks / scales[..., None].astype(np.float32)).clip(-127, 127)
-    made = _rows_of_eight if code.integer_products else _rows_of_four
-    with np.errstate(invalid="ignore"):  # weights that are NaN draft nothing
-        return made(numbers.astype(np.int8), scales)
-
-
-def _rows_of_eight(numbers: Array, scales: Array) -> Matrix:
-    """As integer products read them: rows lie in eights, and rows of zeros complete the last eight."""
-    eights = _side_by_side(numbers, 8)  # [o / 8, 8, blocks, 32]
-    parts = eights.reshape(*eights.shape[:3], 4, 8).transpose(0, 2, 3, 1, 4)  # [o / 8, blocks, vector, row, 8]
-    own = np.concatenate([parts[..., half, :].reshape(*parts.shape[:3], -1) for half in HALVES], 2)
-    return _joined(W8A8, own, _side_by_side(scales, 8).transpose(0, 2, 1))
-
-
-def _rows_of_four(numbers: Array, scales: Array) -> Matrix:
-    """As products open them: rows lie in fours."""
-    return _joined(Q8, _side_by_side(numbers, 4).transpose(0, 2, 1, 3), _side_by_side(scales, 4).transpose(0, 2, 1))
-
-
-def _joined(kind: int, numbers: Array, scales: Array) -> Matrix:
-    parts = [np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in (numbers, scales)]
-    return Matrix(kind, np.ascontiguousarray(np.concatenate(parts, 1)))
-
-
-def _side_by_side(rows: Array, count: int) -> Array:
-    """So many rows side by side: [o, ...] -> [o / count, count, ...]."""
-    rows = np.concatenate([rows, np.zeros((-len(rows) % count, *rows.shape[1:]), rows.dtype)])
-    return rows.reshape(-1, count, *rows.shape[1:])
+    rows, width = weight.shape
+    own, room = np.ascontiguousarray(float32(weight)), aligned((code.int8_bytes(Q8_0, rows, width),), np.uint8)
+    if not code.pack_int8(F32, address(own), rows, width, NULL, 1, address(room), 1):
+        return Matrix(PLAIN, np.ascontiguousarray(weight))  # weights that are NaN draft nothing
+    return Matrix(INTEGER + Q8_0, room)
 
 
 class Pairs(NamedTuple):

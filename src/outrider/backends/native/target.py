@@ -37,6 +37,7 @@ class NativeTarget(Target):
     Args:
         checkpoint: its files.
         dtype: "auto" (bfloat16 for files of that or of quantised weights, else float32), "bfloat16" or "float32".
+        way: how weights are kept: "full"; "native" or "int8" for integer products (`weights.load`).
 
     Raises:
         InputError: the model, its files or this machine are not supported, or its logits are NaN.
@@ -46,7 +47,7 @@ class NativeTarget(Target):
     ragged = True
     stock: Callable[[], Any] | None = None  # makes the stock transformers model
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto"):
+    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", way: str = "full"):
         self.checkpoint, made = checkpoint, checkpoint.description
         halves, rest = _precisions(checkpoint.kept_in, dtype)
         code = library("bfloat16" if halves else "float32", rest)
@@ -56,7 +57,7 @@ class NativeTarget(Target):
         self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
         self.layers, self.precision = len(made.layers), rest
         self.forward = Forward(
-            code, weights.load(checkpoint, code, halves), made.rope, made.context, rest == "bfloat16"
+            code, weights.load(checkpoint, code, halves, way), made.rope, made.context, rest == "bfloat16"
         )
         self.walk, self.lock, self.kernels, self.halves = Walk(code), RLock(), NAMES[code], halves
         (read,) = self.open(2).prefill([[self.vocab // 2] * 2])
@@ -92,8 +93,15 @@ class NativeTarget(Target):
     @property
     def arithmetic(self) -> str:
         """Its precision, and how its weights are kept where that is another one."""
+        if kinds := self.forward.weights.integers:
+            return f"{self.precision} with integer products ({', '.join(kinds)})"
         mixed = self.halves and self.precision == "float32"
         return f"{self.precision} with 16-bit weights" if mixed else self.precision
+
+    @property
+    def integers(self) -> bool:  # type: ignore[override]
+        """See `Target.integers`."""
+        return bool(self.forward.weights.integers)
 
     @property
     def config_dict(self) -> Mapping[str, Any]:
@@ -151,13 +159,13 @@ class NativeTarget(Target):
         return self.walk(question)
 
 
-def load(place: str | Path, dtype: str = "auto") -> NativeTarget:
+def load(place: str | Path, dtype: str = "auto", way: str = "full") -> NativeTarget:
     """The target of a .gguf file or of a folder of safetensors.
 
     Raises:
         InputError: in one sentence, why it cannot be had.
     """
-    return NativeTarget(open_checkpoint(place), dtype)
+    return NativeTarget(open_checkpoint(place), dtype, way)
 
 
 def _precisions(kept_in: str, dtype: str) -> tuple[bool, str]:

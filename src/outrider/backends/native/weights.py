@@ -5,10 +5,14 @@ Matrices whose blocks this build reads keep their blocks, in the kernels' order;
 where the build has that) or float32. The weights are the numbers that the file's own reader makes, rounded to bfloat16
 where the model computes in it. Of every matrix in blocks a sample of rows is compared with these at load, bit for bit.
 A matrix that differs, or has a scale that its blocks cannot keep, is read as numbers.
+
+With `weights` native or int8, matrices are multiplied as integers (`c/gemm/int8.h`) where they can be: by the quants of
+their own blocks, or rounded to int8.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,13 +23,17 @@ import numpy as np
 from ...core.types import Array
 from ...machine import threads
 from ...params import InputError
-from .abi import BF12, BLOCK_WEIGHTS, PLAIN, Library, Struct, address, ffi, struct
+from .abi import BF12, BLOCK_WEIGHTS, INTEGER, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
 from .description import Description, LayerOptions
+from .files import KINDS
 from .model import Parameter
 from .pages import aligned, stretch
 
 SAMPLE = 4  # fours of rows of a matrix that are compared
+PANEL = 16  # rows that lie together for integer products
+Q8_0 = 8  # its number among GGUF's kinds
+logger = logging.getLogger(__name__)
 OTHERS, OTHER = 4, 32  # BF12: at most one block of so many has upper bytes of its own, which take so many bytes
 
 
@@ -62,6 +70,12 @@ class Weights:
     def bytes(self) -> int:
         """What a pass reads of weights."""
         return sum(one.data.nbytes for one in self.kept if isinstance(one, Matrix))
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """The kinds that are multiplied as integers."""
+        numbers = {one.kind - INTEGER for one in self.kept if isinstance(one, Matrix) and one.kind >= INTEGER}
+        return tuple(sorted(KINDS[number].name for number in numbers))
 
 
 @dataclass(frozen=True)
@@ -147,19 +161,26 @@ def vector(code: Library, one: Parameter, halves: bool) -> Array:
     return (widened(made) if halves else made).reshape(-1)
 
 
-def load(checkpoint: Checkpoint, code: Library, halves: bool) -> Weights:
+def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full") -> Weights:
     """The weights of a model.
 
     Args:
         checkpoint: its files.
         code: the compiled pass.
         halves: does the model compute with bfloat16 weights? Else float32.
+        way: "full"; "native" or "int8": products of integers, with the quants of the file's own blocks, or with weights
+            rounded to int8. Matrices that have no such form stay full, which is logged.
+
+    Raises:
+        InputError: no matrix has such a form.
     """
     made = checkpoint.description
-    loader = _Loader(code, halves, {name: checkpoint.parameters[name] for name, _ in made.shapes()})
+    loader = _Loader(code, halves, {name: checkpoint.parameters[name] for name, _ in made.shapes()}, way)
     table = checkpoint.parameters["model.embed_tokens.weight"]
     head = table if made.tied else checkpoint.parameters["lm_head.weight"]
     matrices = loader.matrices([*loader.layer_matrices(made), head])
+    if way != "full":
+        loader.report([*loader.layer_matrices(made), head], matrices, checkpoint)
     kept: list[Any] = list(matrices)
     layers = ffi.new("Layer[]", len(made.layers))
     for i, (layer, options) in enumerate(zip(layers, made.layers, strict=True)):
@@ -182,6 +203,7 @@ PROJECTIONS = (
     ("q", "self_attn.q_proj"), ("k", "self_attn.k_proj"), ("v", "self_attn.v_proj"), ("o", "self_attn.o_proj"),
     ("gate", "mlp.gate_proj"), ("up", "mlp.up_proj"), ("down", "mlp.down_proj"),
 )  # fmt: skip
+GATE = 4  # its place among these; behind it stands `up`
 NORMS = (
     ("attention_norm", "input_layernorm.weight"), ("mlp_norm", "post_attention_layernorm.weight"),
     ("q_norm", "self_attn.q_norm.weight"), ("k_norm", "self_attn.k_norm.weight"),
@@ -193,6 +215,7 @@ class _Loader:
     code: Library
     halves: bool
     parameters: dict[str, Parameter]
+    way: str = "full"
     copies: list[tuple[Array, Parameter]] = field(default_factory=list)
 
     def layer_matrices(self, made: Description) -> Iterator[Parameter]:
@@ -218,12 +241,25 @@ class _Loader:
         order = sorted(range(len(rooms)), key=lambda i: -len(rooms[i]))
         with ThreadPoolExecutor(threads()) as pool:
             made = dict(zip(order, pool.map(lambda i: self.matrix(parameters[i], rooms[i]), order), strict=True))
+        for gate in range(GATE, len(rooms) - 1, len(PROJECTIONS)):  # both halves of a gated layer read the same rows
+            if (made[gate].kind >= INTEGER) != (made[gate + 1].kind >= INTEGER):
+                made |= {i: self.full(parameters[i]) for i in (gate, gate + 1)}
         return [made[i] for i in range(len(rooms))]
 
     def matrix(self, one: Parameter, room: Array) -> Matrix:
         """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
         if self.in_place(one):
             return Matrix(PLAIN, one.tensor.data)
+        if not self.int8_size(one):
+            return self.full(one, room)
+        made = self.integers(one, room)
+        one.tensor.forget()
+        return self.full(one) if made is None else made
+
+    def full(self, one: Parameter, room: Array | None = None) -> Matrix:
+        """The same of all its bits, in `room` or in memory of its own."""
+        if room is None:
+            (room,) = stretch([self.full_size(one)])
         made = self.blocks(one, room) or self.plain(one, room)
         one.tensor.forget()
         return made
@@ -242,8 +278,55 @@ class _Loader:
 
     def size(self, one: Parameter) -> int:
         """Bytes that a matrix takes in the stretch."""
-        if self.in_place(one):
+        return 0 if self.in_place(one) else self.int8_size(one) or self.full_size(one)
+
+    def int8_size(self, one: Parameter) -> int:
+        """Bytes of a matrix for integer products; 0: it has no such form."""
+        if self.way == "full":
             return 0
+        kind = Q8_0 if self.way == "int8" else one.tensor.kind.number
+        return int(self.code.int8_bytes(kind, *one.tensor.shape))
+
+    def integers(self, one: Parameter, room: Array) -> Matrix | None:
+        """A matrix for integer products; None where it has no such form."""
+        if not self.int8_size(one):
+            return None
+        rows, width = one.tensor.shape
+        place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
+        own = one.tensor.kind.number, address(one.tensor.data), rows, width, address(place)
+        made = Matrix(int(self.code.pack_int8(*own, int(self.way == "int8"), address(room), 1)), room)
+        return None if made.kind == PLAIN or (self.way == "native" and not self.integers_agree(made, one)) else made
+
+    def integers_agree(self, made: Matrix, one: Parameter) -> bool:
+        """Are the weights of the first and the last panel those of the file?"""
+        rows, width = one.tensor.shape
+        panels = made.data.reshape(-(-rows // PANEL), -1)
+        for panel in {0, len(panels) - 1}:
+            index = np.arange(PANEL * panel, min(rows, PANEL * (panel + 1)))
+            own, read = panels[panel], aligned((len(index), width))
+            sample = Matrix(made.kind, own).struct
+            self.code.unpack_int8(ffi.addressof(sample), *read.shape, address(read))
+            if not np.array_equal(read, numbers(self.code, one, False, index, workers=1)):
+                return False
+        return True
+
+    def report(self, parameters: Sequence[Parameter], matrices: Sequence[Matrix], checkpoint: Checkpoint) -> None:
+        """Say which matrices have no integer form; refuse a model that has none."""
+        full = [one for one, made in zip(parameters, matrices, strict=True) if made.kind < INTEGER]
+        kinds = " and ".join(sorted({one.tensor.kind.name for one in full}))
+        if len(full) == len(matrices):
+            raise InputError(
+                f"{checkpoint.place} keeps its weights as {kinds}, which have no form for {self.way} weights; choose "
+                + ("full" if self.way == "int8" else "int8 or full")
+            )
+        if full:
+            logger.warning(
+                "%d of the %d matrices of %s (%s) have no form for %s weights and stay full",
+                len(full), len(matrices), checkpoint.place.name, kinds, self.way,
+            )  # fmt: skip
+
+    def full_size(self, one: Parameter) -> int:
+        """The same where it is not multiplied as integers."""
         rows, width = one.tensor.shape
         if each := self.each(one):
             return each * (rows + -rows % 4)

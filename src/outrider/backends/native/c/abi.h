@@ -11,8 +11,9 @@
    points to belongs to the caller, and must live until the call returns. */
 
 /* Kinds of matrices (`formats/layout.h`): weights as they are; in blocks of BLOCK_WEIGHTS, opened to floating-point numbers by
-   the product (BF12: bfloat16 numbers in twelve bits); or multiplied as integers with activations of eight bits. */
-enum { PLAIN, Q4, Q8, BF12, W4A8, W8A8, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K };
+   the product (BF12: bfloat16 numbers in twelve bits). INTEGER and a GGUF kind: that kind's quants, which are multiplied
+   by activations rounded to int8 (`formats/int8.h`). */
+enum { PLAIN, Q4, Q8, BF12, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K, INTEGER = 256 };
 
 #define BLOCK_WEIGHTS 32 /* weights of a block */
 #define MAX_HEAD_DIM 256 /* of an attention head */
@@ -21,7 +22,7 @@ enum { PLAIN, Q4, Q8, BF12, W4A8, W8A8, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K };
 
 /* y = x W^T. */
 typedef struct {
-    const void *data; /* rows, one for each output; in blocks, four rows (W4A8, W8A8: eight) lie together */
+    const void *data; /* rows, one for each output; in blocks, four rows lie together (INTEGER: sixteen) */
     int64_t kind;
 } Matrix;
 
@@ -249,7 +250,7 @@ typedef struct {
 
 /* What a build can do. */
 extern const int64_t block_lanes; /* lanes for which it opens blocks: 8 or 16; 0: it opens none */
-extern const int64_t integer_products; /* 1: it multiplies W4A8 and W8A8 */
+extern const int64_t bf16_weights; /* 1: weights are bfloat16; 0: float32 */
 
 /* Bytes of scratch for each thread of a pass over `rows`, whose widest product has so many inputs. */
 int64_t scratch_bytes(int64_t rows, int64_t width);
@@ -300,8 +301,21 @@ int64_t pack_bf12(
     const weight_t *from, int64_t outputs, int64_t width, char *to, void *others, int64_t capacity, int64_t threads
 );
 
-/* y = x W^T. `activations`: workspace, of x's shape; `scratch`: workspace, `scratch_bytes` for each thread. Where
-   `integer_products` is 1. */
+/* Bytes of a matrix of a GGUF kind for integer products; 0: the kind has none, or not at this width. */
+int64_t int8_bytes(int64_t kind, int64_t rows, int64_t width);
+
+/* Rows of a GGUF kind for integer products: their own quants, or with `rounded` their weights rounded to Q8_0 (to which
+   `int8_bytes` refers then). `order`: as of `dequantise`. Returns the matrix's kind; PLAIN where a scale is not
+   finite or float16 does not hold it. */
+int64_t pack_int8(
+    int64_t kind, const uint8_t *from, int64_t rows, int64_t width, const int64_t *order, int64_t rounded, char *to,
+    int64_t threads
+);
+
+/* The weights of a matrix for integer products, float32 [rows, width]. */
+void unpack_int8(const Matrix *matrix, int64_t rows, int64_t width, float *to);
+
+/* y = x W^T. `activations`: workspace, of x's shape; `scratch`: workspace, `scratch_bytes` for each thread. */
 void multiply(
     const Matrix *matrix, const float *x, int64_t rows, int64_t width, int64_t outputs, float *y, int64_t threads,
     act_t *activations, char *scratch

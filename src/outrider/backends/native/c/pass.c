@@ -3,7 +3,7 @@
    it. */
 
 #include "block.h"
-#include "formats/gguf.h"
+#include "formats/int8.h"
 #include "forward.h"
 #include "growth.h"
 #include "hydra.h"
@@ -26,8 +26,8 @@ const int64_t block_lanes = LANES;
 #else
 const int64_t block_lanes = 0;
 #endif
-#if defined(BF16_WEIGHTS) && !defined(AMX)
-const int64_t integer_products = 1;
+#ifdef BF16_WEIGHTS
+const int64_t bf16_weights = 1;
 #else
-const int64_t integer_products = 0;
+const int64_t bf16_weights = 0;
 #endif

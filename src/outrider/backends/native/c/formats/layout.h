@@ -24,12 +24,7 @@
    lowest ones; 32 is taken off each quant, and there is no minimum, but a scale for each sixteen. Q3K: as Q4, with
    scale and minimum for each sixteen. IQ4: quants stand for the values of a table. Kinds with K have superblocks:
    their scales and minima are signed bytes, in the order of `load_scales`; before those of 256 weights stand eight
-   float16, by which those of each row are multiplied.
-
-   W4A8, W8A8: four and eight bits for integer products (`gemm/int8.h`), in builds without tiles. Rows lie in eights: a
-   block has eight vectors, four with eight quants each of rows 0, 1, 4 and 5, and four of rows 2, 3, 6 and 7. Of four
-   bits two vectors share their bytes, the first one's quants in the lower bits. Behind all blocks lie eight scales for
-   each, and of four bits eight minima. */
+   float16, by which those of each row are multiplied. Kinds for integer products: `int8.h`. */
 
 #ifndef OUTRIDER_LAYOUT_H
 #define OUTRIDER_LAYOUT_H
@@ -38,7 +33,7 @@
 
 #define SUPERBLOCK 256 /* weights */
 
-#define IS_INTEGER(kind) ((kind) == W4A8 || (kind) == W8A8)
+#define IS_INTEGER(kind) ((kind) >= INTEGER)
 #define HAS_SUPERBLOCKS(kind) ((kind) == Q4K || (kind) == Q5K || (kind) == Q6K || (kind) == Q3K || (kind) == IQ4K)
 
 /* How the quants of a kind lie; kinds that differ in their scales alone share it. */
@@ -66,7 +61,6 @@
 INLINE int64_t row_bytes(int64_t kind, int64_t width) {
     if (kind == PLAIN) return width * (int64_t)sizeof(weight_t);
     if (kind == BF12) return width / BLOCK_WEIGHTS * 48 + 16;
-    if (IS_INTEGER(kind)) return width / BLOCK_WEIGHTS * (kind == W4A8 ? 20 : 34);
     const int64_t shape = SHAPE(kind), quants = width / BLOCK_WEIGHTS * QUANT_BYTES(shape);
     const int64_t scales = HAS_SUPERBLOCKS(kind) ? width / SUPERBLOCK * (16 + 8 * SCALE_COUNT(shape))
                                                  : width / BLOCK_WEIGHTS * 2 * SCALE_COUNT(shape);

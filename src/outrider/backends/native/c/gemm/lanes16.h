@@ -4,7 +4,6 @@
 #ifndef OUTRIDER_LANES16_H
 #define OUTRIDER_LANES16_H
 
-#include "int8.h"
 #ifdef OPENS_BLOCKS
 #include "../formats/open16.h"
 #endif
@@ -111,9 +110,6 @@ INLINE void multiply_few(
 static void multiply_column(
     const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, Scratch scratch, float *y
 ) {
-#ifdef BF16_WEIGHTS
-    if (IS_INTEGER(w.kind)) return multiply_int8(x, n, width, w, first, last, y);
-#endif
     const char *rows[LANES], *data = w.data;
     const int64_t size = row_bytes(w.kind, width), column = LANES * size, steps = width / MAC_WIDTH;
     const int64_t tiles = n < 3 ? n : n > MAX_ROWS ? (n + TILE_ROWS - 1) / TILE_ROWS * 4 : 4;

@@ -6,7 +6,6 @@
 #ifndef OUTRIDER_LANES8_H
 #define OUTRIDER_LANES8_H
 
-#include "int8.h"
 #ifdef OPENS_BLOCKS
 #include "../formats/open8.h"
 #endif
@@ -193,7 +192,6 @@ static void multiply_column(
     const act_t *x, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, Scratch scratch, float *y
 ) {
 #ifdef BF16_WEIGHTS
-    if (IS_INTEGER(w.kind)) return multiply_int8(x, n, width, w, first, last, y);
     if (w.kind == Q4) return multiply_column_of(Q4, x, n, width, w, first, last, scratch, y);
     if (w.kind == Q8) return multiply_column_of(Q8, x, n, width, w, first, last, scratch, y);
     if (w.kind == BF12) return multiply_column_of(BF12, x, n, width, w, first, last, scratch, y);

@@ -3,6 +3,7 @@
 #ifndef OUTRIDER_MATMUL_H
 #define OUTRIDER_MATMUL_H
 
+#include "int8.h"
 #include "rows.h"
 
 #ifdef AMX
@@ -15,20 +16,14 @@
 
 #ifdef AMX
 /* Of `pack_acts`, or the workspace of `matmul_many`. */
-#define ACTS_BYTES(n, width)                                                                                           \
-    ((n) > 1 ? ((n) > FEWER ? 3 * LANES : PADDED_ROWS(n)) * (width) * (int64_t)sizeof(act_t) : (int64_t)sizeof(act_t))
+#define PACKED_BYTES(n, width)                                                                                         \
+    ((n) > 1 ? ((n) > FEWER ? 3 * LANES : PADDED_ROWS(n)) * (width) * (int64_t)sizeof(act_t) : 0)
 #else
-
-/* Rows of x as `multiply_column` reads them: quantised for integer products. */
-INLINE const act_t *pack_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
-#ifdef BF16_WEIGHTS
-    if (IS_INTEGER(kind)) return quantise_rows(x, n, width, room);
-#endif
-    (void)kind, (void)n, (void)width, (void)room;
+#define PACKED_BYTES(n, width) 0
+INLINE const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *room) {
+    (void)n, (void)width, (void)room;
     return x;
 }
-
-#define ACTS_BYTES(n, width) ((n) * (width) / BLOCK_WEIGHTS * (int64_t)sizeof(Activations))
 INLINE void begin_product(int64_t n) {
     (void)n;
 }
@@ -37,6 +32,26 @@ INLINE void begin_product_few(int64_t n, int64_t few) {
 }
 INLINE void end_product(void) {}
 #endif
+
+#define INT8_BYTES(n, width) ((n) * (width) / BLOCK_WEIGHTS * (int64_t)sizeof(Activations))
+#define ACTS_BYTES(n, width) (PACKED_BYTES(n, width) > INT8_BYTES(n, width) ? PACKED_BYTES(n, width) : INT8_BYTES(n, width))
+
+/* Rows of x as products with a matrix of this kind read them. */
+INLINE const void *prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
+    if (IS_INTEGER(kind)) return quantise_rows(x, n, width, room);
+    return pack_acts(x, n, width, room);
+}
+
+/* The results of `n` prepared rows for the LANES outputs from `first` on, as rows of LANES numbers. Outputs from `last`
+   on are discarded. */
+INLINE void multiply_lanes(
+    const void *acts, int64_t n, int64_t width, Matrix w, int64_t first, int64_t last, Scratch scratch, float *y
+) {
+    if (IS_INTEGER(w.kind))
+        multiply_int8(acts, n, width, w, first, y);
+    else
+        multiply_column(acts, n, width, w, first, last, scratch, y);
+}
 
 /* This thread's share of so many outputs, in full columns. */
 INLINE void column_share(int64_t outputs, const Team *team, int64_t *first, int64_t *last) {
@@ -56,16 +71,16 @@ static void matmul(
     column_share(outputs, team, &first, &last);
     EXPECT(scratch_bytes(n, width) <= team->region->bytes);
 #ifdef AMX
-    if (n > FEWER) return matmul_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add, team);
+    if (n > FEWER && !IS_INTEGER(w.kind)) return matmul_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add, team);
 #endif
     const Scratch scratch = scratch_of(team, width);
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
-        const act_t *acts = pack_acts(w.kind, x + m * width, rows, width, scratch.acts);
+        const void *acts = prepare_acts(w.kind, x + m * width, rows, width, scratch.acts);
         begin_product(rows);
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t count = last - j < LANES ? last - j : LANES;
-            multiply_column(acts, rows, width, w, j, outputs, scratch, results);
+            multiply_lanes(acts, rows, width, w, j, outputs, scratch, results);
             for (int64_t i = 0; i < rows; i++) {
                 float *own = y + (to ? to[m + i] : m + i) * stride + j;
                 const float *from = results + i * LANES;
@@ -95,17 +110,17 @@ static void matmul_gated(
     column_share(outputs, team, &first, &last);
     EXPECT(scratch_bytes(n, width) <= team->region->bytes);
 #ifdef AMX
-    if (n > FEWER) return matmul_gated_many(x, n, width, gate, up, outputs, first, last, y, team);
+    if (n > FEWER && !IS_INTEGER(gate.kind)) return matmul_gated_many(x, n, width, gate, up, outputs, first, last, y, team);
 #endif
     const Scratch scratch = scratch_of(team, width);
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
-        const act_t *acts = pack_acts(gate.kind, x + m * width, rows, width, scratch.acts);
+        const void *acts = prepare_acts(gate.kind, x + m * width, rows, width, scratch.acts);
         begin_product(rows);
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t count = last - j < LANES ? last - j : LANES;
-            multiply_column(acts, rows, width, gate, j, outputs, scratch, gates);
-            multiply_column(acts, rows, width, up, j, outputs, scratch, ups);
+            multiply_lanes(acts, rows, width, gate, j, outputs, scratch, gates);
+            multiply_lanes(acts, rows, width, up, j, outputs, scratch, ups);
             for (int64_t i = 0; i < rows; i++) {
                 const vec_t gated = v_mul(v_silu(v_load(gates + i * LANES)), v_load(ups + i * LANES));
                 act_t part[LANES], *own = y + (m + i) * outputs + j;
@@ -117,7 +132,6 @@ static void matmul_gated(
     }
 }
 
-#if defined(BF16_WEIGHTS) && !defined(AMX)
 typedef struct {
     const Matrix *matrix;
     const act_t *x;
@@ -138,6 +152,5 @@ void multiply(
     run(threads, scratch, scratch_bytes(rows, width), multiply_task,
         &(Multiply){matrix, activations, rows, width, outputs, y});
 }
-#endif
 
 #endif

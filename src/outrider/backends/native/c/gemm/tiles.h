@@ -16,8 +16,7 @@
 
 /* Rows of x as tiles read them: for each sixteen rows and each step, sixteen pairs of all rows. One row stays as it
    is. */
-static const act_t *pack_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
-    (void)kind;
+static const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *room) {
     if (n == 1) return x;
     for (int64_t m = 0; m < n; m += LANES)
         for (int64_t k = 0; k < width; k += MAC_WIDTH) {

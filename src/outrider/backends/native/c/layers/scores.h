@@ -58,7 +58,7 @@ INLINE int64_t slot_of(const BlockView *view, int64_t node, int64_t j) {
    (`begin_product(2)`). */
 static const act_t *pack_queries(act_t *query, int64_t rows, int64_t width, act_t *room) {
     if (rows == 1) memset(query + width, 0, width * sizeof(act_t));
-    return pack_acts(PLAIN, query, rows > 1 ? rows : 2, width, room);
+    return pack_acts(query, rows > 1 ? rows : 2, width, room);
 }
 
 /* Scores of the queries `first` .. `last` - 1 with `count` keys, at most BLOCK, which lie `stride` elements apart:

@@ -1,134 +1,213 @@
-/* Products of 32 int8 at a time, and eight float32 or int32 beside them: AVX2, and VNNI where the processor has it. */
+/* int8 dot products: vectors of LANES int32, each of four bytes (`i8_t`). VNNI where the processor has it, else pairs
+   of products in int16 (`maddubs`). */
 
 #ifndef OUTRIDER_SIMD_INT8_H
 #define OUTRIDER_SIMD_INT8_H
 
 #include "vector.h"
 
-typedef __m256i i8x32_t; /* or sixteen int16, or eight int32 */
-typedef __m256 f32x8_t;
+#if defined(__AVX512VNNI__) && LANES == 16 || defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
+#define VNNI
+#endif
 
-INLINE f32x8_t f8_zero(void) {
-    return _mm256_setzero_ps();
+#if LANES == 16
+
+typedef __m512i i8_t;
+
+INLINE i8_t i8_zero(void) {
+    return _mm512_setzero_si512();
 }
-INLINE f32x8_t f8_set1(float x) {
-    return _mm256_set1_ps(x);
+INLINE i8_t i8_load(const void *p) {
+    return _mm512_loadu_si512(p);
 }
-INLINE f32x8_t f8_mul(f32x8_t a, f32x8_t b) {
-    return _mm256_mul_ps(a, b);
+INLINE UNUSED void i8_store(void *p, i8_t x) {
+    _mm512_storeu_si512(p, x);
 }
-INLINE f32x8_t f8_fma(f32x8_t a, f32x8_t b, f32x8_t c) {
-    return _mm256_fmadd_ps(a, b, c);
+INLINE i8_t i8_set1(int x) { /* in every byte */
+    return _mm512_set1_epi8((char)x);
 }
-INLINE f32x8_t f8_load_f16(const char *p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+INLINE i8_t i8_set_sums(int32_t x) { /* in every int32 */
+    return _mm512_set1_epi32(x);
 }
-INLINE f32x8_t f8_from_i32(i8x32_t x) {
+INLINE i8_t i8_and(i8_t a, i8_t b) {
+    return _mm512_and_si512(a, b);
+}
+INLINE i8_t i8_or(i8_t a, i8_t b) {
+    return _mm512_or_si512(a, b);
+}
+INLINE i8_t i8_shift_right(i8_t x, int bits) { /* of 16-bit words: bits of a byte's neighbour enter it */
+    return _mm512_srli_epi16(x, (unsigned)bits);
+}
+INLINE i8_t i8_shift_left(i8_t x, int bits) {
+    return _mm512_slli_epi16(x, (unsigned)bits);
+}
+INLINE i8_t i8_xor(i8_t a, i8_t b) {
+    return _mm512_xor_si512(a, b);
+}
+INLINE i8_t i8_table(const int8_t values[16]) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values));
+}
+INLINE i8_t i8_lookup(i8_t table, i8_t at) {
+    return _mm512_shuffle_epi8(table, at);
+}
+INLINE vec_t v_from_sums(i8_t x) {
+    return _mm512_cvtepi32_ps(x);
+}
+INLINE vec_t v_load_f16_all(const char *p) {
+    return v_load_f16(p, LANES);
+}
+
+#else
+
+typedef __m256i i8_t;
+
+INLINE i8_t i8_zero(void) {
+    return _mm256_setzero_si256();
+}
+INLINE i8_t i8_load(const void *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+INLINE UNUSED void i8_store(void *p, i8_t x) {
+    _mm256_storeu_si256((__m256i *)p, x);
+}
+INLINE i8_t i8_set1(int x) {
+    return _mm256_set1_epi8((char)x);
+}
+INLINE i8_t i8_set_sums(int32_t x) {
+    return _mm256_set1_epi32(x);
+}
+INLINE i8_t i8_and(i8_t a, i8_t b) {
+    return _mm256_and_si256(a, b);
+}
+INLINE i8_t i8_or(i8_t a, i8_t b) {
+    return _mm256_or_si256(a, b);
+}
+INLINE i8_t i8_shift_right(i8_t x, int bits) {
+    return _mm256_srli_epi16(x, bits);
+}
+INLINE i8_t i8_shift_left(i8_t x, int bits) {
+    return _mm256_slli_epi16(x, bits);
+}
+INLINE i8_t i8_xor(i8_t a, i8_t b) {
+    return _mm256_xor_si256(a, b);
+}
+INLINE i8_t i8_table(const int8_t values[16]) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
+}
+INLINE i8_t i8_lookup(i8_t table, i8_t at) {
+    return _mm256_shuffle_epi8(table, at);
+}
+INLINE vec_t v_from_sums(i8_t x) {
     return _mm256_cvtepi32_ps(x);
 }
-INLINE void f8_store(float *p, f32x8_t x) {
-    _mm256_storeu_ps(p, x);
+INLINE vec_t v_load_f16_all(const char *p) {
+    return v_load_f16(p);
 }
+
+#endif
+
+/* Four bytes in every int32. */
+INLINE i8_t i8_repeat(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return i8_set_sums(four);
+}
+
+#ifdef VNNI
+
+/* Add the products of unsigned bytes and of the four signed ones at `p` to `sum`, four in each int32. */
+INLINE i8_t i8_dot(i8_t sum, i8_t u, const int8_t *p) {
+#if LANES == 16
+    return _mm512_dpbusd_epi32(sum, u, i8_repeat(p));
+#elif defined(__AVX512VNNI__)
+    return _mm256_dpbusd_epi32(sum, u, i8_repeat(p));
+#else
+    return _mm256_dpbusd_avx_epi32(sum, u, i8_repeat(p));
+#endif
+}
+
+#elif LANES == 16
+
+INLINE i8_t i8_add_sums(i8_t a, i8_t b) {
+    return _mm512_add_epi32(a, b);
+}
+INLINE i8_t i8_add_twos(i8_t a, i8_t b) {
+    return _mm512_add_epi16(a, b);
+}
+INLINE i8_t i8_dot_twos(i8_t u, i8_t s) { /* two products in each int16, saturated */
+    return _mm512_maddubs_epi16(u, s);
+}
+INLINE i8_t i8_twos_to_sums(i8_t twos) {
+    return _mm512_madd_epi16(twos, _mm512_set1_epi16(1));
+}
+INLINE i8_t i8_abs(i8_t x) {
+    return _mm512_abs_epi8(x);
+}
+INLINE i8_t i8_sign(i8_t x, i8_t by) { /* -x where `by` is negative */
+    return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(by), _mm512_setzero_si512(), x);
+}
+
+#else
+
+INLINE i8_t i8_add_sums(i8_t a, i8_t b) {
+    return _mm256_add_epi32(a, b);
+}
+INLINE i8_t i8_add_twos(i8_t a, i8_t b) {
+    return _mm256_add_epi16(a, b);
+}
+INLINE i8_t i8_dot_twos(i8_t u, i8_t s) {
+    return _mm256_maddubs_epi16(u, s);
+}
+INLINE i8_t i8_twos_to_sums(i8_t twos) {
+    return _mm256_madd_epi16(twos, _mm256_set1_epi16(1));
+}
+INLINE i8_t i8_abs(i8_t x) {
+    return _mm256_abs_epi8(x);
+}
+INLINE i8_t i8_sign(i8_t x, i8_t by) {
+    return _mm256_sign_epi8(x, by);
+}
+
+#endif
+
+/* Quantising activations, eight float32 at a time. */
+
 #ifdef BF16_ACTS
-INLINE f32x8_t f8_load_acts(const act_t *p) {
+INLINE __m256 f8_load_acts(const act_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 #else
-INLINE f32x8_t f8_load_acts(const act_t *p) {
+INLINE __m256 f8_load_acts(const act_t *p) {
     return _mm256_loadu_ps(p);
 }
 #endif
 
-/* The larger magnitudes, as bits: among these NaN is the largest. */
-INLINE i8x32_t max_magnitude(i8x32_t most, f32x8_t x) {
+/* The largest magnitude of 32; NaN if one of them is: as bits it is the largest. */
+INLINE float largest_magnitude(const __m256 x[4]) {
     const __m256i sign = _mm256_set1_epi32((int)0x80000000);
-    return _mm256_max_epi32(most, _mm256_andnot_si256(sign, _mm256_castps_si256(x)));
-}
-
-INLINE float largest_magnitude(i8x32_t most) {
+    __m256i most = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) most = _mm256_max_epi32(most, _mm256_andnot_si256(sign, _mm256_castps_si256(x[i])));
     __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
     half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
     half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
     return _mm_cvtss_f32(_mm_castsi128_ps(half));
 }
 
-INLINE i8x32_t i8_zero(void) {
-    return _mm256_setzero_si256();
-}
-INLINE i8x32_t i8_load(const void *p) {
-    return _mm256_loadu_si256((const __m256i *)p);
-}
-INLINE void i8_store(void *p, i8x32_t x) {
-    _mm256_storeu_si256((__m256i *)p, x);
-}
-INLINE i8x32_t i8_repeat(const int8_t *p) { /* eight of them */
-    int64_t eight;
-    memcpy(&eight, p, 8);
-    return _mm256_set1_epi64x(eight);
-}
-INLINE i8x32_t i8_low_nibbles(i8x32_t x) {
-    return _mm256_and_si256(x, _mm256_set1_epi8(15));
-}
-INLINE i8x32_t i8_high_nibbles(i8x32_t x) {
-    return i8_low_nibbles(_mm256_srli_epi16(x, 4));
-}
-INLINE i8x32_t i8_abs(i8x32_t x) {
-    return _mm256_abs_epi8(x);
-}
-INLINE i8x32_t i8_sign(i8x32_t x, i8x32_t by) {
-    return _mm256_sign_epi8(x, by);
-}
-
-/* Eight float32 to the nearest int32, ties to even. */
-INLINE i8x32_t i32_round(f32x8_t x) {
-    return _mm256_cvtps_epi32(x);
-}
-
-/* 32 int32 to int8, saturated, in order. */
-INLINE i8x32_t i8_pack(const i8x32_t x[4]) {
+/* 32 float32 times a factor, to the nearest int8, ties to even, in order. `sums`: of the first sixteen and the last. */
+INLINE void round_to_int8(const __m256 x[4], float factor, int8_t *to, int32_t sums[2]) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i all = _mm256_packs_epi16(_mm256_packs_epi32(x[0], x[1]), _mm256_packs_epi32(x[2], x[3]));
-    return _mm256_permutevar8x32_epi32(all, order);
-}
-
-INLINE int i8_sum(i8x32_t x) {
-    const __m256i biased = _mm256_xor_si256(x, _mm256_set1_epi8(-128)); /* x + 128 */
-    const __m256i quarters = _mm256_sad_epu8(biased, _mm256_setzero_si256());
-    const __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
-    return _mm_cvtsi128_si32(halves) + _mm_extract_epi32(halves, 2) - 128 * 32;
-}
-
-/* Add products of unsigned and signed int8 to `sum`: four for each int32, or without VNNI, where `small` says that
-   int16 hold the sums, two for each int16. */
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define SUMS_OF_TWO(small) 0
-INLINE i8x32_t i8_dot(i8x32_t sum, i8x32_t u, i8x32_t s, const int small) {
-    (void)small;
-    return _mm256_dpbusd_epi32(sum, u, s);
-}
-#elif defined(__AVXVNNI__)
-#define SUMS_OF_TWO(small) 0
-INLINE i8x32_t i8_dot(i8x32_t sum, i8x32_t u, i8x32_t s, const int small) {
-    (void)small;
-    return _mm256_dpbusd_avx_epi32(sum, u, s);
-}
-#else
-#define SUMS_OF_TWO(small) (small)
-INLINE i8x32_t i8_dot(i8x32_t sum, i8x32_t u, i8x32_t s, const int small) {
-    const __m256i twos = _mm256_maddubs_epi16(u, s);
-    if (small) return _mm256_add_epi16(sum, twos);
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(twos, _mm256_set1_epi16(1)));
-}
-#endif
-
-/* The sums of eight outputs, in order, from those of `i8_dot` for two times four. */
-INLINE i8x32_t i8_dot_sums(i8x32_t first, i8x32_t second, const int small) {
-    (void)small;
-    const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
-    const __m256i even = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
-    const __m256i odd = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
-    if (!SUMS_OF_TWO(small)) return _mm256_add_epi32(even, odd);
-    return _mm256_madd_epi16(_mm256_add_epi16(even, odd), _mm256_set1_epi16(1));
+    __m256i rounded[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)));
+    const __m256i words = _mm256_packs_epi32(rounded[0], rounded[1]), more = _mm256_packs_epi32(rounded[2], rounded[3]);
+    const __m256i all = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words, more), order);
+    _mm256_storeu_si256((__m256i *)to, all);
+    const __m256i biased = _mm256_xor_si256(all, _mm256_set1_epi8(-128)); /* x + 128 */
+    const __m256i eights = _mm256_sad_epu8(biased, _mm256_setzero_si256());
+    const __m128i first = _mm256_castsi256_si128(eights), last = _mm256_extracti128_si256(eights, 1);
+    sums[0] = _mm_cvtsi128_si32(first) + _mm_extract_epi32(first, 2) - 128 * 16;
+    sums[1] = _mm_cvtsi128_si32(last) + _mm_extract_epi32(last, 2) - 128 * 16;
 }
 
 #endif
