@@ -1,8 +1,8 @@
-"""Hydra's heads in compiled code: their trees are those of tensors."""
+"""Hydra's heads in compiled code: their logits are those of tensors, their trees those of single steps."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from grown_world import (
     BUDGETS,
     PROMPTS,
     Given,
-    candidates_are_alike,
     harmless_without_numbers,
     same,
     texts_are_plain,
@@ -21,11 +20,12 @@ from grown_world import (
 
 import outrider
 from outrider.backends.native import library as native
+from outrider.backends.torch.tensors import array, embed
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import hydra
 from outrider.drafters._growth import Growth
-from outrider.drafters.hydra import HydraDrafting
-from outrider.nets.layer import LayerShape
+from outrider.drafters.hydra import CompiledHydra, CompiledHydraDrafting
+from outrider.nets.configs import LayerShape
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
@@ -34,17 +34,8 @@ HALF, WHOLE = torch.bfloat16, torch.float32
 LAYER = LayerShape(64, 4, 2, 16, 96, 64)  # of Hydra++
 
 
-def made(
-    vocab: int,
-    drafted: int,
-    dtype: torch.dtype,
-    growth: Growth | None = None,
-    halves: bool = False,
-    spoilt: bool = False,
-    **more: Any,
-) -> outrider.LLM:
-    """A tiny random model with heads of random weights."""
-    target = compiled(vocab, dtype, halves)
+def network(vocab: int, drafted: int, spoilt: bool = False, **more: Any) -> Any:
+    """Heads of random weights."""
     torch.manual_seed(0)
     net = hydra.HydraNet(hydra.HydraConfig(vocab, 64, 4, draft_vocab=drafted, **more))
     with torch.no_grad():
@@ -52,6 +43,14 @@ def made(
             parameter.copy_(torch.full_like(parameter, float("nan")) if spoilt else torch.randn(parameter.shape) * 0.3)
         if drafted:
             net.d2t.copy_(torch.randperm(vocab)[:drafted].sort().values - torch.arange(drafted))
+    return net
+
+
+def made(
+    vocab: int, drafted: int, dtype: torch.dtype, growth: Growth | None = None, halves: bool = False, **more: Any
+) -> outrider.LLM:
+    """A tiny random model with heads of random weights."""
+    target, net = compiled(vocab, dtype, halves), network(vocab, drafted, **more)
     drafter = hydra.drafter(net.to(dtype), target, growth or Growth(depth=4, top_k=4, scale=1.5))
     return outrider.LLM(target, None, drafter, "tiny", "hydra", frozenset({3}))
 
@@ -60,31 +59,28 @@ def made(
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     """Every proposal is made both ways; those of the compiled code are kept."""
     trees: list[DraftTree] = []
-    whole = HydraDrafting.propose
+    whole = CompiledHydraDrafting.propose
 
-    def both(self: HydraDrafting, rows: Rows, budget: Budget) -> DraftTree:
+    def both(self: CompiledHydraDrafting, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
-        assert drafter.compiled is not None
+        assert drafter.growth.quick(rows, budget) is not None
         tree = whole(self, rows, budget)
-        self.drafter = replace(drafter, compiled=None)
-        right = whole(self, rows, budget)
-        self.drafter = drafter
+        names, vocab = drafter.compiled.names, drafter.vocab
+        right, _ = drafter.growth.propose(rows, self._first(rows), self._step, budget, names, vocab)
         same(tree, right)
         trees.append(tree)
         return tree
 
-    monkeypatch.setattr(HydraDrafting, "propose", both)
+    monkeypatch.setattr(CompiledHydraDrafting, "propose", both)
     return trees
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("budget", list(BUDGETS))
-def test_trees_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
-    """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones; Hydra++."""
-    for vocab, drafted, more in (
-        (97, 0, {}), (97, 50, {"prefix": True, "layer": LAYER}), (6000, 5000, {}),
-    ):  # fmt: skip
-        llm = made(vocab, drafted, WHOLE, **more)
+def test_trees_are_those_of_single_steps(budget: str, temperature: float, compared: list[DraftTree]) -> None:
+    """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones."""
+    for vocab, drafted in ((97, 0), (97, 50), (6000, 5000)):
+        llm = made(vocab, drafted, WHOLE)
         llm.generate(
             PROMPTS, max_new_tokens=14, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
         )
@@ -108,17 +104,33 @@ def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dt
     texts_are_plain(made(97, 50, dtype), temperature)
 
 
-@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, True)])
-def test_rounded_weights_give_the_candidates_of_tensors_nearly(dtype: torch.dtype, halves: bool) -> None:
-    def in_tensors(drafting: HydraDrafting) -> HydraDrafting:
-        return HydraDrafting(replace(drafting.drafter, compiled=None), drafting.feature)
+@torch.no_grad()
+@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, False), (WHOLE, True)])
+def test_logits_are_those_of_the_network(dtype: torch.dtype, halves: bool) -> None:
+    """Of the roots, and of nodes with different parents."""
+    target, net = compiled(97, dtype, halves), network(97, 50).to(dtype)
+    drafter = hydra.drafter(copy.deepcopy(net), target, Growth())
+    assert isinstance(drafter, CompiledHydra)
+    features, tokens = torch.randn(2, 64).to(dtype), torch.randint(97, (2, 6))
+    parents = torch.tensor([[0, 0, 0, 2, 1, 2], [0, 0, 0, 1, 1, 2]])
+    for layer, since, nodes in ((0, 0, 1), (1, 1, 3), (2, 3, 6)):
+        given = array(features), tokens[:, :nodes].numpy(), parents[:, :nodes].numpy()
+        found = drafter.compiled.step(*given, since, layer)
+        for row in range(2):
+            for i, node in enumerate(range(since, nodes)):
+                path = [node]
+                while path[0]:
+                    path.insert(0, int(parents[row, path[0]]))
+                right = net(layer, features[row], embed(target, tokens[row, path])).float().numpy()
+                apart = abs(found[row, i] - right).max() / abs(right).max()
+                assert apart < (1e-5 if dtype == WHOLE and not halves else 0.05), "weights of eight bits"
 
-    candidates_are_alike(made(97, 50, dtype, halves=halves), HydraDrafting, in_tensors)
 
-
-def test_heads_of_two_blocks_stay_in_tensors() -> None:
-    drafter: Any = made(97, 50, WHOLE, layers=2).drafter
-    assert drafter.compiled is None
+@pytest.mark.parametrize("more", [{"layers": 2}, {"prefix": True, "layer": LAYER}], ids=["blocks", "prefix"])
+def test_what_the_code_does_not_know_stays_in_tensors(more: dict[str, Any]) -> None:
+    llm = made(97, 50, WHOLE, **more)
+    assert not isinstance(llm.drafter, CompiledHydra)
+    texts_are_plain(llm, 1.0)
 
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from bits import text_of
 
 import outrider
@@ -114,31 +112,6 @@ def late_and_at_once(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None
     assert found[0] == found[1]
     assert len({len(tokens) for tokens, _, _ in found[0]}) > 2, "rows end at different times"
     assert sum(accepted for _, _, accepted in found[0]) > 0
-
-
-@torch.no_grad()
-def candidates_are_alike(llm: outrider.LLM, kind: Any, in_tensors: Callable[[Any], Any]) -> None:
-    """With rounded weights most nodes are those of tensors. `kind`: of drafting; `in_tensors`: one of the same state
-    that goes its own way."""
-    hits, total = 0, 0
-    whole = kind.propose
-
-    def both(self: Any, rows: Rows, budget: Budget) -> DraftTree:
-        nonlocal hits, total
-        assert self.drafter.compiled is not None
-        other = in_tensors(self)
-        tree: DraftTree = whole(self, rows, budget)
-        right = whole(other, rows, budget)
-        for row in range(len(rows)):
-            found, wanted = valued(tree, row).keys(), valued(right, row).keys()
-            hits, total = hits + len(found & wanted), total + len(wanted)
-        return tree
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "propose", both)
-        llm.generate(PROMPTS, max_new_tokens=16, temperature=0.0, batch_size=3, budget=Given(Budget(16, 4)))
-    assert total > 100
-    assert hits >= 0.8 * total
 
 
 def harmless_without_numbers(llm: outrider.LLM) -> None:

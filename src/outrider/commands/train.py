@@ -128,8 +128,6 @@ def train(
         device=device,
         trust_remote_code=trust_remote_code,
         processes=target_parallel,
-        training=True,
-        native=False if method == "medusa2" else None,  # whose target changes
     )
     found = loop.train(target, documents, out, recipe, shard=shard, quiet=as_json)
     if int(os.environ.get("RANK", 0)):  # the first of several processes speaks for all

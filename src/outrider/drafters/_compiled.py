@@ -39,6 +39,17 @@ def code_for(target: Target, precision: str) -> Library | None:
     return library(precision, precision) if precision in ("bfloat16", "float32") else None
 
 
+def last_features(round: Round, before: Array | None) -> Array:
+    """The final hidden state [b, h] of each row's last committed token; that of `before` where this round committed
+    none."""
+    features = round.output.features[-1]
+    made: Array = features[range(len(round.paths)), [path[-1] if path else 0 for path in round.paths]]
+    kept = [row for row, path in enumerate(round.paths) if not path]
+    if before is not None and kept:
+        made[kept] = before[kept]
+    return made
+
+
 @dataclass
 class PairDrafting(Drafting):
     """The state of a compiled drafter that reads pairs of features and tokens."""

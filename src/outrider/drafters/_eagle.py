@@ -10,20 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..backends.native.grow import Eagle, EagleParts, eagle
 from ..backends.torch import vocabulary
-from ..backends.torch.compiled import embeddings
-from ..backends.torch.products import freeze
-from ..backends.torch.recorded import Recorded
-from ..backends.torch.tensors import array
 from ..core.protocols import Drafter, Target
-from ..nets.configs import INPUTS, EagleConfig
+from ..nets.configs import EagleConfig
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, Store
 from ..nets.network import Network
-from . import _heads, _weights
-from ._compiled import CompiledEagle, code_for
-from ._features import FeatureDrafting, loader, recorded
+from . import _eagles, _heads, _weights
+from ._features import FeatureDrafting, loader
 from ._growth import STATIC, Growth
 
 
@@ -80,7 +74,6 @@ class EagleDrafter(Drafter):
     head: Callable[[Tensor], Tensor]  # of the draft vocabulary, taken from the target's
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
-    recorded: Recorded | None = None  # its steps, where the target's passes are recorded
 
     @property
     def scale(self) -> float:  # type: ignore[override]
@@ -111,37 +104,20 @@ class EagleDrafter(Drafter):
         return self.head(vectors)
 
 
-def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> EagleDrafter | CompiledEagle:
+def drafter(net: EagleNet, target: Target, growth: Growth | None = None) -> Drafter:
     """A drafter of a network in memory (of a copy: it is cast, and its matrices fused)."""
     net = _weights.placed_on(copy.deepcopy(net), target)
     return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
 
 
-def _drafter(
-    net: EagleNet, target: Target, growth: Growth, where: object = "this EAGLE drafter"
-) -> EagleDrafter | CompiledEagle:
+def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "this EAGLE drafter") -> Drafter:
     _weights.fits(where, target, net.config.vocab, net.config.target_hidden)
     _heads.check_embedding(target, net.config.target_hidden)
     ids = net.ids()
-    if (made := _compiled(net, target, ids)) is not None:
-        return CompiledEagle(made, growth, target.vocab, (-1,))
+    if (made := _weights.compiled(_eagles.compiled, net, target, growth)) is not None:
+        return made
     net.layer.fuse()
-    freeze(net, "fc")
-    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded(net, target))
-
-
-def _compiled(net: EagleNet, target: Target, ids: Int[Tensor, " vd"] | None) -> Eagle | None:
-    """Its network in compiled code, where the target's passes are; None for the paper's ablations."""
-    code, dtype = code_for(target, _weights.precision(net.fc.weight)), net.fc.weight.dtype
-    if code is None or net.config.inputs != INPUTS[0]:
-        return None
-    head, table = _heads.plain_rows(target, ids), embeddings(target, dtype)
-    if head is None or table is None:
-        return None
-    parts = EagleParts(
-        _weights.arrays(net), net.config.layer, "layers.0.", False, array(head), array(table), _weights.names(ids)
-    )
-    return eagle(code, parts)
+    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids)
 
 
 NETWORK = Network(EagleNet, EagleConfig)

@@ -12,21 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..backends.native.grow import Eagle, EagleParts, eagle
 from ..backends.torch import vocabulary
-from ..backends.torch.compiled import embeddings
-from ..backends.torch.products import freeze
-from ..backends.torch.recorded import Recorded
-from ..backends.torch.tensors import array
 from ..core.protocols import Drafter, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.configs import Eagle3Config
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
-from . import _heads, _lattice, _ranks, _weights
-from ._compiled import CompiledEagle, code_for
-from ._features import FeatureDrafting, loader, recorded
+from . import _eagles, _heads, _lattice, _ranks, _weights
+from ._features import FeatureDrafting, loader
 from ._growth import STATIC, Growth
 
 
@@ -121,7 +115,6 @@ class Eagle3Drafter(Drafter):
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
     shifted: bool = True
-    recorded: Recorded | None = None  # its steps, where the target's passes are recorded
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -191,15 +184,13 @@ class ParallelDrafting(FeatureDrafting):
         return drafter.logits(found[:, :depth])
 
 
-def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Eagle3Drafter | CompiledEagle:
+def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Drafter:
     """A drafter of a network in memory (of a copy: it is cast, and its matrices fused)."""
     net = _weights.placed_on(copy.deepcopy(net), target)
     return _drafter(net, target, growth or Growth(parents=STATIC, scale=net.config.scale))
 
 
-def _drafter(
-    net: Eagle3Net, target: Target, growth: Growth, where: object = "this EAGLE-3 drafter"
-) -> Eagle3Drafter | CompiledEagle:
+def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "this EAGLE-3 drafter") -> Drafter:
     config, ids = net.config, net.ids()
     _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
     if not config.own_embedding:
@@ -207,31 +198,15 @@ def _drafter(
     vocabulary.check_ids(ids, config.vocab)
     own = config.draft_vocab == config.vocab and torch.equal(ids, torch.arange(config.vocab, device=ids.device))
     names = None if own else ids
-    if (made := _compiled(net, target, names)) is not None:
-        return CompiledEagle(made, growth, target.vocab, config.taps)
+    if (made := _weights.compiled(_eagles.compiled, net, target, growth)) is not None:
+        return made
     for layer in (net.midlayer, *net.upper):
         layer.fuse()
-    freeze(net, "fc", "lm_head")
     mask = None
     if config.parallel:
         _lattice.check(growth.tree)
         mask = net.fuse(net.mask_hidden)
-    return Eagle3Drafter(net, target, config, growth, names, mask, recorded=recorded(net, target))
-
-
-def _compiled(net: Eagle3Net, target: Target, names: Tensor | None) -> Eagle | None:
-    """Its network in compiled code, where the target's passes are: one layer, and none of the checkpoints' flags."""
-    config, weight = net.config, net.fc.weight
-    flags = config.norm_before_residual, config.norm_before_fc, config.fc_norm, config.norm_output
-    code = code_for(target, _weights.precision(weight))
-    table = net.embed_tokens.weight if config.own_embedding else embeddings(target, weight.dtype)
-    if code is None or config.parallel or any(flags) or table is None:
-        return None
-    weights = _weights.arrays(net)
-    parts = EagleParts(
-        weights, config.layer, "midlayer.", True, weights["lm_head.weight"], array(table), _weights.names(names)
-    )
-    return eagle(code, parts)
+    return Eagle3Drafter(net, target, config, growth, names, mask)
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

@@ -28,11 +28,10 @@ from ..core.growth import best
 from ..core.price import Price
 from ..core.tree import append, from_lists, root_only
 from ..core.types import Array, DraftTree, HostRow, Rows
+from ..nets.configs import Path, Paths, check_paths
 from ..params import InputError
 from ._logits import rank
 
-Path = tuple[int, ...]
-Paths = tuple[Path, ...]
 Step = Callable[[DraftTree, int], Any]  # logits [b, fed - since, v] of the nodes fed from `since` on
 
 # Assumed, not measured: how often the right token is head k's candidate of rank i. The best candidates of heads 1 to 4
@@ -185,25 +184,6 @@ def below(rows: Rows, first: Any, step: Step, truth: Array, k: int, names: Any =
     return np.concatenate(found, 1)
 
 
-def checked(tree: Any, where: str) -> Paths:
-    """Paths as they come from JSON, best first: no path twice, none before its parent."""
-    sentence = (
-        f"the tree of {where} must be paths of ranks, each after its parent and its better siblings; make it by "
-        "outrider tune-tree"
-    )
-    if not isinstance(tree, list | tuple) or not tree:
-        raise InputError(sentence)
-    seen: set[Path] = {()}
-    for path in tree:
-        ranks = isinstance(path, list | tuple) and all(type(r) is int and 0 <= r < 4096 for r in path)
-        if not ranks or not path or tuple(path) in seen or tuple(path[:-1]) not in seen:
-            raise InputError(sentence)
-        if path[-1] and (*path[:-1], path[-1] - 1) not in seen:
-            raise InputError(sentence)
-        seen.add(tuple(path))
-    return tuple(tuple(path) for path in tree)
-
-
 def read(file: str) -> Paths:
     """The paths of a file that `outrider tune-tree` wrote."""
     try:
@@ -212,7 +192,7 @@ def read(file: str) -> Paths:
         raise InputError(f"the tree {file} cannot be read: {error.strerror or error}") from None
     except ValueError:
         raise InputError(f"the tree {file} is not JSON; make it by outrider tune-tree") from None
-    return checked(found.get("paths") if isinstance(found, dict) else None, file)
+    return check_paths(found.get("paths") if isinstance(found, dict) else None, file)
 
 
 def chosen(tree: str, stored: Paths | None, names: Sequence[str], most: int, vocab: int) -> tuple[str, Paths]:

@@ -11,16 +11,19 @@ word border that is some way back, and the words behind it are read anew in ever
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ..core.protocols import Drafter, Drafting, Round
+from ..backends.native.text_tokenizer import load_tokenizer
+from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_lists, from_paths
 from ..core.types import Budget, DraftTree, HostRow, Rows
-from ..params import Sampling
+from ..names import find
+from ..params import InputError, Sampling
 from ._common import useful
-from ._words import WINDOW, Spelling
+from ._words import WAYS, WINDOW, Same, Shared, Spelling, Words
 
 ROOM = 16  # tokens of the drafter's that a token of the target's may take
 LOOSE = 12  # bytes at the end that may still be divided otherwise
@@ -194,3 +197,44 @@ def _valued(tree: DraftTree, places: list[list[list[int]]], worth: list[list[lis
                 logs[node] = max(logs[node], value)
         rows.append((tokens, parents, logs))
     return from_lists(rows)
+
+
+def tokenizer_of(where: str) -> Any:
+    """The tokenizer of a model by its name; None: it has none."""
+    place = find(where)
+    own = Path(place.where) / (place.gguf or "tokenizer.json")
+    if own.is_file():
+        return load_tokenizer(own if place.gguf else own.parent)
+    from ..backends.torch import load_tokenizer as by_transformers
+
+    return by_transformers(where)
+
+
+def across(way: str, where: str, rows: int, target: Target, tokenizer: Any, build: Callable[[Words], Any]) -> Any:
+    """A drafter of `rows` tokens whose tokenizer is another than the target's: `build` makes it for its words."""
+    theirs = tokenizer_of(where)
+    if tokenizer is None or theirs is None:
+        raise InputError(f"vocab={way} needs the tokenizers of the target and of {where}")
+    here, there = Spelling.of(tokenizer, "the target"), Spelling.of(theirs, where)
+    if way == "text":
+        return TextDrafter(build(Same(rows, rows)), here, there, target.vocab)
+    return build(Shared.of(here, there, rows, target.vocab, where))
+
+
+def check_way(way: str) -> None:
+    """Raise InputError for a way of translating vocabularies that there is not."""
+    if way not in WAYS:
+        raise InputError(f"vocab is {', '.join(WAYS)}, not {way!r}")
+
+
+def check_tokenizer(where: str, target: Any, draft: Any) -> None:
+    """Refuse a draft model whose tokens mean something else than the target's."""
+    if target is None or draft is None:
+        return
+    a, b = target.get_vocab(), draft.get_vocab()
+    same = all(b.get(token, index) == index for token, index in a.items())
+    if not same or len(set(a) & set(b)) < 0.99 * min(len(a), len(b)):
+        raise InputError(
+            f"the tokenizer of {where} differs from the target's; give the same one, or say how to draft across: "
+            "vocab=shared or vocab=text"
+        )

@@ -12,81 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from .. import schema
+from ..backends.native.abi import Library
 from ..backends.native.drafts import Weights, float32
 from ..backends.native.files import open_safetensors
-from ..backends.native.grow import EagleParts, eagle
 from ..backends.native.weights import rounded
-from ..core.protocols import Drafter, Target
+from ..core.protocols import Target
 from ..core.types import Array
-from ..nets.configs import INPUTS, Eagle3Config, EagleConfig, LayerShape
+from ..nets.configs import LayerShape
 from ..params import InputError
 from ..shipped import folder_of, placed
-from ._compiled import CompiledEagle, code_for
-from ._growth import STATIC, Growth
+from ._compiled import code_for
 
 logger = logging.getLogger(__name__)
-FLAGS = "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "parallel"  # that compiled code lacks
 EXPONENT = np.uint16(0x7F80)  # of a bfloat16; all ones: it is infinite or NaN
 Shapes = dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Options:
-    """The fields of `Growth` that a SPEC may set; `scale` 0: the folder's."""
-
-    tree: str = "dynamic"
-    shape: tuple[int, ...] = ()
-    depth: int = 8
-    width: int = 0
-    top_k: int = 10
-    nodes: int = 60
-    scale: float = 0.0
-    value: bool = True
-    rerank: bool = True
-    replacement: bool = False
-
-    def growth(self, scale: float) -> Growth:
-        """With the scale of a folder. Without a shape, the static tree is EAGLE-1's."""
-        return Growth(
-            self.tree, self.shape, () if self.shape else STATIC, self.depth, self.width, self.top_k, self.nodes,
-            self.scale or scale, self.value, self.rerank, self.replacement,
-        )  # fmt: skip
-
-
-def loader(method: str) -> Callable[..., Drafter]:
-    """The function `load` of a drafter that is compiled where its target is (`compiled`), else in tensors
-    (`_METHOD.py`, imported when it is needed)."""
-
-    def load(
-        target: Target | None,
-        tokenizer: Any = None,
-        path: str | None = None,
-        tree: str = "dynamic",
-        shape: tuple[int, ...] = (),
-        depth: int = 8,
-        width: int = 0,
-        top_k: int = 10,
-        nodes: int = 60,
-        scale: float = 0.0,
-        value: bool = True,
-        rerank: bool = True,
-        replacement: bool = False,
-    ) -> Drafter:
-        """A trained drafter from its folder.
-
-        The options are the fields of `Options`. Raises InputError where the folder is damaged, holds another drafter,
-        or belongs to another target.
-        """
-        options = Options(tree, shape, depth, width, top_k, nodes, scale, value, rerank, replacement)
-        made = compiled(method, target, path, options)
-        return in_tensors(method).load(target, path, options) if made is None else made
-
-    return load
+Config = TypeVar("Config")
 
 
 def in_tensors(method: str) -> Any:
@@ -94,31 +39,54 @@ def in_tensors(method: str) -> Any:
     return import_module(f"._{method}", __package__)
 
 
-def compiled(method: str, target: Target | None, path: str | None, options: Options) -> Drafter | None:
-    """The drafter in a folder, in compiled code; None where torch must read it."""
-    code = None if target is None else code_for(target, target.precision)
-    if target is None or path is None or code is None:
-        return None
-    found = _folder(method, placed(path, method))
-    config = None if found is None else _config(method, found[0])
-    if found is None or config is None:
-        return None
-    weights = {name: _cast(x, target.precision) for name, x in found[1].items()}
-    if {name: x.shape for name, x in weights.items()} != _shapes(config) or not _finite(weights):
-        return None
-    taps = config.taps if isinstance(config, Eagle3Config) else (-1,)
-    fits(path, target, config.vocab, config.target_hidden, taps)
-    names = _names(weights, config)
-    head = weights["lm_head.weight"] if isinstance(config, Eagle3Config) else target.head_rows(names)
-    table = target.embeddings
-    if head is None or table is None or table.shape[1] != config.layer.hidden:
-        return None
-    if found[2] and target.mark and found[2] != target.mark:
-        tell(path, target.mark)
-    three = isinstance(config, Eagle3Config)
-    parts = EagleParts(weights, config.layer, "midlayer." if three else "layers.0.", three, head, table, names)
-    made = eagle(code, parts)
-    return None if made is None else CompiledEagle(made, options.growth(config.scale), target.vocab, tuple(taps))
+@dataclass(frozen=True)
+class Method(Generic[Config]):
+    """A drafter that compiled code has.
+
+    Attributes:
+        name: as in a SPEC.
+        config: the dataclass of its config.json.
+        shapes: names and shapes of the tensors of a config; None: compiled code has no such network.
+        taps: the hidden states of the target that a config reads.
+    """
+
+    name: str
+    config: type[Config]
+    shapes: Callable[[Config], Shapes | None]
+    taps: Callable[[Config], tuple[int, ...]] = lambda _: (-1,)
+
+    def code(self, config: Config, target: Target) -> Library | None:
+        """The compiled code for a network of this config beside this target; None: it is a matter of tensors."""
+        return code_for(target, target.precision) if self.shapes(config) is not None else None
+
+    def opened(self, target: Target | None, path: str | None, **said: Any) -> tuple[Config, Weights] | None:
+        """The config of a folder, and its weights in the target's precision; None where torch must read them.
+
+        Args:
+            said: fields of the config that the caller knows better than the folder.
+
+        Raises:
+            InputError: the folder belongs to another target.
+        """
+        if target is None or path is None or code_for(target, target.precision) is None:
+            return None
+        found = _folder(self.name, placed(path, self.name))
+        try:
+            config = None if found is None else schema.from_dict(self.config, {**found[0], **said})
+        except (KeyError, TypeError, ValueError):
+            return None
+        if found is None or config is None or (wanted := self.shapes(config)) is None:
+            return None
+        if {name: x.shape for name, x in found[1].items()} != wanted:
+            return None
+        weights = {name: cast(x, target.precision) for name, x in found[1].items()}
+        if not finite(weights):
+            return None
+        own: Any = config
+        fits(path, target, own.vocab, getattr(own, "target_hidden", None) or own.hidden, self.taps(config))
+        if found[2] and target.mark and found[2] != target.mark:
+            tell(path, target.mark)
+        return config, weights
 
 
 def _folder(method: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Array], str] | None:
@@ -135,33 +103,8 @@ def _folder(method: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Arr
         return None
 
 
-def _config(method: str, given: Mapping[str, Any]) -> EagleConfig | Eagle3Config | None:
-    """The config, of a network that compiled code has."""
-    try:
-        if method == "eagle":
-            plain = schema.from_dict(EagleConfig, given)
-            return plain if plain.inputs == INPUTS[0] else None
-        three = schema.from_dict(Eagle3Config, given)
-        return None if any(getattr(three, name) for name in FLAGS) or three.own_embedding or three.layers > 1 else three
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _shapes(config: EagleConfig | Eagle3Config) -> Shapes:
-    """Names and shapes of the network's tensors."""
-    h, wide, layer = config.layer.hidden, config.target_hidden, config.layer
-    if isinstance(config, EagleConfig):
-        trimmed: Shapes = {"d2t": (config.draft_vocab,)} if config.draft_vocab else {}
-        bias: Shapes = {"fc.bias": (h,)} if config.bias else {}
-        return {"fc.weight": (h, 2 * h), **bias, **_of_layer(layer, "layers.0."), **trimmed}
-    norms: Shapes = {f"midlayer.{name}.weight": (h,) for name in ("hidden_norm", "input_layernorm")}
-    return {
-        "fc.weight": (h, 3 * wide), **_of_layer(layer, "midlayer."), **norms, "norm.weight": (h,),
-        "lm_head.weight": (config.draft_vocab, h), "d2t": (config.draft_vocab,), "t2d": (config.vocab,),
-    }  # fmt: skip
-
-
-def _of_layer(shape: LayerShape, prefix: str) -> Shapes:
+def layer_shapes(shape: LayerShape, prefix: str) -> Shapes:
+    """Names and shapes of a decoder layer's tensors, but for a norm before its attention."""
     h, wide, narrow, inner = (
         shape.hidden,
         shape.heads * shape.head_dim,
@@ -182,26 +125,25 @@ def _of_layer(shape: LayerShape, prefix: str) -> Shapes:
     return found
 
 
-def _cast(x: Array, precision: str) -> Array:
+def cast(x: Array, precision: str) -> Array:
     """Weights in the target's precision; integers as they are."""
     if x.dtype.kind in "ib" or (x.dtype == np.uint16 and precision == "bfloat16"):
         return x
     return rounded(float32(x)) if precision == "bfloat16" else float32(x)
 
 
-def _finite(weights: Weights) -> bool:
-    infinite = (x & EXPONENT == EXPONENT if x.dtype == np.uint16 else ~np.isfinite(x) for x in weights.values())
+def finite(weights: Weights) -> bool:
+    numbers = [x for x in weights.values() if x.dtype.kind not in "ib"]
+    infinite = (x & EXPONENT == EXPONENT if x.dtype == np.uint16 else ~np.isfinite(x) for x in numbers)
     return not any(found.any() for found in infinite)
 
 
-def _names(weights: Weights, config: EagleConfig | Eagle3Config) -> Array | None:
-    """Token ids of the draft vocabulary; None: it is the target's. Raises InputError for what are no token ids."""
-    if not config.draft_vocab:
-        return None
-    ids = weights["d2t"].astype(np.int64) + np.arange(config.draft_vocab)
-    if ids.min() < 0 or ids.max() >= config.vocab or np.bincount(ids).max() > 1:
+def names_of(d2t: Array, vocab: int) -> Array:
+    """Token ids of a draft vocabulary. Raises InputError for what are no token ids, each once."""
+    ids: Array = d2t.astype(np.int64) + np.arange(len(d2t))
+    if ids.min() < 0 or ids.max() >= vocab or np.bincount(ids).max() > 1:
         raise InputError("every draft token must have a token id of its own (with d2t: i + d2t[i]); here it has not")
-    return None if len(ids) == config.vocab and bool((ids == np.arange(config.vocab)).all()) else ids
+    return ids
 
 
 @lru_cache

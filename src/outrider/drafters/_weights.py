@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import checkpoints, plugins
-from ..backends.torch import products
 from ..backends.torch.tensors import array, dtype_of
 from ..checkpoints import native
-from ..core.protocols import Target
-from ..core.types import Array
+from ..core.protocols import Drafter, Target
 from ..params import InputError
 from ..shipped import placed as placed
 from ._trained import fits as fits
@@ -72,22 +70,13 @@ def placed_on(net: Net, target: Target | None) -> Net:
     with torch.inference_mode(False), torch.no_grad():
         if target is not None:
             net.to(device=target.device, dtype=dtype_of(target))
-            if target.tensors and products.has_halves(target.model):  # then the drafter's are rounded to 16 bits too
-                for p in net.parameters():
-                    p.copy_(p.half())
     return net.requires_grad_(False).eval()
 
 
-def precision(x: Tensor) -> str:
-    """Of a tensor, by its name."""
-    return str(x.dtype).removeprefix("torch.")
-
-
-def arrays(net: nn.Module) -> dict[str, Array]:
-    """The weights of a network for compiled code, by their names in its folder."""
-    return {name: array(x) for name, x in net.state_dict().items()}
-
-
-def names(ids: Tensor | None) -> Array | None:
-    """Token ids of a draft vocabulary for compiled code."""
-    return None if ids is None else array(ids)
+def compiled(build: Callable[..., Drafter | None], net: Any, target: Target, *options: Any) -> Drafter | None:
+    """The drafter of a network in memory in compiled code, as `build(config, weights, target, *options)` makes it; None
+    where the target's passes do not run in such code, or that has no such network."""
+    if target.code is None:
+        return None
+    weights = {name: array(x) for name, x in net.state_dict().items()}
+    return build(net.config, weights, target, *options)

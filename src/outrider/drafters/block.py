@@ -7,270 +7,233 @@ candidates (`_lattice.py`): no second pass, whatever its depth.
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
+from ..backends.native.drafts import Weights, float32
 from ..backends.native.lattice import Block, BlockParts, block
-from ..backends.torch import products, vocabulary
-from ..backends.torch.compiled import embeddings
-from ..backends.torch.padding import additive
-from ..backends.torch.sampling import wide
-from ..backends.torch.tensors import TensorRound, array, tensor
-from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.protocols import Drafter, Drafting, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets.block import BlockConfig, BlockNet
-from ..nets.kv_cache import KVCache
-from ..nets.network import Network
+from ..nets.configs import OUT, BlockConfig
 from ..params import InputError
-from . import _heads, _lattice, _ranks, _weights
-from ._compiled import PairDrafting, code_for
-from ._features import ends_of
+from . import _lattice, _ranks
+from ._compiled import PairDrafting
 from ._growth import Growth
-from ._waiting import Pending, Waiting
+from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
 
 
 @dataclass(frozen=True)
-class BlockDrafter(Drafter):
-    """A trained block drafter for one target."""
+class Request:
+    """What a SPEC asks for. `scale` 0: the folder's. `causal` ("true" or "false") says whether a slot sees only the
+    slots before it, where the folder's config contradicts itself. `pairs` false: trees of the slots' own distributions,
+    without the pair head. The others are those of `Growth`."""
 
-    net: BlockNet
-    target: Target
-    config: BlockConfig
-    growth: Growth
-    names: Tensor | None  # target ids of the draft vocabulary; None: it is the target's own
-    places: Tensor | None  # the draft vocabulary's index of every target id
-    block_mask: Float[Tensor, "1 1 m m"]  # who sees whom inside the block
-    mask: Float[Tensor, " h"]  # the embedding of the slots behind the anchor
-    compiled: Block | None = None  # its pass, and its trees, where the target's passes are compiled
-    lattices: bool = True  # are trees those of the compiled code, where it knows them?
+    tree: str = "dynamic"
+    shape: tuple[int, ...] = ()
+    depth: int = 16
+    top_k: int = 10
+    nodes: int = 60
+    scale: float = 0.0
+    replacement: bool = False
+    causal: str = ""
+    pairs: bool = True
+
+    def __post_init__(self) -> None:
+        if self.causal not in ("", "true", "false"):
+            raise InputError(f"causal must be true or false, not {self.causal!r}")
+        _lattice.check(self.tree)
 
     @property
-    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.config.taps
+    def said(self) -> dict[str, Any]:
+        """Fields of the config that the SPEC gives."""
+        return {"causal": self.causal == "true"} if self.causal else {}
 
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
+    def drafts(self, config: BlockConfig) -> BlockConfig:
+        """The config that trees are made by."""
+        return config if self.pairs else replace(config, pair_head="none")
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> BlockTrees:
-        config, weight, rows = self.config, self.net.fc.weight, len(prompts)
-        if self.compiled is not None:
-            zero = np.zeros((rows, config.layer.hidden), np.float32)
-            return CompiledBlockDrafting(self, self.compiled.cache(rows, capacity), zero)
-        with torch.inference_mode(False):
-            last = torch.zeros(rows, 1, config.layer.hidden, dtype=weight.dtype, device=weight.device)
-        return BlockDrafting(self, KVCache(config.layer, rows, capacity, weight, config.layers), last)
-
-    def logits(self, hidden: Float[Tensor, "b m h"]) -> Float[Tensor, "b m vd"]:
-        return _heads.head_of(self.target, hidden) if self.names is None else self.net.lm_head(hidden)
+    def growth(self, config: BlockConfig) -> Growth:
+        """The growth of trees for a network of this config."""
+        return Growth(
+            self.tree, self.shape, depth=self.depth, top_k=self.top_k, nodes=self.nodes,
+            scale=self.scale or config.scale, replacement=self.replacement,
+        )  # fmt: skip
 
 
 class BlockTrees(Drafting):
     """Trees of the slots of one pass."""
 
-    drafter: BlockDrafter
+    drafter: Any  # its config, growth, names and vocab
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter, growth = self.drafter, self.drafter.growth
-        hidden, logits = self._seen(rows, self._depth(rows, budget))
-        corrected, scores = partial(self._corrected, hidden), partial(self._scores, rows, hidden)
-        return _lattice.propose(rows, logits, budget, growth, drafter.names, drafter.target.vocab, corrected, scores)
+        hidden, logits = self.seen(rows, self.depth(rows, budget))
+        corrected, scores = partial(self.corrected, hidden), partial(self.scores, rows, hidden)
+        return _lattice.propose(rows, logits, budget, growth, drafter.names, drafter.vocab, corrected, scores)
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
-        hidden, logits = self._seen(rows, self.drafter.config.drafts)
-        first, step = _lattice.steps(rows, logits, partial(self._corrected, hidden))
+        hidden, logits = self.seen(rows, self.drafter.config.drafts)
+        first, step = _lattice.steps(rows, logits, partial(self.corrected, hidden))
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 
-    def _depth(self, rows: Rows, budget: Budget) -> int:
+    def depth(self, rows: Rows, budget: Budget) -> int:
+        """How many slots draft."""
         return max(0, min(self.drafter.growth.reach(budget, rows), self.drafter.config.drafts))
 
     @abstractmethod
-    def _seen(self, rows: Rows, depth: int) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d vd"]]:
-        """Normed hidden states and logits of the first `depth` slots that draft."""
+    def seen(self, rows: Rows, depth: int) -> tuple[Any, Any]:
+        """Normed hidden states [b, d, h] and logits [b, d, vd] of the first `depth` slots that draft."""
 
-    def _corrected(
-        self, hidden: Float[Tensor, "b d h"], logits: Tensor, tokens: Array, depth: Array
-    ) -> Float[Tensor, "b m vd"]:
-        """Logits below tokens [b, m] of these depths [b, m], as the pair head corrects them."""
-        at = hidden[torch.arange(len(hidden), device=hidden.device)[:, None], tensor(depth, hidden.device)]
-        return self.drafter.net.choice(logits, self.drafter.net.corrected(logits, tensor(tokens, hidden.device), at))
+    @abstractmethod
+    def corrected(self, hidden: Any, logits: Any, tokens: Array, depth: Array) -> Any:
+        """Logits [b, m, vd] below tokens [b, m] of these depths [b, m], as the pair head corrects them."""
 
-    def _scores(self, rows: Rows, hidden: Float[Tensor, "b d h"], candidates: Array) -> Float[Tensor, "b d k k"] | None:
-        """What the pair head says of every candidate [b, d, k] below every candidate of the slot above."""
-        if self.drafter.config.pair_head == "none":
-            return None
-        drafter, net, (b, _, k) = self.drafter, self.drafter.net, candidates.shape
-        tokens = tensor(candidates, hidden.device)
-        above = torch.cat([_roots(rows, hidden.device)[..., None].expand(b, 1, k), tokens[:, :-1]], 1)
-        inside = tokens if drafter.places is None else drafter.places[tokens]
-        return wide(net.above(above, hidden[:, :, None])) @ wide(net.markov_w2.weight[inside]).transpose(-1, -2)
+    @abstractmethod
+    def scores(self, rows: Rows, hidden: Any, candidates: Array) -> Any:
+        """What the pair head adds for every candidate [b, d, k] below every candidate of the slot above, [b, d, k, k];
+        None where there is none."""
+
+
+@dataclass(frozen=True)
+class PairHead:
+    """What the pair head of a block drafter adds to a slot's logits below a token (`nets/block.py`), in float32."""
+
+    left: Array  # W1 [vocab, r]
+    right: Array  # W2 [vd, r]
+    selector: Array | None  # H [r, hidden]; None: none
+    top: int  # tokens of a slot that it chooses among; 0: all
+
+    @cached_property
+    def wide(self) -> Array:
+        """W2 in float32."""
+        return float32(self.right)
+
+    def above(self, previous: Array, hidden: Array) -> Array:
+        """What W2's rows are multiplied with below tokens [..] (target ids) in slots of these states [.., h]."""
+        found = float32(self.left[previous])
+        return found if self.selector is None else found * (hidden @ float32(self.selector).T)
+
+    def corrected(self, logits: Array, previous: Array, hidden: Array) -> Array:
+        """Logits [.., vd] below the tokens `previous`; `OUT` for tokens that are not chosen among."""
+        made: Array = logits + self.above(previous, hidden) @ self.wide.T
+        if not 0 < self.top < logits.shape[-1]:
+            return made
+        least = np.partition(logits, -self.top)[..., -self.top, None]
+        return np.where(logits < least, np.float32(OUT), made)
+
+    def scores(self, above: Array, hidden: Array, columns: Array) -> Array:
+        """[b, d, k, k] of the columns [b, d, k] below the tokens `above` [b, d, k]."""
+        made: Array = self.above(above, hidden[:, :, None]) @ float32(self.right[columns]).swapaxes(-1, -2)
+        return made
+
+
+@dataclass(frozen=True)
+class CompiledBlock(Drafter):
+    """A trained block drafter in compiled code."""
+
+    compiled: Block
+    config: BlockConfig
+    growth: Growth
+    vocab: int  # the target's
+    pairs: PairHead | None
+    places: Array | None  # the draft vocabulary's index of every target id
+    taps: tuple[int, ...] = ()
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.growth.scale
+
+    @property
+    def names(self) -> Array | None:
+        """Token ids of the draft vocabulary; None: it is the target's own."""
+        return self.compiled.names
+
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CompiledBlockDrafting:
+        zero = np.zeros((len(prompts), self.config.layer.hidden), np.float32)
+        return CompiledBlockDrafting(self, self.compiled.cache(len(prompts), capacity), zero)
 
 
 class CompiledBlockDrafting(BlockTrees, PairDrafting):
     """In compiled code: the best trees of one call, and slots for the others."""
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        drafter, asked = self.drafter, self.drafter.growth.whole(budget, self._depth(rows, budget))
-        if asked is None or not drafter.lattices:
+        drafter, asked = self.drafter, self.drafter.growth.whole(budget, self.depth(rows, budget))
+        if asked is None or drafter.config.pair_head == "selector":
             return super().propose(rows, budget)
-        assert drafter.compiled is not None
-        tree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, budget, asked)
+        tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, budget, asked)
         assert self.cache.host == list(rows.start), "one context slot for every token before the root"
         return tree
 
-    def _seen(self, rows: Rows, depth: int) -> tuple[Tensor, Tensor]:
-        assert self.drafter.compiled is not None
-        hidden, logits = self.drafter.compiled.slots(self.cache, self.last, self.taken(), rows.root, depth)
-        return tensor(hidden).to(self.drafter.net.fc.weight.dtype), tensor(logits)
+    def seen(self, rows: Rows, depth: int) -> tuple[Array, Array]:
+        made: tuple[Array, Array] = self.drafter.compiled.slots(self.cache, self.last, self.taken(), rows.root, depth)
+        return made
+
+    def corrected(self, hidden: Array, logits: Array, tokens: Array, depth: Array) -> Array:
+        pairs: PairHead | None = self.drafter.pairs
+        if pairs is None:
+            return logits
+        return pairs.corrected(logits, tokens, hidden[np.arange(len(hidden))[:, None], depth])
+
+    def scores(self, rows: Rows, hidden: Array, candidates: Array) -> Array | None:
+        pairs, places, (b, _, k) = self.drafter.pairs, self.drafter.places, candidates.shape
+        if pairs is None:
+            return None
+        roots = np.broadcast_to(np.array(rows.root)[:, None, None], (b, 1, k))
+        above = np.concatenate([roots, candidates[:, :-1]], 1)
+        made: Array = pairs.scores(above, hidden, candidates if places is None else places[candidates])
+        return made
 
 
-@dataclass
-class BlockDrafting(BlockTrees):
-    """In tensors. `cache` holds the context's keys and values of all layers, a slot for each committed token before the
-    root."""
-
-    drafter: BlockDrafter
-    cache: KVCache
-    last: Float[Tensor, "b 1 h"]  # every row's last context vector
-    waiting: Waiting = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.waiting = Waiting([0] * len(self.cache.host))
-
-    def observe(self, round: Round) -> None:
-        """Keep the features of what was committed."""
-        self.waiting.put(_joined(TensorRound(round, self.cache.keys.device), self.drafter.taps))
-        if self.waiting.late:
-            self._read()
-
-    def select(self, index: Sequence[int]) -> None:
-        if list(index) == list(range(len(self.cache.host))):
-            return
-        wanted = torch.tensor(list(index), device=self.cache.keys.device)
-        self.waiting.select(index, self.cache.keys.device)
-        self.last = self.last[wanted]
-        self.cache.select(index)
-
-    def join(self, other: Drafting) -> None:
-        assert isinstance(other, BlockDrafting)
-        self._read()
-        other._read()
-        self.waiting.join(other.waiting)
-        self.last = torch.cat([self.last, other.last])
-        self.cache.join(other.cache)
-
-    def _read(self) -> None:
-        """Write the waiting features' keys and values behind each row's text."""
-        if (given := self.waiting.merged()) is None:
-            return
-        features, _, counts = given
-        m, net, cache = max(counts), self.drafter.net, self.cache
-        if m:
-            context = net.context(features[:, :m])
-            cache.place(m)(*net.keys_values(context, self._turn(m)))
-            self.last = ends_of(context, counts, self.last)
-            cache.advance(counts)
-
-    def _seen(self, rows: Rows, depth: int) -> tuple[Float[Tensor, "b d h"], Float[Tensor, "b d vd"]]:
-        hidden = self._hidden(rows)[:, :depth]
-        return hidden, self.drafter.logits(hidden)
-
-    def _turn(self, m: int) -> Tensor:
-        """Rotations of the m positions behind each row's text."""
-        cache = self.cache
-        table = self.drafter.net.rope.table(cache.longest + m, cache.keys.dtype, cache.keys.device)
-        if cache.level:
-            return table[cache.longest : cache.longest + m][None]
-        return table[cache.lengths[:, None] + torch.arange(m, device=table.device)]
-
-    def _hidden(self, rows: Rows) -> Float[Tensor, "b d h"]:
-        """Every drafting slot's normed hidden state, by one pass over the block."""
-        self._read()
-        drafter, cache, config = self.drafter, self.cache, self.drafter.config
-        assert cache.host == list(rows.start), "one context slot for every token before the root"
-        x = drafter.net.slots(
-            _heads.embed(drafter.target, _roots(rows, cache.keys.device)).to(cache.keys.dtype), drafter.mask, self.last
-        )
-        keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
-        hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
-        return hidden if config.sample_from_anchor else hidden[:, 1:]
-
-    def _mask(self) -> Float[Tensor, "#b 1 m s"]:
-        cache, own = self.cache, self.drafter.block_mask
-        if cache.level:
-            return torch.nn.functional.pad(own, (cache.longest, 0))
-        text: Bool[Tensor, "b s"] = torch.arange(cache.longest, device=own.device) < cache.lengths[:, None]
-        b, m = len(cache.host), own.shape[2]
-        seen = additive(text, own.dtype)[:, None, None].expand(b, 1, m, -1)
-        return torch.cat([seen, own.expand(b, -1, -1, -1)], -1)
+def _shapes(config: BlockConfig) -> Shapes | None:
+    h, vd, rank = config.layer.hidden, config.draft_vocab, config.pair_rank
+    found: Shapes = {"fc.weight": (h, len(config.taps) * config.target_hidden), "hidden_norm.weight": (h,)}
+    for i in range(config.layers):
+        at = f"layers.{i}."
+        found |= layer_shapes(config.layer, at)
+        found |= {f"{at}input_layernorm.weight": (h,)}
+        found |= {f"{at}self_attn.{name}_norm.weight": (config.layer.head_dim,) for name in "qk"}
+    found |= {"norm.weight": (h,)}
+    found |= {"seed.weight": (config.block * h, 2 * h)} if config.seeded else {}
+    found |= {"mask_embedding": (h,)} if config.mask_token < 0 else {}
+    found |= {"lm_head.weight": (vd, h), "d2t": (vd,)} if vd < config.vocab else {}
+    if config.pair_head != "none":
+        found |= {"markov_w1.weight": (config.vocab, rank), "markov_w2.weight": (vd, rank)}
+    found |= {"pair_hidden.weight": (rank, h)} if config.pair_head == "selector" else {}
+    return found if config.causal and not config.conv and config.layer.inputs == h else None
 
 
-def _roots(rows: Rows, device: torch.device) -> Int[Tensor, "b 1"]:
-    return torch.tensor(rows.root, device=device)[:, None]
+METHOD: Method[BlockConfig] = Method("block", BlockConfig, _shapes, lambda config: config.taps)
 
 
-def _joined(round: TensorRound, taps: Sequence[int]) -> Pending:
-    """What a round committed, in tensors."""
-    path, counts, spelled = round.path, round.count.tolist(), round.tree.tokens
-    joined = torch.cat([round.features(tap) for tap in taps], -1)
-    if round.tree.ancestors is not None:
-        path = path[:, : max(counts)].clamp(min=0)
-        spelled = spelled.gather(1, path)
-        joined = joined.gather(1, path[..., None].expand(*path.shape, joined.shape[2]))
-    return joined, spelled, counts
-
-
-def drafter(net: BlockNet, target: Target, growth: Growth | None = None) -> BlockDrafter:
-    """A drafter of a network in memory (of a copy, which is cast to the target's precision)."""
-    net = _weights.placed_on(copy.deepcopy(net), target)
-    return _drafter(net, target, growth or Growth(scale=net.config.scale))
-
-
-def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "this block drafter") -> BlockDrafter:
-    config, ids, weight = net.config, net.ids(), net.fc.weight
-    _weights.fits(where, target, config.vocab, config.target_hidden, config.taps)
-    _heads.check_embedding(target, config.target_hidden)
-    places = None
-    if ids is not None:
-        vocabulary.check_ids(ids, config.vocab)
-        places = vocabulary.places_of(ids, config.vocab)
-    seen = torch.ones(config.block, config.block, dtype=torch.bool, device=weight.device)
-    own = additive(seen.tril() if config.causal else seen, weight.dtype)[None, None]
-    token = config.mask_token
-    mask: Tensor = (
-        net.mask_embedding if token < 0 else _heads.embed(target, torch.tensor([token], device=weight.device))[0]
-    )
-    code = _compiled(net, target, mask, ids)
-    if code is None:
-        products.hasten(net, leave=("markov_w2",))  # whose rows are looked up
-    lattices = config.pair_head != "selector"
-    return BlockDrafter(net, target, config, growth, ids, places, own, mask, code, lattices)
-
-
-def _compiled(net: BlockNet, target: Target, mask: Tensor, ids: Tensor | None) -> Block | None:
-    """Its network in compiled code, where the target's passes are; None for blocks that such code does not know."""
-    config, weight = net.config, net.fc.weight
-    code, table = code_for(target, _weights.precision(weight)), embeddings(target, weight.dtype)
-    if code is None or table is None or not config.causal or config.conv:
+def compiled(config: BlockConfig, weights: Weights, target: Target, growth: Growth) -> Drafter | None:
+    """The drafter of a network in compiled code; None where that has no such network or target."""
+    code, table, names, places = METHOD.code(config, target), target.embeddings, None, None
+    if code is None or table is None or table.shape[1] != config.target_hidden:
         return None
-    head = _heads.plain_rows(target, None) if ids is None else net.lm_head.weight
+    if config.draft_vocab < config.vocab:
+        names = names_of(weights["d2t"], config.vocab)
+        places = np.full(config.vocab, -1)
+        places[names] = np.arange(len(names))
+    head = target.head_rows(None) if names is None else weights["lm_head.weight"]
     if head is None:
         return None
+    pairs = None
+    if config.pair_head != "none":
+        selector = weights["pair_hidden.weight"] if config.pair_head == "selector" else None
+        pairs = PairHead(weights["markov_w1.weight"], weights["markov_w2.weight"], selector, config.pair_top)
+    mask = weights["mask_embedding"] if config.mask_token < 0 else table[config.mask_token]
     parts = BlockParts(
-        _weights.arrays(net), config.layer, config.layers, len(config.taps), config.block - config.drafts,
-        config.pair_head == "markov", array(head), array(table), array(mask), _weights.names(ids),
+        weights, config.layer, config.layers, len(config.taps), config.block - config.drafts,
+        config.pair_head == "markov", head, table, mask, names,
     )  # fmt: skip
-    return block(code, parts)
+    made = block(code, parts)
+    return None if made is None else CompiledBlock(made, config, growth, target.vocab, pairs, places, config.taps)
 
 
 def load(
@@ -286,23 +249,20 @@ def load(
     replacement: bool = False,
     causal: str = "",
     pairs: bool = True,
-) -> BlockDrafter:
-    """A trained block drafter from its folder.
+) -> Drafter:
+    """A trained block drafter from its folder. The options are the fields of `Request`.
 
-    scale 0: the checkpoint's. `causal` ("true" or "false") says whether a slot sees only the slots before it, where the
-    folder's config contradicts itself. `pairs` false: trees of the slots' own laws, without the pair head.
+    Raises:
+        InputError: the folder is damaged, holds another drafter, or belongs to another target.
     """
-    if causal not in ("", "true", "false"):
-        raise InputError(f"causal must be true or false, not {causal!r}")
-    _lattice.check(tree)
-    net: BlockNet = _weights.network(path, "block", target, **({"causal": causal == "true"} if causal else {}))
-    assert target is not None
-    if not pairs:
-        net.config = replace(net.config, pair_head="none")
-    growth = Growth(
-        tree, shape, depth=depth, top_k=top_k, nodes=nodes, scale=scale or net.config.scale, replacement=replacement
-    )
-    return _drafter(net, target, growth, path)
+    request = Request(tree, shape, depth, top_k, nodes, scale, replacement, causal, pairs)
+    found = METHOD.opened(target, path, **request.said)
+    made = None
+    if target is not None and found is not None:
+        made = compiled(request.drafts(found[0]), found[1], target, request.growth(found[0]))
+    return in_tensors("block").load(target, path, request) if made is None else made
 
 
-NETWORK = Network(BlockNet, BlockConfig)
+def __getattr__(name: str) -> Any:
+    """The network and its drafter in tensors (`_block.py`), imported when they are asked for."""
+    return getattr(in_tensors("block"), name)

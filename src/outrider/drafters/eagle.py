@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._trained import in_tensors, loader
+from ._eagles import loader
+from ._trained import in_tensors
 
 load = loader("eagle")
 

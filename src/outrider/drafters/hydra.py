@@ -3,8 +3,8 @@
     p_i = softmax(W_i z_i + b_i),   z_i = blocks_i(cat(f, e(x_1), ..., e(x_i)))      i = 1 .. K, section 3
 
 f is the feature of the last committed token at t, x_1 the root at t + 1, x_2 ... x_i the drafted path below it, e the
-target's embedding; p_i is the law of the token at t + 1 + i. The first block of a head maps the whole width to one
-feature's: R x + SiLU(W1 x). The heads begin as the target's LM head of f (R = [I 0 ... 0], W1 = 0).
+target's embedding; p_i is the distribution of the token at t + 1 + i. The first block of a head maps the whole width to
+one feature's: R x + SiLU(W1 x). The heads begin as the target's LM head of f (R = [I 0 ... 0], W1 = 0).
 
 Hydra++ (`prefix`, section 4.2) puts one decoder layer between the target's features and the heads, so that f knows
 more of the text than the target needed for t + 1:  f' = norm(layer(norm(f))) over all committed tokens.
@@ -15,304 +15,135 @@ Trees: dynamic (EAGLE-2's growth, one head a depth), static, chain, greedy63, or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional
+import numpy as np
 
-from ..backends.native.grow import Hydra, hydra
-from ..backends.native.grow import HydraHead as Head
-from ..backends.torch import vocabulary
-from ..backends.torch.compiled import embeddings
-from ..backends.torch.products import freeze, product
-from ..backends.torch.tensors import TensorRound, array, dtype_of, tensor
-from ..checkpoints.target import linear_head
+from ..backends.native.drafts import Weights
+from ..backends.native.grow import Hydra, HydraHead, hydra
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets.configs import check_size
-from ..nets.kv_cache import KVCache
-from ..nets.layer import Layer, LayerShape, RMSNorm, Store
-from ..nets.network import Network
-from ..params import InputError
-from . import _growth, _heads, _ranks, _weights
-from ._common import whole
-from ._compiled import code_for
-from ._waiting import merged
+from ..nets.configs import HydraConfig
+from . import _ranks
+from ._compiled import last_features
+from ._growth import Growth
+from ._trained import Method, Shapes, in_tensors, names_of
 
 TREES = ("dynamic", "static", "chain")
-FLUSH = 256  # features that may wait: a prompt's chunks are not piled up
 
 
 @dataclass(frozen=True)
-class HydraConfig:
-    """`heads`: K. `layers`: blocks per head. `prefix`: Hydra++, whose decoder layer is `layer`. `tree`: paths of ranks,
-    best first, used unless another tree is asked for."""
+class Request:
+    """What a SPEC asks for. `tree` "": the folder's own, or dynamic; `scale` 0: the folder's."""
 
-    vocab: int
-    hidden: int
-    heads: int = 4
-    layers: int = 1
-    prefix: bool = False
-    layer: LayerShape | None = None
-    scale: float = 1.0
-    tree: tuple[tuple[int, ...], ...] | None = None
-    draft_vocab: int = 0  # tokens that can be drafted; 0: all of the target's
+    tree: str = ""
+    shape: tuple[int, ...] = (4, 2, 2, 1)
+    width: int = 0
+    top_k: int = 4
+    scale: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("vocab", "hidden", "heads", "layers"):
-            whole(f"{name} of Hydra", getattr(self, name))
-        _heads.check_blocks(self.heads, self.layers)
-        check_size(self.draft_vocab, self.vocab, 0)
-        if self.prefix != (self.layer is not None):
-            raise InputError("a Hydra drafter has a layer if and only if prefix is true; correct its config")
-        if self.layer is not None and not self.layer.hidden == self.layer.inputs == self.hidden:
-            raise InputError(f"Hydra's layer reads and writes features, so both widths must be {self.hidden}")
-        if self.tree is not None:
-            object.__setattr__(self, "tree", _ranks.checked(self.tree, "its config"))
-
-
-class HydraHead(nn.Module):
-    """Head i = 0 .. K - 1 reads a feature and i + 1 embeddings."""
-
-    def __init__(self, config: HydraConfig, index: int):
-        super().__init__()
-        h = config.hidden
-        wide = [h * (index + 2), *[None] * (config.layers - 1)]
-        self.blocks = nn.ModuleList([_heads.ResBlock(h, inputs) for inputs in wide])
-        self.lm_head = nn.Linear(h, config.draft_vocab or config.vocab)
-        self.fused: nn.Module | None = None
-
-    def forward(self, x: Float[Tensor, "*s wide"]) -> Float[Tensor, "*s v"]:
-        if self.fused is None:
-            x = self.blocks[0](x)
-        else:
-            kept, added = self.fused(x).chunk(2, -1)
-            x = kept + functional.silu(added)
-        for block in self.blocks[1:]:
-            x = block(x)
-        return self.lm_head(x)
-
-    @property
-    def both(self) -> tuple[Tensor, Tensor]:
-        """The first block's two maps as one: weights and biases."""
-        block: Any = self.blocks[0]
-        maps = block.res_connection, block.linear
-        with torch.inference_mode(False), torch.no_grad():
-            return torch.cat([m.weight for m in maps]), torch.cat([m.bias for m in maps])
-
-    def fuse(self) -> None:
-        """For inference: the first block's two maps as one, and a faster head."""
-        self.fused = product(*self.both)
-        freeze(self, "lm_head")
-
-
-class HydraPrefix(nn.Module):
-    """One decoder layer over the features of the text, normed before and after."""
-
-    def __init__(self, shape: LayerShape):
-        super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.layer = Layer(shape)
-        self.norm = RMSNorm(shape.hidden, shape.eps)
-
-    def forward(
-        self,
-        features: Float[Tensor, "b m h"],
-        positions: Int[Tensor, "#b m"],
-        mask: Float[Tensor, "#b 1 gm s"] | None = None,
-        store: Store | None = None,
-        turn: Float[Tensor, "#b m 2 1 d"] | None = None,
-    ) -> Float[Tensor, "b m h"]:
-        return self.norm(self.layer(self.input_layernorm(features), features, positions, mask, store, turn))
-
-
-class HydraNet(nn.Module):
-    """K heads, and in Hydra++ a decoder layer before them (`prefix`, called once over the text by its user)."""
-
-    d2t: Tensor
-
-    def __init__(self, config: HydraConfig):
-        super().__init__()
-        self.config = config
-        self.prefix = None if config.layer is None else HydraPrefix(config.layer)
-        self.heads = nn.ModuleList([HydraHead(config, i) for i in range(config.heads)])
-        if config.draft_vocab:
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.long))
-
-    def ids(self) -> Int[Tensor, " vd"] | None:
-        """The target's token id of every draft token; None: the vocabularies are one."""
-        return vocabulary.ids_of(self.d2t) if self.config.draft_vocab else None
-
-    def forward(
-        self, head: int, features: Float[Tensor, "*s h"], embeds: Float[Tensor, "*s i h"]
-    ) -> Float[Tensor, "*s v"]:
-        """Logits of head i = 0 .. K - 1 below a path of i + 1 tokens, the root first. In Hydra++, features are those
-        that `prefix` has made."""
-        return self.heads[head](torch.cat([features, embeds.flatten(-2)], -1))
-
-    @property
-    def parts(self) -> list[HydraHead]:
-        return [part for part in self.heads if isinstance(part, HydraHead)]
-
-    def fuse(self) -> None:
-        for part in self.parts:
-            part.fuse()
-        if self.prefix is not None:
-            self.prefix.layer.fuse()
-
-
-def fresh(
-    target: Target,
-    heads: int = 4,
-    layers: int = 1,
-    layer: LayerShape | None = None,
-    tokens: Int[Tensor, " vd"] | None = None,
-) -> HydraNet:
-    """An untrained network: every head is the target's LM head, for all tokens or for those of a draft vocabulary.
-    With a layer's shape: Hydra++."""
-    hidden = target.hidden
-    _heads.check_embedding(target, hidden)
-    weight, bias = linear_head(target)
-    few = 0
-    if tokens is not None:
-        weight, bias, few = weight[tokens], bias[tokens], len(tokens)
-    config = HydraConfig(target.vocab, hidden, heads, layers, layer is not None, layer, draft_vocab=few)
-    net = HydraNet(config).to(weight.device, torch.promote_types(weight.dtype, torch.float32))
-    if tokens is not None:
-        vocabulary.keep(net.d2t, tokens)
-    with torch.no_grad():
-        for part in net.parts:
-            part.lm_head.weight.copy_(weight)
-            part.lm_head.bias.copy_(bias)
-    return net
+    def growth(self, config: HydraConfig) -> Growth:
+        """The growth of trees for heads of this config."""
+        size = config.draft_vocab or config.vocab
+        kind, ranks = _ranks.chosen(self.tree, config.tree, TREES, config.heads, size)
+        return Growth(
+            tree="static" if ranks else kind, shape=tuple(min(s, size) for s in self.shape), depth=config.heads,
+            width=self.width, top_k=self.top_k, nodes=1 << 16, scale=self.scale or config.scale, ranks=ranks,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class HydraDrafter(Drafter):
-    """Trained Hydra heads for one target."""
+class CompiledHydra(Drafter):
+    """Trained Hydra heads in compiled code."""
 
-    net: HydraNet
-    target: Target
+    compiled: Hydra
     config: HydraConfig
-    growth: _growth.Growth
-    names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
-    compiled: Hydra | None = None  # its heads, and whole trees of them, where the target's passes are compiled
+    growth: Growth
+    vocab: int  # the target's
     taps: tuple[int, ...] = (-1,)
 
     @property
     def scale(self) -> float:  # type: ignore[override]
         return self.growth.scale
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraDrafting:
-        shape = self.config.layer
-        if shape is None:
-            return HydraDrafting(self)
-        some = next(self.net.parameters())
-        return HydraDrafting(self, prefix=KVCache(shape, len(prompts), capacity, some))
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CompiledHydraDrafting:
+        return CompiledHydraDrafting(self)
 
 
 @dataclass
-class HydraDrafting(Drafting):
-    """Plain Hydra knows the feature of the last committed token. Hydra++ also keeps the keys and values of its prefix
-    layer; features wait to be fed to it until a draft is asked for, so that rounds without one cost nothing."""
+class CompiledHydraDrafting(Drafting):
+    """Trees of one call where it can grow them, else a call for each layer."""
 
-    drafter: HydraDrafter
-    feature: Float[Tensor, "b h"] | None = None  # in Hydra++ what the prefix made of it
-    prefix: KVCache | None = None
-    waiting: list[tuple[Tensor, Tensor, list[int]]] = field(default_factory=list)  # features, path, count of a row
+    drafter: CompiledHydra
+    feature: Array | None = None  # [b, h], of each row's last committed token
 
     def observe(self, round: Round) -> None:
-        given = TensorRound(round, next(self.drafter.net.parameters()).device)
-        if self.prefix is None:
-            self.feature = _heads.last(given, self.feature)
-            return
-        counts = [len(path) for path in round.paths]
-        path, seen = given.path[:, : max(counts)], given.features(-1)
-        self.waiting.append((seen.gather(1, path[..., None].expand(-1, -1, seen.shape[-1])), path, counts))
-        if sum(path.shape[1] for _, path, _ in self.waiting) > FLUSH:
-            self._read()
-
-    def _read(self) -> None:
-        """Feed the waiting features to the prefix layer."""
-        net, prefix = self.drafter.net.prefix, self.prefix
-        if net is None or prefix is None or not self.waiting:
-            return
-        features, _, counts = merged(self.waiting) if len(self.waiting) > 1 else self.waiting[0]
-        self.waiting, m = [], features.shape[1]
-        if m == 0:
-            return
-        positions = prefix.lengths[:, None] + torch.arange(m, device=features.device)
-        turn = net.layer.rope.table(prefix.longest + m, features.dtype, features.device)[positions]
-        own = torch.ones(1, m, m, dtype=torch.bool, device=features.device).tril_()
-        mask = prefix.mask(own, features.dtype, net.layer.groups)
-        made = net(features, positions, mask, prefix.place(m), turn)
-        prefix.advance(counts)
-        count = torch.tensor(counts, device=features.device)
-        end = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, made.shape[2])
-        last = made.gather(1, end)[:, 0]
-        self.feature = last if self.feature is None else torch.where(count[:, None] > 0, last, self.feature)
+        self.feature = last_features(round, self.feature)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        self._read()
         drafter = self.drafter
-        if drafter.compiled is not None and (asked := drafter.growth.quick(rows, budget)) is not None:
+        if (asked := drafter.growth.quick(rows, budget)) is not None:
             assert self.feature is not None, "a prompt comes before a draft"
-            return drafter.compiled.grow(array(self.feature), rows, *asked)
-        path = Walk(drafter, rows, self.feature)
-        return drafter.growth.propose(rows, path.first, path.step, budget, drafter.names, drafter.target.vocab)[0]
+            return drafter.compiled.grow(self.feature, rows, *asked)
+        names, vocab = drafter.compiled.names, drafter.vocab
+        return drafter.growth.propose(rows, self._first(rows), self._step, budget, names, vocab)[0]
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
-        self._read()
-        path = Walk(self.drafter, rows, self.feature)
-        return _ranks.below(rows, path.first, path.step, truth[:, : self.drafter.config.heads], k, self.drafter.names)
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
+        truth = truth[:, : self.drafter.config.heads]
+        return _ranks.below(rows, self._first(rows), self._step, truth, k, self.drafter.compiled.names)
+
+    def _first(self, rows: Rows) -> Array:
+        """The logits [b, 1, v] below the roots."""
+        assert self.feature is not None, "a prompt comes before a draft"
+        roots = np.array(rows.root, np.int64)[:, None]
+        return self.drafter.compiled.step(self.feature, roots, np.zeros_like(roots), 0, 0)
+
+    def _step(self, fed: DraftTree, since: int) -> Array:
+        assert self.feature is not None, "a prompt comes before a draft"
+        return self.drafter.compiled.step(self.feature, fed.tokens, fed.parents, since, fed.deepest)
 
     def select(self, index: Sequence[int]) -> None:
-        self._read()
         if self.feature is not None:
             self.feature = self.feature[list(index)]
-        if self.prefix is not None:
-            self.prefix.select(index)
 
     def join(self, other: Drafting) -> None:
-        assert isinstance(other, HydraDrafting)
-        self._read()
-        other._read()
+        assert isinstance(other, CompiledHydraDrafting)
         assert self.feature is not None
         assert other.feature is not None
-        self.feature = torch.cat([self.feature, other.feature])
-        if self.prefix is not None and other.prefix is not None:
-            self.prefix.join(other.prefix)
+        self.feature = np.concatenate([self.feature, other.feature])
 
 
-@dataclass
-class Walk:
-    """One tree being grown, a head per depth. A node's input is its parent's and its own embedding behind it."""
+def _shapes(config: HydraConfig) -> Shapes | None:
+    h, v = config.hidden, config.draft_vocab or config.vocab
+    found: Shapes = {"d2t": (v,)} if config.draft_vocab else {}
+    for k in range(config.heads):
+        for name in ("linear", "res_connection"):
+            at = f"heads.{k}.blocks.0.{name}"
+            found |= {f"{at}.weight": (h, (k + 2) * h), f"{at}.bias": (h,)}
+        found |= {f"heads.{k}.lm_head.weight": (v, h), f"heads.{k}.lm_head.bias": (v,)}
+    return found if config.layers == 1 and not config.prefix else None
 
-    drafter: HydraDrafter
-    rows: Rows
-    feature: Float[Tensor, "b h"] | None
-    inputs: Float[Tensor, "b w wide"] = field(init=False)  # of the layer fed last
-    since: int = 0  # where that layer begins among the fed nodes
 
-    def __post_init__(self) -> None:
-        assert self.feature is not None, "a prompt comes before a draft"
-        roots = torch.tensor(self.rows.root, device=self.feature.device)
-        self.inputs = torch.cat([self.feature, _heads.embed(self.drafter.target, roots)], -1)[:, None]
+METHOD: Method[HydraConfig] = Method("hydra", HydraConfig, _shapes)
 
-    @property
-    def first(self) -> Float[Tensor, "b 1 v"]:
-        return self.drafter.net.heads[0](self.inputs)
 
-    def step(self, fed: DraftTree, since: int) -> Float[Tensor, "b w v"]:
-        device = self.inputs.device
-        embeds = _heads.embed(self.drafter.target, tensor(fed.tokens[:, since:], device))
-        above = tensor(fed.parents[:, since:] - self.since, device)[..., None].expand(-1, -1, self.inputs.shape[-1])
-        self.inputs, self.since = torch.cat([self.inputs.gather(1, above), embeds], -1), since
-        return self.drafter.net.heads[fed.deepest](self.inputs)
+def compiled(config: HydraConfig, weights: Weights, target: Target, growth: Growth) -> Drafter | None:
+    """The drafter of a network in compiled code; None where that has no such network or target."""
+    code, table = METHOD.code(config, target), target.embeddings
+    if code is None or table is None or table.shape[1] != config.hidden:
+        return None
+    names = names_of(weights["d2t"], config.vocab) if config.draft_vocab else None
+    heads = []
+    for k in range(config.heads):
+        block, bias = (
+            np.concatenate([weights[f"heads.{k}.blocks.0.{part}.{name}"] for part in ("res_connection", "linear")])
+            for name in ("weight", "bias")
+        )
+        heads.append(HydraHead(block, bias, *(weights[f"heads.{k}.lm_head.{name}"] for name in ("weight", "bias"))))
+    made = hydra(code, heads, table, names)
+    return None if made is None else CompiledHydra(made, config, growth, target.vocab)
 
 
 def load(
@@ -324,40 +155,20 @@ def load(
     width: int = 0,
     top_k: int = 4,
     scale: float = 0.0,
-) -> HydraDrafter:
-    """Hydra heads from a folder. `tree` "" is the folder's own, or dynamic; `scale` 0 is the folder's own."""
-    net: HydraNet = _weights.network(path, "hydra", target)
-    assert target is not None
-    config = net.config
-    _weights.fits(path, target, config.vocab, config.hidden)
-    _heads.check_embedding(target, config.hidden)
-    ids = net.ids()
-    if ids is not None:
-        vocabulary.check_ids(ids, target.vocab)
-    size = config.draft_vocab or target.vocab
-    kind, ranks = _ranks.chosen(tree, config.tree, TREES, config.heads, size)
-    few = tuple(min(s, size) for s in shape)
-    growth = _growth.Growth(
-        tree="static" if ranks else kind, shape=few, depth=config.heads, width=width, top_k=top_k, nodes=1 << 16,
-        scale=scale or config.scale, ranks=ranks,
-    )  # fmt: skip
-    return drafter(net, target, growth)
+) -> Drafter:
+    """Hydra heads from a folder. The options are the fields of `Request`.
+
+    Raises:
+        InputError: the folder is damaged, holds another drafter, or belongs to another target.
+    """
+    request = Request(tree, shape, width, top_k, scale)
+    found = METHOD.opened(target, path)
+    made = None
+    if target is not None and found is not None:
+        made = compiled(*found, target, request.growth(found[0]))
+    return in_tensors("hydra").load(target, path, request) if made is None else made
 
 
-def drafter(net: HydraNet, target: Target, growth: _growth.Growth) -> HydraDrafter:
-    """A drafter of heads in memory, which are in the target's precision and are changed: made ready for inference."""
-    ids, code = net.ids(), _compiled(net, target)
-    net.fuse()
-    return HydraDrafter(net, target, net.config, growth, ids, code)
-
-
-def _compiled(net: HydraNet, target: Target) -> Hydra | None:
-    """Heads of one block, in the code that the target's passes run in."""
-    code, table = code_for(target, target.precision), embeddings(target, dtype_of(target))
-    if code is None or table is None or net.config.layers != 1:
-        return None
-    heads = [Head(*map(array, (*part.both, part.lm_head.weight, part.lm_head.bias))) for part in net.parts]
-    return hydra(code, heads, array(table), _weights.names(net.ids()))
-
-
-NETWORK = Network(HydraNet, HydraConfig)
+def __getattr__(name: str) -> Any:
+    """The network and its drafter in tensors (`_hydra.py`), imported when they are asked for."""
+    return getattr(in_tensors("hydra"), name)

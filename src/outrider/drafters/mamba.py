@@ -4,242 +4,250 @@ A row's state after its committed text is all there is to remember. Each round t
 the root last, advance it; then the tree grows by batch generation (section 3.2 of the paper): the nodes to expand begin
 with their parents' states and take one step together, one forward pass per depth. Every node that was fed
 keeps its state until the round ends, so after verification the accepted node's state is selected, and nothing is
-computed again. Trees, noise and laws are those of all stepping drafters (`_growth.py`).
+computed again. Trees, noise and distributions are those of all stepping drafters (`_growth.py`).
+
+A Mamba-2 beside a native target runs in compiled code; any other recurrent model in tensors (`_mamba.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
 
-from ..backends.native.drafts import Shape
-from ..backends.native.grow import Mamba, MambaSizes
-from ..backends.native.grow import mamba as compiled_mamba
-from ..backends.torch import products, vocabulary
-from ..backends.torch.padding import padded
-from ..backends.torch.tensors import array, dtype_of, tensor
-from ..checkpoints.files import folder_of
-from ..checkpoints.mamba import original, read
+from ..backends.native.abi import Library
+from ..backends.native.checkpoint import open_checkpoint
+from ..backends.native.drafts import Shape, Weights
+from ..backends.native.grow import Mamba, MambaSizes, mamba
 from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets import mamba as ssm
 from ..params import InputError
-from . import _heads, _ranks, _weights
+from ..shipped import folder_of, placed
+from . import _ranks
 from ._common import accepted, whole
 from ._compiled import code_for
 from ._growth import Growth
-from ._stock import check_whole, same
-from ._text import TextDrafter
-from ._words import Same, Words
-from .model import across, check_tokenizer, check_way
-
-if TYPE_CHECKING:
-    from ._hybrid import HybridDrafter
+from ._text import across, check_tokenizer, check_way, tokenizer_of
+from ._trained import Shapes, cast, finite, in_tensors
+from ._words import Same, Words, names_in
 
 FEW = 4  # tokens that wait: these are read one by one
 FIRST = 16  # states that a slab has room for at first, at most; it grows
 PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
+PRECISIONS = "auto", "float64", "float32", "bfloat16", "float16"
 
 
 @dataclass(frozen=True)
-class MambaDrafter(Drafter):
-    """A Mamba or Mamba-2 of transformers, and how its tokens stand to the target's. `batch` bounds the states advanced
-    in one pass."""
+class Request:
+    """What a SPEC asks for. `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft
+    text). `batch`: states that are advanced in one pass, at most."""
 
-    net: Any
-    words: Words
     growth: Growth
     batch: int = 1024
-    steps: ssm.Steps | None = None  # recorded, where the target's passes are
-    compiled: Mamba | None = None  # reading and whole trees, where the target's passes are compiled
+    dtype: str = "auto"
+    vocab: str = "same"
+
+    def __post_init__(self) -> None:
+        growth, most = self.growth, whole("batch", self.batch)
+        states = math.prod(growth.shape[:-1])
+        if growth.tree == "static" and states > most:
+            raise InputError(
+                f"the shape {growth.shape} advances {states} states in one pass, and at most {most} are allowed; "
+                "choose a narrower one, or a larger batch="
+            )
+        if self.dtype not in PRECISIONS:
+            raise InputError(f"there is no precision {self.dtype!r}; choose {', '.join(PRECISIONS)}")
+        check_way(self.vocab)
+
+    def check_rows(self, path: str, rows: int, target: Target, tokenizer: Any) -> None:
+        """Refuse a drafter of so many tokens whose tokenizer is not the target's."""
+        folder = str(folder_of(path))
+        if tokenizer is not None and any(Path(folder).glob("tokenizer*")):  # the layout of mamba_ssm has none
+            check_tokenizer(path, tokenizer, tokenizer_of(folder))
+        elif abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
+            raise InputError(
+                f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
+                "a Mamba drafter needs the target's tokenizer"
+            )
+
+
+class MambaDrafting(Drafting):
+    """What tensors and compiled code share: committed tokens wait until a draft is asked for, the prompt too, so that a
+    text without one costs nothing."""
+
+    drafter: Any
+    pending: list[list[int]]  # committed tokens that the drafter has not read, in its own words
+    fed: Indices | None  # of the last proposal: also the slots of the nodes' states
+
+    def observe(self, round: Round) -> None:
+        read = self.drafter.words.read
+        if self.fed is None:
+            for row, tokens in zip(self.pending, round.tokens, strict=True):
+                row.extend(read(tokens))
+            return
+        # Of the accepted path, the part that was fed has its states: the last of them is selected.
+        kept = accepted(self.fed, round)
+        self.choose([path[-1] for path in kept])
+        self.pending = [read(tokens[len(path) - 1 :]) for tokens, path in zip(round.tokens, kept, strict=True)]
+        self.fed = None
+
+    def choose(self, slots: Sequence[int]) -> None:
+        """Of each row, the state in a slot becomes that of its text."""
+        raise NotImplementedError
+
+    def check_width(self, states: int) -> None:
+        """Refuse more states in one pass than the SPEC allows."""
+        if states > self.drafter.batch:
+            raise InputError(
+                f"this tree advances {states} states in one pass, and at most {self.drafter.batch} are allowed; "
+                "choose a narrower shape, fewer rows, or a larger batch="
+            )
+
+
+@dataclass(frozen=True)
+class CompiledMamba(Drafter):
+    """A Mamba-2 in compiled code, and how its tokens stand to the target's."""
+
+    compiled: Mamba
+    words: Same
+    growth: Growth
+    empty: Callable[[int], States] = field(repr=False)  # states of so many rows before the first token
+    batch: int = 1024
 
     @property
     def scale(self) -> float:  # type: ignore[override]
         return self.growth.scale
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MambaDrafting:
-        return MambaDrafting(self, ssm.empty(self.net, len(prompts)), [self.words.read(p) for p in prompts])
-
-    def advance(
-        self, tokens: Int[Tensor, "b m"], state: ssm.State, count: Int[Tensor, " b"] | None = None
-    ) -> tuple[Float[Tensor, "b v"], ssm.State]:
-        """Logits over the words after each row's last token (the net's own), and the states there."""
-        if self.steps is not None and tokens.shape[1] == 1 and count is None:
-            logits, state = self.steps(tokens, state)
-            return self.words.law(logits[:, 0]), state
-        features, state = ssm.run(self.net, tokens, state, count)
-        at = features[:, -1] if count is None else features[torch.arange(len(count), device=count.device), count - 1]
-        return self.words.law(self.net.lm_head(at)), state
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CompiledMambaDrafting:
+        return CompiledMambaDrafting(self, self.empty(len(prompts)), [self.words.read(p) for p in prompts])
 
 
 @dataclass
-class Slab:
-    """The states of one round's fed nodes: allocated once for a batch size, and reused."""
+class States:
+    """Of several nodes of every row: conv [layers, rows, slots, channels, kernel - 1], ssm [layers, rows, slots, heads,
+    head_dim, state_size]."""
 
-    conv: Float[Tensor, "l b n c w"]
-    ssm: Float[Tensor, "l b n *s"]
-
-    @classmethod
-    def like(cls, state: ssm.State, nodes: int) -> Slab:
-        def wide(t: Tensor) -> Tensor:
-            return torch.empty(t.shape[0], t.shape[1], nodes, *t.shape[2:], dtype=t.dtype, device=t.device)
-
-        with torch.inference_mode(False):  # written to in any mode
-            return cls(wide(state.conv), wide(state.ssm))
-
-    @property
-    def nodes(self) -> int:
-        return self.conv.shape[2]
+    conv: Array
+    ssm: Array
 
     @property
     def arrays(self) -> tuple[Array, Array]:
-        """Both for compiled code, which writes to them."""
-        return array(self.conv), array(self.ssm)
+        return self.conv, self.ssm
 
-    def take(self, nodes: Int[Tensor, "b w"]) -> ssm.State:
-        """Copies of the states of w nodes of every row, along the batch."""
-        b, n = self.conv.shape[1:3]
-        index = (nodes + torch.arange(b, device=nodes.device)[:, None] * n).flatten()
-        return ssm.State(self.conv.flatten(1, 2).index_select(1, index), self.ssm.flatten(1, 2).index_select(1, index))
+    @property
+    def slots(self) -> int:
+        return self.conv.shape[2]
 
-    def put(self, state: ssm.State, since: int) -> None:
-        """The states of the next nodes of every row, of which there are equally many."""
-        b = self.conv.shape[1]
-        w = state.conv.shape[1] // b
-        for mine, new in ((self.conv, state.conv), (self.ssm, state.ssm)):
-            mine[:, :, since : since + w] = new.unflatten(1, (b, w))
+    def change(self, change: Callable[..., Array], *others: States) -> States:
+        """The same with both arrays changed, together with those of others."""
+        return States(*(change(*parts) for parts in zip(self.arrays, *(o.arrays for o in others), strict=True)))
 
-    def grown(self, nodes: int) -> Slab:
-        """The same with room for more nodes."""
-        new = Slab.like(ssm.State(self.conv[:, :, 0], self.ssm[:, :, 0]), max(nodes, 2 * self.nodes))
-        new.conv[:, :, : self.nodes], new.ssm[:, :, : self.nodes] = self.conv, self.ssm
-        return new
+    def take(self, slots: Sequence[int]) -> States:
+        """A copy of one slot of each row."""
+        return self.change(lambda part: part[:, range(len(slots)), slots][:, :, None])
+
+    def widened(self, slots: int) -> States:
+        """The same with room for so many slots."""
+
+        def wide(part: Array) -> Array:
+            made = np.empty((*part.shape[:2], slots, *part.shape[3:]), part.dtype)
+            made[:, :, : part.shape[2]] = part
+            return made
+
+        return self.change(wide)
 
 
 @dataclass
-class MambaDrafting(Drafting):
-    """Each row's state after its text, and the states of the nodes that were drafted last. What is committed waits
-    until a draft is asked for, the prompt too, so that a text without one costs nothing."""
+class CompiledMambaDrafting(MambaDrafting):
+    """Each row's state after its text, and the states of the nodes that were drafted last."""
 
-    drafter: MambaDrafter
-    state: ssm.State  # after the text, without the pending tokens
-    pending: list[list[int]]  # committed tokens that the drafter has not read, in its own words
-    slab: Slab | None = field(default=None, repr=False)
-    fed: Indices | None = None  # of the last proposal: also the places of states in the slab
+    drafter: CompiledMamba
+    state: States  # of one slot: after the text, without the pending tokens
+    pending: list[list[int]]
+    slab: States | None = field(default=None, repr=False)  # allocated once for a batch size, and used again
+    fed: Indices | None = None
 
-    def observe(self, round: Round) -> None:
-        read = self.drafter.words.read
-        if self.fed is None or self.slab is None:
-            for row, tokens in zip(self.pending, round.tokens, strict=True):
-                row.extend(read(tokens))
-            return
-        # Of the accepted path, the part that was fed has its states in the slab: the last of them is selected.
-        kept = accepted(self.fed, round)
-        self.state = self.slab.take(torch.tensor([path[-1:] for path in kept], device=self.state.conv.device))
-        self.pending = [read(tokens[len(path) - 1 :]) for tokens, path in zip(round.tokens, kept, strict=True)]
-        self.fed = None
+    def choose(self, slots: Sequence[int]) -> None:
+        assert self.slab is not None, "nodes were fed"
+        self.state = self.slab.take(slots)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        words, growth, code = self.drafter.words, self.drafter.growth, self.drafter.compiled
-        asked = None if code is None else growth.quick(rows, budget)
-        if code is not None and asked is not None and len(rows) * asked[1].width <= self.drafter.batch:
-            tree, self.fed = self._grow(code, rows, *asked)
+        drafter, words = self.drafter, self.drafter.words
+        asked = drafter.growth.quick(rows, budget)
+        if asked is not None and len(rows) * asked[1].width <= drafter.batch:
+            slab = self._ready(_fed(asked[1]))
+            tree, self.fed = drafter.compiled.grow(*slab.arrays, self.pending, rows, *asked)
             return tree
-        tree, self.fed = growth.propose(rows, self._read(budget.nodes), self._step, budget, words.names, words.vocab)
+        first = self._read(budget.nodes)
+        tree, self.fed = drafter.growth.propose(rows, first, self._step, budget, words.names, words.vocab)
         return tree
-
-    def _grow(self, code: Mamba, rows: Rows, budget: Budget, shape: Shape) -> tuple[DraftTree, Indices]:
-        """A tree in one call, which also reads the few tokens that wait."""
-        slab = self._ready(1 + sum(min(shape.width, shape.top_k**depth) for depth in range(1, shape.depth)))
-        return code.grow(*slab.arrays, self.pending, rows, budget, shape)
-
-    def _ready(self, slots: int) -> Slab:
-        """The slab with room for so many states, the text's in the first; few tokens wait behind it."""
-        if max(map(len, self.pending)) > FEW:
-            self._shorten()
-        if self.slab is None or slots > self.slab.nodes:
-            self.slab = Slab.like(self.state, slots)
-        self.slab.put(self.state, 0)
-        return self.slab
 
     def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
         settled = [[*own, *more] for own, more in zip(self.pending, settled, strict=True)]  # the prompt first
-        if any(settled):
-            self.state = ssm.read(self.drafter.net, settled, self.state)
+        self._skip(settled)
         self.pending, state = tails, self.state
         tree = self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
         self.state, self.pending = state, [[] for _ in tails]  # long tails were read into it
         return tree
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
         first = self._read(1)
-        assert self.slab is not None
-        self.state, self.pending = (
-            self.slab.take(torch.zeros(len(rows), 1, dtype=torch.long, device=self.state.conv.device)),
-            [[] for _ in self.pending],
-        )
+        self.choose([0] * len(rows))
+        self.pending = [[] for _ in self.pending]
         return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
 
     def select(self, index: Sequence[int]) -> None:
-        self.state = self.state.select(torch.tensor(index, device=self.state.conv.device))
+        self.state = self.state.change(lambda part: part[:, list(index)])
         self.pending, self.slab = [list(self.pending[i]) for i in index], None
 
     def join(self, other: Drafting) -> None:
-        assert isinstance(other, MambaDrafting)
-        self.state = ssm.State.join((self.state, other.state))
+        assert isinstance(other, CompiledMambaDrafting)
+        self.state = self.state.change(lambda *parts: np.concatenate(parts, 1), other.state)
         self.pending, self.slab = self.pending + other.pending, None
 
-    def _shorten(self) -> None:
-        """Read all that waits but the root."""
-        self.state = ssm.read(self.drafter.net, [row[:-1] for row in self.pending], self.state)
-        self.pending = [row[-1:] for row in self.pending]
+    def _skip(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Move the state behind these tokens."""
+        if any(tokens):
+            self.state = self.state.change(np.copy)
+            self.drafter.compiled.skip(*self.state.arrays, tokens)
 
-    @torch.no_grad()
-    def _read(self, nodes: int) -> Any:
-        """Read the pending tokens, the root last; its state is the slab's first, which has room for a draft's."""
-        if (code := self.drafter.compiled) is not None:
-            return code.read(*self._ready(min(nodes, FIRST)).arrays, self.pending)[:, None]
-        if max(map(len, self.pending)) > ssm.PIECE:
-            self._shorten()
-        longest, device = max(map(len, self.pending)), self.state.conv.device
-        tokens = padded(self.pending, device)
-        even = all(len(row) == longest for row in self.pending)
-        count = None if even else torch.tensor([len(row) for row in self.pending], device=device)
-        logits, state = self.drafter.advance(tokens, self.state, count)
-        self.slab = self.slab or Slab.like(state, min(nodes, FIRST))
-        self.slab.put(state, 0)
-        return logits[:, None]
+    def _ready(self, slots: int) -> States:
+        """The slab with room for so many states, the text's in the first; few tokens wait behind it."""
+        if max(map(len, self.pending)) > FEW:
+            self._skip([row[:-1] for row in self.pending])
+            self.pending = [row[-1:] for row in self.pending]
+        if self.slab is None or slots > self.slab.slots:
+            self.slab = self.state.widened(slots)
+        for mine, text in zip(self.slab.arrays, self.state.arrays, strict=True):
+            mine[:, :, 0] = text[:, :, 0]
+        return self.slab
 
-    @torch.no_grad()
-    def _step(self, fed: DraftTree, since: int) -> Any:
+    def _read(self, nodes: int) -> Array:
+        """Logits [b, 1, v] behind the pending tokens, the root last; its state is the slab's first."""
+        slab = self._ready(min(nodes, FIRST))
+        return self.drafter.compiled.read(*slab.arrays, self.pending)[:, None]
+
+    def _step(self, fed: DraftTree, since: int) -> Array:
         """Advance copies of the parents' states by the nodes from `since` on, all in one pass."""
-        assert self.slab is not None
         (b, n), w = fed.tokens.shape, fed.nodes - since
-        if b * w > self.drafter.batch:
-            raise InputError(
-                f"this tree advances {b * w} states in one pass, and at most {self.drafter.batch} are allowed; "
-                "choose a narrower shape, fewer rows, or a larger batch="
-            )
-        if n > self.slab.nodes:
-            self.slab = self.slab.grown(n)
-        device = self.state.conv.device
-        if (code := self.drafter.compiled) is not None:
-            return code.step(*self.slab.arrays, fed.tokens[:, since:], fed.parents[:, since:], since)
-        state = self.slab.take(tensor(fed.parents[:, since:], device))
-        tokens = tensor(self.drafter.words.feed(fed.tokens[:, since:]), device)
-        logits, state = self.drafter.advance(tokens.reshape(b * w, 1), state)
-        self.slab.put(state, since)
-        return logits.unflatten(0, (b, w))
+        assert self.slab is not None, "the root was read"
+        self.check_width(b * w)
+        if n > self.slab.slots:
+            self.slab = self.slab.widened(max(n, 2 * self.slab.slots))
+        tokens, above = fed.tokens[:, since:], fed.parents[:, since:]
+        return self.drafter.compiled.step(*self.slab.arrays, tokens, above, since)
+
+
+def _fed(shape: Shape) -> int:
+    """Nodes that a tree of this shape feeds at most, the root included."""
+    return 1 + sum(min(shape.width, shape.top_k**depth) for depth in range(1, shape.depth))
 
 
 def load(
@@ -256,103 +264,105 @@ def load(
     batch: int = 1024,
     dtype: str = "auto",
     vocab: str = "same",
-) -> MambaDrafter | HybridDrafter | TextDrafter:
+) -> Drafter:
     """A Mamba or Mamba-2 from a folder or hub id, in transformers' layout or that of `mamba_ssm`; without a path, the
-    demo Mamba.
+    demo Mamba. The options are the fields of `Growth` and of `Request`.
 
-    `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
+    Raises:
+        InputError: the folder is damaged, or belongs to another target.
     """
-    from ..backends.torch import load_tokenizer
-
     if target is None:
         raise InputError("a draft model needs the target that it drafts for")
     growth = Growth(tree, shape, (), depth, width, top_k, 1 << 30, scale, replacement=replacement)
-    most, states = whole("batch", batch), math.prod(shape[:-1])
-    if growth.tree == "static" and states > most:
-        raise InputError(
-            f"the shape {shape} advances {states} states in one pass, and at most {most} are allowed; "
-            "choose a narrower one, or a larger batch="
-        )
-    if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
-        raise InputError(f"there is no precision {dtype!r}; choose float64, float32, bfloat16, float16 or auto")
-    check_way(vocab)
-    path = _weights.placed(path or "demo", "mamba")
-    folder = str(folder_of(path))
-    net = _net(folder, target, dtype, vocab == "same")
-    rows = int(net.config.vocab_size)
-
-    def build(words: Words) -> MambaDrafter | HybridDrafter:
-        return _built(net, words, growth, batch, target)
-
-    if vocab != "same":
-        check_whole(net, folder)
-        return across(vocab, folder, rows, target, tokenizer, build)
-    if tokenizer is not None and any(Path(folder).glob("tokenizer*")):  # the layout of mamba_ssm has none
-        check_tokenizer(path, tokenizer, load_tokenizer(folder))
-    elif abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
-        raise InputError(
-            f"{path} has {rows} tokens and the target {target.vocab}, more apart than padding; "
-            "a Mamba drafter needs the target's tokenizer"
-        )
-    return build(same(net, path, target))
+    request = Request(growth, batch, dtype, vocab)
+    path = placed(path or "demo", "mamba")
+    made = _opened(target, tokenizer, path, request)
+    return in_tensors("mamba").load(target, tokenizer, path, request) if made is None else made
 
 
-def _built(net: Any, words: Words, growth: Growth, batch: int, target: Target) -> MambaDrafter | HybridDrafter:
-    """Mamba and Mamba-2 have a forward of their own here; whatever else is recurrent, the stock one."""
-    if net.config.model_type in ssm.KINDS:
-        ssm.check(net)
-        code = _compiled(net, words, target)
-        products.hasten(net, leave=("dt_proj",))  # whose parameters are read
-        return MambaDrafter(net, words, growth, batch, ssm.Steps(net) if _heads.records(target) else None, code)
-    from . import _hybrid
-
-    _hybrid.check(net)
-    return _hybrid.HybridDrafter(net, words, growth, batch)
-
-
-def _compiled(net: Any, words: Words, target: Target) -> Mamba | None:
-    """A Mamba-2 in compiled code, where the target's passes are."""
-    code, config = code_for(target, _weights.precision(net.lm_head.weight)), net.config
-    if code is None or config.model_type != "mamba2" or net.lm_head.bias is not None or not _plain(net, words):
+def _opened(target: Target, tokenizer: Any, path: str, request: Request) -> Drafter | None:
+    """The drafter of a folder in compiled code; None where tensors must serve it."""
+    folder, precision = folder_of(path), target.precision if request.dtype == "auto" else request.dtype
+    code = code_for(target, precision)
+    if code is None or request.vocab == "shared" or not (folder / "config.json").is_file():
         return None
-    mixer, last = net.backbone.layers[0].mixer, net.backbone.norm_f
-    grouped = int(getattr(mixer.norm, "group_size", mixer.intermediate_size))  # older versions of transformers: all
-    sizes = MambaSizes(
-        hidden=config.hidden_size, intermediate=mixer.intermediate_size, heads=mixer.num_heads,
-        head_dim=mixer.head_dim, state_size=mixer.ssm_state_size, groups=mixer.n_groups,
-        conv_kernel=mixer.conv_kernel_size, layers=len(net.backbone.layers), norm_group=grouped,
-        eps=last.variance_epsilon, gated_eps=mixer.norm.variance_epsilon, dt_min=mixer.time_step_limit[0],
-        dt_max=mixer.time_step_limit[1],
+    try:
+        files = open_checkpoint(folder)
+        config, names = files.config, names_in(files.config) if request.vocab == "same" else None
+        sizes = _sizes(config)
+    except (InputError, KeyError, TypeError, ValueError):
+        return None
+    if sizes is None:
+        return None
+    arrays = {name: one.tensor.array() for name, one in files.parameters.items()}
+    if {name: x.shape for name, x in arrays.items() if name != "lm_head.weight"} != _shapes(sizes, config):
+        return None
+    weights = {name: cast(x, precision) for name, x in arrays.items()}
+    if not finite(weights):
+        return None
+    rows = int(config["vocab_size"])
+    if request.vocab == "text":
+
+        def built(words: Words) -> Drafter | None:
+            return compiled(sizes, weights, code, words, request)
+
+        return across("text", str(folder), rows, target, tokenizer, built)
+    request.check_rows(path, rows, target, tokenizer)
+    return compiled(sizes, weights, code, Same(rows, target.vocab, names), request)
+
+
+def _sizes(config: Mapping[str, Any]) -> MambaSizes | None:
+    """The sizes of a Mamba-2 that compiled code has; None for any other model. Raises KeyError for what is missing."""
+    if config["model_type"] != "mamba2" or config["hidden_act"] not in ("silu", "swish") or config["use_bias"]:
+        return None
+    inner, groups = int(config["expand"] * config["hidden_size"]), int(config["n_groups"])
+    least, most = (float(x["__float__"] if isinstance(x, dict) else x) for x in config["time_step_limit"])
+    eps = float(config["layer_norm_epsilon"])
+    return MambaSizes(
+        hidden=int(config["hidden_size"]), intermediate=inner, heads=int(config["num_heads"]),
+        head_dim=int(config["head_dim"]), state_size=int(config["state_size"]), groups=groups,
+        conv_kernel=int(config["conv_kernel"]), layers=int(config["num_hidden_layers"]), norm_group=inner // groups,
+        eps=eps, gated_eps=eps, dt_min=least, dt_max=most,
     )  # fmt: skip
-    names = words.names if isinstance(words, Same) else None
-    return compiled_mamba(code, sizes, _weights.arrays(net), array(net.lm_head.weight), names)
 
 
-def _plain(net: Any, words: Words) -> bool:
-    """Are the tokens that are read and drafted those that it is told of? (Where text is drafted they are its own.)"""
-    columns = len(net.lm_head.weight)
-    return isinstance(words, Same) and words.rows >= words.vocab and (words.names is not None or columns == words.vocab)
+def _shapes(sizes: MambaSizes, config: Mapping[str, Any]) -> Shapes:
+    h, inner, heads, v = sizes.hidden, sizes.intermediate, sizes.heads, int(config["vocab_size"])
+    channels = inner + 2 * sizes.groups * sizes.state_size
+    found: Shapes = {"backbone.embeddings.weight": (v, h), "backbone.norm_f.weight": (h,)}
+    for i in range(sizes.layers):
+        mixer = f"backbone.layers.{i}.mixer"
+        found |= {
+            f"backbone.layers.{i}.norm.weight": (h,), f"{mixer}.in_proj.weight": (inner + channels + heads, h),
+            f"{mixer}.conv1d.weight": (channels, 1, sizes.conv_kernel), f"{mixer}.dt_bias": (heads,),
+            f"{mixer}.A_log": (heads,), f"{mixer}.D": (heads,), f"{mixer}.norm.weight": (inner,),
+            f"{mixer}.out_proj.weight": (h, inner),
+        }  # fmt: skip
+        found |= {f"{mixer}.conv1d.bias": (channels,)} if config["use_conv_bias"] else {}
+    return found
 
 
-def _net(path: str, target: Target, dtype: str, drafting: bool) -> Any:
-    from ..backends.torch.load import from_pretrained
+def compiled(sizes: MambaSizes, weights: Weights, code: Library, words: Words, request: Request) -> Drafter | None:
+    """The drafter of a Mamba-2 in compiled code; None where that has no such network, or its tokens are others than
+    those that it is told of."""
+    head = weights.get("lm_head.weight", table := weights["backbone.embeddings.weight"])
+    if not isinstance(words, Same) or len(head) != len(table):
+        return None
+    if words.rows < words.vocab or (words.names is None and len(head) != words.vocab):
+        return None
+    made = mamba(code, sizes, weights, head if words.names is None else head[words.names], words.names)
+    if made is None:
+        return None
+    channels = sizes.intermediate + 2 * sizes.groups * sizes.state_size
 
-    kind = dtype_of(target) if dtype == "auto" else getattr(torch, dtype)
-    net: Any = _original(path) if original(path) else from_pretrained(path, kind, target.device, False, {})
-    net = net.to(device=target.device, dtype=kind)
-    if drafting:
-        vocabulary.cut(net)
-    return net.requires_grad_(False).eval()
+    def empty(rows: int) -> States:
+        conv = (sizes.layers, rows, 1, channels, sizes.conv_kernel - 1)
+        ssm = (sizes.layers, rows, 1, sizes.heads, sizes.head_dim, sizes.state_size)
+        return States(np.zeros(conv, table.dtype), np.zeros(ssm, np.float32))
+
+    return CompiledMamba(made, words, request.growth, empty, request.batch)
 
 
-def _original(path: str) -> Any:
-    """A model of transformers with the weights of a `mamba_ssm` folder."""
-    from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
-    config, tensors = read(path)
-    kind = config.pop("model_type")
-
-    def build() -> Any:
-        return MambaForCausalLM(MambaConfig(**config)) if kind == "mamba" else Mamba2ForCausalLM(Mamba2Config(**config))
-
-    return _weights.fill(build, tensors, path)
+def __getattr__(name: str) -> Any:
+    """The drafter in tensors (`_mamba.py`), imported when it is asked for."""
+    return getattr(in_tensors("mamba"), name)

@@ -7,22 +7,25 @@ on as far as its positions carry it; what it guesses there is judged like all el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..backends.choose import PRECISIONS, readable
+from ..backends.native.target import NativeTarget
 from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Round, Session, Target
 from ..core.tree import chain
 from ..core.types import Array, Budget, DraftTree, Rows
+from ..names import find
 from ..params import InputError
 from . import _ranks
 from ._common import accepted
 from ._growth import WIDEST, Growth
-from ._text import TextDrafter
-from ._words import WAYS, Same, Shared, Spelling, Words
+from ._text import TextDrafter, across, check_tokenizer, check_way, tokenizer_of
+from ._words import Same, Words, names_in
 
 
 @dataclass(frozen=True)
@@ -136,44 +139,30 @@ def load(
         raise InputError("a draft model needs the target that it drafts for")
     where = "demo/draft" if path in (None, "demo") else str(path)
     check_way(vocab)
-    from ..backends.torch import load_tokenizer
-    from ._stock import draft_model, same
-
     if tokenizer is not None and vocab == "same":
-        check_tokenizer(where, tokenizer, load_tokenizer(where))
-    draft = draft_model(where, target, dtype, vocab != "same")
+        check_tokenizer(where, tokenizer, tokenizer_of(where))
+    draft, words = _native(where, target, dtype, vocab), None
+    if draft is not None:
+        words = Same(draft.vocab, target.vocab)
+    else:
+        from ._stock import draft_model
+
+        draft, words = draft_model(where, target, dtype, vocab != "same")
     if vocab == "same":
-        return ModelDrafter(draft, same(draft.model, where, target), growth)
+        return ModelDrafter(draft, words, growth)
     return across(vocab, where, draft.vocab, target, tokenizer, lambda words: ModelDrafter(draft, words, growth))
 
 
-def across(way: str, where: str, rows: int, target: Target, tokenizer: Any, build: Callable[[Words], Any]) -> Any:
-    """A drafter of `rows` tokens whose tokenizer is another than the target's: `build` makes it for its words."""
-    from ..backends.torch import load_tokenizer
+def _native(where: str, target: Target, dtype: str, vocab: str) -> Target | None:
+    """The draft model in passes of our own beside a target that has such; None where torch must serve it.
 
-    theirs = load_tokenizer(where)
-    if tokenizer is None or theirs is None:
-        raise InputError(f"vocab={way} needs the tokenizers of the target and of {where}")
-    here, there = Spelling.of(tokenizer, "the target"), Spelling.of(theirs, where)
-    if way == "text":
-        return TextDrafter(build(Same(rows, rows)), here, there, target.vocab)
-    return build(Shared.of(here, there, rows, target.vocab, where))
-
-
-def check_way(way: str) -> None:
-    """Raise InputError for a way of translating vocabularies that there is not."""
-    if way not in WAYS:
-        raise InputError(f"vocab is {', '.join(WAYS)}, not {way!r}")
-
-
-def check_tokenizer(where: str, target: Any, draft: Any) -> None:
-    """Refuse a draft model whose tokens mean something else than the target's."""
-    if target is None or draft is None:
-        return
-    a, b = target.get_vocab(), draft.get_vocab()
-    same = all(b.get(token, index) == index for token, index in a.items())
-    if not same or len(set(a) & set(b)) < 0.99 * min(len(a), len(b)):
-        raise InputError(
-            f"the tokenizer of {where} differs from the target's; give the same one, or say how to draft across: "
-            "vocab=shared or vocab=text"
-        )
+    Its precision is the target's, or its own where the target's passes compute in float32 beside weights of 16 bits:
+    this processor has no products of 16 bits then.
+    """
+    if not isinstance(target, NativeTarget) or dtype not in PRECISIONS:
+        return None
+    files = readable(find(where), "cpu")
+    if files is None or (vocab == "same" and names_in(files.config) is not None):
+        return None
+    own = "auto" if target.halves and target.precision == "float32" else target.precision
+    return NativeTarget(files, own if dtype == "auto" else dtype)

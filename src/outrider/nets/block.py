@@ -25,7 +25,6 @@ token at a + j, so slot 0 drafts nothing and B slots draft B - 1 tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -34,82 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..backends.torch import vocabulary
-from ..params import InputError
-from .configs import check_size
+from .configs import OUT, BlockConfig
 from .layer import MLP, Attention, LayerShape, RMSNorm, Rope, apply_rotary, attend
-
-PAIR_HEADS = ("none", "markov", "selector")
-OUT = -1e4  # the logit of a token that is not to be drafted
-
-
-@dataclass(frozen=True)
-class BlockConfig:
-    """`taps`: indices of the target's hidden states (k: the input of layer k; -1: after the final norm).
-
-    `draft_vocab` equal to `vocab` means that the target's own head is used; a smaller one has a head of its own and
-    `d2t`, as in EAGLE-3. `mask_token` names the token whose embedding fills the slots behind the anchor; -1: a learned
-    vector. `pair_rank` is the width r of the pair head, which chooses among a slot's `pair_top` likeliest tokens (0:
-    all). `conv` is how many slots a convolution reads (0: there is none), `conv_group` how many channels share a weight
-    that it computes.
-    """
-
-    layer: LayerShape
-    layers: int
-    vocab: int
-    draft_vocab: int
-    target_hidden: int
-    taps: tuple[int, ...]
-    block: int = 8
-    causal: bool | None = True  # None, what a folder that contradicts itself says, is refused
-    sample_from_anchor: bool = True
-    pair_head: str = "markov"
-    pair_rank: int = 64
-    pair_top: int = 0
-    conv: int = 0
-    conv_group: int = 16
-    mask_token: int = -1
-    scale: float = 1.0
-    seeded: bool = False
-
-    def __post_init__(self) -> None:
-        if self.causal is None:
-            raise InputError(
-                "the config says both that slots see later slots and that they do not; say which, as in "
-                "block:DIR?causal=true or outrider import DIR --causal"
-            )
-        if self.block < 2:
-            raise InputError(f"a block holds at least 2 slots, not {self.block}")
-        if self.layers < 1:
-            raise InputError(f"a block drafter needs at least 1 layer, not {self.layers}")
-        if not self.taps or len(set(self.taps)) < len(self.taps):
-            raise InputError(f"a block drafter reads distinct layers of the target, not {list(self.taps)}; name others")
-        if self.layer.hidden != self.target_hidden:
-            raise InputError(
-                f"a block drafter uses its target's embeddings, so it must be {self.target_hidden} wide, "
-                f"not {self.layer.hidden}"
-            )
-        check_size(self.draft_vocab, self.vocab)
-        if self.mask_token >= self.vocab:
-            raise InputError(f"the mask token {self.mask_token} lies outside the vocabulary of {self.vocab} tokens")
-        if self.pair_head not in PAIR_HEADS:
-            raise InputError(f"the pair head is one of {', '.join(PAIR_HEADS)}, not {self.pair_head!r}")
-        if self.pair_head != "none" and self.pair_rank < 1:
-            raise InputError(f"a pair head is at least 1 wide, not {self.pair_rank}; correct pair_rank")
-        if self.pair_top < 0:
-            raise InputError(f"pair_top counts tokens, 0 meaning all; it is {self.pair_top}")
-        if not 0 <= self.conv <= self.block:
-            raise InputError(
-                f"a convolution reads 1 to {self.block} slots of the block (0: there is none), not {self.conv}"
-            )
-        if self.conv and (self.conv_group < 1 or self.layer.hidden % self.conv_group):
-            raise InputError(
-                f"{self.layer.hidden} channels cannot be cut into groups of {self.conv_group}; give conv_group"
-            )
-
-    @property
-    def drafts(self) -> int:
-        """How many tokens one block drafts."""
-        return self.block if self.sample_from_anchor else self.block - 1
 
 
 class BlockAttention(Attention):

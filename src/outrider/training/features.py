@@ -67,7 +67,7 @@ def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = Fals
     if not taps:  # an objective that trains the target itself
         return TargetFeatures({})
     kind = learned(target.dtype)
-    if target.native is not None and not (half and target.dtype == torch.float32):
+    if not isinstance(target, HFTarget):
         return TargetFeatures({tap: states.to(kind) for tap, states in compiled(target, batch, taps).items()})
     with torch.no_grad():
         states = hidden(target, batch, half)

@@ -22,7 +22,6 @@ from torch import nn
 
 from .. import drafters, files
 from ..backends.torch import HFTarget
-from ..backends.torch.products import hastened
 from ..params import InputError, Interrupted
 from . import checkpoint, objectives
 from .data import Batch, Document, pack, split
@@ -226,14 +225,8 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shar
     if recipe.method == "medusa2" and (shard or target.processes > 1):
         option = "--shard" if shard else "--target-parallel"
         raise InputError(f"medusa2 changes the target inside, which cannot be sharded; leave {option} out")
-    if recipe.method == "medusa2" and target.native is not None:
-        raise InputError("medusa2 changes the target, and compiled passes do not follow; load it with native=False")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
-    if hastened(target.model):
-        raise InputError(
-            "no gradient passes through this target's products; load it with load_target(..., training=True)"
-        )
     worst = max((max(d.tokens, default=0) for d in documents), default=0)
     if worst >= target.vocab:
         raise InputError(

@@ -23,6 +23,7 @@ from .workspace import Workspace
 
 TAPS = 3  # of EAGLE-3
 WHOLE = 16  # what lies side by side in a Mamba-2 is filled up to a multiple of this
+PIECE = 256  # tokens of all rows that a Mamba-2 reads at once
 LISTS = "token", "parent", "level", "fed", "chosen"  # of all candidates
 
 
@@ -316,6 +317,31 @@ class Hydra(Caller):
             self.code.draft_hydra(self.model, self.heads, residual, self.pass_, self.draft)
             return request.tree(self.draft.widest)
 
+    def step(self, features: Array, tokens: Array, parents: Array, since: int, layer: int) -> Array:
+        """Logits [b, n - since, vocab], float32, of one head below the nodes from `since` on.
+
+        Args:
+            features: as `grow` has them.
+            tokens, parents: int64 [b, n], of all nodes, the root first.
+            layer: the depth of these nodes, and the head's index.
+        """
+        (b, n), w = tokens.shape, tokens.shape[1] - since
+        features = np.ascontiguousarray(features)
+        nodes = np.ascontiguousarray(np.tile(np.arange(since, n), (b, 1)))
+        tokens, parents = (np.ascontiguousarray(part) for part in (tokens, parents))
+        given = addresses(row.ctypes.data for row in features)
+        draft = struct(
+            "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings), features=given, depth=2,
+            width=w, max_candidates=n, token=address(tokens), parent=address(parents), fed_candidate=address(nodes),
+        )  # fmt: skip
+        with self.lock:
+            self.fit(Sizes(b, width=w))
+            self.pass_.rows = b
+            self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.width)
+            residual, logits = (self.workspace.buffers[name] for name in ("blocks", "logits"))
+            self.code.step_hydra(self.model, self.heads, address(residual), self.pass_, draft, layer)
+            return logits[: b * w * self.vocab].reshape(b, w, -1).copy()
+
     def make(self) -> None:
         """Structures with room for `sizes`."""
         sizes, room = self.sizes, self.workspace
@@ -419,6 +445,21 @@ class Mamba(Caller):
             self.draft.depth = 0
             self._read(conv, ssm, pending)
             return self._logits(len(pending))
+
+    def skip(self, conv: Array, ssm: Array, pending: Sequence[Sequence[int]]) -> None:
+        """Move the states in slot 0 behind these tokens, without logits."""
+        slots = ssm.shape[2]
+        nodes = [(token, r * slots) for r, row in enumerate(pending) for token in row]
+        with self.lock:
+            for first in range(0, len(nodes), PIECE):
+                piece = nodes[first : first + PIECE]
+                self.fit(Sizes(len(pending), width=-(-len(piece) // len(pending))))
+                states = self._states(conv, ssm)
+                tokens, places = (integers(part) for part in zip(*piece, strict=True))
+                states.token, states.source, states.target = tokens, places, places
+                self.pass_.rows = len(pending)
+                self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.width)
+                self.code.read_mamba(self.mamba, states, self.pass_, len(piece))
 
     def step(self, conv: Array, ssm: Array, tokens: Array, above: Array, since: int) -> Array:
         """Logits [b, w, v] below w nodes of every row: `above` [b, w] are the slots of their parents, their own are

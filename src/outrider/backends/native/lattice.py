@@ -210,37 +210,76 @@ def block(code: Library, parts: BlockParts) -> Block | None:
     return Block(code, parts)
 
 
-class Medusa(LatticeCaller):
-    """x + SiLU(W_k x + b_k) for every head k, one LM head for all."""
+@dataclass(frozen=True)
+class MedusaParts:
+    """What Medusa's heads are made of.
 
-    def __init__(self, code: Library, blocks: Array, bias: Array, head: Array, names: Array | None):
-        hold, self.dtype, hidden = Holder(code, {}), head.dtype, head.shape[1]
-        model = struct("Model", hidden=hidden, vocab=len(head), head=hold.matrix(head))
+    Attributes:
+        blocks: [heads, hidden, hidden], every head's one residual block, [outputs, inputs] each.
+        bias: [heads, hidden].
+        lm_heads: each [vocab, hidden]: one that all heads share, or one for each.
+        head_bias: [heads, vocab], of LM heads of their own; None: they have none.
+        names: int64 [vocab], token ids of the rows of an LM head; None: 0 .. vocab - 1.
+    """
+
+    blocks: Array
+    bias: Array
+    lm_heads: Sequence[Array]
+    head_bias: Array | None
+    names: Array | None
+
+
+class Medusa(LatticeCaller):
+    """x + SiLU(W_k x + b_k) for every head k, and an LM head for each or one for all."""
+
+    def __init__(self, code: Library, parts: MedusaParts):
+        (vocab, hidden), hold = parts.lm_heads[0].shape, Holder(code, {})
+        self.dtype = parts.blocks.dtype
         self.heads = struct(
-            "MedusaHeads", blocks=hold.matrix(blocks.reshape(-1, hidden)), bias=hold.vector(bias.ravel())
+            "MedusaHeads", blocks=hold.matrix(parts.blocks.reshape(-1, hidden)), bias=hold.vector(parts.bias.ravel())
         )
+        model = struct("Model", hidden=hidden, vocab=vocab)
+        if len(parts.lm_heads) == 1:
+            model.head = hold.matrix(parts.lm_heads[0])
+        else:
+            self.lm_heads = ffi.new("Matrix[]", [hold.matrix(one) for one in parts.lm_heads])
+            self.heads.lm_heads = self.lm_heads
+            if parts.head_bias is not None:
+                self.heads.lm_head_bias = hold.vector(parts.head_bias.ravel())
         self.lattice = struct("Lattice")
-        super().__init__(code, model, len(head), names, hold.kept)
+        super().__init__(code, model, vocab, parts.names, hold.kept)
 
     def grow(self, features: Array, rows: Rows, budget: Budget, shape: Shape) -> DraftTree:
         """The best tree of the first `shape.depth` heads for every row, by the budget's floor and price.
 
         Args:
             features: [b, hidden], of each row's last committed token, after the target's final norm; in the precision
-                of the head.
+                of the heads.
         """
-        assert features.dtype == self.dtype, "features are of the drafter's precision"
-        features = np.ascontiguousarray(features)
         with self.lock:
             top_k = min(shape.top_k, self.vocab)
             sizes = Sizes(len(rows), candidates=shape.nodes, slots=shape.depth, top_k=top_k)
             request, depths = self.wanted(rows, budget, shape, sizes)
-            given = addresses(row.ctypes.data for row in features)
-            self.pass_.rows, self.draft.features = len(rows), given
-            self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.slots)
-            self.code.draft_medusa(self.model, self.heads, self.lattice, self.pass_, self.draft)
+            self._call(features)
             del depths
             return request.tree(self.draft.widest)
+
+    def logits(self, features: Array, depth: int) -> Array:
+        """Logits [b, depth, vocab], float32, of the first `depth` heads."""
+        with self.lock:
+            self.fit(Sizes(len(features), slots=depth))
+            self.draft.depth, self.draft.max_nodes = depth, 0
+            self._call(features)
+            made = self.workspace.buffers["logits"][: len(features) * depth * self.vocab]
+            return made.reshape(len(features), depth, self.vocab).copy()
+
+    def _call(self, features: Array) -> None:
+        assert features.dtype == self.dtype, "features are of the drafter's precision"
+        features = np.ascontiguousarray(features)
+        given = addresses(row.ctypes.data for row in features)
+        self.pass_.rows, self.draft.features = len(features), given
+        self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.slots)
+        self.code.draft_medusa(self.model, self.heads, self.lattice, self.pass_, self.draft)
 
     def make(self) -> None:
         """Structures with room for `sizes`."""
@@ -251,13 +290,7 @@ class Medusa(LatticeCaller):
         self.draft = struct("Draft", **self.room())
 
 
-def medusa(code: Library, blocks: Array, bias: Array, head: Array, names: Array | None) -> Medusa | None:
-    """The heads in compiled code; None where the code does not know such heads.
-
-    Args:
-        blocks: [heads, hidden, hidden], every head's one residual block, [outputs, inputs] each.
-        bias: [heads, hidden].
-        head: [vocab, hidden], rows of the LM head that all share, without a bias.
-        names: int64 [vocab], token ids of these rows; None: 0 .. vocab - 1.
-    """
-    return Medusa(code, blocks, bias, head, names) if head.dtype == blocks.dtype and head.shape[1] % STEP == 0 else None
+def medusa(code: Library, parts: MedusaParts) -> Medusa | None:
+    """The heads in compiled code; None where the code does not know such heads."""
+    alike = all(one.dtype == parts.blocks.dtype for one in parts.lm_heads)
+    return Medusa(code, parts) if alike and parts.blocks.shape[-1] % STEP == 0 else None

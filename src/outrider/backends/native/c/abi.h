@@ -179,6 +179,8 @@ typedef struct {
 typedef struct {
     Matrix blocks; /* [heads * hidden, hidden]: the residual block of every head */
     const float *bias; /* [heads * hidden] */
+    const Matrix *lm_heads; /* [heads], each [vocab, hidden]; NULL: the heads share the model's */
+    const float *lm_head_bias; /* [heads, vocab]; NULL: none */
     float *output; /* workspace: [rows, depth * hidden] */
 } MedusaHeads;
 
@@ -263,13 +265,24 @@ void draft_tree(const Model *step, const Model *head, Pass *pass, Draft *draft);
 /* `depth` 0: read what is pending alone. `max_nodes` 0: no tree, the slots' logits alone. */
 void draft_block(const Model *model, const Lattice *lattice, Pass *pass, Draft *draft);
 
+/* `max_nodes` 0: no tree, the heads' logits alone. */
 void draft_medusa(const Model *model, const MedusaHeads *heads, const Lattice *lattice, Pass *pass, Draft *draft);
 
 /* `residual`: workspace, [rows * width, 2 * hidden]. */
 void draft_hydra(const Model *model, const HydraHead *heads, float *residual, Pass *pass, Draft *draft);
 
+/* One step: the logits of one head below each of a row's `width` nodes, which `fed_candidate` [rows, width] names among
+   `token` and `parent` [rows, max_candidates]. `layer`: which head; 0 reads the roots. `depth` must be 2. */
+void step_hydra(
+    const Model *model, const HydraHead *heads, float *residual, Pass *pass, const Draft *draft, int64_t layer
+);
+
 /* `depth` 0: read what is pending, the root last, and compute the logits behind it. */
 void draft_mamba(const Mamba *mamba, const MambaStates *states, Pass *pass, Draft *draft);
+
+/* Read `count` tokens, those of a row in order: a row's tokens name the same slot as source and target, whose state is
+   updated in place. No logits are computed. */
+void read_mamba(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count);
 
 /* One step of `count` nodes. */
 void step_mamba(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count);

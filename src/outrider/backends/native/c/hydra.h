@@ -1,4 +1,4 @@
-/* Hydra's heads in one call (drafters/hydra.py is the tensor reference): a tree of EAGLE-2's kind, whose layers have a
+/* Hydra's heads in one call (drafters/_hydra.py is the tensor reference): a tree of EAGLE-2's kind, whose layers have a
    head each. A head reads the row's feature and the embeddings of a node's path, the root's first. */
 
 #ifndef OUTRIDER_HYDRA_H
@@ -56,6 +56,14 @@ static void hydra_logits(const Team *team, const void *call) {
     meet(team);
     matmul(pass->normed, count, hidden, head->head, head->head_bias, vocab, pass->logits, NULL, vocab, 0, team);
     meet(team);
+}
+
+void step_hydra(
+    const Model *model, const HydraHead *heads, float *residual, Pass *pass, const Draft *draft, int64_t layer
+) {
+    run_pass(
+        pass, hydra_logits, &(HydraLayer){model, heads + layer, residual, pass, draft, 0, layer ? draft->width : 1, layer}
+    );
 }
 
 void draft_hydra(const Model *model, const HydraHead *heads, float *residual, Pass *pass, Draft *draft) {

@@ -12,11 +12,14 @@ typedef struct {
     const MambaStates *states;
     const Pass *pass;
     int64_t count, logits; /* nodes; 1: compute the logits behind them */
+    int64_t in_order; /* 1: the nodes of a row follow one another and update one state, on one thread */
 } MambaStep;
 
-static void mamba_layer(
-    const Mamba *mamba, const MambaStates *states, const Pass *pass, int64_t l, int64_t count, const Team *team
-) {
+static void mamba_layer(const MambaStep *of, int64_t l, const Team *team) {
+    const Mamba *mamba = of->mamba;
+    const MambaStates *states = of->states;
+    const Pass *pass = of->pass;
+    const int64_t count = of->count;
     const MambaLayer *own = mamba->layer + l;
     const int64_t hidden = mamba->hidden, inner = mamba->intermediate, wide = mamba->in_proj_rows;
     const int64_t window = (inner + 2 * mamba->groups * mamba->state_size) * (mamba->conv_kernel - 1);
@@ -27,7 +30,8 @@ static void mamba_layer(
     matmul(pass->normed, count, hidden, own->in_proj, NULL, wide, pass->qkv, NULL, wide, 0, team);
     meet(team);
     float *y = row_scratch(team, inner);
-    for (int64_t i = first; i < last; i++) {
+    for (int64_t i = of->in_order ? 0 : first; i < (of->in_order ? count : last); i++) {
+        if (of->in_order && states->target[i] / states->slots % team->threads != team->thread) continue;
         const int64_t from = l * slots + states->source[i], to = l * slots + states->target[i];
         float *projected = pass->qkv + i * wide;
         convolve(mamba, own, states->conv + from * window, states->conv + to * window, projected + inner);
@@ -54,7 +58,7 @@ static void mamba_step_task(const Team *team, const void *call) {
         for (int64_t k = 0; k < hidden; k += LANES)
             v_store(pass->hidden_states + i * hidden + k, load_kv(mamba->embeddings + states->token[i] * hidden + k));
     }
-    for (int64_t l = 0; l < mamba->layers; l++) mamba_layer(mamba, states, pass, l, count, team);
+    for (int64_t l = 0; l < mamba->layers; l++) mamba_layer(of, l, team);
     if (!of->logits) return;
     norm_rows(pass, mamba->norm, hidden, mamba->eps, first, last, team);
     meet(team);
@@ -63,7 +67,7 @@ static void mamba_step_task(const Team *team, const void *call) {
 }
 
 static void mamba_step(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count, int64_t logits) {
-    run_pass(pass, mamba_step_task, &(MambaStep){mamba, states, pass, count, logits});
+    run_pass(pass, mamba_step_task, &(MambaStep){mamba, states, pass, count, logits, 0});
 }
 
 /* Read the pending tokens, row by row, into slot 0; the logits are those behind each row's last token. */
@@ -78,6 +82,10 @@ static void read_tokens(const Mamba *mamba, const MambaStates *states, Pass *pas
         }
         mamba_step(mamba, states, pass, count, step + 1 == draft->most_pending);
     }
+}
+
+void read_mamba(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count) {
+    run_pass(pass, mamba_step_task, &(MambaStep){mamba, states, pass, count, 0, 1});
 }
 
 void step_mamba(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count) {

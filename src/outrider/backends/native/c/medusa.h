@@ -1,5 +1,6 @@
-/* Medusa's heads in one call (drafters/medusa.py is the tensor reference): a residual block for each, all of one
-   hidden state; the LM head that they share; then the best nodes of the lattice of their candidates. */
+/* Medusa's heads in one call (drafters/_medusa.py is the tensor reference): a residual block for each, all of
+   one hidden state; an LM head for each, or one that they share; then the best nodes of the lattice of their
+   candidates. */
 
 #ifndef OUTRIDER_MEDUSA_H
 #define OUTRIDER_MEDUSA_H
@@ -20,7 +21,8 @@ static void medusa_logits(const Team *team, const void *call) {
     const MedusaHeads *heads = of->heads;
     const Pass *pass = of->pass;
     const Draft *draft = of->draft;
-    const int64_t rows = pass->rows, depth = draft->depth, hidden = model->hidden, wide = depth * hidden;
+    const int64_t rows = pass->rows, depth = draft->depth, hidden = model->hidden, wide = depth * hidden,
+                  vocab = model->vocab;
     gather_features(pass, draft->features, hidden, own_first(team, rows), own_last(team, rows));
     meet(team);
     matmul(pass->normed, rows, hidden, heads->blocks, heads->bias, wide, heads->output, NULL, wide, 0, team);
@@ -30,18 +32,27 @@ static void medusa_logits(const Team *team, const void *call) {
         const float *own = heads->output + i * hidden;
         for (int64_t k = 0; k < hidden; k += LANES)
             v_store(row + k, v_add(load_kv(draft->features[i / depth] + k), v_silu(v_load(own + k))));
-        to_acts(row, hidden, pass->normed + i * hidden);
+        const int64_t place = heads->lm_heads ? i % depth * rows + i / depth : i; /* the inputs of a head side by side */
+        to_acts(row, hidden, pass->normed + place * hidden);
     }
     meet(team);
-    matmul(
-        pass->normed, rows * depth, hidden, model->head, NULL, model->vocab, pass->logits, NULL, model->vocab, 0, team
-    );
+    if (!heads->lm_heads)
+        matmul(pass->normed, rows * depth, hidden, model->head, NULL, vocab, pass->logits, NULL, vocab, 0, team);
+    else
+        for (int64_t k = 0; k < depth; k++) {
+            const float *bias = heads->lm_head_bias ? heads->lm_head_bias + k * vocab : NULL;
+            const act_t *inputs = pass->normed + k * rows * hidden;
+            matmul(
+                inputs, rows, hidden, heads->lm_heads[k], bias, vocab, pass->logits + k * vocab, NULL, depth * vocab, 0,
+                team
+            );
+        }
     meet(team);
 }
 
 void draft_medusa(const Model *model, const MedusaHeads *heads, const Lattice *lattice, Pass *pass, Draft *draft) {
     run_pass(pass, medusa_logits, &(Medusa){model, heads, pass, draft});
-    best_trees(model, lattice, pass, draft);
+    if (draft->max_nodes) best_trees(model, lattice, pass, draft);
 }
 
 #endif
