@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from small import build
 
 import outrider
+from outrider.backends.native.library import library
 from outrider.backends.torch import load_target, sizes
+from outrider.backends.torch.module import ModuleTarget
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.protocols import Drafter, Drafting, Round
 from outrider.core.tree import chain, flaw, from_lists
@@ -93,12 +95,14 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["compiled", "torch"])
+@pytest.fixture(scope="module", params=["native", "torch"])
 def target(request: pytest.FixtureRequest) -> Any:
-    found = load_target(build("llama", torch.float32, **SIZES), native=request.param == "compiled")
-    if request.param == "compiled" and found.native is None:  # type: ignore[attr-defined]
-        pytest.skip("there is no compiled pass on this machine")
-    return found
+    model = build("llama", torch.float32, **SIZES)
+    if request.param == "torch":
+        return load_target(model)
+    if library("float32", "float32") is None:
+        pytest.skip("there are no native passes on this machine")
+    return ModuleTarget(model)
 
 
 def written(target: Any, wrong: dict[str, Any]) -> list[list[int]]:

@@ -20,7 +20,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 import outrider
 from outrider import drafters, hub
 from outrider.backends.torch import load_target
-from outrider.backends.torch.recorded import PROOFS
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise

@@ -16,14 +16,13 @@ import resource, sys, torch
 sys.path.insert(0, "tests/support")
 from small import build
 from outrider.backends.native.library import library
-from outrider.backends.torch import load_target
+from outrider.backends.native.target import load
 
 library("bfloat16", "bfloat16").own_pool = sys.argv[2] == "own"
 folder, sizes = sys.argv[1], {"hidden_size": 64, "intermediate_size": 14336, "head_dim": 32, "num_hidden_layers": 1}
 build("llama", torch.bfloat16, **sizes).save_pretrained(folder)
 for weights in ("full", "int8"):
-    target = load_target(folder, weights=weights, dtype="bfloat16")
-    assert target.native is not None
+    target = load(folder, "bfloat16", weights)
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.RLIM_INFINITY))  # of the first thread
     for threads in (1, 2):
         torch.set_num_threads(threads)

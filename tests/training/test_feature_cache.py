@@ -9,7 +9,8 @@ import torch
 from small import build
 
 from outrider.backends.native.library import library
-from outrider.backends.torch import HFTarget, load_target
+from outrider.backends.torch import HFTarget
+from outrider.backends.torch.module import ModuleTarget
 from outrider.params import InputError
 from outrider.training.data import Batch, Document, pack
 from outrider.training.features import FeatureCache, hidden, see
@@ -50,13 +51,9 @@ def test_a_document_sees_only_itself(family: str) -> None:
 def test_compiled_passes_give_the_features_of_the_stock_forward(family: str) -> None:
     """Documents that share rows, rows of several lengths, padding, and more tokens than one chunk of a prompt has."""
     size = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
-    target = load_target(build(family, torch.float32, **size), native=True)
-    assert isinstance(target, HFTarget)
-    assert target.native is not None
+    model = build(family, torch.float32, **size)
     for rows in (batch(), pack([Document((5, 7) * 300, (True,) * 600, "a"), *documents(5)], 700)):
-        found, target.native = see(target, rows, (1, -1)), None
-        true = see(target, rows, (1, -1))
-        target = load_target(target.model, native=True)
+        found, true = see(ModuleTarget(model), rows, (1, -1)), see(HFTarget(model), rows, (1, -1))
         there = rows.documents >= 0
         assert not bool(there.all()), "some places are padding"
         for tap in (1, -1):
