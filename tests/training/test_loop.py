@@ -19,8 +19,9 @@ from outrider.backends.torch import HFTarget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints.write import write
 from outrider.params import InputError
-from outrider.training import checkpoint, loop, objectives
+from outrider.training import checkpoint, data, loop, objectives
 from outrider.training.data import Document
+from outrider.training.objectives import eagle
 from outrider.training.recipe import Recipe
 
 
@@ -60,7 +61,7 @@ def test_an_objective_prepares_itself_once(tmp_path: Path, monkeypatch: pytest.M
     def prepare(self: Any, seen: Any) -> None:
         rows.extend(key for batch, features in seen for key in batch.keys if features.features[-1].shape[0])
 
-    monkeypatch.setattr(objectives.eagle.EagleObjective, "prepare", prepare)
+    monkeypatch.setattr(eagle.EagleObjective, "prepare", prepare)
     recipe = replace(RECIPE, steps=20)
     run(target(torch.float32), tmp_path, recipe, stop=2)
     assert rows == [0, 1, 2, 3]
@@ -172,17 +173,15 @@ def test_a_refusal_leaves_nothing_behind(model: HFTarget, tmp_path: Path, change
     assert not (tmp_path / "run").exists()
 
 
-def test_another_target_or_other_data_is_refused(model: HFTarget, tmp_path: Path) -> None:
+def test_another_target_is_refused(model: HFTarget, tmp_path: Path) -> None:
     cached = replace(RECIPE, cache=str(tmp_path / "features"))
     run(model, tmp_path / "run", cached)
     torch.manual_seed(77)
     other = target(torch.float32)
     with torch.no_grad():
         other.model.get_input_embeddings().weight.mul_(1.5)
-    with pytest.raises(InputError, match="another target or other data"):
+    with pytest.raises(InputError, match="was trained for another target"):
         run(other, tmp_path / "run", cached)
-    with pytest.raises(InputError, match="another target or other data"):
-        loop.train(model, documents(30), tmp_path / "run", cached, quiet=True)
     with pytest.raises(InputError, match="of another target or precision"):
         run(other, tmp_path / "second", cached)
 
@@ -260,7 +259,7 @@ def test_a_cache_too_large_for_the_disk_is_refused(
     ("change", "words"),
     [
         ({"length": 4096}, "exceed the target's context"),
-        ({"steps": 0}, "must be at least 1"),
+        ({"rows": 0}, "must be at least 1"),
         ({"method": "oracle"}, "no method 'oracle'"),
         ({"options": {"colour": 1}}, "eagle has no option 'colour'"),
     ],
@@ -351,3 +350,26 @@ def test_a_checkpoint_of_another_network_is_named(model: HFTarget, tmp_path: Pat
     checkpoint.write(tmp_path / "checkpoint.pt", state)
     with pytest.raises(InputError, match="another --out"):
         run(model, tmp_path)
+
+
+def test_a_run_goes_on_with_more_data_and_keeps_its_draft_vocabulary(
+    model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size, its tokens and the target's head for them; no text that was learned is held out later."""
+    monkeypatch.setattr(data, "SMALLEST", 3)
+    monkeypatch.setattr(data, "COVERED", 0.4)
+    few = [Document(tuple(t % 12 for t in d.tokens), d.learn, d.key) for d in documents(10)]
+    recipe = replace(RECIPE, method="eagle3", options={"taps": (0, 2, 3)}, steps=4)
+    loop.train(model, few, tmp_path, recipe, stop=2, quiet=True)
+    before = checkpoint.read(tmp_path / "checkpoint.pt")
+    made: list[Any] = []
+    build = objectives.build
+    monkeypatch.setattr(objectives, "build", lambda *given: made.append(build(*given)) or made[-1])
+    loop.train(model, few + documents(60)[10:], tmp_path, recipe, quiet=True)
+    assert before is not None
+    assert made[0].net.config.draft_vocab == 8 == len(before["module"]["net.d2t"])
+    assert torch.equal(made[0].net.d2t, before["module"]["net.d2t"])
+    x = torch.randn(2, 32)
+    assert torch.allclose(made[0].head(x), model.head(x)[:, made[0].net.ids()], atol=1e-5)
+    learned = {d.key for d in data.split(few)[0]}
+    assert not learned & {d.key for d in data.split(few + documents(60)[10:])[1]}

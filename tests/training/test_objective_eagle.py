@@ -238,7 +238,7 @@ def test_bad_options() -> None:
         "inputs": INPUTS[0],
         "noise": 0.1,
         "cls": 0.1,
-        "draft_vocab": 0,
+        "draft_vocab": -1,
         "linear": True,
     }
     assert build(of, "hass", k=500).k == VOCAB

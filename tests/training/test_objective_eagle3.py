@@ -114,7 +114,7 @@ def test_training_time_test_is_what_decoding_does(draft_vocab: int, monkeypatch:
     """Step j at position t equals the logits of the j-th node of a chain drafted after the prompt, by the drafter's own
     cache, its own vectors fed back."""
     of, prompt, depth = target(), [3, 1, 4, 1, 5, 9, 2], 6
-    objective = build(of, list(range(VOCAB)), draft_vocab=draft_vocab)
+    objective = build(of, list(range(VOCAB)), draft_vocab=draft_vocab, passes=7)
     drafter = network.drafter(objective.net, of)
     engine = Engine(of, drafter, FixedBudget(8, depth), GumbelNoise(of.vocab))
     with torch.no_grad():

@@ -36,13 +36,13 @@ def train(
     ],
     out: Annotated[str, opt.output("--out", metavar="DIR", help="Folder of the run; DIR/best is the drafter.")],
     model: opt.Model = None,
-    length: Annotated[int, opt.given("--length", help="Tokens of a row; short documents share one.")] = 512,
+    length: Annotated[int, opt.given("--length", help="Tokens of a row; short documents share one.")] = 1024,
     limit: Annotated[
         int,
         opt.given("--limit", metavar="N", help="Held-out prompts decoded at each evaluation, at most."),
     ] = 16,
-    steps: Annotated[int, opt.training("--steps", help="Steps of the optimiser.")] = 1000,
-    rows: Annotated[int, opt.training("--rows", help="Rows of a batch.")] = 8,
+    steps: Annotated[int, opt.training("--steps", help="Steps of the optimiser; 0: three epochs.")] = 0,
+    rows: Annotated[int, opt.training("--rows", help="Rows of a batch.")] = 2,
     accumulate: Annotated[int, opt.training("--accumulate", help="Batches of a step.")] = 1,
     lr: Annotated[float, opt.training("--lr", help="Default: the method's paper's.")] = 0.0,
     warmup: Annotated[int, opt.training("--warmup", help="Steps; default: the paper's, at most a tenth.")] = -1,
@@ -53,7 +53,7 @@ def train(
     ] = None,
     seed: Annotated[int, opt.training("--seed", help="Of weights and order.")] = 0,
     evaluate: Annotated[int, opt.training("--evaluate", help="Steps between evaluations; 0: ten in all.")] = 0,
-    save: Annotated[int, opt.training("--save", help="Steps between checkpoints.")] = 200,
+    save: Annotated[int, opt.training("--save", help="Steps between checkpoints; 0: five minutes.")] = 0,
     bf16: Annotated[
         bool | None,
         opt.machine("--bf16/--no-bf16", show_default=False, help=f"Train in bfloat16 autocast. {FAST}"),
@@ -101,9 +101,6 @@ def train(
     check_given(method, data, choice or [], init, features, cache_dtype)
     files.fillable(out)
     place = located(model)  # before torch is imported
-    from ..backends.torch import load_target, load_tokenizer
-    from ..params import InputError
-    from ..training import data as text
     from ..training import loop
     from ..training.objectives import options_of
     from ..training.recipe import Recipe
@@ -118,17 +115,8 @@ def train(
         prompts=limit, save=save, init=init, options=options, target=str(place), data=tuple(data),
     )  # fmt: skip
     recipe.complete()  # what is wrong is refused before a model is loaded
-    tokenizer = load_tokenizer(place, trust_remote_code)
-    if tokenizer is None:
-        raise InputError(f"{place} has no tokenizer, and training reads text; name a model that has one")
-    documents = list(text.read(data, tokenizer))
-    target: Any = load_target(
-        place,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        processes=target_parallel,
-    )
+    stock = not getattr(plugins.module("objectives", method), "NATIVE", False) or target_parallel > 1 or bool(features)
+    target, documents = load(place, data, stock, dtype, device, trust_remote_code, target_parallel)
     found = loop.train(target, documents, out, recipe, shard=shard, quiet=as_json)
     if int(os.environ.get("RANK", 0)):  # the first of several processes speaks for all
         return
@@ -138,6 +126,31 @@ def train(
         typer.echo(f"{found.folder}: held-out loss {found.best:.4f}, tau {found.tau:.2f} (16 nodes, T = 0)")
         changed = f"{found.folder}/target" if method == "medusa2" else place.name
         typer.echo(f'try it: outrider generate {changed} "..." --drafter {found.folder}', err=True)
+
+
+def load(
+    place: Any, data: list[str], stock: bool, dtype: str, device: str, trust_remote_code: bool, processes: int
+) -> tuple[Any, list[Any]]:
+    """The target and the documents in its tokens; `stock`: the method needs the model's own modules."""
+    from ..backends import choose, torch
+    from ..params import InputError
+    from ..training import data as text
+
+    if not stock and dtype in choose.PRECISIONS and choose.readable(place, device) is not None:
+        loaded = choose.load(place, dtype=dtype, device=device)
+        return loaded.target, list(text.read(data, loaded.tokenizer))
+    tokenizer = torch.load_tokenizer(place, trust_remote_code)
+    if tokenizer is None:
+        raise InputError(f"{place} has no tokenizer, and training reads text; name a model that has one")
+    documents = list(text.read(data, tokenizer))  # what is wrong with it is said before a model is loaded
+    target = torch.load_target(
+        place,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        processes=processes,
+    )
+    return target, documents
 
 
 def check_given(method: str, data: list[str], choice: list[str], init: str, features: str, cache_dtype: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..backends.torch import vocabulary
-from ..backends.torch.tensors import TensorRound
+from ..backends.torch.tensors import TensorRound, array, tensor
 from ..backends.torch.tensors import embed as embed
 from ..backends.torch.tensors import head as head_of
 from ..checkpoints.target import linear_head
@@ -53,16 +53,24 @@ def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], T
     """The target's LM head, for the tokens of a draft vocabulary alone: features [.., h] to logits [.., vd]."""
     if ids is None:
         return lambda features: head_of(target, features)
-    vocabulary.check_ids(ids, target.vocab)
-    every, biases = linear_head(target)
-    weight, bias = every[ids].contiguous(), biases[ids] if bool(biases.any()) else None
+    matrix, bias = weight(target, ids)
     cap = target.config_dict.get("final_logit_softcapping")
 
     def head(features: Tensor) -> Tensor:
-        logits = functional.linear(features.to(weight.dtype), weight, bias)
+        logits = functional.linear(features.to(matrix.dtype), matrix, bias)
         return torch.tanh(logits / cap) * cap if cap else logits
 
     return head
+
+
+def weight(target: Target, ids: Int[Tensor, " vd"]) -> tuple[Float[Tensor, "vd h"], Float[Tensor, " vd"] | None]:
+    """The rows of the target's LM head for these tokens, and their bias, with the family's scale in both."""
+    vocabulary.check_ids(ids, target.vocab)
+    rows = target.head_rows(array(ids))
+    if rows is not None:
+        return tensor(rows, target.device), None
+    every, bias = linear_head(target)
+    return every[ids].contiguous(), bias[ids] if bool(bias.any()) else None
 
 
 def plain_rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Float[Tensor, "vd h"] | None:

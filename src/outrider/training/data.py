@@ -27,6 +27,7 @@ from . import hidden_states
 
 PIECE = 3000  # characters of a plain text file that make one document
 TEXTS = 256  # that are tokenised at once
+SMALLEST, LARGEST, COVERED = 12, 15, 0.99  # draft vocabularies: bits of the sizes to choose from, share of the text
 STEP = 32  # tokens that lengths are multiples of, so that products have few sizes (`sizes.py`)
 
 
@@ -252,7 +253,11 @@ def _spans(text: Text, tokens: Sequence[int], places: Sequence[tuple[int, int]],
 
 
 def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) -> tuple[list[Document], list[Document]]:
-    """Training and held-out documents. A document's own tokens decide where it goes; equal ones appear once."""
+    """Training and held-out documents; equal ones appear once.
+
+    A document's own tokens decide where it goes: `share` of them are held out, and at least `least` (half of them where
+    there are fewer). Of data that has grown, none is held out that was learned before.
+    """
     unique = list({d.key: d for d in documents}.values())
     if len(unique) < 2:
         found = f"{len(unique)} document{'' if len(unique) == 1 else 's'} found"
@@ -260,8 +265,9 @@ def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) ->
             f"{found}, and training needs two that differ, one of them held out; plain texts are cut into documents at "
             "blank lines"
         )
-    ranked = sorted(d.key for d in unique)
-    out = set(ranked[: min(max(least, round(share * len(ranked))), len(ranked) // 2)])
+    ranked = sorted((hashlib.sha256(d.key.encode()).hexdigest(), d.key) for d in unique)
+    chosen = sum(int(drawn[:8], 16) < share * 16**8 for drawn, _ in ranked)
+    out = {key for _, key in ranked[: min(max(least, chosen), len(ranked) // 2)]}
     return [d for d in unique if d.key not in out], [d for d in unique if d.key in out]
 
 
@@ -315,19 +321,43 @@ def order(rows: int, seed: int, epoch: int) -> list[int]:
     return torch.randperm(rows, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)).tolist()
 
 
-def trimmed(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor, " size"] | None:
-    """The tokens of a draft vocabulary of this size; None where it would be the whole one (0, or the target's size).
+def trimmed(documents: Sequence[Document], vocab: int, size: int) -> Int[Tensor, " size"] | None:
+    """The tokens of a draft vocabulary; None where it would be the whole one. `size` as in `draft_size`."""
+    size = draft_size(documents, vocab, size)
+    return frequent(documents, vocab, size) if size < vocab else None
+
+
+def draft_size(documents: Sequence[Document], vocab: int, size: int = -1) -> int:
+    """How many tokens a draft vocabulary holds.
+
+    Args:
+        documents: what is learned.
+        vocab: the target's tokens.
+        size: so many; 0: all; -1: the least power of two from 4,096 to 32,768 whose tokens are COVERED of what is
+            learned, and all where that is over half of the vocabulary.
 
     Raises:
-        InputError: the size is negative, or larger than the target's vocabulary.
+        InputError: the size is out of range.
     """
-    if not 0 <= size <= vocab:
-        raise InputError(f"draft_vocab is 0 (all tokens) to {vocab}, not {size}")
-    return frequent(documents, vocab, size) if 0 < size < vocab else None
+    if not -1 <= size <= vocab:
+        raise InputError(f"the draft vocabulary holds 1 to {vocab} tokens (0: all; -1: chosen by the data), not {size}")
+    if size >= 0:
+        return size or vocab
+    counts = _counts(documents, vocab)[0].sort(descending=True).values
+    covers = (1 << bits for bits in range(SMALLEST, LARGEST) if counts[: 1 << bits].sum() >= COVERED * counts.sum())
+    chosen = next(covers, 1 << LARGEST)
+    return chosen if 2 * chosen <= vocab else vocab
 
 
 def frequent(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor, " size"]:
     """The `size` tokens learned most often, ascending; ties to those read more often, then to the lower id."""
+    learned, read = _counts(documents, vocab)
+    counts = learned * (int(read.sum()) + 1) + read
+    return counts.sort(descending=True, stable=True).indices[:size].sort().values
+
+
+def _counts(documents: Iterable[Document], vocab: int) -> tuple[Int[Tensor, " v"], Int[Tensor, " v"]]:
+    """How often each token is learned, and how often it is read."""
     learned, read = torch.zeros(vocab, dtype=torch.long), torch.zeros(vocab, dtype=torch.long)
     coming = iter(documents)
     while some := list(islice(coming, 1024)):
@@ -335,5 +365,4 @@ def frequent(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor
         learn = torch.tensor([known for d in some for known in d.learn], dtype=torch.bool)
         read += torch.bincount(tokens, minlength=vocab)[:vocab]
         learned += torch.bincount(tokens[learn], minlength=vocab)[:vocab]
-    counts = learned * (int(read.sum()) + 1) + read
-    return counts.sort(descending=True, stable=True).indices[:size].sort().values
+    return learned, read

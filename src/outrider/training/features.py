@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 from .. import files
 from ..backends.torch import HFTarget, attention, spread
 from ..backends.torch.padding import additive
-from ..backends.torch.tensors import tensor
+from ..backends.torch.tensors import dtype_of, tensor
+from ..core.protocols import Target
 from ..params import InputError
 from .data import Batch
 
@@ -52,21 +53,21 @@ def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "b n n"]:
     return seen | torch.eye(n, dtype=torch.bool, device=d.device)
 
 
-def see(target: HFTarget, batch: Batch, taps: tuple[int, ...], half: bool = False) -> TargetFeatures:
+def see(target: Target, batch: Batch, taps: tuple[int, ...], half: bool = False) -> TargetFeatures:
     """The target's hidden states by tap, [b, n, h]: one pass without gradients, each document by itself.
 
     Args:
         target: its weights are not changed.
         batch: packed rows.
         taps: -1 is after the final norm, k the input of layer k; none gives no features, without a pass.
-        half: compute in bfloat16.
+        half: a stock model computes in bfloat16; native passes have a precision of their own.
 
     Returns:
         Features in the precision that drafters learn in, float32 at least.
     """
     if not taps:  # an objective that trains the target itself
         return TargetFeatures({})
-    kind = learned(target.dtype)
+    kind = learned(dtype_of(target))
     if not isinstance(target, HFTarget):
         return TargetFeatures({tap: states.to(kind) for tap, states in compiled(target, batch, taps).items()})
     with torch.no_grad():
@@ -79,12 +80,12 @@ def learned(kind: torch.dtype) -> torch.dtype:
     return torch.promote_types(kind, torch.float32)
 
 
-def compiled(target: HFTarget, batch: Batch, taps: tuple[int, ...]) -> dict[int, Float[Tensor, "b n h"]]:
+def compiled(target: Target, batch: Batch, taps: tuple[int, ...]) -> dict[int, Float[Tensor, "b n h"]]:
     """The same by passes in compiled code, which read every document as a prompt of its own; zeros for padding.
 
     TOGETHER documents at a time, those of a length side by side: room is made for the longest of them.
     """
-    found = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=target.dtype) for tap in taps}
+    found = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=dtype_of(target)) for tap in taps}
     places = [
         (row, torch.nonzero(batch.documents[row] == number)[:, 0])
         for row in range(len(batch.keys))
@@ -166,11 +167,11 @@ class FeatureCache:
     def _map(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
         return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
 
-    def see(self, target: HFTarget, batch: Batch, half: bool) -> TargetFeatures:
+    def see(self, target: Target, batch: Batch, half: bool) -> TargetFeatures:
         """The batch's features: from disk where all rows are there, else computed and kept."""
         keys, n = list(batch.keys), batch.tokens.shape[1]
         there = all(self.known[t][keys].all() for t in self.taps)
-        if target.processes > 1:  # they see it together or not at all
+        if isinstance(target, HFTarget) and target.processes > 1:  # they see it together or not at all
             there = spread.agreed(target.model, there)
         if not there:
             seen = see(target, batch, self.taps, half)
@@ -181,7 +182,7 @@ class FeatureCache:
         found = {}
         for t in self.taps:
             raw = torch.from_numpy(np.ascontiguousarray(self.data[t][keys, :n])).view(self.dtype)
-            found[t] = raw.to(target.device).to(learned(target.dtype))
+            found[t] = raw.to(target.device).to(learned(dtype_of(target)))
         return TargetFeatures(found)
 
 
@@ -197,8 +198,10 @@ def digest(rows: Batch) -> str:
     return hashlib.sha256(rows.tokens.numpy().tobytes() + rows.documents.numpy().tobytes()).hexdigest()[:16]
 
 
-def fingerprint(target: HFTarget, half: bool = False) -> str:
+def fingerprint(target: Target, half: bool = False) -> str:
     """Which target this is, by some numbers of every weight, and in which precision it is run."""
+    if not isinstance(target, HFTarget):
+        return f"{target.mark}-{target.precision}"
     found = hashlib.sha256(b"half" if half else b"")
     for name, p in target.model.named_parameters():
         whole: Any = p.full_tensor() if isinstance(p, DTensor) else p

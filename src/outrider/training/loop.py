@@ -22,9 +22,11 @@ from torch import nn
 
 from .. import drafters, files
 from ..backends.torch import HFTarget
+from ..backends.torch.tensors import dtype_of
+from ..core.protocols import Target
 from ..params import InputError, Interrupted
 from . import checkpoint, objectives
-from .data import Batch, Document, pack, split
+from .data import Batch, Document, draft_size, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
 from .features import FeatureCache, TargetFeatures, digest, fingerprint, see
 from .foreign import ForeignFeatures
@@ -32,6 +34,7 @@ from .log import Log
 from .recipe import Recipe
 from .state import FeaturesOf, State, rows_of
 
+SAVE = 300  # seconds between checkpoints
 TENTH = 10  # of what a run reads is looked at beforehand, where an objective prepares itself
 
 
@@ -51,7 +54,7 @@ class Result:
 
 
 def train(
-    target: HFTarget,
+    target: Target,
     documents: Sequence[Document],
     out: str | Path,
     recipe: Recipe,
@@ -77,15 +80,18 @@ def train(
         Interrupted: Ctrl-C; the step that was reached is kept.
     """
     out = Path(out)
-    recipe = precisions(recipe.continuing(out).complete(), torch.device(target.device), target.dtype)
     _check(target, documents, recipe, shard)
-    accelerator = Accelerator(cpu=target.device == "cpu")
-    main = accelerator.is_main_process
-    target.model.requires_grad_(False)
+    stock = target if isinstance(target, HFTarget) else None
     learned, held = split(documents)
-    share = target.family.binding is None
+    share = stock is None or stock.family.binding is None
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
+    recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out).complete(), learned, target.vocab)
+    recipe = precisions(recipe, torch.device(target.device), dtype_of(target))
+    accelerator = Accelerator(cpu=target.device == "cpu")
+    main = accelerator.is_main_process
+    if stock is not None:
+        stock.model.requires_grad_(False)
 
     print_ = fingerprint(target, bool(recipe.half_features))  # now: an objective may change the target
 
@@ -97,25 +103,28 @@ def train(
             if not isinstance(made, objectives.Begun):
                 raise InputError(f"{recipe.method} cannot begin with a drafter's weights; leave --init out")
             made.begin(recipe.init)
-        made = made.double() if target.dtype == torch.float64 else made  # networks begin in float32
+        made = made.double() if dtype_of(target) == torch.float64 else made  # networks begin in float32
         return made.to(target.device).train()
 
     objective, found = fresh(), checkpoint.read(out / "checkpoint.pt")
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
-    if found is not None and found["of"] != of:
-        raise InputError(f"{out} was trained on another target or other data; give another --out, or remove it")
+    if found is not None and found["of"]["target"] != print_:
+        raise InputError(f"{out} was trained for another target; give another --out, or remove it")
     start, loss, best, tau = (0, math.nan, math.inf, 0.0) if found is None else _progress(found)
     log = Log(out, start, recipe.steps, main, quiet)
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which makes the files of a cache
         features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
     kinds = ["bfloat16" if half else "full precision" for half in (recipe.bf16, recipe.half_features)]
     log.say(f"training in {kinds[0]}, the target's features in {kinds[1]} (--no-bf16, --no-half-features)")
+    if found is not None and found["of"] != of:
+        log.say("the data is another than before: it goes on with this one, and the best drafter is looked for anew")
+        best = math.inf
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
     if found is None and not recipe.init and isinstance(objective, objectives.Prepared):
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
         some = (rows.rows(range(i, min(i + recipe.rows, len(rows.keys)))).to(target.device) for i in first)
         objective.prepare((part, features_of(part)) for part in some)
-    state = State(objective, recipe, accelerator, of, shard, target.processes)
+    state = State(objective, recipe, accelerator, of, shard, 1 if stock is None else stock.processes)
     if found is not None:
         state.resume(found)
 
@@ -129,6 +138,7 @@ def train(
         if main:
             recipe.keep(out)
             log.open()
+        kept = time.perf_counter()
         for step in range(start, last):
             began = time.perf_counter()
             loss, tokens, parts = state.step(step, rows, features_of)
@@ -142,11 +152,20 @@ def train(
             if done % recipe.evaluate == 0 or done == recipe.steps:
                 tau, best = _evaluate(state, fresh, done, target, out, test, see_test, prompts, log, best, tau)
             halt = state.any(bool(asked))  # one process's signal is for all of them
-            if done % recipe.save == 0 or done == last or halt:
+            due = done % recipe.save == 0 if recipe.save else state.any(time.perf_counter() - kept > SAVE)
+            if due or done == last or halt:
                 state.keep(out, done, loss, best, tau)
+                kept = time.perf_counter()
             if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command goes on from there")
     return Result(out / "best", last, loss, best, tau)
+
+
+def _vocabulary(recipe: Recipe, documents: Sequence[Document], vocab: int) -> Recipe:
+    """The recipe with the size of the draft vocabulary, where that is left to the data: a run keeps it."""
+    left = {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab") == -1
+    size = draft_size(documents, vocab) if left else 0
+    return replace(recipe, options={**recipe.options, "draft_vocab": size}) if left else recipe
 
 
 def precisions(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:
@@ -176,7 +195,7 @@ def _evaluate(
     state: State,
     fresh: Callable[[], Any],
     step: int,
-    target: HFTarget,
+    target: Target,
     out: Path,
     test: Batch,
     features_of: FeaturesOf,
@@ -206,25 +225,23 @@ def _evaluate(
 
 
 def _feature_source(
-    target: HFTarget, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None], of: str
+    target: Target, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None], of: str
 ) -> FeaturesOf:
     half = bool(recipe.half_features)
     if recipe.features:
+        assert isinstance(target, HFTarget), "such features are held against the stock model's"
         foreign = ForeignFeatures(Path(recipe.features), target, rows, taps, say)
         return lambda batch: foreign.see(target, batch.to(target.device), half)
     if not recipe.cache:
         return lambda batch: see(target, batch.to(target.device), taps, half)
-    width = int(target.config.hidden_size)
+    width = target.hidden
     cache = FeatureCache(Path(recipe.cache), rows, taps, width, recipe.cache_dtype, say, of)
     return lambda batch: cache.see(target, batch.to(target.device), half)
 
 
-def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:
-    if not isinstance(target, HFTarget):
+def _check(target: Target, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:
+    if target.separate:
         raise InputError("drafters are trained for decoder-only targets")
-    if recipe.method == "medusa2" and (shard or target.processes > 1):
-        option = "--shard" if shard else "--target-parallel"
-        raise InputError(f"medusa2 changes the target inside, which cannot be sharded; leave {option} out")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     worst = max((max(d.tokens, default=0) for d in documents), default=0)
@@ -232,6 +249,14 @@ def _check(target: HFTarget, documents: Sequence[Document], recipe: Recipe, shar
         raise InputError(
             f"the data has token {worst} and the target {target.vocab} tokens; tokenise it with the target's tokenizer"
         )
+    if isinstance(target, HFTarget):
+        _check_stock(target, recipe, shard)
+
+
+def _check_stock(target: HFTarget, recipe: Recipe, shard: bool) -> None:
+    if recipe.method == "medusa2" and (shard or target.processes > 1):
+        option = "--shard" if shard else "--target-parallel"
+        raise InputError(f"medusa2 changes the target inside, which cannot be sharded; leave {option} out")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from ..schema import from_dict, to_dict
 from .objectives import optimiser_of
 
 NAME = "recipe.json"
+EPOCHS, LEAST = 3, 200  # over the rows, where steps are not given; and steps at least
+FALL = 0.2  # of the steps, over which the rate falls
 FREE = {"steps", "evaluate", "prompts", "tokens", "save", "target", "data"}  # may differ when a run goes on
 
 
@@ -24,9 +25,9 @@ class Recipe:
     """`rows` of `length` tokens make a step. Rates and clipping of 0 mean: as the method's paper has them."""
 
     method: str
-    steps: int = 1000
-    rows: int = 8
-    length: int = 512
+    steps: int = 0  # 0: EPOCHS over the rows there are
+    rows: int = 2
+    length: int = 1024
     accumulate: int = 1  # batches of rows to a step
     lr: float = 0.0
     final: float = 0.1  # the cosine ends at this share of the rate
@@ -43,19 +44,24 @@ class Recipe:
     evaluate: int = 0  # steps between evaluations; 0: ten times in all
     prompts: int = 16  # held-out prompts that are decoded at each evaluation
     tokens: int = 32
-    save: int = 200  # steps between checkpoints
+    save: int = 0  # steps between checkpoints; 0: five minutes
     options: Mapping[str, Any] = field(default_factory=dict)
     target: str = ""  # how target and data were named, for those who read the file
     data: tuple[str, ...] = ()
 
+    def over(self, count: int) -> Recipe:
+        """This recipe with the steps of EPOCHS over so many rows, where it leaves them open."""
+        epochs = -(-EPOCHS * count // max(1, self.rows * self.accumulate))
+        return replace(self, steps=self.steps or max(LEAST, epochs))
+
     def complete(self) -> Recipe:
-        """Fill what was left to the method with the rates of its paper.
+        """Fill what was left to the method with its rates.
 
         Raises:
             InputError: a size or rate is out of range, or there is no such method.
         """
-        if min(self.steps, self.rows, self.length, self.accumulate, self.save) < 1:
-            raise InputError("--steps, --rows, --length, --accumulate and --save must be at least 1")
+        if min(self.rows, self.length, self.accumulate) < 1 or min(self.steps, self.save) < 0:
+            raise InputError("--rows, --length and --accumulate must be at least 1, --steps and --save at least 0")
         if self.lr < 0 or self.clip < 0 or not 0 <= self.final <= 1:
             raise InputError("--lr and --clip must be at least 0, and a recipe's final must lie between 0 and 1")
         if self.features and self.cache:
@@ -71,17 +77,18 @@ class Recipe:
         )
 
     def rate(self, step: int) -> float:
-        """Warm-up, then a cosine down to `final`; a factor."""
+        """A factor: warm-up, then constant, then over the last fifth linearly down to `final`. Up to there it does not
+        depend on the length, so that a run can be made longer."""
         if step < self.warmup:
             return (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        left = max(0.0, self.steps - step) / max(1.0, FALL * self.steps)
+        return self.final + (1 - self.final) * min(1.0, left)
 
     def continuing(self, folder: Path) -> Recipe:
         """This recipe, or that of the run in `folder` with the steps of this one.
 
         A run that goes on may be made longer, and evaluated or kept at other steps. What it left to the method stays as
-        it was filled then; the rate follows the cosine of the new length.
+        it was filled then; the rate falls at the end of the new length.
 
         Raises:
             InputError: the folder holds a run of another recipe, or one that has more steps already.
@@ -96,7 +103,7 @@ class Recipe:
         filled = replace(
             self,
             warmup=kept.warmup if self.warmup < 0 else self.warmup,
-            evaluate=self.evaluate or kept.evaluate,
+            options={**kept.options, **self.options},
             lr=self.lr or kept.lr,
             clip=self.clip or kept.clip,
             bf16=kept.bf16 if self.bf16 is None else self.bf16,

@@ -1,8 +1,9 @@
 """What a trained drafter learns: one file is one method, and the file's name is how it is asked for.
 
-A file has `OPTIMISER`, the paper's rates, and `build(target, **options) -> Objective`, whose defaults are the method's
-options. Where `build` takes `documents`, it is given those that are learned. Another package adds an objective by an
-entry point of the group `outrider.objectives` that names such a module.
+A file has `OPTIMISER`, the rates; `NATIVE = True` where it needs nothing of a target but its hidden states, embeddings
+and head, so that native passes can compute them; and `build(target, **options) -> Objective`, whose defaults are the
+method's options. Where `build` takes `documents`, it is given those that are learned. Another package adds an objective
+by an entry point of the group `outrider.objectives` that names such a module.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import plugins
-from ...backends.torch import HFTarget
+from ...core.protocols import Target
 from ...params import InputError
 from ..data import Document
 from ._objective import Begun, NetworkObjective, Objective, Optimiser, Prepared
@@ -47,7 +48,7 @@ def options_of(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in given if p.default is not p.empty and p.name != "documents"}
 
 
-def build(name: str, target: HFTarget, documents: Sequence[Document], options: dict[str, Any]) -> Objective:
+def build(name: str, target: Target, documents: Sequence[Document], options: dict[str, Any]) -> Objective:
     """The untrained objective of a method.
 
     Raises:

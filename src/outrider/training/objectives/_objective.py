@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ... import checkpoints
-from ...backends.torch import HFTarget, vocabulary
+from ...backends.torch import vocabulary
 from ...checkpoints import native
+from ...core.protocols import Target
 from ...drafters import _heads, _weights
 from ...params import InputError
 from ...schema import to_dict
@@ -84,7 +85,7 @@ class NetworkObjective(nn.Module):
     taps: tuple[int, ...] = (-1,)
     drafter: str
 
-    def __init__(self, target: HFTarget, net: Any):
+    def __init__(self, target: Target, net: Any):
         super().__init__()
         self.target, self.net = target, net
 
@@ -106,7 +107,7 @@ class TrimmedObjective(NetworkObjective):
 
     places: Tensor | None  # of the target's tokens in the draft vocabulary, -1: none; None: the vocabularies are one
 
-    def __init__(self, target: HFTarget, net: Any):
+    def __init__(self, target: Target, net: Any):
         super().__init__(target, net)
         self._read_vocabulary()
 
@@ -116,6 +117,12 @@ class TrimmedObjective(NetworkObjective):
         self.head = _heads.rows(target, ids)
         places = None if ids is None else vocabulary.places_of(ids, target.vocab)
         self.register_buffer("places", places, persistent=False)
+
+    def load_state_dict(self, *given: Any, **options: Any) -> Any:
+        """As of any module; the draft vocabulary is among its buffers."""
+        made = super().load_state_dict(*given, **options)
+        self._read_vocabulary()
+        return made
 
     def begin(self, folder: str) -> None:
         """Begin with the weights of a drafter's folder or hub id, of whatever layout, its draft vocabulary included.

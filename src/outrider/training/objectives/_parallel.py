@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...backends.torch import HFTarget
 from ...backends.torch.padding import additive
+from ...backends.torch.tensors import embed
+from ...core.protocols import Target
 from ...drafters import eagle3
 from ..data import Batch
 from ..features import TargetFeatures, mask_of, visible
@@ -35,7 +36,7 @@ class ParallelObjective(TrimmedObjective):
 
     drafter = "eagle3"
 
-    def __init__(self, target: HFTarget, net: eagle3.Eagle3Net, decay: float = 0.8):
+    def __init__(self, target: Target, net: eagle3.Eagle3Net, decay: float = 0.8):
         super().__init__(target, net)
         self.decay, self.taps = decay, (*net.config.taps, -1)
 
@@ -98,4 +99,4 @@ class ParallelObjective(TrimmedObjective):
         if self.net.config.own_embedding:
             return self.net.embed_tokens(tokens)
         with torch.no_grad():
-            return self.target.embed(tokens).to(like.dtype)
+            return embed(self.target, tokens).to(like.dtype)

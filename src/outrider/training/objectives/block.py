@@ -20,7 +20,7 @@ chance that the drafter gives to the target's likeliest token of slot j,  w_k = 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -236,7 +236,7 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
 
 def build(
     target: HFTarget,
-    documents: Iterable[Document] = (),
+    documents: Sequence[Document] = (),
     layers: int = 1,
     block: int = 8,
     causal: bool = True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ...backends.torch import HFTarget
 from ...params import InputError
@@ -13,7 +13,7 @@ from ._language import LanguageObjective, objective, special_tokens
 
 def build(
     target: HFTarget,
-    documents: Iterable[Document] = (),
+    documents: Sequence[Document] = (),
     hidden: int = 192,
     layers: int = 2,
     heads: int = 3,

@@ -9,12 +9,14 @@ be learned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from ...backends.torch import HFTarget, vocabulary
+from ...backends.torch import vocabulary
+from ...backends.torch.tensors import embed
+from ...core.protocols import Target
 from ...drafters import eagle
 from ...nets import configs
 from ...params import InputError
@@ -26,6 +28,7 @@ from ._losses import LOSSES, likeliest, precise, smooth_l1, soft_cross_entropy
 from ._objective import Optimiser, TrimmedObjective, uniform
 from ._passes import Passes, moved
 
+NATIVE = True
 OPTIMISER = Optimiser(lr=3e-5)
 
 
@@ -36,7 +39,7 @@ class EagleObjective(TrimmedObjective):
 
     def __init__(
         self,
-        target: HFTarget,
+        target: Target,
         net: eagle.EagleNet,
         noise: float = 0.1,
         cls: float = 0.1,
@@ -77,7 +80,7 @@ class EagleObjective(TrimmedObjective):
     def _embeds(self, batch: Batch, like: Tensor) -> Tensor:
         tokens = batch.tokens if self.net.config.inputs == "feature+unshifted" else batch.ahead(1)
         with torch.no_grad():
-            return self.target.embed(tokens).to(like.dtype)
+            return embed(self.target, tokens).to(like.dtype)
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss summed over the positions learned, how many they are, and the share of right guesses by pass."""
@@ -117,11 +120,9 @@ class EagleObjective(TrimmedObjective):
         return ((uniform(batch, step, 0x85EBCA77, *like.shape[1:]) * 2 - 1) * self.noise).to(like)
 
 
-def fresh(
-    target: HFTarget, documents: Iterable[Document], inputs: str, trained: str, draft_vocab: int
-) -> eagle.EagleNet:
+def fresh(target: Target, documents: Sequence[Document], inputs: str, trained: str, draft_vocab: int) -> eagle.EagleNet:
     """An untrained network. `draft_vocab`: so many tokens, those most frequent in the documents; 0: all."""
-    hidden = int(target.config.hidden_size)
+    hidden = target.hidden
     tokens = trimmed(documents, target.vocab, draft_vocab)
     few = 0 if tokens is None else len(tokens)
     config = eagle.EagleConfig(layer_like(target), target.vocab, hidden, inputs, trained=trained, draft_vocab=few)
@@ -132,12 +133,12 @@ def fresh(
 
 
 def build(
-    target: HFTarget,
-    documents: Iterable[Document] = (),
+    target: Target,
+    documents: Sequence[Document] = (),
     inputs: str = configs.INPUTS[0],
     noise: float = 0.1,
     cls: float = 0.1,
-    draft_vocab: int = 0,
+    draft_vocab: int = -1,
     linear: bool = True,
 ) -> EagleObjective:
     """EAGLE for a target: noise on the features, one pass. `inputs` feature+shifted, feature+unshifted, feature or

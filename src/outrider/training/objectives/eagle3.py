@@ -1,6 +1,6 @@
 """EAGLE-3's objective (Li et al. 2025, section 3): the training-time test. No feature is regressed.
 
-    L = sum over steps j = 1 .. 7 of  0.8^(j-1) * CE(p, q_j)
+    L = sum over steps j = 1 .. 3 (7 in the paper) of  0.8^(j-1) * CE(p, q_j)
 
 Step j reads at position i its own vector of step j - 1 at i - 1, nothing detached, and sees what the j-th step of a
 draft sees (`_passes.py`). p is the target's law of token_{i+2} restricted to the draft vocabulary and made to sum to
@@ -10,16 +10,17 @@ likeliest is: the same in greedy answers, and six times dearer with a vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ...backends.torch import HFTarget
-from ...drafters import eagle3
+from ...backends.torch.tensors import embed
+from ...core.protocols import Target
+from ...drafters import _heads, eagle3
 from ...nets.configs import check_taps, default_taps
 from ...params import InputError
-from ..data import Batch, Document, frequent
+from ..data import Batch, Document, draft_size, frequent
 from ..features import TargetFeatures, visible
 from ._layer import layer_like
 from ._losses import cross_entropy, likeliest, precise
@@ -27,7 +28,8 @@ from ._objective import Optimiser, TrimmedObjective
 from ._parallel import ParallelObjective
 from ._passes import Passes, moved
 
-OPTIMISER = Optimiser(lr=5e-5)
+NATIVE = True
+OPTIMISER = Optimiser(lr=5e-4, warmup=100)
 
 
 class Eagle3Objective(TrimmedObjective):
@@ -35,7 +37,7 @@ class Eagle3Objective(TrimmedObjective):
 
     drafter = "eagle3"
 
-    def __init__(self, target: HFTarget, net: eagle3.Eagle3Net, passes: int = 7, decay: float = 0.8):
+    def __init__(self, target: Target, net: eagle3.Eagle3Net, passes: int = 3, decay: float = 0.8):
         super().__init__(target, net)
         self.passes, self.decay = passes, decay
         self.taps = (*net.config.taps, -1)
@@ -45,7 +47,7 @@ class Eagle3Objective(TrimmedObjective):
         net = self.net
         true = net.fuse(torch.cat([seen.features[tap] for tap in net.config.taps], -1))
         ahead = batch.ahead(1)
-        embeds = net.embed_tokens(ahead) if net.config.own_embedding else self.target.embed(ahead).to(true.dtype)
+        embeds = net.embed_tokens(ahead) if net.config.own_embedding else embed(self.target, ahead).to(true.dtype)
         with torch.no_grad():
             rows, columns = (batch.wanted(2) & self.draftable(batch.ahead(2))).nonzero().unbind(1)
             law = precise(self.head(seen.features[-1][rows, columns + 1])).softmax(-1)
@@ -65,11 +67,11 @@ class Eagle3Objective(TrimmedObjective):
 
 
 def build(
-    target: HFTarget,
-    documents: Iterable[Document] = (),
-    passes: int = 7,
+    target: Target,
+    documents: Sequence[Document] = (),
+    passes: int = 3,
     decay: float = 0.8,
-    draft_vocab: int = 0,
+    draft_vocab: int = -1,
     hidden: int = 0,
     taps: tuple[int, ...] = (),
     parallel: bool = False,
@@ -77,16 +79,17 @@ def build(
     mask_token: int = 0,
 ) -> Eagle3Objective | ParallelObjective:
     """EAGLE-3 for a target. `passes`: steps over outputs of its own, each weighing `decay` times the one before;
-    `draft_vocab` tokens that can be drafted, the most frequent (0: all); `hidden`: its width (0: the target's); `taps`:
-    the three hidden states that are read (default: 2, L/2, L-3). `parallel`: P-EAGLE, which drafts `passes` tokens in
-    one pass of `layers`; `mask_token` stands for the tokens to come.
+    `draft_vocab` tokens that can be drafted, the most frequent (0: all; -1: chosen by the data, `draft_size`);
+    `hidden`: its width (0: the target's); `taps`: the three hidden states that are read (default: 2, L/2, L-3).
+    `parallel`: P-EAGLE, which drafts `passes` tokens in one pass of `layers`; `mask_token` stands for the tokens to
+    come.
     """
-    wide = int(target.config.hidden_size)
-    chosen = tuple(taps) or default_taps(int(target.config.num_hidden_layers))
+    wide = target.hidden
+    chosen = tuple(taps) or default_taps(target.layers)
     check_taps(chosen)
     if passes < 1:
         raise InputError("passes must be at least 1")
-    size = draft_vocab or target.vocab
+    size = draft_size(documents, target.vocab, draft_vocab)
     config = eagle3.Eagle3Config(
         layer=layer_like(target, 2, hidden or wide),
         vocab=target.vocab,
@@ -102,8 +105,7 @@ def build(
     kept = frequent(documents, target.vocab, size)
     net.d2t.copy_(kept - torch.arange(size))
     net.t2d.zero_()[kept] = True
-    head = target.model.get_output_embeddings().weight
-    if head.shape == (target.vocab, config.layer.hidden):
+    if wide == config.layer.hidden:
         with torch.no_grad():
-            net.lm_head.weight.copy_(head[kept])
+            net.lm_head.weight.copy_(_heads.weight(target, kept)[0])
     return ParallelObjective(target, net, decay) if parallel else Eagle3Objective(target, net, passes, decay)

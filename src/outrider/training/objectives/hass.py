@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from ...backends.torch import HFTarget
+from ...core.protocols import Target
 from ...nets import configs
 from ..data import Document
+from .eagle import NATIVE as NATIVE
 from .eagle import OPTIMISER as OPTIMISER
 from .eagle import EagleObjective, fresh
 
 
 def build(
-    target: HFTarget,
-    documents: Iterable[Document] = (),
+    target: Target,
+    documents: Sequence[Document] = (),
     inputs: str = configs.INPUTS[0],
     noise: float = 0.1,
     cls: float = 0.1,
@@ -23,7 +24,7 @@ def build(
     k: int = 10,
     loss: str = "top-k",
     published: bool = False,
-    draft_vocab: int = 0,
+    draft_vocab: int = -1,
     linear: bool = True,
 ) -> EagleObjective:
     """HASS for a target: EAGLE's `inputs`, `noise`, `cls`, `draft_vocab` and `linear`. `passes` of its harmonised

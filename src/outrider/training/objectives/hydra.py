@@ -8,7 +8,7 @@ decoder layer of its own first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class HydraObjective(TrimmedObjective):
 
 def build(
     target: HFTarget,
-    documents: Iterable[Document] = (),
+    documents: Sequence[Document] = (),
     heads: int = 4,
     layers: int = 1,
     prefix: bool = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from ...backends.torch import HFTarget
@@ -15,7 +15,7 @@ from ._language import LanguageObjective, objective, special_tokens
 
 def build(
     target: HFTarget,
-    documents: Iterable[Document] = (),
+    documents: Sequence[Document] = (),
     kind: str = "mamba2",
     hidden: int = 192,
     layers: int = 4,

@@ -7,7 +7,7 @@ Head k reads the feature of position i and predicts the token k places after the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class MedusaObjective(TrimmedObjective):
 
 def build(
     target: HFTarget,
-    documents: Iterable[Document] = (),
+    documents: Sequence[Document] = (),
     heads: int = 4,
     layers: int = 1,
     share_head: bool = False,
