@@ -322,10 +322,10 @@ def test_options_of_a_peer() -> None:
     [
         ("lookup@int8", "lookup", "int8", "lookup, int8"),
         (
-            "eagle:DIR@16x6@eager+native@rejection",
+            "eagle:DIR@16x6@native@rejection",
             "eagle:DIR",
-            "eager+native",
-            "eagle:DIR, rejection, 16x6, eager+native",
+            "native",
+            "eagle:DIR, rejection, 16x6, native",
         ),
         ("none@native", "none", "native", "none, native"),
         ("eagle:me@int9", "eagle:me@int9", "plain", "eagle:me@int9"),

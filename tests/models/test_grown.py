@@ -13,9 +13,9 @@ from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_
 
 import outrider
 from outrider.backends.native import library as native
-from outrider.backends.native.abi import PLAIN, W8A8
+from outrider.backends.native.abi import INTEGER, PLAIN
 from outrider.backends.native.drafts import Pairs
-from outrider.backends.native.weights import Matrix
+from outrider.backends.native.weights import Q8_0, Matrix
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import _eagle, _eagle3, eagle, eagle3
 from outrider.drafters._compiled import CompiledEagle, EagleDrafting, code_for
@@ -114,7 +114,7 @@ def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_o
     assert code_for(target, "float32") is target.code
     assert code_for(target, "bfloat16") is native.library("bfloat16", "bfloat16")
     assert code_for(target, "float64") is None
-    for made_, kind in ((llm, W8A8), (exact, PLAIN)):
+    for made_, kind in ((llm, INTEGER + Q8_0), (exact, PLAIN)):
         drafter: Any = made_.drafter
         assert {one.kind for one in drafter.compiled.kept if isinstance(one, Matrix)} == {kind}
     prompts = [text_of(i, 20 + 9 * i) for i in range(3)]

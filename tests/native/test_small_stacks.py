@@ -12,7 +12,7 @@ import pytest
 from outrider.backends.native.library import library
 
 SCRIPT = """
-import resource, sys, torch
+import os, resource, sys, torch
 sys.path.insert(0, "tests/support")
 from small import build
 from outrider.backends.native.library import library

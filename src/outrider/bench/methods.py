@@ -16,7 +16,7 @@ from .types import PACKED, PLAIN, Method
 if TYPE_CHECKING:
     from ..budgets.budgeter import Budgeter
 
-VARIANTS = ("plain", "eager", *PACKED, *(f"eager+{kind}" for kind in PACKED))  # eager: stock passes, not compiled
+VARIANTS = ("plain", "eager", *PACKED)  # eager: stock passes, not compiled
 BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"
 OPTIONS = ("epsilon", "delta")  # of the rule typical
 ENDING = re.compile(

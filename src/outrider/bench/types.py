@@ -22,8 +22,7 @@ PACKED = "int8", "native"  # quantised weights: another target than the full one
 
 def weights_of(variant: str) -> str:
     """The weights of a variant of the target: full, int8 or native."""
-    kind = variant.rpartition("+")[2]
-    return kind if kind in PACKED else "full"
+    return variant if variant in PACKED else "full"
 
 
 def text_of(variant: str) -> str:

@@ -16,6 +16,7 @@ def validate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     exact: opt.Exact = "auto",
+    weights: opt.Weights = "full",
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -30,13 +31,15 @@ def validate(
 
     check_names(dtype, device)
     check_exact(exact)
-    place = located(model)
+    place = located(model, weights)
     check_place(dtype, device)
     from ..backends.choose import load
     from ..backends.torch.validate import validate as prove
 
     with spinner(f"loading {place}"):
-        loaded = load(place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact)
+        loaded = load(
+            place, dtype=dtype, device=device, trust_remote_code=trust_remote_code, exact=exact, weights=weights
+        )
     report = prove(loaded.target, seed)
     if as_json:
         import json

@@ -248,8 +248,6 @@ class _Loader:
 
     def matrix(self, one: Parameter, room: Array) -> Matrix:
         """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
-        if self.in_place(one):
-            return Matrix(PLAIN, one.tensor.data)
         if not self.int8_size(one):
             return self.full(one, room)
         made = self.integers(one, room)
@@ -258,6 +256,8 @@ class _Loader:
 
     def full(self, one: Parameter, room: Array | None = None) -> Matrix:
         """The same of all its bits, in `room` or in memory of its own."""
+        if self.in_place(one):
+            return Matrix(PLAIN, one.tensor.data)
         if room is None:
             (room,) = stretch([self.full_size(one)])
         made = self.blocks(one, room) or self.plain(one, room)
@@ -278,7 +278,7 @@ class _Loader:
 
     def size(self, one: Parameter) -> int:
         """Bytes that a matrix takes in the stretch."""
-        return 0 if self.in_place(one) else self.int8_size(one) or self.full_size(one)
+        return self.int8_size(one) or self.full_size(one)
 
     def int8_size(self, one: Parameter) -> int:
         """Bytes of a matrix for integer products; 0: it has no such form."""
@@ -327,6 +327,8 @@ class _Loader:
 
     def full_size(self, one: Parameter) -> int:
         """The same where it is not multiplied as integers."""
+        if self.in_place(one):
+            return 0
         rows, width = one.tensor.shape
         if each := self.each(one):
             return each * (rows + -rows % 4)

@@ -30,7 +30,7 @@ typedef struct {
 } Activations;
 
 INLINE void quantise_block(const act_t *from, Activations *to) {
-    __m256 x[4];
+    f32x8_t x[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) x[i] = f8_load_acts(from + 8 * i);
     const float largest = largest_magnitude(x);

@@ -4,10 +4,11 @@
 #ifndef OUTRIDER_LANES16_H
 #define OUTRIDER_LANES16_H
 
+#include "../machine.h"
+#include "rows.h"
 #ifdef OPENS_BLOCKS
 #include "../formats/open16.h"
 #endif
-#include "rows.h"
 
 #define MAX_ROWS 6 /* rows of x at once: the sums of so many with four outputs fit into the registers */
 #define TILE_ROWS 4 /* of more rows, so many at once but for the last ones */

@@ -6,10 +6,11 @@
 #ifndef OUTRIDER_LANES8_H
 #define OUTRIDER_LANES8_H
 
+#include "../machine.h"
+#include "rows.h"
 #ifdef OPENS_BLOCKS
 #include "../formats/open8.h"
 #endif
-#include "rows.h"
 
 /* `n` rows of x with `own` of four outputs, from the one that is `from`: sum[4 * row + output], in lanes. The outputs
    lie in blocks (of which one is at rows[0], with `scales`) or not. */

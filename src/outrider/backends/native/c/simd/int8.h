@@ -172,18 +172,20 @@ INLINE i8_t i8_sign(i8_t x, i8_t by) {
 
 /* Quantising activations, eight float32 at a time. */
 
+typedef __m256 f32x8_t;
+
 #ifdef BF16_ACTS
-INLINE __m256 f8_load_acts(const act_t *p) {
+INLINE f32x8_t f8_load_acts(const act_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 #else
-INLINE __m256 f8_load_acts(const act_t *p) {
+INLINE f32x8_t f8_load_acts(const act_t *p) {
     return _mm256_loadu_ps(p);
 }
 #endif
 
 /* The largest magnitude of 32; NaN if one of them is: as bits it is the largest. */
-INLINE float largest_magnitude(const __m256 x[4]) {
+INLINE float largest_magnitude(const f32x8_t x[4]) {
     const __m256i sign = _mm256_set1_epi32((int)0x80000000);
     __m256i most = _mm256_setzero_si256();
 #pragma GCC unroll 4
@@ -195,7 +197,7 @@ INLINE float largest_magnitude(const __m256 x[4]) {
 }
 
 /* 32 float32 times a factor, to the nearest int8, ties to even, in order. `sums`: of the first sixteen and the last. */
-INLINE void round_to_int8(const __m256 x[4], float factor, int8_t *to, int32_t sums[2]) {
+INLINE void round_to_int8(const f32x8_t x[4], float factor, int8_t *to, int32_t sums[2]) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i rounded[4];
 #pragma GCC unroll 4
