@@ -25,11 +25,17 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.trained
 @pytest.mark.process
-@pytest.mark.parametrize("drafter", ["none", "lookup + suffix", "eagle:demo/hass", "demo/eagle3"])
-@pytest.mark.parametrize("weights", ["full", "int8"])
-def test_the_demo_writes_with_what_ships(drafter: str, weights: str) -> None:
-    wanted = "--max-new-tokens", "8", "--drafter", drafter, "--weights", weights
-    done = outrider("generate", "demo", "Once upon", *wanted)
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "none", "lookup + suffix", "eagle:demo/hass", "demo/eagle3", "medusa:demo", "medusa:demo?tree=static",
+        "hydra:demo", "hydra:demo?tree=static", "block:demo", "block:demo?tree=static&shape=3,2,1", "mamba:demo",
+        "mamba:demo?tree=static", "mamba:demo?vocab=text", "model:demo", "model:demo?vocab=text",
+        "model:demo?vocab=shared", "suffix + model:demo",
+    ],
+)  # fmt: skip
+def test_the_demo_writes_with_what_ships(drafter: str) -> None:
+    done = outrider("generate", "demo", "Once upon", "--max-new-tokens", "8", "--drafter", drafter)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -38,8 +44,7 @@ def test_the_demo_writes_with_what_ships(drafter: str, weights: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (("generate", "demo", "hi", "--drafter", "block:demo/block"), "torch"),
-        (("generate", "demo", "hi", "--drafter", "model:demo"), "torch"),
+        (("generate", "demo", "hi", "--drafter", "mamba:demo?dtype=float64"), "torch"),
         (("generate", "demo", "hi", "--no-compile"), "torch"),
         (("audit", "demo"), "torch"),
         (("validate", "demo"), "torch"),

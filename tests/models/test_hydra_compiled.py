@@ -20,18 +20,19 @@ from grown_world import (
 
 import outrider
 from outrider.backends.native import library as native
+from outrider.backends.native.drafts import Pairs, float32
 from outrider.backends.torch.tensors import array, embed
 from outrider.core.types import Budget, DraftTree, Rows
-from outrider.drafters import hydra
+from outrider.drafters import _weights, hydra
 from outrider.drafters._growth import Growth
-from outrider.drafters.hydra import CompiledHydra, CompiledHydraDrafting
+from outrider.drafters.hydra import CompiledHydra, HydraTrees
 from outrider.nets.configs import LayerShape
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
 )
 HALF, WHOLE = torch.bfloat16, torch.float32
-LAYER = LayerShape(64, 4, 2, 16, 96, 64)  # of Hydra++
+PREFIX: dict[str, Any] = {"prefix": True, "layer": LayerShape(64, 4, 2, 32, 96, 64)}  # of Hydra++
 
 
 def network(vocab: int, drafted: int, spoilt: bool = False, **more: Any) -> Any:
@@ -59,28 +60,28 @@ def made(
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     """Every proposal is made both ways; those of the compiled code are kept."""
     trees: list[DraftTree] = []
-    whole = CompiledHydraDrafting.propose
+    whole = HydraTrees.propose
 
-    def both(self: CompiledHydraDrafting, rows: Rows, budget: Budget) -> DraftTree:
+    def both(self: HydraTrees, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
         assert drafter.growth.quick(rows, budget) is not None
         tree = whole(self, rows, budget)
         names, vocab = drafter.compiled.names, drafter.vocab
-        right, _ = drafter.growth.propose(rows, self._first(rows), self._step, budget, names, vocab)
+        right, _ = drafter.growth.propose(rows, *self.steps(rows), budget, names, vocab)
         same(tree, right)
         trees.append(tree)
         return tree
 
-    monkeypatch.setattr(CompiledHydraDrafting, "propose", both)
+    monkeypatch.setattr(HydraTrees, "propose", both)
     return trees
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("budget", list(BUDGETS))
 def test_trees_are_those_of_single_steps(budget: str, temperature: float, compared: list[DraftTree]) -> None:
-    """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones."""
-    for vocab, drafted in ((97, 0), (97, 50), (6000, 5000)):
-        llm = made(vocab, drafted, WHOLE)
+    """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones; Hydra++."""
+    for vocab, drafted, more in ((97, 0, {}), (97, 50, PREFIX), (6000, 5000, {})):
+        llm = made(vocab, drafted, WHOLE, **more)
         llm.generate(
             PROMPTS, max_new_tokens=14, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
         )
@@ -100,8 +101,9 @@ def test_a_path_is_read_in_its_order(compared: list[DraftTree]) -> None:
 
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dtype) -> None:
-    texts_are_plain(made(97, 50, dtype), temperature)
+@pytest.mark.parametrize("more", [{}, PREFIX], ids=["plain", "prefix"])
+def test_texts_with_drafts_are_those_without(more: dict[str, Any], temperature: float, dtype: torch.dtype) -> None:
+    texts_are_plain(made(97, 50, dtype, **more), temperature)
 
 
 @torch.no_grad()
@@ -126,11 +128,34 @@ def test_logits_are_those_of_the_network(dtype: torch.dtype, halves: bool) -> No
                 assert apart < (1e-5 if dtype == WHOLE and not halves else 0.05), "weights of eight bits"
 
 
-@pytest.mark.parametrize("more", [{"layers": 2}, {"prefix": True, "layer": LAYER}], ids=["blocks", "prefix"])
-def test_what_the_code_does_not_know_stays_in_tensors(more: dict[str, Any]) -> None:
-    llm = made(97, 50, WHOLE, **more)
-    assert not isinstance(llm.drafter, CompiledHydra)
-    texts_are_plain(llm, 1.0)
+@torch.no_grad()
+@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, False), (WHOLE, True)])
+def test_features_are_read_as_by_tensors(dtype: torch.dtype, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Hydra++'s layer: many at once and few, of rows of unequal length and of some that have none."""
+    target, nets = compiled(97, dtype, halves), [network(97, 50, **PREFIX).to(dtype) for _ in range(2)]
+    fast = hydra.drafter(nets[0], target, Growth())
+    assert isinstance(fast, CompiledHydra)
+    monkeypatch.setattr(_weights, "compiled", lambda *_: None)
+    slow: Any = hydra.drafter(nets[1], target, Growth())
+    found: Any = fast.open([()] * 3, 100)
+    right: Any = slow.open([()] * 3, 100)
+    for counts in ((600, 7, 31), (3, 0, 16), (0, 17, 1)):
+        features = torch.randn(3, max(counts), 64).to(dtype)
+        nodes = [range(n) for n in counts]
+        found.pairs.append(Pairs([array(features)], nodes, [[0] * n for n in counts], range(3)))
+        right.waiting.append((features, torch.zeros(3, max(counts), dtype=torch.long), list(counts)))
+        right._read()
+        seen = torch.from_numpy(float32(found.seen()))
+        near = 1e-3 if dtype == WHOLE and not halves else 0.1 * float(right.feature.abs().max())
+        torch.testing.assert_close(seen, right.feature.float(), rtol=near, atol=near)
+        assert found.cache.host == right.prefix.host
+
+
+def test_what_the_code_does_not_know_stays_in_tensors() -> None:
+    for more in ({"layers": 2}, {"prefix": True, "layer": LayerShape(64, 4, 2, 16, 96, 64)}):
+        llm = made(97, 50, WHOLE, **more)
+        assert not isinstance(llm.drafter, CompiledHydra)
+        texts_are_plain(llm, 1.0)
 
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from grown_world import (
     PROMPTS,
     Given,
     Seldom,
-    candidates_are_alike,
     harmless_without_numbers,
     same,
     texts_are_plain,
@@ -25,16 +25,22 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 import outrider
 from outrider.backends.native import library as native
 from outrider.backends.native.grow import Mamba
+from outrider.backends.torch.tensors import array, tensor
+from outrider.core.protocols import Drafter
 from outrider.core.types import Budget, DraftTree, Rows
+from outrider.drafters._compiled import code_for
 from outrider.drafters._growth import Growth
+from outrider.drafters._mamba import MambaDrafter, Slab, TensorMambaDrafting
 from outrider.drafters._words import Same
-from outrider.drafters.mamba import MambaDrafter, MambaDrafting, Slab, _compiled
+from outrider.drafters.mamba import CompiledMamba, CompiledMambaDrafting, Request, _sizes
+from outrider.drafters.mamba import compiled as compiled_mamba
 from outrider.nets import mamba as ssm
 
 pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
 )
 HALF, WHOLE = torch.bfloat16, torch.float32
+NETS: dict[int, Any] = {}  # by the id of the drafter in compiled code
 SIZES = {
     "one group": {},
     "two groups": {"n_groups": 2},
@@ -75,35 +81,42 @@ def made(
         net.backbone.embeddings.weight.fill_(float("nan"))
     if drafted:
         names = torch.randperm(vocab)[:drafted].sort().values
+    words = Same(vocab, vocab, None if names is None else names.numpy())
+    drafter = read_by(net, words, target, growth or Growth(depth=6, top_k=4))
+    assert isinstance(drafter, CompiledMamba)
+    if drafted:
         few = torch.nn.Linear(64, drafted, bias=False).to(dtype)
         few.weight = torch.nn.Parameter(net.lm_head.weight[names].clone(), requires_grad=False)
         net.set_output_embeddings(few)
-    words = Same(vocab, vocab, None if names is None else names.numpy())
-    drafter = MambaDrafter(net, words, growth or Growth(depth=6, top_k=4), compiled=_compiled(net, words, target))
+    NETS[id(drafter)] = net
     return outrider.LLM(target, None, drafter, "tiny", "mamba", frozenset({3}))
 
 
-def read_by(net: Any) -> Mamba | None:
-    """The network in compiled code."""
-    return _compiled(net, Same(97, 97), compiled(97, WHOLE))
+def read_by(net: Any, words: Same, target: Any, growth: Growth) -> Drafter | None:
+    """The drafter of a network in compiled code; None where that does not know it."""
+    weights = {name: array(x) for name, x in net.state_dict().items()}
+    sizes, code = _sizes(json.loads(net.config.to_json_string(use_diff=False))), code_for(target, target.precision)
+    assert code is not None
+    return None if sizes is None else compiled_mamba(sizes, weights, code, words, Request(growth))
 
 
-def in_tensors(drafting: MambaDrafting) -> MambaDrafting:
-    """The same drafting, which goes its own way."""
-    state = ssm.State(drafting.state.conv.clone(), drafting.state.ssm.clone())
-    return MambaDrafting(replace(drafting.drafter, compiled=None), state, copy.deepcopy(drafting.pending))
+def in_tensors(drafting: CompiledMambaDrafting) -> TensorMambaDrafting:
+    """The same drafting in tensors, which goes its own way."""
+    drafter = drafting.drafter
+    state = ssm.State(*(tensor(part[:, :, 0].copy()) for part in drafting.state.arrays))
+    slow = MambaDrafter(NETS[id(drafter)], drafter.words, drafter.growth, drafter.batch)
+    return TensorMambaDrafting(slow, state, copy.deepcopy(drafting.pending))
 
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     """Every proposal is made both ways, with the states of all nodes; those of the compiled code are kept."""
     trees: list[DraftTree] = []
-    whole = MambaDrafting.propose
+    whole = CompiledMambaDrafting.propose
 
-    def both(self: MambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
-        assert self.drafter.compiled is not None
+    def both(self: CompiledMambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
         other = in_tensors(self)
-        tree, right = whole(self, rows, budget), whole(other, rows, budget)
+        tree, right = whole(self, rows, budget), other.propose(rows, budget)
         same(tree, right)
         states = [_states(drafting, tree.size.tolist()) for drafting in (self, other)]
         assert len(states[0]) == len(states[1])
@@ -112,11 +125,11 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
         trees.append(tree)
         return tree
 
-    monkeypatch.setattr(MambaDrafting, "propose", both)
+    monkeypatch.setattr(CompiledMambaDrafting, "propose", both)
     return trees
 
 
-def _states(drafting: MambaDrafting, sizes: list[int]) -> list[torch.Tensor]:
+def _states(drafting: Any, sizes: list[int]) -> list[torch.Tensor]:
     """What is remembered of every node that was fed, and of none else."""
     assert drafting.fed is not None
     assert drafting.slab is not None
@@ -124,7 +137,7 @@ def _states(drafting: MambaDrafting, sizes: list[int]) -> list[torch.Tensor]:
     for row, (slots, size) in enumerate(zip(drafting.fed, sizes, strict=True)):
         for slot in slots[:size]:
             if slot >= 0:
-                found += [drafting.slab.conv[:, row, slot], drafting.slab.ssm[:, row, slot]]
+                found += [torch.as_tensor(part[:, row, slot]) for part in (drafting.slab.conv, drafting.slab.ssm)]
     return found
 
 
@@ -160,40 +173,43 @@ def test_every_kind_of_network_is_read(size: str, compared: list[DraftTree]) -> 
 
 @torch.no_grad()
 @pytest.mark.parametrize("waits", [[[5]], [[5, 9, 11]], [[5], [9, 11, 7], [3, 4]]])
-def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]]) -> None:
+@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, False), (WHOLE, True)])
+def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]], dtype: torch.dtype, halves: bool) -> None:
     """Rows end together, however many tokens they have."""
-    net = network(97)
-    code, start = read_by(net), ssm.read(net, [text_of(i, 9) for i in range(len(waits))])
-    assert code is not None
+    net, near = network(97, dtype), 1e-4 if dtype == WHOLE and not halves else 0.1  # weights of eight bits
+    drafter = read_by(net, Same(97, 97), compiled(97, dtype, halves), Growth())
+    assert isinstance(drafter, CompiledMamba)
+    code = drafter.compiled
+    start = ssm.read(net, [text_of(i, 9) for i in range(len(waits))])
     slab = Slab.like(start, 3)
     slab.put(start, 0)
-    logits = torch.from_numpy(code.read(*slab.arrays, waits))
+    logits = torch.from_numpy(code.read(array(slab.conv), array(slab.ssm), waits))
     for row, tokens in enumerate(waits):
         own = start.select(torch.tensor([row]))
         features, state = ssm.run(net, torch.tensor([tokens]), own)
-        torch.testing.assert_close(logits[row], net.lm_head(features[0, -1]), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(slab.ssm[:, row, 0], state.ssm[:, 0], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(slab.conv[:, row, 0], state.conv[:, 0], rtol=1e-4, atol=1e-4)
+        right = net.lm_head(features[0, -1]).float(), state.ssm[:, 0], state.conv[:, 0].float()
+        for one, other in zip((logits[row], slab.ssm[:, row, 0], slab.conv[:, row, 0].float()), right, strict=True):
+            torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
 
 
 def test_a_tree_for_a_while_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where text is drafted: tokens that are not settled, few and many."""
-    whole, told = MambaDrafting.propose, list[DraftTree]()
+    whole, told = CompiledMambaDrafting.propose, list[DraftTree]()
 
-    def both(self: MambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
-        kept, pending = ssm.State(self.state.conv.clone(), self.state.ssm.clone()), self.pending
+    def both(self: CompiledMambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
+        kept, pending = [part.copy() for part in self.state.arrays], self.pending
         self.pending = [[] for _ in pending]  # all that is settled was read
         for tail in ([7], [7, 8, 9, 10, 11, 12, 13]):
             other, nothing, tails = in_tensors(self), [[] for _ in pending], [[*tail] for _ in pending]
-            found, wanted = (drafting.tell(nothing, tails, rows, budget) for drafting in (self, other))
+            found = self.tell(nothing, tails, rows, budget)
+            wanted = other.tell(nothing, tails, rows, budget)
             assert np.array_equal(found.tokens, wanted.tokens)
-            assert torch.equal(self.state.conv, kept.conv)
-            assert torch.equal(self.state.ssm, kept.ssm)
+            assert all(np.array_equal(*parts) for parts in zip(self.state.arrays, kept, strict=True))
             told.append(found)
         self.pending = pending
         return whole(self, rows, budget)
 
-    monkeypatch.setattr(MambaDrafting, "propose", both)
+    monkeypatch.setattr(CompiledMambaDrafting, "propose", both)
     made(97, 0, WHOLE).generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=Given(Budget(16, 4)))
     assert max(tree.nodes for tree in told) > 1
 
@@ -202,16 +218,15 @@ def test_a_text_for_which_nothing_is_drafted_is_not_read(monkeypatch: pytest.Mon
     def refused(*_: Any) -> None:
         raise AssertionError("nobody asked for a draft")
 
-    for name in ("read", "run"):
-        monkeypatch.setattr(ssm, name, refused)
+    for name in ("read", "grow", "skip"):
+        monkeypatch.setattr(Mamba, name, refused)
     llm, nothing, some = made(97, 0, WHOLE), Given(Budget(1, 0)), Given(Budget(8, 3))
     assert all(o.tokens for o in llm.generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=nothing))
     with pytest.raises(AssertionError, match="nobody asked"):
         llm.generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=some)
 
 
-def test_what_is_too_wide_is_left_to_tensors() -> None:
-    """They refuse it in a sentence."""
+def test_what_is_too_wide_is_refused() -> None:
     llm = made(97, 0, WHOLE, Growth(depth=4, top_k=8, width=8))
     drafter: Any = llm.drafter
     llm.drafter = replace(drafter, batch=16)
@@ -226,14 +241,22 @@ def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dt
     texts_are_plain(made(97, 50, dtype), temperature, (2, Seldom(Budget(16, 6))))
 
 
-@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, True)])
-def test_rounded_weights_give_the_candidates_of_tensors_nearly(dtype: torch.dtype, halves: bool) -> None:
-    candidates_are_alike(made(97, 50, dtype, halves=halves), MambaDrafting, in_tensors)
+@torch.no_grad()
+def test_long_texts_are_read_as_tensors_read_them() -> None:
+    """Many tokens at once, of rows of unequal length and of one that has none."""
+    net = network(97)
+    drafter = read_by(net, Same(97, 97), compiled(97, WHOLE), Growth())
+    assert isinstance(drafter, CompiledMamba)
+    texts, state = [text_of(1, 700), [], text_of(2, 31)], drafter.empty(3)
+    drafter.compiled.skip(*state.arrays, texts)
+    right = ssm.read(net, texts, ssm.empty(net, 3))
+    torch.testing.assert_close(torch.from_numpy(state.ssm[:, :, 0]), right.ssm, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(state.conv[:, :, 0]), right.conv, rtol=1e-4, atol=1e-4)
 
 
 def test_what_the_code_does_not_know_stays_in_tensors() -> None:
     for more in ({"use_bias": True}, {"state_size": 12}, {"conv_kernel": 1}):
-        assert read_by(network(97, **more)) is None, more
+        assert read_by(network(97, **more), Same(97, 97), compiled(97, WHOLE), Growth()) is None, more
 
 
 def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:

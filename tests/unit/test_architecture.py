@@ -62,13 +62,15 @@ def edges() -> set[tuple[str, str]]:
 # --- torch at the edge
 
 HEAVY = {"torch", "transformers"}
-# Rooms, and drafters without networks, that are imported without torch and transformers.
+# Rooms, and the drafters' modules but for networks and tensors, that are imported without torch and transformers.
 LIGHT = {
     "core", "engine", "budgets", "backends/native", "serve", "bench", "commands", "llm", "names", "plugins", "encoding",
     "cli", "machine", "testing", "params", "files", "kept", "hub", "shipped", "schema", "prompts", "__init__",
 }  # fmt: skip
 LIGHT_DRAFTERS = {
-    "__init__", "none", "lookup", "suffix", "ngram", "lookahead", "_mix", "_choice", "_asking", "_common",
+    "__init__", "none", "lookup", "suffix", "ngram", "lookahead", "eagle", "eagle3", "medusa", "hydra", "block",
+    "mamba", "model", "_mix", "_choice", "_asking", "_common", "_trained", "_eagles", "_compiled", "_growth",
+    "_lattice", "_ranks", "_logits", "_text", "_words", "_calibrated", "_chain",
 }  # fmt: skip
 PEERS = ("bench", "peers")  # each is the other library's own caller
 

@@ -54,7 +54,7 @@ def last_features(round: Round, before: Array | None) -> Array:
 class PairDrafting(Drafting):
     """The state of a compiled drafter that reads pairs of features and tokens."""
 
-    drafter: Any  # its taps, and `compiled`, which has `read`
+    drafter: Any  # its taps, and `compiled`
     cache: SlotCache
     last: Array  # float32 [b, h]: behind every row's last pair
     pairs: list[Pairs] = field(default_factory=list)  # that wait
@@ -88,7 +88,12 @@ class PairDrafting(Drafting):
     def read(self) -> None:
         """Read what waits."""
         if self.pairs:
-            self.drafter.compiled.read(self.cache, self.last, self.taken())
+            self.reader.read(self.cache, self.last, self.taken())
+
+    @property
+    def reader(self) -> Any:
+        """What has `read`."""
+        return self.drafter.compiled
 
     def taken(self) -> list[Pairs]:
         """What waits, and waits no longer."""

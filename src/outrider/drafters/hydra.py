@@ -14,6 +14,7 @@ Trees: dynamic (EAGLE-2's growth, one head a depth), static, chain, greedy63, or
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +22,15 @@ from typing import Any
 import numpy as np
 
 from ..backends.native.drafts import Weights
-from ..backends.native.grow import Hydra, HydraHead, hydra
+from ..backends.native.grow import Hydra, HydraHead, Prefix, hydra, prefix
+from ..backends.native.weights import rounded
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.configs import HydraConfig
 from . import _ranks
-from ._compiled import last_features
-from ._growth import Growth
-from ._trained import Method, Shapes, in_tensors, names_of
+from ._compiled import PairDrafting, last_features
+from ._growth import Growth, Step
+from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
 
 TREES = ("dynamic", "static", "chain")
 
@@ -61,48 +63,65 @@ class CompiledHydra(Drafter):
     config: HydraConfig
     growth: Growth
     vocab: int  # the target's
+    prefix: Prefix | None = None  # Hydra++'s layer
     taps: tuple[int, ...] = (-1,)
 
     @property
     def scale(self) -> float:  # type: ignore[override]
         return self.growth.scale
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CompiledHydraDrafting:
-        return CompiledHydraDrafting(self)
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraTrees:
+        if self.prefix is None:
+            return CompiledHydraDrafting(self)
+        last = np.zeros((len(prompts), self.config.hidden), np.float32)
+        return PrefixDrafting(self, self.prefix.cache(len(prompts), capacity, self.compiled.embeddings.dtype), last)
+
+
+class HydraTrees(Drafting):
+    """Trees of one call where compiled code can grow them, else a call for each layer."""
+
+    drafter: Any  # a CompiledHydra
+
+    @abstractmethod
+    def seen(self) -> Array:
+        """What the heads read of each row's last committed token, [b, h], in the heads' precision."""
+
+    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
+        drafter: CompiledHydra = self.drafter
+        if (asked := drafter.growth.quick(rows, budget)) is not None:
+            return drafter.compiled.grow(self.seen(), rows, *asked)
+        return drafter.growth.propose(rows, *self.steps(rows), budget, drafter.compiled.names, drafter.vocab)[0]
+
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
+        drafter: CompiledHydra = self.drafter
+        return _ranks.below(rows, *self.steps(rows), truth[:, : drafter.config.heads], k, drafter.compiled.names)
+
+    def steps(self, rows: Rows) -> tuple[Array, Step]:
+        """The logits [b, 1, v] below the roots, and those below the nodes of a layer."""
+        compiled, feature = self.drafter.compiled, self.seen()
+        roots = np.array(rows.root, np.int64)[:, None]
+
+        def step(fed: DraftTree, since: int) -> Array:
+            made: Array = compiled.step(feature, fed.tokens, fed.parents, since, fed.deepest)
+            return made
+
+        return compiled.step(feature, roots, np.zeros_like(roots), 0, 0), step
 
 
 @dataclass
-class CompiledHydraDrafting(Drafting):
-    """Trees of one call where it can grow them, else a call for each layer."""
+class CompiledHydraDrafting(HydraTrees):
+    """Heads that read the target's features themselves."""
 
     drafter: CompiledHydra
     feature: Array | None = None  # [b, h], of each row's last committed token
 
+    def seen(self) -> Array:
+        assert self.feature is not None, "a prompt comes before a draft"
+        return self.feature
+
     def observe(self, round: Round) -> None:
         self.feature = last_features(round, self.feature)
-
-    def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        drafter = self.drafter
-        if (asked := drafter.growth.quick(rows, budget)) is not None:
-            assert self.feature is not None, "a prompt comes before a draft"
-            return drafter.compiled.grow(self.feature, rows, *asked)
-        names, vocab = drafter.compiled.names, drafter.vocab
-        return drafter.growth.propose(rows, self._first(rows), self._step, budget, names, vocab)[0]
-
-    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
-        truth = truth[:, : self.drafter.config.heads]
-        return _ranks.below(rows, self._first(rows), self._step, truth, k, self.drafter.compiled.names)
-
-    def _first(self, rows: Rows) -> Array:
-        """The logits [b, 1, v] below the roots."""
-        assert self.feature is not None, "a prompt comes before a draft"
-        roots = np.array(rows.root, np.int64)[:, None]
-        return self.drafter.compiled.step(self.feature, roots, np.zeros_like(roots), 0, 0)
-
-    def _step(self, fed: DraftTree, since: int) -> Array:
-        assert self.feature is not None, "a prompt comes before a draft"
-        return self.drafter.compiled.step(self.feature, fed.tokens, fed.parents, since, fed.deepest)
 
     def select(self, index: Sequence[int]) -> None:
         if self.feature is not None:
@@ -110,20 +129,34 @@ class CompiledHydraDrafting(Drafting):
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, CompiledHydraDrafting)
-        assert self.feature is not None
-        assert other.feature is not None
-        self.feature = np.concatenate([self.feature, other.feature])
+        self.feature = np.concatenate([self.seen(), other.seen()])
+
+
+class PrefixDrafting(HydraTrees, PairDrafting):
+    """Hydra++: features wait to be read by its layer until a draft is asked for."""
+
+    @property
+    def reader(self) -> Prefix:
+        layer: Prefix = self.drafter.prefix
+        return layer
+
+    def seen(self) -> Array:
+        self.read()
+        return rounded(self.last) if self.drafter.compiled.embeddings.dtype == np.uint16 else self.last
 
 
 def _shapes(config: HydraConfig) -> Shapes | None:
     h, v = config.hidden, config.draft_vocab or config.vocab
     found: Shapes = {"d2t": (v,)} if config.draft_vocab else {}
+    if config.layer is not None:
+        found |= layer_shapes(config.layer, "prefix.layer.")
+        found |= {"prefix.input_layernorm.weight": (h,), "prefix.norm.weight": (h,)}
     for k in range(config.heads):
         for name in ("linear", "res_connection"):
             at = f"heads.{k}.blocks.0.{name}"
             found |= {f"{at}.weight": (h, (k + 2) * h), f"{at}.bias": (h,)}
         found |= {f"heads.{k}.lm_head.weight": (v, h), f"heads.{k}.lm_head.bias": (v,)}
-    return found if config.layers == 1 and not config.prefix else None
+    return found if config.layers == 1 else None
 
 
 METHOD: Method[HydraConfig] = Method("hydra", HydraConfig, _shapes)
@@ -142,8 +175,12 @@ def compiled(config: HydraConfig, weights: Weights, target: Target, growth: Grow
             for name in ("weight", "bias")
         )
         heads.append(HydraHead(block, bias, *(weights[f"heads.{k}.lm_head.{name}"] for name in ("weight", "bias"))))
-    made = hydra(code, heads, table, names)
-    return None if made is None else CompiledHydra(made, config, growth, target.vocab)
+    made, layer = hydra(code, heads, table, names), None
+    if config.layer is not None:
+        layer = prefix(code, config.layer, weights)
+    if made is None or (layer is None and config.prefix):
+        return None
+    return CompiledHydra(made, config, growth, target.vocab, layer)
 
 
 def load(

@@ -215,7 +215,7 @@ class CompiledMambaDrafting(MambaDrafting):
     def _skip(self, tokens: Sequence[Sequence[int]]) -> None:
         """Move the state behind these tokens."""
         if any(tokens):
-            self.state = self.state.change(np.copy)
+            self.state = self.state.change(lambda part: np.array(part, order="C"))
             self.drafter.compiled.skip(*self.state.arrays, tokens)
 
     def _ready(self, slots: int) -> States:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +25,7 @@ from .workspace import Workspace
 TAPS = 3  # of EAGLE-3
 WHOLE = 16  # what lies side by side in a Mamba-2 is filled up to a multiple of this
 PIECE = 256  # tokens of all rows that a Mamba-2 reads at once
+CHUNK = 256  # features of a row that Hydra++'s layer reads at once
 LISTS = "token", "parent", "level", "fed", "chosen"  # of all candidates
 
 
@@ -353,6 +355,75 @@ class Hydra(Caller):
             "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
             fed_candidate=address(room.of("fed", sizes.rows * sizes.fed, np.int64)), **self.common(LISTS),
         )  # fmt: skip
+
+
+class Prefix:
+    """Hydra++'s decoder layer over the features of a text, between a norm before it and one behind it.
+
+    Args:
+        weights: by their names in its folder, which begin with `prefix.`.
+    """
+
+    def __init__(self, code: Library, shape: LayerSizes, weights: Weights):
+        self.code, self.shape, self.turns, self.lock = code, shape, Turns(shape), Lock()
+        hold, layer = Holder(code, weights), struct("Layer")
+        hold.layer(layer, "prefix.layer.", {"mlp_norm": "post_attention_layernorm"})
+        layer.attention_norm = hold.vector("prefix.input_layernorm.weight")
+        self.model = struct(
+            "Model", **sizes_of(shape), layers=1, attention_scale=shape.head_dim**-0.5, layer=layer,
+            norm=hold.vector("prefix.norm.weight"),
+        )  # fmt: skip
+        self.kept, self.workspace = [*hold.kept, layer], Workspace(code, self.model)
+
+    def cache(self, rows: int, capacity: int, dtype: Any) -> SlotCache:
+        """An empty cache for these rows."""
+        return SlotCache(rows, capacity, self.shape.kv_heads, self.shape.head_dim, dtype)
+
+    def read(self, cache: SlotCache, last: Array, pairs: Sequence[Pairs]) -> None:
+        """Read features of committed text; of each row that has some the last result is written to `last`, float32
+        [b, hidden]."""
+        rows = [
+            np.concatenate([float32(given.features[0][given.rows[r], list(given.nodes[r])]) for given in pairs])
+            for r in range(len(cache.host))
+        ]
+        for first in range(0, max(map(len, rows)), CHUNK):
+            some = [row[first : first + CHUNK] for row in rows]
+            made = self._pass(cache, some)
+            for r, row in enumerate(some):
+                if len(row):
+                    last[r] = float32(made[r, len(row) - 1])
+
+    def _pass(self, cache: SlotCache, rows: Sequence[Array]) -> Array:
+        """Results [b, n, hidden] in the cache's precision, of rows [m, hidden] each; n is the largest m."""
+        counts, b, h = [len(row) for row in rows], len(rows), self.model.hidden
+        n, slots = max(counts), cache.longest + max(counts)
+        cache.reserve(slots)
+        made, logits = np.empty((b, n, h), cache.keys.dtype), np.zeros(1, np.int64)
+        lengths, sizes = (np.array(part, np.int64) for part in (cache.host, counts))
+        positions = lengths[:, None] + np.arange(n)
+        with self.lock:
+            room, rope = self.workspace, self.turns.upto(slots)
+            states = room.of("states", b * n * h)[: b * n * h].reshape(b, n, h)
+            for to, row in zip(states, rows, strict=True):
+                to[: len(row)] = row
+            pass_ = struct(
+                "Pass", rows=b, nodes=n, total_nodes=n, capacity=cache.keys.shape[1], shared_tree=1,
+                lengths=address(lengths), positions=address(positions), sizes=address(sizes), cache=_pointers(cache),
+                rope=address(rope), rope_positions=len(rope), hidden_states=address(states), taps=1,
+                tap_layers=integers([1]), features=addresses([made.ctypes.data]), logit_nodes=address(logits),
+                **room.of_pass(b * n, n),
+            )  # fmt: skip
+            room.use_threads(pass_, b * n)
+            self.code.forward(self.model, pass_)
+        cache.advance(counts)
+        return made
+
+
+def prefix(code: Library, shape: LayerSizes, weights: Weights) -> Prefix | None:
+    """The layer in compiled code; None where the code does not know such sizes."""
+    widths = shape.hidden, shape.intermediate, shape.head_dim
+    fits = not any(width % STEP for width in widths) and shape.head_dim <= MAX_HEAD_DIM
+    return Prefix(code, shape, weights) if fits else None
 
 
 def hydra(code: Library, heads: Sequence[HydraHead], embeddings: Array, names: Array | None) -> Hydra | None:
