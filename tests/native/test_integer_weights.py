@@ -99,7 +99,7 @@ def test_safetensors_are_rounded_to_int8(tmp_path: Path) -> None:
         build("qwen3", dtype, hidden_size=64, intermediate_size=96).save_pretrained(tmp_path)
         target = load(tmp_path, way="int8")
         assert set(kinds_of(target)) == {INTEGER + 8}
-        with pytest.raises(InputError, match="keeps its weights as .*32?16, which have no form for native"):
+        with pytest.raises(InputError, match=r"keeps its weights as .*32?16, which have no form for native"):
             load(tmp_path, way="native")
 
 
@@ -151,7 +151,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     build("gpt_neox", torch.float32).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="int8 weights are for llama, mistral"):
         outrider.load(tmp_path, "none", weights="int8")
-    with pytest.raises(InputError, match="native weights are those of a .gguf file"):
+    with pytest.raises(InputError, match=r"native weights are those of a \.gguf file"):
         outrider.load(tmp_path, "none", weights="native")
 
 
