@@ -25,7 +25,7 @@ from outrider.backends.torch.tensors import array, tensor
 from outrider.backends.torch.validate import validate
 from outrider.core.tree import chain
 from outrider.core.types import Array
-from outrider.drafters import _weights, eagle
+from outrider.drafters import _eagle as eagle
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
 
@@ -226,9 +226,8 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     code = native.library(name, name)
     assert code is not None
-    quick = grow.eagle(
-        code, grow.EagleParts(_weights.arrays(net), shape, "layers.0.", False, array(head), array(table), None)
-    )
+    weights = {name: array(x) for name, x in net.state_dict().items()}
+    quick = grow.eagle(code, grow.EagleParts(weights, shape, "layers.0.", False, array(head), array(table), None))
     assert quick is not None
     features, tokens = torch.randn(2, 5, 64).to(dtype), [[5, 6, 7, 8, 9], [96, 0, 50, 1, 2]]
     pairs = torch.cat([table[torch.tensor(tokens)], features], -1)
