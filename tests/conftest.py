@@ -29,7 +29,8 @@ if os.environ.get("CHECK_SHAPES"):
     install_import_hook("outrider", "checking.check")
 
 WORKER = "PYTEST_XDIST_WORKER" in os.environ  # whose environment is that of the process that started it
-if not WORKER:
+OWN = not WORKER and not (os.environ.get("OUTRIDER_SANITIZE") and os.environ.get("OUTRIDER_CACHE"))
+if OWN:
     os.environ["OUTRIDER_CACHE"] = tempfile.mkdtemp(prefix="outrider-tests-")
 CACHE = Path(os.environ["OUTRIDER_CACHE"])
 
@@ -40,7 +41,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_unconfigure() -> None:
-    if not WORKER:
+    if OWN:
         shutil.rmtree(CACHE, ignore_errors=True)
 
 

@@ -19,7 +19,10 @@ class InputError(ValueError):
     """Unknown or contradictory input: one sentence that says what to do. The command line exits with 2."""
 
 
-OUT_OF_MEMORY = os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment"
+OUT_OF_MEMORY = (
+    os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment",
+    "can't start new thread",
+)  # fmt: skip
 
 
 # The extra of this package that installs a module.
@@ -45,7 +48,9 @@ def missing(error: ImportError, what: str = "this") -> str:
 
 def out_of_memory(error: BaseException) -> bool:
     """Has memory run out? Said by Python, the system, CUDA, torch or the dynamic loader."""
-    return isinstance(error, MemoryError) or any(said in str(error) for said in OUT_OF_MEMORY)
+    said = str(error)
+    unsaid = isinstance(error, SystemError) and "without" in said  # an extension that failed and did not say why
+    return isinstance(error, MemoryError) or unsaid or any(part in said for part in OUT_OF_MEMORY)
 
 
 NOT_FINITE = (

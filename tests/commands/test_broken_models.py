@@ -87,3 +87,10 @@ def test_too_little_memory_is_said(limit: int, tmp_path: Path) -> None:
 def test_torch_without_memory_is_said(text: str) -> None:
     assert cli.explain(RuntimeError(text))[0] == 2
     assert cli.explain(MemoryError()) == cli.explain(torch.OutOfMemoryError(text))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), SystemError("error return without exception set")]
+)
+def test_pythons_other_words_for_it_are_understood(error: Exception) -> None:
+    assert cli.explain(error) == cli.explain(MemoryError())

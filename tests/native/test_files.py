@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,21 @@ def test_a_wrong_safetensors_header_is_refused(tmp_path: Path, header: dict[str,
     (tmp_path / "m.safetensors").write_bytes(edited(header))
     with pytest.raises(InputError, match="damaged or cut off"):
         open_safetensors(tmp_path / "m.safetensors")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_a_file_that_memory_cannot_map_is_not_called_unreadable(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+from outrider.backends.native.files import open_gguf
+resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+try:
+    open_gguf(sys.argv[1])
+except MemoryError:
+    print("memory")
+"""
+    file = tmp_path / "m.gguf"
+    with file.open("wb") as made:
+        made.truncate(64 << 20)
+    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=False)
+    assert done.stdout == "memory\n", done.stderr

@@ -123,7 +123,7 @@ def test_every_rotary_embedding(tmp_path: Path, kind: str) -> None:
     theirs = ModuleTarget(model)
     ours = load(tmp_path)
     cos, sin = model.model.rotary_emb(torch.zeros(1), torch.arange(2048)[None])
-    table = ours.forward.rope.table(2048)
+    table = ours.forward.ropes[0].table(2048)
     assert np.abs(table - torch.stack([cos[0], sin[0]], 1).numpy()).max() < 2e-4  # angles of 2,047 differ by one bit
     assert np.abs(table[:16] - torch.stack([cos[0], sin[0]], 1).numpy()[:16]).max() < 2e-6
     same(ours, theirs)
@@ -304,9 +304,9 @@ def changed(folder: Path, **values: Any) -> Path:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model_type": "gpt2"}, "gpt2 is not a family with native passes"),
-        ({"hidden_act": "gelu"}, "do not support the activation 'gelu'"),
-        ({"mlp_bias": True}, "biases of the MLP"),
+        ({"model_type": "bloom"}, "bloom is not a family with native passes"),
+        ({"hidden_act": "mish"}, "do not support the activation 'mish'"),
+        ({"mlp_bias": True}, "lack 9 tensors, model.layers.0.mlp.down_proj.bias among them"),
         ({"hidden_size": -3}, "hidden_size is -3, not a positive whole number"),
         ({"hidden_size": "x"}, "hidden_size is 'x', not a positive whole number"),
         ({"hidden_size": 72}, "are not multiples of 32"),
@@ -316,7 +316,7 @@ def changed(folder: Path, **values: Any) -> Path:
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 heads"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "the type 'dynamic' are not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "cannot be understood"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "a part of each head"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "rotary embeddings of 0 elements of a head"),
         ({"quantization_config": {"quant_method": "awq"}}, "do not support the config's quantization_config"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
     ],

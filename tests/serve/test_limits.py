@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import resource
@@ -245,6 +246,39 @@ def test_making_room_does_not_look_at_every_connection(
     assert served.post(PATH, ASKED)
     for sock in made:
         sock.close()
+
+
+@pytest.mark.parametrize("sent", [HEAD, HEAD + b"content-length: 2\r\n\r\n{}", b""], ids=["half", "whole", "nothing"])
+def test_half_a_header_is_not_accepted_while_the_server_is_full(sent: bytes) -> None:
+    """A whole one is, and so is a connection that says nothing, a second later: it makes an older one go."""
+    with listen("127.0.0.1", 0) as sock:
+        sock.setblocking(False)
+        sock.full = lambda: True
+        with pytest.raises(BlockingIOError):
+            sock.accept()
+        client = socket.create_connection(sock.getsockname(), timeout=20)
+        client.sendall(sent)
+        accepted: list[socket.socket] = []
+
+        def come() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                accepted.append(sock.accept()[0])
+            return bool(accepted) or (sent == HEAD and closed(client))
+
+        until(come)
+        assert len(accepted) == (sent != HEAD)
+        for one in (client, *accepted):
+            one.close()
+
+
+def closed(client: socket.socket) -> bool:
+    """Has the other side closed the connection?"""
+    try:
+        return client.recv(1, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
 
 
 def test_connections_leave_descriptors_to_the_rest() -> None:

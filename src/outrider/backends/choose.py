@@ -16,7 +16,7 @@ from ..core.protocols import Target
 from ..names import Place, check_native, find
 from ..params import InputError, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
-from .native.description import describe
+from .native.families import describe
 from .native.library import library
 from .native.target import NativeTarget
 from .native.text_tokenizer import eos_of, load_tokenizer

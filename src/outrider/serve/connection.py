@@ -17,6 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .service import Limits
 
 ACCEPTED = 4  # connections that are accepted in one turn of the event loop; it looks at them some turns later
+LOOKED_AT = 64  # connections that may be closed in one turn while the server is full
+HEADER = 16 << 10  # bytes in which a header must end to be served then
 UNSENT = 16 << 10  # bytes that wait in a connection, and as many in the system, before its answer is held back
 RESERVE = 32 + 8 * ACCEPTED  # descriptors that connections leave to everything else
 BUSY = (
@@ -33,6 +35,38 @@ def room(limits: Limits) -> int:
     return max(1, min(limits.connections, allowed - used - RESERVE))
 
 
+class Listener(socket.socket):
+    """A socket that listens. While the server is full, a connection that begins a request and does not end its header
+    is closed before it costs anything, and Linux holds back for a second those that have sent nothing: a flood of
+    either would keep whole requests waiting in the line of the system."""
+
+    full: Callable[[], bool] = staticmethod(lambda: False)
+    held_back = False  # does Linux hold connections back that have sent nothing?
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        full = self.full()
+        if full != self.held_back and hasattr(socket, "TCP_DEFER_ACCEPT"):
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(full))
+            self.held_back = full
+        for _ in range(LOOKED_AT):
+            own, address = super().accept()
+            if not full or promising(own):
+                return own, address
+            own.close()
+        raise BlockingIOError  # the event loop has other work, and comes back
+
+
+def promising(own: socket.socket) -> bool:
+    """Has a new connection sent nothing yet, or a whole header?"""
+    try:
+        sent = own.recv(HEADER, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return b"\r\n\r\n" in sent
+
+
 class Connection(H11Protocol):
     """uvicorn's protocol with the deadlines that it lacks: for a request's header from its first byte on (or from when
     the connection was opened), and for a client that takes nothing of what is sent to it. The connection that has been
@@ -47,9 +81,9 @@ class Connection(H11Protocol):
         self.left: int | None = None  # bytes that waited to be sent when that was last looked at
 
     @classmethod
-    def limited(cls, limits: Limits) -> Callable[..., Connection]:
-        """The protocol under these limits, as uvicorn makes one for each connection."""
-        return partial(cls, limits, room(limits), OrderedDict())
+    def limited(cls, limits: Limits, room: int) -> Callable[..., Connection]:
+        """The protocol under these limits, as uvicorn makes one for each of at most `room` connections."""
+        return partial(cls, limits, room, OrderedDict())
 
     @property
     def idle(self) -> bool:

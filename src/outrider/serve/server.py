@@ -17,7 +17,7 @@ import uvicorn
 
 from ..params import InputError
 from .app import application
-from .connection import ACCEPTED, Connection
+from .connection import ACCEPTED, Connection, Listener, room
 from .gate import LOOPBACK
 from .journal import Journal
 from .service import Service
@@ -33,10 +33,10 @@ SENT = 256 << 10  # bytes that the system may hold of what a client has not read
 SWITCH = 0.001
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> Listener:
     """A bound socket, before any model is loaded: a port that is taken is told at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = Listener(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT)
@@ -53,9 +53,9 @@ class Drained(uvicorn.Server):
     """The first signal drains: nothing new is taken, what was accepted is answered to the last byte. The second ends it
     at once."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, journal: Journal, patience: float):
+    def __init__(self, config: uvicorn.Config, service: Service, journal: Journal, patience: float, room: int):
         super().__init__(config)
-        self.service, self.journal, self.patience = service, journal, patience
+        self.service, self.journal, self.patience, self.room = service, journal, patience, room
         self.draining: asyncio.Task[None] | None = None
         self.cut = 0  # the signal that ended it before everything was answered
 
@@ -63,6 +63,8 @@ class Drained(uvicorn.Server):
         await super().startup(sockets)
         for sock in sockets or []:
             sock.listen(WAITING)  # asyncio has made it the number that are accepted in one turn
+            if isinstance(sock, Listener):
+                sock.full = lambda: len(self.server_state.connections) >= self.room
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -116,13 +118,14 @@ class Drained(uvicorn.Server):
 def server_of(service: Service, key: str = "", local: bool = True, patience: float = 30.0) -> Drained:
     """A server that is not running yet; `patience`: seconds for what was accepted when it is told to end."""
     journal: Any = application(service, key, local)
-    protocol: Any = Connection.limited(service.limits)
+    most = room(service.limits)
+    protocol: Any = Connection.limited(service.limits, most)
     config = uvicorn.Config(
         journal, http=protocol, loop="asyncio", log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=LAST, h11_max_incomplete_event_size=64 << 10,
         backlog=ACCEPTED,
     )  # fmt: skip
-    return Drained(config, service, journal, patience)
+    return Drained(config, service, journal, patience, most)
 
 
 def run(service: Service, sock: socket.socket, host: str, key: str = "", patience: float = 30.0) -> int:

@@ -12,7 +12,8 @@ from typing import Any
 from ...core.types import Array
 from ...params import InputError
 from . import model
-from .description import Description, describe
+from .description import Description
+from .families import describe, renamed
 from .files import ModelFile, open_gguf, open_safetensors
 from .model import Parameter
 
@@ -52,7 +53,12 @@ class Checkpoint:
                 f"the weights of {self.place} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again"
             )
         for name, shape in wanted.items():
-            if (there := self.parameters[name].tensor.shape) != shape:
+            one = self.parameters[name]
+            if one.tensor.kind.name not in model.READABLE:
+                raise InputError(
+                    f"{self.place} keeps {name} as {one.tensor.kind.name}, which native passes do not read"
+                )
+            if (there := one.shape) != shape:
                 raise InputError(
                     f"the weights of {self.place} do not have the shapes that its config says: {name} is "
                     f"{list(there)}, not {list(shape)}; fetch both again"
@@ -85,15 +91,13 @@ def _of_folder(folder: Path) -> Checkpoint:
     parameters: dict[str, Parameter] = {}
     for file in _shards(folder):
         for name, tensor in open_safetensors(file).tensors.items():
+            name = renamed(config, name)
             if name in parameters:
                 raise InputError(f"{folder} holds the tensor {name} twice; fetch it again")
-            parameters[name] = Parameter(name, tensor, None)
-    wanted = [one for name, one in parameters.items() if name.startswith(("model.", "lm_head."))]
-    if other := [one for one in wanted if one.tensor.kind.name not in FLOATS]:
-        one = other[0]
-        raise InputError(f"{folder} keeps {one.name} as {one.tensor.kind.name}, which native passes do not read")
+            parameters[name] = Parameter(name, tensor)
     known = config.get("dtype") or config.get("torch_dtype")
-    first = next((one.tensor.kind.name for one in wanted), "F32")
+    kinds = (one.tensor.kind.name for one in parameters.values())
+    first = next((kind for kind in kinds if kind in FLOATS), "F32")
     return Checkpoint(folder, config, parameters, str(known) if known in PRECISIONS.values() else PRECISIONS[first])
 
 

@@ -1,40 +1,85 @@
-"""A model as data: its sizes, and for each layer its options, made of the values of a config.json.
+"""A model as data: its sizes, the options of its layers, and which parameters hold what a pass reads.
 
-A family is a function from such values to the options of its layers. Defaults are those of the config classes of
-transformers.
+`families.py` makes it of a config.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from ...core.types import Array
-from ...params import InputError
 from .rope import Rope
 
-WIDTHS = 32  # what widths are multiples of
-MOST, MOST_LAYERS = 1 << 31, 1 << 16
-REFUSED = "quantization_config", "rope_local_base_freq"
+MATRICES = "q", "k", "v", "o", "gate", "up", "down"
+NORMS = "attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm", "q_norm", "k_norm"
+ALIKE, EACH_HEAD, ALL_HEADS = "alike", "each head", "all heads"  # how norms of queries and keys share weights
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """What the layers of the supported families differ in."""
+    """What the layers of a model differ in."""
 
-    qk_norm: bool = False  # an RMS norm of every head's query and key
-    qkv_bias: bool = False
-    o_bias: bool = False
-    rope: bool = True  # rotary position embeddings
     window: int = 0  # of sliding-window attention; 0: none
+    rope: int = 1  # which rotary embedding of the model, from 1 on; 0: none
+
+
+@dataclass(frozen=True)
+class Names:
+    """Where a family keeps its parameters.
+
+    Attributes:
+        layer: the module of each part of a layer, in the order of the stock model's modules: the matrices, "qkv" or
+            "gate_up" where they are rows of one, the norms, "sinks". A name with {} is of one head.
+        layers: what the names of all layers begin with.
+        embeddings, positions, norm, head: modules outside of the layers; positions "": none are learned.
+        transposed: are matrices of layers stored as [inputs, outputs]?
+    """
+
+    layer: Mapping[str, str]
+    layers: str = "model.layers."
+    embeddings: str = "model.embed_tokens"
+    positions: str = ""
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the numbers of a part lie: in these parameters one behind another, of which these rows; None: all."""
+
+    names: tuple[str, ...]
+    rows: Array | None = None
 
 
 @dataclass(frozen=True)
 class Description:
-    """A decoder of pre-norm layers with rotary attention and a gated MLP."""
+    """A decoder. Options that are left out are Llama's.
+
+    Attributes:
+        family: as in config.json's `model_type`.
+        ropes: the rotary embeddings that layers choose from.
+        rotary_dim: the first elements of each head, which are rotated.
+        tied: is the head's matrix the table of embeddings?
+        biases: the parts that have one, by the names in `Names.layer`, "norm" and "head".
+        layer_norm: are norms layer norms? Else RMS norms.
+        norm_offset: added to the weights of all norms.
+        qk_norm: how norms of queries and keys share weights.
+        by_group: are the rows of "qkv" sorted by key head, with the queries first? Else by queries, keys and values.
+        adjacent: are elements that are rotated together adjacent? Else they lie in both halves.
+        parallel: does the MLP read what attention reads?
+        activation: "SILU" and so on, as in abi.h.
+        attention_scale: of scores; 0: one over the root of head_dim.
+        embedding_scale, residual_scale, logit_scale: factors; 0: none.
+        rounds_scale: is `embedding_scale` rounded to the precision of the weights?
+        score_cap, logit_cap: soft caps; 0: none.
+    """
 
     family: str
+    names: Names
     vocab: int
     hidden: int
     intermediate: int
@@ -43,196 +88,104 @@ class Description:
     head_dim: int
     context: int
     eps: float
-    rope: Rope
-    tied: bool  # is the head's matrix the table of embeddings?
+    ropes: tuple[Rope, ...]
+    rotary_dim: int
+    tied: bool
     layers: tuple[LayerOptions, ...]
+    biases: frozenset[str] = field(default_factory=frozenset)
+    layer_norm: bool = False
+    norm_offset: float = 0.0
+    qk_norm: str = ALIKE
+    by_group: bool = False
+    adjacent: bool = False
+    parallel: bool = False
+    activation: str = "SILU"
+    attention_scale: float = 0.0
+    embedding_scale: float = 0.0
+    rounds_scale: bool = False
+    residual_scale: float = 0.0
+    logit_scale: float = 0.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all parameters, in the hub's names and in the order of transformers' modules."""
-        wide, narrow, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
-        yield "model.embed_tokens.weight", (self.vocab, hidden)
-        for i, options in enumerate(self.layers):
-            at = f"model.layers.{i}."
-            for name, rows, width, bias in (
-                ("q", wide, hidden, options.qkv_bias),
-                ("k", narrow, hidden, options.qkv_bias),
-                ("v", narrow, hidden, options.qkv_bias),
-                ("o", hidden, wide, options.o_bias),
-            ):
-                yield f"{at}self_attn.{name}_proj.weight", (rows, width)
-                if bias:
-                    yield f"{at}self_attn.{name}_proj.bias", (rows,)
-            for name in ("q_norm", "k_norm") if options.qk_norm else ():
-                yield f"{at}self_attn.{name}.weight", (self.head_dim,)
-            yield f"{at}mlp.gate_proj.weight", (self.intermediate, hidden)
-            yield f"{at}mlp.up_proj.weight", (self.intermediate, hidden)
-            yield f"{at}mlp.down_proj.weight", (hidden, self.intermediate)
-            yield f"{at}input_layernorm.weight", (hidden,)
-            yield f"{at}post_attention_layernorm.weight", (hidden,)
-        yield "model.norm.weight", (hidden,)
+        names = self.names
+        yield f"{names.embeddings}.weight", (self.vocab, self.hidden)
+        if names.positions:
+            yield f"{names.positions}.weight", (self.context, self.hidden)
+        for i in range(len(self.layers)):
+            for part, stem in names.layer.items():
+                yield from self._shapes_of(part, f"{names.layers}{i}.{stem}")
+        yield f"{names.norm}.weight", (self.hidden,)
+        if "norm" in self.biases:
+            yield f"{names.norm}.bias", (self.hidden,)
         if not self.tied:
-            yield "lm_head.weight", (self.vocab, hidden)
+            yield f"{names.head}.weight", (self.vocab, self.hidden)
+        if "head" in self.biases:
+            yield f"{names.head}.bias", (self.vocab,)
 
+    def place(self, layer: int, part: str, kind: str = "weight") -> Place | None:
+        """Where a matrix ("q") or norm, or its bias, of a layer lies; None: it has none.
 
-def supports(config: Mapping[str, Any]) -> str:
-    """Why a model of this config has no native passes; empty where it has."""
-    try:
-        describe(config)
-    except InputError as error:
-        return str(error)
-    return ""
+        Rows are those that a pass reads, in its order: the elements of a head that are rotated together lie in both
+        halves of what is rotated.
+        """
+        fused, rows = part, None
+        if part not in self.names.layer:
+            fused = "qkv" if part in ("q", "k", "v") else "gate_up" if part in ("gate", "up") else ""
+            rows = self.rows_of_fused(part) if fused in self.names.layer else None
+        if fused not in self.names.layer or (kind == "bias" and fused not in self.biases):
+            return None
+        if self.adjacent and part in ("q", "k", "q_norm", "k_norm"):
+            halves = self._halves(self._heads(part))
+            rows = halves if rows is None else rows[halves]
+        stem = f"{self.names.layers}{layer}.{self.names.layer[fused]}"
+        heads = self._heads(part) if "{}" in stem else 1
+        return Place(tuple(f"{stem.format(h)}.{kind}" for h in range(heads)), rows)
 
+    def _heads(self, part: str) -> int:
+        """How many heads' weights a matrix of queries or keys, or their norm, has."""
+        heads = self.heads if part.startswith("q") else self.kv_heads
+        return 1 if part.endswith("norm") and self.qk_norm == ALIKE else heads
 
-def describe(config: Mapping[str, Any], factors: Array | None = None) -> Description:
-    """The model of a config.json, in the names of transformers 4 or 5.
+    def rows_of_fused(self, part: str) -> Array:
+        """The rows of "qkv" or "gate_up" that are a part."""
+        if part in ("gate", "up"):
+            return np.arange(self.intermediate) + (self.intermediate if part == "up" else 0)
+        group = self.heads // self.kv_heads
+        if self.by_group:
+            rows = np.arange(self.kv_heads * (group + 2) * self.head_dim).reshape(self.kv_heads, group + 2, -1)
+            own = {"q": rows[:, :group], "k": rows[:, group], "v": rows[:, group + 1]}[part]
+            return own.reshape(-1)
+        heads, first = {
+            "q": (self.heads, 0), "k": (self.kv_heads, self.heads), "v": (self.kv_heads, self.heads + self.kv_heads),
+        }[part]  # fmt: skip
+        return np.arange(heads * self.head_dim) + first * self.head_dim
 
-    Args:
-        config: its values.
-        factors: float32 [head_dim / 2], by which rotary frequencies are divided; None: 1.
+    def _halves(self, heads: int) -> Array:
+        """Rows whose rotated pairs are adjacent, in the order where each head's halves are rotated."""
+        rows = np.arange(heads * self.head_dim).reshape(heads, self.head_dim)
+        rotated = rows[:, : self.rotary_dim].reshape(heads, -1, 2).transpose(0, 2, 1).reshape(heads, -1)
+        return np.concatenate([rotated, rows[:, self.rotary_dim :]], 1).reshape(-1)
 
-    Raises:
-        InputError: the family or an option of it is not supported, or a value is missing or makes no sense.
-    """
-    known = _Values(config)
-    family = str(config.get("model_type"))
-    if family not in FAMILIES:
-        raise InputError(f"{family} is not a family with native passes, which are {', '.join(FAMILIES)}")
-    for name in REFUSED:
-        if config.get(name):
-            raise InputError(f"native passes do not support the config's {name}")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise InputError(f"native passes do not support the activation {config['hidden_act']!r}")
-    if config.get("mlp_bias"):
-        raise InputError("native passes do not support biases of the MLP")
-    heads, hidden = known.count("num_attention_heads", 32), known.count("hidden_size", 4096)
-    kv_heads = known.count("num_key_value_heads", known.kv_heads(family, heads))
-    head_dim = known.count("head_dim", 128 if family == "qwen3" else max(1, hidden // heads))
-    if heads % kv_heads:
-        raise InputError(f"{heads} attention heads cannot share {kv_heads} heads of keys and values")
-    intermediate = known.count(
-        "intermediate_size", {"smollm3": 11008, "llama": 11008, "mistral": 14336}.get(family, 22016)
-    )
-    if any(size % WIDTHS for size in (hidden, intermediate, head_dim)) or head_dim > 256:
-        raise InputError(
-            f"its widths {(hidden, intermediate, head_dim)} are not multiples of {WIDTHS}, or a head is wider than 256"
-        )
-    parameters = known.rope(2000000.0 if family == "smollm3" else 10000.0)
-    return Description(
-        family=family,
-        vocab=known.count("vocab_size", 0),
-        hidden=hidden,
-        intermediate=intermediate,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        context=known.count("max_position_embeddings", CONTEXTS[family]),
-        eps=known.number("rms_norm_eps", 1e-6),
-        rope=Rope.of(parameters, head_dim, factors),
-        tied=bool(config.get("tie_word_embeddings", family == "smollm3")),
-        layers=tuple(
-            FAMILIES[family](known, known.count("num_hidden_layers", LAYERS.get(family, 32), most=MOST_LAYERS))
-        ),
-    )
-
-
-class _Values:
-    """A config's values, checked."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-
-    def count(self, name: str, default: int, most: int = MOST) -> int:
-        value = self.config.get(name)
-        value = default if value is None else value
-        if type(value) is not int or not 0 < value < most:
-            raise InputError(f"the config's {name} is {value!r}, not a positive whole number; fetch it again")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.config.get(name, default)
-        if not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise InputError(f"the config's {name} is {value!r}, not a positive number; fetch it again")
-        return float(value)
-
-    def kv_heads(self, family: str, heads: int) -> int:
-        """The default, where the config has no entry; null means one for each head."""
-        if "num_key_value_heads" in self.config:
-            return heads
-        return {"llama": heads, "smollm3": 4, "mistral": 8}.get(family, 32)
-
-    def rope(self, theta: float) -> dict[str, Any]:
-        """`rope_parameters` as transformers 5 completes them."""
-        given = self.config.get("rope_scaling") or self.config.get("rope_parameters") or {}
-        if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
-            raise InputError("native passes do not support rotary embeddings that differ between layers")
-        found = {"rope_theta": self.config.get("rope_theta") or theta, **given}
-        found.setdefault("rope_type", given.get("type", "default"))
-        found["original_max_position_embeddings"] = (
-            self.config.get("original_max_position_embeddings")
-            or given.get("original_max_position_embeddings")
-            or self.config.get("max_position_embeddings")
-        )
-        partial = given.get("partial_rotary_factor", self.config.get("partial_rotary_factor"))
-        if partial not in (None, 1.0):
-            raise InputError("native passes do not support rotary embeddings of a part of each head")
-        return found
-
-    def windows(self, layers: int, default: int | None, of: Callable[[int], bool]) -> list[int]:
-        """The window of each layer: by `layer_types`, or else of the layers that `of` names."""
-        window = self.config.get("sliding_window", default) if self.config.get("use_sliding_window") else None
-        if window is not None and (type(window) is not int or not 0 < window < MOST):
-            raise InputError(f"the config's sliding_window is {window!r}, not a positive whole number; fetch it again")
-        kinds = self.listed("layer_types", layers)
-        slides = [of(i) for i in range(layers)] if kinds is None else [kind == "sliding_attention" for kind in kinds]
-        if kinds is not None and (other := set(kinds) - {"sliding_attention", "full_attention"}):
-            raise InputError(f"native passes do not support layers of the type {min(map(str, other))!r}")
-        return [(window or 0) if slide else 0 for slide in slides]
-
-    def listed(self, name: str, count: int) -> list[Any] | None:
-        value = self.config.get(name)
-        if value is not None and (not isinstance(value, list) or len(value) != count):
-            raise InputError(f"the config's {name} is not a list of {count} entries; fetch it again")
-        return value
-
-
-def _llama(known: _Values, layers: int) -> list[LayerOptions]:
-    bias = bool(known.config.get("attention_bias", False))
-    return [LayerOptions(qkv_bias=bias, o_bias=bias)] * layers
-
-
-def _mistral(known: _Values, layers: int) -> list[LayerOptions]:
-    window = known.config.get("sliding_window", 4096)
-    if window is not None and (type(window) is not int or not 0 <= window < MOST):
-        raise InputError(f"the config's sliding_window is {window!r}, not a whole number; fetch it again")
-    return [LayerOptions(window=window or 0)] * layers
-
-
-def _qwen2(known: _Values, layers: int) -> list[LayerOptions]:
-    first = known.config.get("max_window_layers", 28)
-    return [LayerOptions(qkv_bias=True, window=w) for w in known.windows(layers, 4096, lambda i: i >= first)]
-
-
-def _qwen3(known: _Values, layers: int) -> list[LayerOptions]:
-    first, bias = known.config.get("max_window_layers", 28), bool(known.config.get("attention_bias", False))
-    windows = known.windows(layers, 4096, lambda i: i >= first)
-    return [LayerOptions(qk_norm=True, qkv_bias=bias, o_bias=bias, window=w) for w in windows]
-
-
-def _smollm3(known: _Values, layers: int) -> list[LayerOptions]:
-    every, bias = known.count("no_rope_layer_interval", 4), bool(known.config.get("attention_bias", False))
-    turned = known.listed("no_rope_layers", layers) or [int((i + 1) % every != 0) for i in range(layers)]
-    windows = known.windows(layers, None, lambda i: not turned[i])
-    return [
-        LayerOptions(qkv_bias=bias, o_bias=bias, rope=bool(r), window=w) for r, w in zip(turned, windows, strict=True)
-    ]
-
-
-FAMILIES: dict[str, Callable[[_Values, int], list[LayerOptions]]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "smollm3": _smollm3,
-}
-LAYERS = {"smollm3": 36}
-CONTEXTS = {"llama": 2048, "mistral": 4096 * 32, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768}
+    def _shapes_of(self, part: str, stem: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of a part's weight and bias."""
+        wide, narrow, names = self.heads * self.head_dim, self.kv_heads * self.head_dim, [stem]
+        rows = {
+            "q": wide, "k": narrow, "v": narrow, "qkv": wide + 2 * narrow, "gate": self.intermediate,
+            "up": self.intermediate, "gate_up": 2 * self.intermediate,
+        }.get(part, self.hidden)  # fmt: skip
+        width = {"o": wide, "down": self.intermediate}.get(part, self.hidden)
+        shape: tuple[int, ...] = (rows,)
+        if part in ("q_norm", "k_norm"):
+            heads = self._heads(part)
+            shape = (heads, self.head_dim) if self.qk_norm == EACH_HEAD else (heads * self.head_dim,)
+            if "{}" in stem:
+                names, shape = [stem.format(h) for h in range(heads)], (self.head_dim,)
+        elif part not in NORMS and part != "sinks":
+            shape = (width, rows) if self.names.transposed else (rows, width)
+        for name in names:
+            yield f"{name}.weight", shape
+            if part in self.biases:
+                yield f"{name}.bias", (rows,) if len(shape) > 1 else shape

@@ -325,5 +325,5 @@ class Holder:
         for name in ("q", "k", "v", "o"):
             setattr(layer, f"{name}_bias", self.vector(f"{at}{PROJECTIONS[name]}.bias"))
         for name, of in norms.items():
-            setattr(layer, name, self.vector(f"{at}{of}.weight"))
+            getattr(layer, name).weight = self.vector(f"{at}{of}.weight")
         layer.rope = 1

@@ -6,6 +6,7 @@ truncated or altered file ends in an `InputError` of one sentence.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -173,6 +174,8 @@ def _mapped(path: Path) -> mmap.mmap:
     except ValueError:
         raise InputError(f"{path} is empty; fetch it again") from None
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"{path} cannot be mapped") from None
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 

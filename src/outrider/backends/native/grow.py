@@ -116,7 +116,7 @@ class Eagle(Caller):
             norms = [
                 float32(parts.weights[parts.layer + name]) for name in ("input_layernorm.weight", "hidden_norm.weight")
             ]
-            sizes["norm"], self.fuse, self.taps = hold.vector("norm.weight"), hold.matrix(fc), TAPS
+            sizes["norm"], self.fuse, self.taps = {"weight": hold.vector("norm.weight")}, hold.matrix(fc), TAPS
             given = {"pair_norms": hold.vector(np.concatenate(norms)), "input_dim": max(shape.inputs, fc.shape[1])}
         else:
             self.fuse, self.taps = struct("Matrix")[0], 1

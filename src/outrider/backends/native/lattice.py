@@ -93,7 +93,7 @@ class Block(LatticeCaller):
             hold.layer(layer, f"layers.{i}.", NORMS)
         model = struct(
             "Model", **sizes_of(shape), layers=parts.layers, vocab=len(parts.head),
-            attention_scale=shape.head_dim**-0.5, layer=layers, norm=hold.vector("norm.weight"),
+            attention_scale=shape.head_dim**-0.5, layer=layers, norm={"weight": hold.vector("norm.weight")},
             head=hold.matrix(parts.head), input_dim=max(2, parts.taps) * shape.hidden,
         )  # fmt: skip
         self.lattice = struct(

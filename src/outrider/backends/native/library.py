@@ -171,7 +171,8 @@ def _compile(compiler: list[str], flags: tuple[str, ...], file: Path) -> None:
     command = [*compiler, *flags, str(variants.SOURCES / variants.SOURCE), "-o", str(file), *variants.LIBRARIES]
     # zig keeps what it makes on the way in folders of its own; these go with the folder of `file`.
     caches = {f"ZIG_{kind}_CACHE_DIR": str(file.parent / "zig") for kind in ("LOCAL", "GLOBAL")}
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env={**os.environ, **caches})
+    own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # a sanitizer's library
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env={**own, **caches})
 
 
 def _about(what: str) -> str:

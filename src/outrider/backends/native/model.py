@@ -1,35 +1,34 @@
 """What a .gguf file's metadata and tensor names mean: the config.json of the model that it holds, and its parameters.
 
-Only architectures whose layers are Llama's are known here: attention with rotary embeddings and a gated MLP, each
-behind an RMS norm. The names, order and rows of parameters are those of the hub's checkpoint, so that whatever is made
+The names, order and rows of parameters are those of the hub's checkpoint, so that whatever is made
 of them (fingerprints, drafters' marks) is the same for every form of a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...params import InputError
+from .description import MATRICES, Description
+from .families import OTHER_NAMES, read
 from .files import ModelFile, Tensor
 
-# tensor of a layer -> parameter; `.weight` and `.bias` are kept
-LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+PARTS = {  # tensor of a layer -> its part, as `description.Names` has them
+    "attn_norm": "attention_norm", "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_qkv": "qkv", "attn_output": "o",
+    "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "post_attention_norm": "attention_post_norm",
+    "ffn_norm": "mlp_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "post_ffw_norm": "mlp_post_norm",
 }  # fmt: skip
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 READABLE = {  # kinds of tensors whose numbers `c/formats/gguf.h` makes
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
     "IQ4_XS", "MXFP4",
 }  # fmt: skip
 FREQUENCIES = "rope_freqs.weight"  # by what each rotary frequency is divided
-INTERLEAVED = {"llama", "smollm3"}  # architectures whose files keep the rows of queries and keys pair by pair
+SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"  # the same, of LongRoPE
+INTERLEAVED = {"llama", "smollm3", "granite"}  # architectures whose files keep rows of queries and keys pair by pair
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,36 @@ class Parameter:
     Attributes:
         name: in the hub's checkpoint.
         tensor: in the file.
-        order: int64 [rows], the file's row of each row; None where they are the same.
+        order: int64 [rows], the file's row (column, where it is transposed) of each row; None where they are the same.
+        transposed: does the file keep its columns as rows?
+        shift: added to the file's numbers.
     """
 
     name: str
     tensor: Tensor
-    order: np.ndarray | None
+    order: np.ndarray | None = None
+    transposed: bool = False
+    shift: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.tensor.shape[::-1] if self.transposed else self.tensor.shape
+        return shape if self.order is None else (len(self.order), *shape[1:])
+
+    @property
+    def plain(self) -> bool:
+        """Are its bytes those of the tensor?"""
+        return self.order is None and not self.transposed and not self.shift
+
+
+def picked(one: Parameter, rows: np.ndarray | None) -> Parameter:
+    """These rows of a parameter, in this order; None: all. Rows that lie together are read where they lie."""
+    if rows is None:
+        return one
+    if one.plain and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        tensor, own = one.tensor, one.tensor.rows[rows[0] : rows[0] + len(rows)]
+        return replace(one, tensor=replace(tensor, shape=(len(rows), *tensor.shape[1:]), data=own.reshape(-1)))
+    return replace(one, order=rows if one.order is None else one.order[rows])
 
 
 def supports(file: ModelFile) -> bool:
@@ -61,14 +84,18 @@ def refused(file: ModelFile) -> str:
         return "it is a mixture of experts"
     if other := sorted({tensor.kind.name for tensor in file.tensors.values()} - READABLE):
         return f"it has tensors of the kind {other[0]}, not only {', '.join(sorted(READABLE))}"
-    if names := unknown(file):
-        return f"it has the tensor {names[0]!r}, which no model of this architecture has"
+    try:
+        if names := unknown(file):
+            return f"it has the tensor {names[0]!r}, which no model of this architecture has"
+    except InputError as error:
+        return str(error)
     return ""
 
 
 def unknown(file: ModelFile) -> list[str]:
-    """Names of tensors that are not a parameter of these architectures."""
-    return [name for name in file.tensors if name != FREQUENCIES and _parameter(name) is None]
+    """Names of tensors that are not a parameter of this architecture."""
+    made = read(config_of(file))
+    return [name for name in file.tensors if name not in (FREQUENCIES, SHORT, LONG) and not _names(made, file, name)]
 
 
 def config_of(file: ModelFile) -> dict[str, Any]:
@@ -95,11 +122,8 @@ def config_of(file: ModelFile) -> dict[str, Any]:
         "num_hidden_layers": known.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": known.count("attention.head_count_kv", heads),
-        "head_dim": known.count("attention.key_length", hidden // heads),
         "max_position_embeddings": known.count("context_length"),
-        "rms_norm_eps": known.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(known),
-        "hidden_act": "silu",
+        "rope_parameters": _rope(known, file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": kept_in(file),
     }
@@ -107,7 +131,13 @@ def config_of(file: ModelFile) -> dict[str, Any]:
         f"{name}_token_id": file.metadata.get(f"tokenizer.ggml.{key}_token_id")
         for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
     }
-    return config | FAMILIES[known.architecture](known, file)
+    if known.get("attention.key_length") is not None:
+        config["head_dim"] = known.count("attention.key_length")
+    config |= FAMILIES[known.architecture](known, file)
+    for ours, theirs in OTHER_NAMES.get(str(config["model_type"]), {}).items():
+        if ours in config:
+            config[theirs] = config.pop(ours)
+    return config
 
 
 def kept_in(file: ModelFile) -> str:
@@ -119,18 +149,21 @@ def kept_in(file: ModelFile) -> str:
 
 def parameters(file: ModelFile) -> Iterator[Parameter]:
     """Every parameter that the file holds, in the file's order."""
-    known = _Values(file.metadata)
-    heads_ = known.count("attention.head_count")
-    dims = {"attn_q": heads_, "attn_k": known.count("attention.head_count_kv", heads_)}
-    interleaved = known.architecture in INTERLEAVED
+    made, architecture = read(config_of(file)), file.metadata["general.architecture"]
     for name, tensor in file.tensors.items():
-        parameter = _parameter(name)
-        if parameter is not None:
-            heads = dims.get(name.split(".")[-2]) if interleaved else None
-            if heads is not None and tensor.shape[0] % (2 * heads):
+        found, part, matrix = _names(made, file, name), _part(made, file, name), name.endswith(".weight")
+        order, heads = None, {"q": made.heads, "k": made.kv_heads}.get(part)
+        if heads is not None and architecture in INTERLEAVED:
+            if tensor.shape[0] != heads * made.head_dim:
                 raise InputError(f"{file.path}: tensor {name!r} cannot be divided into {heads} heads; fetch it again")
-            order = None if heads is None else halves_of_pairs(heads, tensor.shape[0] // heads)
-            yield Parameter(parameter, tensor, order)
+            order = halves_of_pairs(heads, made.head_dim)
+        elif part == "qkv" and made.by_group:  # the file has queries, keys and values in turn
+            order = np.argsort(np.concatenate([made.rows_of_fused(each) for each in ("q", "k", "v")]))
+        transposed = made.names.transposed and matrix and part in (*MATRICES, "qkv")
+        shift = -made.norm_offset if "norm" in name.split(".")[-2] else 0.0
+        for i, own in enumerate(found):
+            piece = tensor if len(found) == 1 else replace(tensor, shape=tensor.shape[1:], data=tensor.rows[i])
+            yield Parameter(own, piece, order, transposed, shift)
 
 
 def frequency_factors(file: ModelFile) -> np.ndarray | None:
@@ -144,15 +177,34 @@ def halves_of_pairs(heads: int, width: int) -> np.ndarray:
     return np.arange(heads * width).reshape(heads, width // 2, 2).transpose(0, 2, 1).reshape(-1)
 
 
-def _parameter(name: str) -> str | None:
+def _part(made: Description, file: ModelFile, name: str) -> str:
+    """The part of a layer that a tensor is; empty where it is none."""
+    block, _, part = (*name.rpartition(".")[0].split(".", 2), "", "")[:3]
+    if "blk.0.attn_norm_2.weight" in file.tensors:  # a Falcon with two norms
+        part = {"attn_norm": "ffn_norm", "attn_norm_2": "attn_norm"}.get(part, part)
+    found = PARTS.get(part, "") if block == "blk" else ""
+    fused = {"up": "gate_up"}.get(found, found)
+    return found if found in made.names.layer else fused if fused in made.names.layer else ""
+
+
+def _names(made: Description, file: ModelFile, name: str) -> list[str]:
+    """The parameters that lie in a tensor, one behind another; none: it is not known."""
     stem, _, kind = name.rpartition(".")
+    names = made.names
+    outside = {
+        "token_embd": names.embeddings, "position_embd": names.positions, "output_norm": names.norm,
+        "output": names.head,
+    }  # fmt: skip
     if kind not in ("weight", "bias"):
-        return None
-    if stem in OUTSIDE:
-        return f"{OUTSIDE[stem]}.{kind}"
-    block, number, part = (*stem.split(".", 2), "", "")[:3]
-    known = block == "blk" and number.isdecimal() and part in LAYER
-    return f"model.layers.{number}.{LAYER[part]}.{kind}" if known else None
+        return []
+    if outside.get(stem):
+        return [f"{outside[stem]}.{kind}"]
+    number, part = (*stem.split("."), "", "")[1], _part(made, file, name)
+    if not part or not number.isdecimal():
+        return []
+    own = f"{names.layers}{number}.{names.layer[part]}.{kind}"
+    heads = made.heads if part == "q_norm" else made.kv_heads
+    return [own.format(h) for h in range(heads)] if "{}" in own else [own]
 
 
 class _Values:
@@ -180,10 +232,25 @@ class _Values:
             )
         return float(value)
 
+    def eps(self, kind: str = "rms_") -> float:
+        """Of RMS norms, or of layer norms ("")."""
+        return self.number(f"attention.layer_norm_{kind}epsilon")
 
-def _rope(known: _Values) -> dict[str, Any]:
+
+def _rope(known: _Values, file: ModelFile) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": known.number("rope.freq_base", 10000.0)}
+    head_dim = known.count(
+        "attention.key_length", known.count("embedding_length") // known.count("attention.head_count")
+    )
+    if (rotated := known.count("rope.dimension_count", head_dim)) != head_dim:
+        rope["partial_rotary_factor"] = rotated / head_dim
     kind = known.get("rope.scaling.type", "none")
+    if SHORT in file.tensors and LONG in file.tensors:
+        original = known.count("rope.scaling.original_context_length")
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        factors = {"short_factor": SHORT, "long_factor": LONG}
+        read = {key: file.tensors[name].data.view(np.float32).tolist() for key, name in factors.items()}
+        return rope | read
     if kind == "linear":
         return rope | {"rope_type": kind, "factor": known.number("rope.scaling.factor")}
     if kind == "yarn":
@@ -195,20 +262,138 @@ def _rope(known: _Values) -> dict[str, Any]:
     return rope
 
 
+def _by_type(known: _Values, file: ModelFile, theta: float) -> dict[str, Any]:
+    """Rotary embeddings of which those of layers with a window are not scaled."""
+    local = {"rope_type": "default", "rope_theta": known.number("rope.freq_base_swa", theta)}
+    return {"rope_parameters": {"full_attention": _rope(known, file), "sliding_attention": local}}
+
+
+def _layer_types(known: _Values) -> dict[str, Any]:
+    """Which layers have a window, or that every so many have none, where the file says so."""
+    slides = known.get("attention.sliding_window_pattern")
+    if slides is None:
+        return {}
+    if isinstance(slides, int):
+        return {"sliding_window_pattern": slides}
+    return {"layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides]}
+
+
+def _has(file: ModelFile, part: str) -> bool:
+    return f"blk.0.{part}" in file.tensors
+
+
+def _flags(file: ModelFile) -> dict[str, Any]:
+    return {"attention_bias": _has(file, "attn_q.bias"), "mlp_bias": _has(file, "ffn_down.bias")}
+
+
 def _llama(known: _Values, file: ModelFile) -> dict[str, Any]:
-    return {"model_type": "llama", "attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": False}
+    return {"model_type": "llama", "rms_norm_eps": known.eps(), **_flags(file)}
 
 
 def _qwen2(known: _Values, file: ModelFile) -> dict[str, Any]:
-    return {"model_type": "qwen2", "use_sliding_window": False}
+    return {"model_type": "qwen2", "rms_norm_eps": known.eps(), "use_sliding_window": False}
 
 
 def _qwen3(known: _Values, file: ModelFile) -> dict[str, Any]:
-    return {"model_type": "qwen3", "use_sliding_window": False, "attention_bias": "blk.0.attn_q.bias" in file.tensors}
+    return {**_qwen2(known, file), **_flags(file), "model_type": "qwen3"}
 
 
 def _smollm3(known: _Values, file: ModelFile) -> dict[str, Any]:
-    return {"model_type": "smollm3", "no_rope_layer_interval": 4, "use_sliding_window": False}
+    return {**_qwen2(known, file), "model_type": "smollm3", "no_rope_layer_interval": 4}
+
+
+def _gemma(known: _Values, file: ModelFile) -> dict[str, Any]:
+    return {"model_type": "gemma", "rms_norm_eps": known.eps(), "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _gemma2(known: _Values, file: ModelFile) -> dict[str, Any]:
+    """Of the largest models alone, which are known by their layers, the scale of scores is not a head's."""
+    hidden, heads = known.count("embedding_length"), known.count("attention.head_count")
+    per_head = known.count("attention.key_length", hidden // heads)
+    large = known.count("block_count") == {"gemma2": 46, "gemma3": 62}[known.architecture]
+    return {
+        "model_type": "gemma2", "rms_norm_eps": known.eps(), "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": hidden // heads if large else per_head,
+        "sliding_window": known.get("attention.sliding_window"),
+        "attn_logit_softcapping": known.get("attn_logit_softcapping"),
+        "final_logit_softcapping": known.get("final_logit_softcapping"), **_layer_types(known),
+    }  # fmt: skip
+
+
+def _gemma3(known: _Values, file: ModelFile) -> dict[str, Any]:
+    given = {**_gemma2(known, file), **_by_type(known, file, 10000.0), "model_type": "gemma3_text"}
+    return given if known.get("attention.sliding_window") else {**given, "sliding_window_pattern": 1}
+
+
+def _phi2(known: _Values, file: ModelFile) -> dict[str, Any]:
+    return {"model_type": "phi", "layer_norm_eps": known.eps(""), "hidden_act": "gelu_new"}
+
+
+def _phi3(known: _Values, file: ModelFile) -> dict[str, Any]:
+    window = known.get("attention.sliding_window") or None
+    return {"model_type": "phi3", "rms_norm_eps": known.eps(), "sliding_window": window}
+
+
+def _granite(known: _Values, file: ModelFile) -> dict[str, Any]:
+    head_dim = known.count("embedding_length") // known.count("attention.head_count")
+    return {
+        **_llama(known, file), "model_type": "granite", "logits_scaling": known.number("logit_scale"),
+        "attention_multiplier": known.number("attention.scale", head_dim**-0.5),
+        "embedding_multiplier": known.number("embedding_scale", 1.0),
+        "residual_multiplier": known.number("residual_scale", 1.0),
+    }  # fmt: skip
+
+
+def _olmo2(known: _Values, file: ModelFile) -> dict[str, Any]:
+    """OLMo 2, or OLMo 3, which has windows."""
+    given: dict[str, Any] = {"model_type": "olmo2", "rms_norm_eps": known.eps()}
+    if not known.get("attention.sliding_window"):
+        return given
+    given |= _layer_types(known)
+    given |= _by_type(known, file, known.number("rope.freq_base", 10000.0))
+    return given | {"model_type": "olmo3", "sliding_window": known.get("attention.sliding_window")}
+
+
+def _cohere(known: _Values, file: ModelFile) -> dict[str, Any]:
+    kind = {"command-r": "cohere", "cohere2": "cohere2"}[known.architecture]
+    return {
+        "model_type": kind, "layer_norm_eps": known.eps(""), "logit_scale": known.number("logit_scale", 1.0),
+        "use_qk_norm": _has(file, "attn_q_norm.weight"), "sliding_window": known.get("attention.sliding_window"),
+        **_layer_types(known),
+    }  # fmt: skip
+
+
+def _stablelm(known: _Values, file: ModelFile) -> dict[str, Any]:
+    return {
+        "model_type": "stablelm", "layer_norm_eps": known.eps(""), "use_qkv_bias": _has(file, "attn_q.bias"),
+        "qk_layernorm": _has(file, "attn_q_norm.weight"), "use_parallel_residual": not _has(file, "ffn_norm.weight"),
+    }  # fmt: skip
+
+
+def _starcoder2(known: _Values, file: ModelFile) -> dict[str, Any]:
+    return {
+        "model_type": "starcoder2", "layer_norm_eps": known.eps(""), "use_bias": _has(file, "attn_q.bias"),
+        "sliding_window": known.get("attention.sliding_window"),
+    }  # fmt: skip
+
+
+def _gpt2(known: _Values, file: ModelFile) -> dict[str, Any]:
+    return {"model_type": "gpt2", "layer_norm_eps": known.eps("")}
+
+
+def _gpt_neox(known: _Values, file: ModelFile) -> dict[str, Any]:
+    return {
+        "model_type": "gpt_neox", "layer_norm_eps": known.eps(""), "attention_bias": _has(file, "attn_qkv.bias"),
+        "use_parallel_residual": bool(known.get("use_parallel_residual", True)),
+    }  # fmt: skip
+
+
+def _falcon(known: _Values, file: ModelFile) -> dict[str, Any]:
+    new = known.count("attention.head_count_kv", 1) > 1
+    return {
+        "model_type": "falcon", "layer_norm_eps": known.eps(""), "bias": _has(file, "attn_qkv.bias"),
+        "new_decoder_architecture": new, "num_ln_in_parallel_attn": 2 if _has(file, "attn_norm_2.weight") else 1,
+    }  # fmt: skip
 
 
 FAMILIES: dict[str, Callable[[_Values, ModelFile], dict[str, Any]]] = {
@@ -216,4 +401,18 @@ FAMILIES: dict[str, Callable[[_Values, ModelFile], dict[str, Any]]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "smollm3": _smollm3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi2": _phi2,
+    "phi3": _phi3,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "command-r": _cohere,
+    "cohere2": _cohere,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+    "gpt2": _gpt2,
+    "gptneox": _gpt_neox,
+    "falcon": _falcon,
 }

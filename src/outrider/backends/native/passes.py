@@ -15,8 +15,8 @@ from .abi import NULL, Library, address, ffi, struct
 from .arrays import addresses, integers
 from .kv_cache import KVCache
 from .pages import aligned
-from .rope import Rope
-from .weights import Weights, widened
+from .rope import Rope, stacked
+from .weights import Weights, rounded, widened
 from .workspace import Workspace
 
 FIRST = 1024  # positions of the rotary table at first
@@ -60,17 +60,17 @@ class Forward:
     Args:
         code: the compiled library.
         weights: of the model.
-        rope: its rotary embedding.
+        ropes: its rotary embeddings.
         context: how many positions it has.
         halves: are keys, values and features bfloat16 (the uint16 of their bits)? Else float32.
     """
 
-    def __init__(self, code: Library, weights: Weights, rope: Rope, context: int, halves: bool):
-        self.code, self.weights, self.rope, self.context = code, weights, rope, context
+    def __init__(self, code: Library, weights: Weights, ropes: tuple[Rope, ...], context: int, halves: bool):
+        self.code, self.weights, self.ropes, self.context = code, weights, ropes, context
         self.dtype = np.dtype(np.uint16 if halves else np.float32)
         self.lock = Lock()  # of the workspace
         self.workspace = Workspace(code, weights.model)
-        self.table: Array = np.zeros((0, 2, weights.model.head_dim), np.float32)
+        self.table = stacked(ropes, 0)
 
     def run(self, cache: KVCache, nodes: Nodes, taps: Sequence[int]) -> TargetOutput:
         """One pass. Logits are float32 [b, k, v], those of padding whatever memory held; features are of the cache's
@@ -91,7 +91,7 @@ class Forward:
                 "Pass", rows=b, nodes=m, first_node=nodes.since, total_nodes=n, capacity=cache.capacity,
                 shared_tree=ancestors is None or len(ancestors) == 1, lengths=address(nodes.lengths),
                 positions=address(nodes.positions), sizes=address(sizes), ancestors=address(ancestors),
-                cache=cache.pointers, rope=address(table), rope_positions=len(table),
+                cache=cache.pointers, rope=address(table), rope_positions=table.shape[1],
                 taps=len(taps), tap_layers=layers, features=pointers,
                 logit_count=len(nodes.logit_nodes), logit_nodes=address(nodes.logit_nodes), logits=address(logits),
                 **self._inputs(tokens, nodes.embeds), **self.workspace.of_pass(b * m, n),
@@ -116,9 +116,9 @@ class Forward:
         return logits
 
     def rope_table(self, positions: int) -> Array:
-        """The rotary table of so many positions at least, or of all there are."""
-        if len(self.table) < min(positions, self.context):
-            self.table = self.rope.table(min(self.context, max(FIRST, 1 << (positions - 1).bit_length())))
+        """The rotary tables of so many positions at least, or of all there are."""
+        if self.table.shape[1] < min(positions, self.context):
+            self.table = stacked(self.ropes, min(self.context, max(FIRST, 1 << (positions - 1).bit_length())))
         return self.table
 
     def _feature(self, b: int, m: int, padded: bool) -> Array:
@@ -137,7 +137,10 @@ class Forward:
                 "tokens": ffi.from_buffer("int64_t[]", tokens), "embeddings": table.address,
                 "embedding_rows": model.vocab, "hidden_states": address(room),
             }  # fmt: skip
-        room[:] = (table.rows(tokens.reshape(-1)) if embeds is None else as_float(embeds)).reshape(-1)
+        made = table.rows(tokens.reshape(-1)) if embeds is None else as_float(embeds)
+        if embeds is None and table.scale and self.dtype == np.uint16:
+            made = widened(rounded(made))  # as the pass does
+        room[:] = made.reshape(-1)
         return {"tokens": NULL, "hidden_states": address(room)}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ...core.types import Array
 from ...params import InputError
 
-KINDS = "default", "linear", "llama3", "yarn"
+KINDS = "default", "linear", "llama3", "yarn", "longrope"
 ONE = np.float32(1)
 
 
@@ -34,7 +34,7 @@ class Rope:
 
         Args:
             parameters: `rope_parameters`, in the names of transformers 5.
-            head_dim: of an attention head, all of which is rotated.
+            head_dim: elements of an attention head that are rotated.
             factors: float32 [head_dim / 2], by which the frequencies are divided; None: 1.
 
         Raises:
@@ -53,6 +53,8 @@ class Rope:
                 made = cls(_llama3(parameters, made.frequencies))
             elif kind == "yarn":
                 made = _yarn(parameters, periods)
+            elif kind == "longrope":
+                made = _longrope(parameters, periods)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise InputError(
                 f"the rotary embeddings of the model's config cannot be understood ({error!r}); fetch it again"
@@ -71,7 +73,14 @@ class Rope:
         made[:, 0], made[:, 1] = np.cos(wide)[:, None], np.sin(wide)[:, None]
         if self.scale != 1.0:
             made *= np.float32(self.scale)
-        return made.reshape(positions, 2, -1)
+        return made.reshape(positions, 2, 2 * len(self.frequencies))
+
+
+def stacked(ropes: tuple[Rope, ...], positions: int) -> Array:
+    """The tables of rotary embeddings of the same width: float32 [ropes, positions, 2, head_dim]; none: one of width
+    0."""
+    tables = [rope.table(positions) for rope in ropes]
+    return np.stack(tables) if tables else np.zeros((1, positions, 2, 0), np.float32)
 
 
 def _llama3(parameters: Mapping[str, Any], frequencies: Array) -> Array:
@@ -105,6 +114,18 @@ def _yarn(parameters: Mapping[str, Any], periods: Array) -> Rope:
     kept = ONE - ramp.astype(np.float32)
     frequencies = ONE / (np.float32(factor) * periods) * (ONE - kept) + ONE / periods * kept
     return Rope(frequencies.astype(np.float32), _attention_factor(parameters, factor))
+
+
+def _longrope(parameters: Mapping[str, Any], periods: Array) -> Rope:
+    """Within the original context, where `short_factor` divides the frequencies."""
+    short, factor = np.asarray(parameters["short_factor"], np.float32), float(parameters["factor"])
+    if short.shape != periods.shape:
+        raise ValueError(f"short_factor has {short.size} numbers, not {periods.size}")
+    scale = parameters.get("attention_factor")
+    if scale is None:
+        context = parameters["original_max_position_embeddings"]
+        scale = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0
+    return Rope(ONE / (short * periods), float(scale))
 
 
 def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:

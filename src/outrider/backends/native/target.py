@@ -57,7 +57,7 @@ class NativeTarget(Target):
         self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
         self.layers, self.precision = len(made.layers), rest
         self.forward = Forward(
-            code, weights.load(checkpoint, code, halves, way), made.rope, made.context, rest == "bfloat16"
+            code, weights.load(checkpoint, code, halves, way), made.ropes, made.context, rest == "bfloat16"
         )
         self.walk, self.lock, self.kernels, self.halves = Walk(code), RLock(), NAMES[code], halves
         (read,) = self.open(2).prefill([[self.vocab // 2] * 2])
@@ -128,21 +128,31 @@ class NativeTarget(Target):
 
     def head_rows(self, tokens: Array | None) -> Array | None:
         """See `Target.head_rows`."""
-        tied = self.checkpoint.description.tied
-        return self._rows("model.embed_tokens.weight" if tied else "lm_head.weight", tokens)
+        made = self.checkpoint.description
+        if made.logit_cap or "head" in made.biases:
+            return None
+        rows = self._rows(made.names.embeddings if made.tied else made.names.head, tokens)
+        return rows if not made.logit_scale else self._scaled(rows, made.logit_scale)
 
     @cached_property
     def embeddings(self) -> Array:
         """See `Target.embeddings`: what passes read, or a copy where that is in blocks or of another kind."""
         plain = self.forward.weights.table.plain
-        if plain is not None and self.halves == (self.precision == "bfloat16"):
+        scale = self.forward.weights.table.scale
+        if plain is not None and not scale and self.halves == (self.precision == "bfloat16"):
             return plain.view(self.forward.dtype).reshape(self.vocab, self.hidden)
-        return self._rows("model.embed_tokens.weight", None)
+        rows = self._rows(self.checkpoint.description.names.embeddings, None)
+        return self._scaled(rows, scale) if scale else rows
 
     def _rows(self, name: str, rows: Array | None) -> Array:
-        """Rows of a parameter, the weights as passes have them, in this precision."""
-        made = weights.numbers(self.code, self.checkpoint.parameters[name], self.halves, rows)
+        """Rows of a matrix, the weights as passes have them, in this precision."""
+        made = weights.numbers(self.code, self.checkpoint.parameters[f"{name}.weight"], self.halves, rows)
         return widened(made) if self.halves and self.precision == "float32" else made
+
+    def _scaled(self, rows: Array, scale: float) -> Array:
+        """Numbers in this precision, multiplied."""
+        made = as_float(rows) * np.float32(scale)
+        return rounded(made) if self.precision == "bfloat16" else made
 
     def open(self, capacity: int) -> NativeSession:
         """See `Target.open`. The session grows if its rows must."""

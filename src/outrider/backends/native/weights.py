@@ -13,9 +13,11 @@ their own blocks, or rounded to int8.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,9 @@ from ...machine import threads
 from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, INTEGER, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
-from .description import Description, LayerOptions
+from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, NORMS, Description, Place
 from .files import KINDS
-from .model import Parameter
+from .model import Parameter, picked
 from .pages import aligned, stretch
 
 SAMPLE = 4  # fours of rows of a matrix that are compared
@@ -59,12 +61,12 @@ class Weights:
     head: Struct  # the same without layers and norm: the head alone
     table: Table
     kept: list[Any] = field(default_factory=list)
-    copies: list[tuple[Array, Parameter]] = field(default_factory=list)  # of vectors that others may write to
+    copies: list[Callable[[], Any]] = field(default_factory=list)  # what copies a loaded module's numbers again
 
     def refresh(self) -> None:
-        """Copy the vectors of a loaded module again. (Its matrices are read where they lie.)"""
-        for made, one in self.copies:
-            made[:] = vector(self.table.code, one, self.table.halves)
+        """Copy what is not read where it lies in a loaded module: vectors, and matrices whose rows are sorted."""
+        for copy in self.copies:
+            copy()
 
     @property
     def bytes(self) -> int:
@@ -86,6 +88,7 @@ class Table:
     parameter: Parameter
     halves: bool  # are weights bfloat16?
     plain: Array | None = None  # uint8: its bytes, where they are as a pass reads them
+    scale: float = 0.0  # by which embeddings are multiplied; 0: not
 
     @property
     def address(self) -> Any:
@@ -93,9 +96,10 @@ class Table:
         return address(self.plain)
 
     def rows(self, tokens: Array) -> Array:
-        """Embeddings of tokens: float32 [n, h], of weights as the model has them."""
+        """Embeddings of tokens: float32 [n, h], of weights as the model has them, scaled."""
         made = numbers(self.code, self.parameter, self.halves, tokens)
-        return widened(made) if self.halves else made
+        made = widened(made) if self.halves else made
+        return made * np.float32(self.scale) if self.scale else made
 
 
 def widened(values: Array) -> Array:
@@ -122,6 +126,8 @@ def numbers(
         to: uint8, where they are written; None: memory of its own.
         workers: threads that write; 0: `threads()` for large matrices, else 1.
     """
+    if one.transposed or one.shift:
+        return _changed(code, one, halves, rows, to)
     tensor = one.tensor
     width = tensor.shape[1] if len(tensor.shape) > 1 else 1
     if width == 1 and tensor.kind.elements > 1:
@@ -137,6 +143,22 @@ def numbers(
     return made
 
 
+def _changed(code: Library, one: Parameter, halves: bool, rows: Array | None, to: Array | None) -> Array:
+    """`numbers` of a parameter that is stored transposed, or shifted."""
+    if one.transposed:
+        made = numbers(code, Parameter(one.name, one.tensor, None), False).T
+        made = made if one.order is None else made[one.order]
+        made = made if rows is None else made[rows]
+    else:
+        made = numbers(code, replace(one, shift=0.0), False, rows) + np.float32(one.shift)
+    found = rounded(made) if halves else np.ascontiguousarray(made, np.float32)
+    if to is None:
+        return found
+    room = to.view(found.dtype).reshape(found.shape)
+    room[:] = found
+    return room
+
+
 def single(code: Library, one: Parameter, places: Array) -> Array:
     """Single weights of a parameter, rounded to bfloat16: float32 [n]. Only the blocks that hold them are opened.
 
@@ -145,20 +167,23 @@ def single(code: Library, one: Parameter, places: Array) -> Array:
         one: the parameter.
         places: int64 [n], where they lie in it as the model has it, row by row.
     """
-    tensor, width = one.tensor, one.tensor.shape[1] if len(one.tensor.shape) > 1 else 1
-    if one.order is not None:
-        places = one.order[places // width] * width + places % width
+    tensor, width = one.tensor, one.shape[1] if len(one.shape) > 1 else 1
+    rows, columns = places // width, places % width
+    rows = rows if one.order is None else one.order[rows]
+    places = columns * tensor.shape[-1] + rows if one.transposed else rows * width + columns
     size = tensor.kind.elements
     blocks = np.ascontiguousarray(places // size)
-    made = np.empty((len(blocks), size), np.uint16)
-    code.dequantise(tensor.kind.number, address(tensor.data), len(blocks), size, address(blocks), address(made), 1, 1)
-    return widened(made[np.arange(len(blocks)), places % size])
+    made = np.empty((len(blocks), size), np.float32)
+    code.dequantise(tensor.kind.number, address(tensor.data), len(blocks), size, address(blocks), address(made), 0, 1)
+    found = made[np.arange(len(blocks)), places % size]
+    return widened(rounded(found + np.float32(one.shift) if one.shift else found))
 
 
 def vector(code: Library, one: Parameter, halves: bool) -> Array:
     """A norm's weights or a bias: float32 [n], rounded to bfloat16 where the model is."""
-    made = numbers(code, one, halves)
-    return (widened(made) if halves else made).reshape(-1)
+    made = numbers(code, replace(one, order=None), halves)
+    made = (widened(made) if halves else made).reshape(-1)
+    return made if one.order is None else made[one.order]
 
 
 def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full") -> Weights:
@@ -175,64 +200,118 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
         InputError: no matrix has such a form.
     """
     made = checkpoint.description
-    loader = _Loader(code, halves, {name: checkpoint.parameters[name] for name, _ in made.shapes()}, way)
-    table = checkpoint.parameters["model.embed_tokens.weight"]
-    head = table if made.tied else checkpoint.parameters["lm_head.weight"]
-    matrices = loader.matrices([*loader.layer_matrices(made), head])
-    if way != "full":
-        loader.report([*loader.layer_matrices(made), head], matrices, checkpoint)
-    kept: list[Any] = list(matrices)
+    loader = _Loader(code, halves, made, checkpoint.parameters, way)
+    table = checkpoint.parameters[f"{made.names.embeddings}.weight"]
+    head = table if made.tied else checkpoint.parameters[f"{made.names.head}.weight"]
     layers = ffi.new("Layer[]", len(made.layers))
-    for i, (layer, options) in enumerate(zip(layers, made.layers, strict=True)):
-        loader.fill(layer, f"model.layers.{i}.", options, matrices[7 * i : 7 * i + 7], kept)
-    norm = loader.vector(checkpoint.parameters["model.norm.weight"])
-    sizes = {
-        "hidden": made.hidden, "intermediate": made.intermediate, "heads": made.heads, "kv_heads": made.kv_heads,
-        "head_dim": made.head_dim, "vocab": made.vocab, "eps": made.eps, "attention_scale": made.head_dim**-0.5,
-        "head": matrices[-1].struct,
-    }  # fmt: skip
-    model = struct("Model", layers=len(made.layers), layer=layers, norm=address(norm), **sizes)
-    kept += [layers, norm]
+    parts = [(i, part) for i in range(len(layers)) for part in MATRICES if made.place(i, part) is not None]
+    sources = [*(loader.parameter(*part) for part in parts), head]
+    matrices = loader.matrices(sources)
+    if way != "full":
+        loader.agree(parts, sources, matrices)
+        report(checkpoint, way, sources, matrices)
+    for (i, part), matrix in zip(parts, matrices, strict=False):
+        setattr(layers[i], part, matrix.struct)
+    for i in range(len(layers)):
+        loader.fill(layers[i], i)
+    model, end = struct("Model"), struct("Model")
+    for one in (model, end):
+        loader.sizes(one)
+        one.head = matrices[-1].struct
+    model.layers, model.layer = len(layers), layers
+    loader.norm(model.norm, f"{made.names.norm}.weight", f"{made.names.norm}.bias" if "norm" in made.biases else "")
+    if made.names.positions:
+        model.position_embeddings = loader.vector(f"{made.names.positions}.weight")
+        model.position_rows = made.context
     plain = matrices[-1].data if made.tied and matrices[-1].kind == PLAIN else None
-    if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32"):
+    if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32") and table.plain:
         plain = table.tensor.data
-    return Weights(model, struct("Model", **sizes), Table(code, table, halves, plain), kept, loader.copies)
+    kept = [*matrices, *loader.kept, layers]
+    return Weights(model, end, Table(code, table, halves, plain, model.embedding_scale), kept, loader.copies)
 
 
-PROJECTIONS = (
-    ("q", "self_attn.q_proj"), ("k", "self_attn.k_proj"), ("v", "self_attn.v_proj"), ("o", "self_attn.o_proj"),
-    ("gate", "mlp.gate_proj"), ("up", "mlp.up_proj"), ("down", "mlp.down_proj"),
-)  # fmt: skip
-GATE = 4  # its place among these; behind it stands `up`
-NORMS = (
-    ("attention_norm", "input_layernorm.weight"), ("mlp_norm", "post_attention_layernorm.weight"),
-    ("q_norm", "self_attn.q_norm.weight"), ("k_norm", "self_attn.k_norm.weight"),
-)  # fmt: skip
+def report(checkpoint: Checkpoint, way: str, sources: Sequence[Parameter], matrices: Sequence[Matrix]) -> None:
+    """Say which matrices have no integer form; refuse a model that has none."""
+    full = [one for one, made in zip(sources, matrices, strict=True) if made.kind < INTEGER]
+    kinds = " and ".join(sorted({one.tensor.kind.name for one in full}))
+    if len(full) == len(matrices):
+        choose = "full" if way == "int8" else "int8 or full"
+        raise InputError(
+            f"{checkpoint.place} has {kinds} matrices, which have no form for {way} weights; choose {choose}"
+        )
+    if full:
+        logger.warning(
+            "%d of the %d matrices of %s (%s) have no form for %s weights and stay full",
+            len(full), len(matrices), checkpoint.place.name, kinds, way,
+        )  # fmt: skip
+
+
+SPANS = {ALIKE: "NORM_HEADS_ALIKE", EACH_HEAD: "NORM_EACH_HEAD", ALL_HEADS: "NORM_ALL_HEADS"}
 
 
 @dataclass
 class _Loader:
     code: Library
     halves: bool
-    parameters: dict[str, Parameter]
+    made: Description
+    parameters: Mapping[str, Parameter]
     way: str = "full"
-    copies: list[tuple[Array, Parameter]] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)  # what structures point to
+    copies: list[Callable[[], Any]] = field(default_factory=list)
 
-    def layer_matrices(self, made: Description) -> Iterator[Parameter]:
-        for i in range(len(made.layers)):
-            for _, name in PROJECTIONS:
-                yield self.parameters[f"model.layers.{i}.{name}.weight"]
+    def parameter(self, layer: int, part: str) -> Parameter:
+        """A matrix of a layer, as a pass reads it."""
+        place = self.made.place(layer, part)
+        assert place is not None
+        one = self.parameters[place.names[0]]
+        return picked(replace(one, transposed=one.transposed ^ self.made.names.transposed), place.rows)
 
-    def fill(self, layer: Struct, at: str, options: LayerOptions, matrices: Sequence[Matrix], kept: list[Any]) -> None:
-        """Write a layer's structure; what it points to is added to `kept`."""
-        for (field_, _), matrix in zip(PROJECTIONS, matrices, strict=True):
-            setattr(layer, field_, matrix.struct)
-        biases = [(f"{field_}_bias", f"{name}.bias") for field_, name in PROJECTIONS[:4]]
-        for field_, name in (*NORMS, *biases):
-            if (one := self.parameters.get(at + name)) is not None:
-                kept.append(self.vector(one))
-                setattr(layer, field_, address(kept[-1]))
-        layer.window, layer.rope = options.window, int(options.rope)
+    def sizes(self, model: Struct) -> None:
+        """Sizes and options of all layers."""
+        made = self.made
+        for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "eps", "rotary_dim",
+                     "residual_scale", "logit_scale", "score_cap", "logit_cap"):  # fmt: skip
+            setattr(model, name, getattr(made, name))
+        model.attention_scale = made.attention_scale or made.head_dim**-0.5
+        scale = np.array([made.embedding_scale], np.float32)
+        model.embedding_scale = float(widened(rounded(scale))[0] if made.rounds_scale and self.halves else scale[0])
+        model.activation = ffi.integer_const(made.activation)
+        if "head" in made.biases:
+            model.head_bias = self.vector(f"{made.names.head}.bias")
+
+    def fill(self, layer: Struct, i: int) -> None:
+        """Write a layer's norms, biases and options."""
+        made, options = self.made, self.made.layers[i]
+        for part in NORMS:
+            if (place := made.place(i, part)) is not None:
+                self.norm(getattr(layer, part), place, made.place(i, part, "bias"))
+        for part in MATRICES:
+            if (place := made.place(i, part, "bias")) is not None:
+                setattr(layer, f"{part}_bias", self.vector(place))
+        layer.window, layer.rope, layer.parallel = options.window, options.rope, int(made.parallel)
+        layer.qk_norm_span = ffi.integer_const(SPANS[made.qk_norm])
+
+    def norm(self, norm: Struct, weight: Place | str, bias: Place | str | None) -> None:
+        """Write a norm's structure."""
+        norm.weight = self.vector(weight, self.made.norm_offset)
+        if bias:
+            norm.bias = self.vector(bias)
+        norm.kind = ffi.integer_const("LAYER_NORM" if self.made.layer_norm else "RMS_NORM")
+
+    def vector(self, place: Place | str, offset: float = 0.0) -> Any:
+        """The address of the numbers of a place, or of a whole parameter, each with this offset."""
+        place = Place((place,)) if isinstance(place, str) else place
+        made = self.values(place, offset)
+        self.kept.append(made)
+        if not self.parameters[place.names[0]].tensor.mapped:
+            self.copies.append(lambda: np.copyto(made, self.values(place, offset)))
+        return address(made)
+
+    def values(self, place: Place, offset: float) -> Array:
+        """The numbers of a place, float32 [n]."""
+        made = np.concatenate([vector(self.code, self.parameters[name], self.halves) for name in place.names])
+        made = made if place.rows is None else made[place.rows]
+        return np.ascontiguousarray(made + np.float32(offset))
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
         """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, and
@@ -241,65 +320,66 @@ class _Loader:
         order = sorted(range(len(rooms)), key=lambda i: -len(rooms[i]))
         with ThreadPoolExecutor(threads()) as pool:
             made = dict(zip(order, pool.map(lambda i: self.matrix(parameters[i], rooms[i]), order), strict=True))
-        for gate in range(GATE, len(rooms) - 1, len(PROJECTIONS)):  # both halves of a gated layer read the same rows
-            if (made[gate].kind >= INTEGER) != (made[gate + 1].kind >= INTEGER):
-                made |= {i: self.full(parameters[i]) for i in (gate, gate + 1)}
         return [made[i] for i in range(len(rooms))]
 
     def matrix(self, one: Parameter, room: Array) -> Matrix:
         """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
-        if not self.int8_size(one):
-            return self.full(one, room)
-        made = self.integers(one, room)
-        one.tensor.forget()
-        return self.full(one) if made is None else made
-
-    def full(self, one: Parameter, room: Array | None = None) -> Matrix:
-        """The same of all its bits, in `room` or in memory of its own."""
         if self.in_place(one):
             return Matrix(PLAIN, one.tensor.data)
-        if room is None:
-            (room,) = stretch([self.full_size(one)])
-        made = self.blocks(one, room) or self.plain(one, room)
+        if not one.tensor.mapped:
+            copy = partial(numbers, self.code, one, self.halves, to=room)
+            self.copies.append(copy)
+            copy()
+            return Matrix(PLAIN, room)
+        made = self.integers(one, room) if self.int8_size(one) else self.full(one, room)
         one.tensor.forget()
         return made
+
+    def full(self, one: Parameter, room: Array | None = None) -> Matrix:
+        """A matrix of all its bits, in `room` or in memory of its own."""
+        if room is None:
+            (room,) = stretch([self.full_size(one)])
+        return self.blocks(one, room) or self.plain(one, room)
+
+    def agree(self, parts: Sequence[tuple[int, str]], sources: Sequence[Parameter], matrices: list[Matrix]) -> None:
+        """Make both halves of a gated layer full where one is, for they read the same activations."""
+        index = {part: n for n, part in enumerate(parts)}
+        for (layer, part), n in index.items():
+            other = index.get((layer, "up")) if part == "gate" else None
+            if other is not None and (matrices[n].kind >= INTEGER) != (matrices[other].kind >= INTEGER):
+                for i in (n, other):
+                    matrices[i] = self.full(sources[i])
 
     def in_place(self, one: Parameter) -> bool:
         """Is it read where it lies, in memory of a loaded module?"""
-        kind = "BF16" if self.halves else "F32"
-        return not one.tensor.mapped and one.order is None and one.tensor.kind.name == kind
-
-    def vector(self, one: Parameter) -> Array:
-        """A norm's weights or a bias, float32 [n]."""
-        made = vector(self.code, one, self.halves)
-        if not one.tensor.mapped:
-            self.copies.append((made, one))
-        return made
+        return not one.tensor.mapped and one.plain and one.tensor.kind.name == ("BF16" if self.halves else "F32")
 
     def size(self, one: Parameter) -> int:
         """Bytes that a matrix takes in the stretch."""
+        if self.in_place(one):
+            return 0
+        if not one.tensor.mapped:
+            return math.prod(one.shape) * (2 if self.halves else 4)
         return self.int8_size(one) or self.full_size(one)
 
     def int8_size(self, one: Parameter) -> int:
-        """Bytes of a matrix for integer products; 0: it has no such form."""
-        if self.way == "full":
+        """Bytes of a matrix for integer products; 0: it has no such form, or is not wanted in it."""
+        if self.way == "full" or one.transposed:
             return 0
-        kind = Q8_0 if self.way == "int8" else one.tensor.kind.number
-        return int(self.code.int8_bytes(kind, *one.tensor.shape))
+        return int(self.code.int8_bytes(Q8_0 if self.way == "int8" else one.tensor.kind.number, *one.shape))
 
-    def integers(self, one: Parameter, room: Array) -> Matrix | None:
-        """A matrix for integer products; None where it has no such form."""
-        if not self.int8_size(one):
-            return None
-        rows, width = one.tensor.shape
+    def integers(self, one: Parameter, room: Array) -> Matrix:
+        """A matrix for integer products; full where a scale does not allow it."""
+        rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
         own = one.tensor.kind.number, address(one.tensor.data), rows, width, address(place)
         made = Matrix(int(self.code.pack_int8(*own, int(self.way == "int8"), address(room), 1)), room)
-        return None if made.kind == PLAIN or (self.way == "native" and not self.integers_agree(made, one)) else made
+        fits = made.kind != PLAIN and (self.way == "int8" or self.integers_agree(made, one))
+        return made if fits else self.full(one)
 
     def integers_agree(self, made: Matrix, one: Parameter) -> bool:
         """Are the weights of the first and the last panel those of the file?"""
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         panels = made.data.reshape(-(-rows // PANEL), -1)
         for panel in {0, len(panels) - 1}:
             index = np.arange(PANEL * panel, min(rows, PANEL * (panel + 1)))
@@ -310,35 +390,18 @@ class _Loader:
                 return False
         return True
 
-    def report(self, parameters: Sequence[Parameter], matrices: Sequence[Matrix], checkpoint: Checkpoint) -> None:
-        """Say which matrices have no integer form; refuse a model that has none."""
-        full = [one for one, made in zip(parameters, matrices, strict=True) if made.kind < INTEGER]
-        kinds = " and ".join(sorted({one.tensor.kind.name for one in full}))
-        if len(full) == len(matrices):
-            raise InputError(
-                f"{checkpoint.place} keeps its weights as {kinds}, which have no form for {self.way} weights; choose "
-                + ("full" if self.way == "int8" else "int8 or full")
-            )
-        if full:
-            logger.warning(
-                "%d of the %d matrices of %s (%s) have no form for %s weights and stay full",
-                len(full), len(matrices), checkpoint.place.name, kinds, self.way,
-            )  # fmt: skip
-
     def full_size(self, one: Parameter) -> int:
-        """The same where it is not multiplied as integers."""
-        if self.in_place(one):
-            return 0
-        rows, width = one.tensor.shape
+        """Bytes of a matrix that is not multiplied as integers."""
+        rows, width = one.shape
         if each := self.each(one):
             return each * (rows + -rows % 4)
         return self.twelve(rows, width) or rows * width * (2 if self.halves else 4)
 
     def each(self, one: Parameter) -> int:
         """Bytes of a row in blocks; 0: they are not read so."""
-        if not self.code.block_lanes or not self.halves:
+        if not self.code.block_lanes or not self.halves or one.transposed:
             return 0
-        return int(self.code.repacked_bytes(one.tensor.kind.number, one.tensor.shape[1]))
+        return int(self.code.repacked_bytes(one.tensor.kind.number, one.shape[1]))
 
     def twelve(self, rows: int, width: int) -> int:
         """Bytes of a matrix in twelve bits a number; 0: this build does not read that, or not at this width."""
@@ -349,7 +412,7 @@ class _Loader:
         """The file's blocks; None where they are not read so."""
         if not self.each(one):
             return None
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
         kind = self.code.repack(
             one.tensor.kind.number, address(one.tensor.data), rows, width, address(place), address(room), 1
@@ -359,7 +422,7 @@ class _Loader:
 
     def agrees(self, made: Matrix, one: Parameter) -> bool:
         """Are the weights that a pass reads those of the file, in a sample of rows?"""
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         fours = made.data.reshape(-(-rows // 4), -1)
         last = max(0, rows // 4 - 1)
         some = np.array(sorted({last * i // (SAMPLE - 1) for i in range(SAMPLE)}))
@@ -374,7 +437,7 @@ class _Loader:
 
     def plain(self, one: Parameter, room: Array) -> Matrix:
         """Numbers, in twelve bits where the build reads that and they are the same."""
-        rows, width = one.tensor.shape
+        rows, width = one.shape
         size = rows * width * (2 if self.halves else 4)
         if len(room) == size and not self.twelve(rows, width):
             numbers(self.code, one, self.halves, to=room, workers=1)

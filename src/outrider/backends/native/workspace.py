@@ -62,7 +62,7 @@ class Workspace:
         wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
         sizes = {
             "normed": max(model.hidden, model.input_dim), "query": wide, "attention": wide, "mlp": model.intermediate,
-            "qkv": wide + 2 * narrow,
+            "qkv": max(wide + 2 * narrow, model.hidden),
         }  # fmt: skip
         parts = {name: address(self.of(name, rows * size)) for name, size in sizes.items()}
         parts |= self.split("paths", np.int32, paths=rows * nodes, real_nodes=rows)

@@ -76,7 +76,10 @@ def _parameter(code: Library | None, one: Parameter, dtype: torch.dtype) -> Tens
     tensor, rows, width = one.tensor, one.tensor.rows, one.tensor.shape[-1]
     if len(tensor.shape) == 1 and one.order is not None:
         rows, width = rows.reshape(width, -1), 1
-    return numbers(code, tensor.kind.number, rows, width, one.order, dtype).view(tensor.shape)
+    kind = torch.float32 if one.shift else dtype
+    made = numbers(code, tensor.kind.number, rows, width, one.order, kind).view(tensor.shape)
+    made = made.T.contiguous() if one.transposed else made
+    return (made + one.shift).to(dtype) if one.shift else made
 
 
 @contextmanager

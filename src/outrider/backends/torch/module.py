@@ -13,7 +13,8 @@ from ...core.types import Array
 from ...params import InputError
 from ..native import weights
 from ..native.checkpoint import Checkpoint
-from ..native.description import Description, describe
+from ..native.description import Description
+from ..native.families import describe
 from ..native.files import SAFETENSORS
 from ..native.files import Tensor as Stored
 from ..native.model import Parameter
@@ -75,7 +76,7 @@ class ModuleTarget(NativeTarget):
             raise InputError(f"the model was changed after it was loaded ({why}); load it again")
         self.checkpoint, self.places = now, places
         self.forward.weights = weights.load(now, self.code, self.halves)
-        self.forward.rope, self.forward.table = now.description.rope, self.forward.table[:0]
+        self.forward.ropes, self.forward.table = now.description.ropes, self.forward.table[:, :0]
         self.__dict__.pop("embeddings", None)
 
 
@@ -132,16 +133,20 @@ def _parameter(name: str, p: Tensor) -> Parameter:
 
 def _factors(model: Any, made: Description) -> Array | None:
     """What the config's rotary frequencies are divided by to get the model's: casts round its buffers."""
-    buffers = dict(model.get_decoder().named_buffers())
-    own = buffers.get("rotary_emb.inv_freq")
-    if own is None or len(own) != len(made.rope.frequencies):
+    if not made.ropes:
         return None
-    frequencies = own.float().numpy()
-    return (
-        None
-        if np.allclose(frequencies, made.rope.frequencies, rtol=1e-6, atol=0)
-        else made.rope.frequencies / frequencies
-    )
+    buffers = dict(model.get_decoder().named_buffers())
+    names = [f"rotary_emb.{kind}original_inv_freq" for kind in ("", "full_attention_", "sliding_attention_")]
+    own = [buffers[name].float().numpy() for name in names if name in buffers]
+    frequencies = [rope.frequencies for rope in made.ropes]
+    if len(own) == len(frequencies) and all(
+        len(a) == len(b) and np.allclose(a, b, rtol=1e-6, atol=0) for a, b in zip(own, frequencies, strict=True)
+    ):
+        return None
+    if len(own) != 1 or len(frequencies) != 1 or len(own[0]) != len(frequencies[0]):
+        raise InputError("its rotary frequencies are not those of its config")
+    factors: Array = frequencies[0] / own[0]
+    return factors
 
 
 def _places(model: Any) -> tuple[tuple[str, int, torch.Size, torch.dtype], ...]:

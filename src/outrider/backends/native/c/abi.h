@@ -15,6 +15,11 @@
    by activations rounded to int8 (`formats/int8.h`). */
 enum { PLAIN, Q4, Q8, BF12, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K, INTEGER = 256 };
 
+enum { RMS_NORM, LAYER_NORM }; /* kinds of norms */
+enum { SILU, GELU, GELU_TANH, RELU, RELU2 }; /* activations; GELU_TANH: its approximation; RELU2: squared */
+enum { NORM_HEADS_ALIKE, NORM_EACH_HEAD, NORM_ALL_HEADS }; /* norms of queries and keys: of every head with the same
+   weights, of every head with its own, or of all heads together */
+
 #define BLOCK_WEIGHTS 32 /* weights of a block */
 #define MAX_HEAD_DIM 256 /* of an attention head */
 #define MAX_FED_PAIRS 16 /* pairs of a row that `draft_tree` feeds through the drafter's layer at once */
@@ -26,22 +31,43 @@ typedef struct {
     int64_t kind;
 } Matrix;
 
-/* A decoder layer. Biases and `q_norm`, `k_norm` may be NULL, and `attention_norm` too. */
+/* A norm. */
+typedef struct {
+    const float *weight; /* NULL: there is no norm */
+    const float *bias; /* or NULL */
+    int64_t kind;
+} Norm;
+
+/* A decoder layer. Norms may be missing; biases may be NULL. An MLP is down(activation(gate(x)) * up(x)), or
+   down(activation(up(x))) where `gate.data` is NULL. */
 typedef struct {
     Matrix q, k, v, o, gate, up, down;
-    const float *attention_norm, *mlp_norm; /* [hidden] */
-    const float *q_norm, *k_norm; /* [head_dim] */
-    const float *q_bias, *k_bias, *v_bias, *o_bias;
+    Norm attention_norm, mlp_norm; /* of what attention and the MLP read: [hidden] */
+    Norm attention_post_norm, mlp_post_norm; /* of what they add to the hidden states: [hidden] */
+    Norm q_norm, k_norm; /* [head_dim], or [heads or kv_heads, head_dim] */
+    int64_t qk_norm_span; /* NORM_HEADS_ALIKE, ... */
+    const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias;
+    const float *sinks; /* [heads]: scores of attention sinks, which have no value; or NULL */
+    int64_t parallel; /* 1: the MLP reads what attention reads (or its own norm of that); 0: what attention wrote */
     int64_t window; /* of sliding-window attention; 0: none */
-    int64_t rope; /* 1: rotary position embeddings; 0: none */
+    int64_t rope; /* 1, 2, ...: which rotary table; 0: no rotary position embeddings */
 } Layer;
 
 typedef struct {
     int64_t hidden, intermediate, heads, kv_heads, head_dim, layers, vocab;
     float eps, attention_scale;
+    int64_t activation; /* SILU, ... */
+    int64_t rotary_dim; /* the first elements of a head, which are rotated; 0: all */
+    /* Factors; 0: none. Embeddings are multiplied when they are looked up. */
+    float embedding_scale, residual_scale, logit_scale;
+    /* Caps c: x becomes c tanh(x / c); 0: none. */
+    float score_cap, logit_cap;
     const Layer *layer;
-    const float *norm; /* before the head; NULL: none */
+    Norm norm; /* before the head */
     Matrix head; /* `data` is NULL: no logits */
+    const float *head_bias; /* [vocab], or NULL */
+    const float *position_embeddings; /* [position_rows, hidden], added to the embeddings; or NULL */
+    int64_t position_rows;
     /* [hidden, input_dim]: makes hidden states of `Pass.inputs`; `data` is NULL: none. */
     Matrix input_proj;
     const float *input_bias;
@@ -63,7 +89,7 @@ typedef struct {
     const int64_t *sizes; /* [rows]: nodes of each row, behind which there is padding; NULL: all */
     const uint8_t *ancestors; /* [rows or 1, total_nodes, total_nodes]: 1 where a node sees another; NULL for a chunk */
     kv_t *const *cache; /* [layers, 2]: keys and values, each [rows, capacity, slot_layers * kv_heads * head_dim] */
-    const float *rope; /* [rope_positions, 2, head_dim]: cosines and sines */
+    const float *rope; /* [tables, rope_positions, 2, rotary_dim]: cosines and sines */
     int64_t rope_positions;
     const float *inputs; /* [rows * nodes, input_dim] */
     const int64_t *tokens; /* [rows * nodes], whose embeddings are looked up; NULL: `hidden_states` are given */
@@ -71,7 +97,7 @@ typedef struct {
     int64_t embedding_rows;
     float *hidden_states; /* [rows * nodes, hidden]: updated in place, without padding between rows */
     /* Workspace: [rows * nodes, hidden or input_dim], twice [rows * nodes, heads * head_dim], [rows * nodes,
-       intermediate], and [rows * nodes, (heads + 2 * kv_heads) * head_dim]. */
+       intermediate], and [rows * nodes, max((heads + 2 * kv_heads) * head_dim, hidden)]. */
     act_t *normed, *query, *attention, *mlp;
     float *qkv;
     int32_t *paths; /* workspace: [rows * nodes, total_nodes] */

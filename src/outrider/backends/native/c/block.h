@@ -29,12 +29,13 @@ static void read_context_task(const Team *team, const void *call) {
         pass->normed, count, joined, lattice->feature_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 0, team
     );
     meet(team);
-    norm_rows(pass, lattice->norm, hidden, model->eps, first, last, team);
+    const Norm norm = {lattice->norm, NULL, RMS_NORM};
+    norm_rows(pass, norm, hidden, model->eps, first, last, team);
     for (int64_t m = first; m < last; m++) {
         const int64_t row = pass->real_nodes[m];
         if (m == pass->row_starts[row] + draft->pending[row] - 1)
             norm_or_copy(
-                pass->hidden_states + m * hidden, lattice->norm, hidden, model->eps, draft->last_hidden + row * hidden
+                pass->hidden_states + m * hidden, norm, hidden, model->eps, draft->last_hidden + row * hidden
             );
     }
     meet(team);

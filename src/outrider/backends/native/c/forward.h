@@ -30,7 +30,7 @@ copy_taps(const Model *model, const Pass *pass, int64_t layer, int64_t first, in
         for (int64_t m = first; m < last; m++) {
             const int64_t node = pass->real_nodes[m];
             float *to = pass->tapped ? pass->tapped + (i * pass->rows * pass->nodes + node) * width : row;
-            norm_or_copy(pass->hidden_states + m * width, ends ? model->norm : NULL, width, model->eps, to);
+            norm_or_copy(pass->hidden_states + m * width, ends ? model->norm : (Norm){0}, width, model->eps, to);
             for (int64_t k = 0; k < width && !pass->tapped; k++) pass->features[i][node * width + k] = to_kv(row[k]);
         }
     }
@@ -60,8 +60,34 @@ static void compute_logits(const Model *model, const Pass *pass, int64_t count, 
     }
     meet(team);
     matmul(
-        pass->normed, count, width, model->head, NULL, model->vocab, pass->logits, pass->logit_to, model->vocab, 0, team
+        pass->normed, count, width, model->head, model->head_bias, model->vocab, pass->logits, pass->logit_to,
+        model->vocab, 0, team
     );
+    if (model->logit_scale || model->logit_cap) {
+        int64_t first, last;
+        column_share(model->vocab, team, &first, &last); /* those that this thread has computed */
+        for (int64_t i = 0; i < count; i++)
+            scale_and_cap(
+                pass->logits + pass->logit_to[i] * model->vocab + first, last - first, model->logit_scale,
+                model->logit_cap
+            );
+    }
+}
+
+/* The embedding of a token, and of its position. Scaled embeddings are rounded as keys and values are. */
+static void embed(const Model *model, const Pass *pass, int64_t node, float *to) {
+    const int64_t hidden = model->hidden;
+    const weight_t *from = pass->embeddings + pass->tokens[node] * hidden;
+    EXPECT(pass->tokens[node] >= 0 && pass->tokens[node] < pass->embedding_rows);
+    for (int64_t k = 0; k < hidden; k += LANES) v_store(to + k, load_weights(from + k));
+    for (int64_t k = 0; k < hidden && model->embedding_scale; k++) to[k] = from_kv(to_kv(to[k] * model->embedding_scale));
+}
+
+/* Add the learned embedding of a position. */
+static void add_position(const Model *model, int64_t position, float *to) {
+    const int64_t row = position < model->position_rows ? position : model->position_rows - 1;
+    const float *from = model->position_embeddings + row * model->hidden;
+    for (int64_t k = 0; k < model->hidden; k += LANES) v_store(to + k, v_add(v_load(to + k), v_load(from + k)));
 }
 
 /* List the nodes that are not padding, and bring their hidden states together, or look up their embeddings. Returns
@@ -77,13 +103,13 @@ static int64_t pack_rows(const Model *model, const Pass *pass) {
         for (int64_t i = 0; i < nodes && i < pass->nodes; i++, count++) {
             const int64_t node = row * pass->nodes + i;
             float *to = pass->hidden_states + count * hidden;
-            EXPECT(!pass->tokens || (pass->tokens[node] >= 0 && pass->tokens[node] < pass->embedding_rows));
             pass->real_nodes[count] = (int32_t)node;
             if (pass->tokens)
-                for (int64_t k = 0; k < hidden; k += LANES)
-                    v_store(to + k, load_weights(pass->embeddings + pass->tokens[node] * hidden + k));
+                embed(model, pass, node, to);
             else if (node != count)
                 memcpy(to, pass->hidden_states + node * hidden, hidden * sizeof(float));
+            if (model->position_embeddings)
+                add_position(model, pass->positions[row * pass->total_nodes + pass->first_node + i], to);
         }
     }
     pass->row_starts[pass->rows] = count;
@@ -108,6 +134,26 @@ static void project_inputs(const Model *model, const Pass *pass, int64_t nodes, 
     meet(team);
 }
 
+/* Add the outputs of attention or of the MLP, x W^T + bias, to the hidden states, behind a norm where there is one. */
+static void add_outputs(
+    const Model *model, const Pass *pass, const act_t *x, int64_t nodes, int64_t width, Matrix w, const float *bias,
+    Norm norm, const Team *team
+) {
+    const int64_t hidden = model->hidden;
+    if (!norm.weight && !model->residual_scale) {
+        matmul(x, nodes, width, w, bias, hidden, pass->hidden_states, NULL, hidden, 1, team);
+        return;
+    }
+    const vec_t scale = v_set1(model->residual_scale ? model->residual_scale : 1.0f);
+    matmul(x, nodes, width, w, bias, hidden, pass->qkv, NULL, hidden, 0, team);
+    meet(team);
+    for (int64_t m = own_first(team, nodes); m < own_last(team, nodes); m++) {
+        float *own = pass->qkv + m * hidden, *to = pass->hidden_states + m * hidden;
+        norm_or_copy(own, norm, hidden, model->eps, own);
+        for (int64_t k = 0; k < hidden; k += LANES) v_store(to + k, v_fma(v_load(own + k), scale, v_load(to + k)));
+    }
+}
+
 static void decoder_layer(const Model *model, const Pass *pass, int64_t l, int64_t nodes, const Team *team) {
     const Layer *own = model->layer + l;
     const int64_t hidden = model->hidden, inner = model->intermediate;
@@ -128,13 +174,24 @@ static void decoder_layer(const Model *model, const Pass *pass, int64_t l, int64
     for (int64_t m = first; m < last; m++) place_node(model, pass, l, m);
     meet(team);
     attention_layer(model, pass, l, team);
-    matmul(pass->attention, nodes, wide, own->o, own->o_bias, hidden, pass->hidden_states, NULL, hidden, 1, team);
+    if (!own->parallel) {
+        add_outputs(
+            model, pass, pass->attention, nodes, wide, own->o, own->o_bias, own->attention_post_norm, team
+        );
+        meet(team);
+    }
+    if (!own->parallel || own->mlp_norm.weight) {
+        norm_rows(pass, own->mlp_norm, hidden, model->eps, first, last, team);
+        meet(team);
+    }
+    const Inner products = {own->gate, own->up, own->gate_bias, own->up_bias, model->activation};
+    matmul_inner(pass->normed, nodes, hidden, &products, inner, pass->mlp, team);
     meet(team);
-    norm_rows(pass, own->mlp_norm, hidden, model->eps, first, last, team);
-    meet(team);
-    matmul_gated(pass->normed, nodes, hidden, own->gate, own->up, inner, pass->mlp, team);
-    meet(team);
-    matmul(pass->mlp, nodes, inner, own->down, NULL, hidden, pass->hidden_states, NULL, hidden, 1, team);
+    if (own->parallel) { /* both products add to the same columns of each thread */
+        EXPECT(!own->attention_post_norm.weight && !own->mlp_post_norm.weight && !model->residual_scale);
+        matmul(pass->attention, nodes, wide, own->o, own->o_bias, hidden, pass->hidden_states, NULL, hidden, 1, team);
+    }
+    add_outputs(model, pass, pass->mlp, nodes, inner, own->down, own->down_bias, own->mlp_post_norm, team);
     meet(team);
 }
 

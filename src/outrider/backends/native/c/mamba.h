@@ -25,7 +25,7 @@ static void mamba_layer(const MambaStep *of, int64_t l, const Team *team) {
     const int64_t window = (inner + 2 * mamba->groups * mamba->state_size) * (mamba->conv_kernel - 1);
     const int64_t memory = inner * mamba->state_size, slots = pass->rows * states->slots;
     const int64_t first = own_first(team, count), last = own_last(team, count);
-    norm_rows(pass, own->norm, hidden, mamba->eps, first, last, team);
+    norm_rows(pass, (Norm){own->norm, NULL, RMS_NORM}, hidden, mamba->eps, first, last, team);
     meet(team);
     matmul(pass->normed, count, hidden, own->in_proj, NULL, wide, pass->qkv, NULL, wide, 0, team);
     meet(team);
@@ -60,7 +60,7 @@ static void mamba_step_task(const Team *team, const void *call) {
     }
     for (int64_t l = 0; l < mamba->layers; l++) mamba_layer(of, l, team);
     if (!of->logits) return;
-    norm_rows(pass, mamba->norm, hidden, mamba->eps, first, last, team);
+    norm_rows(pass, (Norm){mamba->norm, NULL, RMS_NORM}, hidden, mamba->eps, first, last, team);
     meet(team);
     matmul(pass->normed, count, hidden, mamba->head, NULL, vocab, pass->logits, NULL, vocab, 0, team);
     meet(team);

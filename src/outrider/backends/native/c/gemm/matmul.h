@@ -100,33 +100,27 @@ static void matmul(
     }
 }
 
-/* y[:, own outputs] = silu(x G^T) * (x U^T): the inner layer of a gated MLP. Both matrices quantise x, or neither
-   does. */
-static void matmul_gated(
-    const act_t *x, int64_t n, int64_t width, Matrix gate, Matrix up, int64_t outputs, act_t *y, const Team *team
+/* y[:, own outputs] of the inner layer of an MLP. */
+static void matmul_inner(
+    const act_t *x, int64_t n, int64_t width, const Inner *inner, int64_t outputs, act_t *y, const Team *team
 ) {
     int64_t first, last;
     float gates[CHUNK_ROWS * LANES], ups[CHUNK_ROWS * LANES];
     column_share(outputs, team, &first, &last);
     EXPECT(scratch_bytes(n, width) <= team->region->bytes);
 #ifdef AMX
-    if (n > FEWER && !IS_INTEGER(gate.kind)) return matmul_gated_many(x, n, width, gate, up, outputs, first, last, y, team);
+    if (n > FEWER && !IS_INTEGER(inner->up.kind)) return matmul_inner_many(x, n, width, inner, outputs, first, last, y, team);
 #endif
     const Scratch scratch = scratch_of(team, width);
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
-        const void *acts = prepare_acts(gate.kind, x + m * width, rows, width, scratch.acts);
+        const void *acts = prepare_acts(inner->up.kind, x + m * width, rows, width, scratch.acts);
         begin_product(rows);
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t count = last - j < LANES ? last - j : LANES;
-            multiply_lanes(acts, rows, width, gate, j, outputs, scratch, gates);
-            multiply_lanes(acts, rows, width, up, j, outputs, scratch, ups);
-            for (int64_t i = 0; i < rows; i++) {
-                const vec_t gated = v_mul(v_silu(v_load(gates + i * LANES)), v_load(ups + i * LANES));
-                act_t part[LANES], *own = y + (m + i) * outputs + j;
-                store_acts(count < LANES ? part : own, gated);
-                if (count < LANES) memcpy(own, part, count * sizeof(act_t));
-            }
+            if (inner->gate.data) multiply_lanes(acts, rows, width, inner->gate, j, outputs, scratch, gates);
+            multiply_lanes(acts, rows, width, inner->up, j, outputs, scratch, ups);
+            finish_inner(inner, gates, ups, LANES, rows, j, count, y + m * outputs, outputs);
         }
         end_product();
     }

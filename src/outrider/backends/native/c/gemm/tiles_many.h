@@ -126,10 +126,10 @@ static void matmul_many(
     end_product();
 }
 
-/* y[:, first .. last - 1] of `matmul_gated`. */
-static void matmul_gated_many(
-    const act_t *x, int64_t n, int64_t width, Matrix gate, Matrix up, int64_t outputs, int64_t first, int64_t last,
-    act_t *y, const Team *team
+/* y[:, first .. last - 1] of `matmul_inner`. */
+static void matmul_inner_many(
+    const act_t *x, int64_t n, int64_t width, const Inner *inner, int64_t outputs, int64_t first, int64_t last, act_t *y,
+    const Team *team
 ) {
     const ManyScratch scratch = many_scratch(team, width);
     float results[PAIR * PAIR] __attribute__((aligned(64)));
@@ -137,20 +137,15 @@ static void matmul_gated_many(
     for (int64_t m = 0; m < n; m += CACHED_ROWS)
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t end = m + CACHED_ROWS < n ? m + CACHED_ROWS : n, count = last - j < LANES ? last - j : LANES;
-            transpose_column(gate, width, j, outputs, scratch.scales, scratch.columns[0]);
-            transpose_column(up, width, j, outputs, scratch.scales, scratch.columns[1]);
+            const int64_t gated = inner->gate.data != NULL; /* else the second results are discarded */
+            transpose_column(inner->up, width, j, outputs, scratch.scales, scratch.columns[0]);
+            if (gated) transpose_column(inner->gate, width, j, outputs, scratch.scales, scratch.columns[1]);
             for (int64_t b = m; b < end; b += PAIR) {
                 const int64_t rows = end - b < PAIR ? end - b : PAIR;
                 multiply_up_to_pair(
-                    x + b * width, rows, width, scratch.columns[0], scratch.columns[1], scratch.room, results
+                    x + b * width, rows, width, scratch.columns[0], scratch.columns[gated], scratch.room, results
                 );
-                for (int64_t i = 0; i < rows; i++) {
-                    const float *from = results + i * PAIR;
-                    const vec_t gated = v_mul(v_silu(v_load(from)), v_load(from + LANES));
-                    act_t part[LANES], *own = y + (b + i) * outputs + j;
-                    store_acts(count < LANES ? part : own, gated);
-                    if (count < LANES) memcpy(own, part, count * sizeof(act_t));
-                }
+                finish_inner(inner, results + LANES, results, PAIR, rows, j, count, y + b * outputs, outputs);
             }
         }
     end_product();

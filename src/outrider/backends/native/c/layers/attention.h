@@ -56,9 +56,10 @@ static void look(BlockView *view, const int64_t *positions, int64_t window) {
 static void attend(
     AttentionWork *w, const act_t *query, act_t *out, int64_t heads, int64_t head, int64_t beyond, int64_t width,
     const kv_t *keys, const kv_t *values, int64_t stride, int64_t first, int64_t last, const int64_t *positions,
-    int64_t known, const int32_t *path, int64_t depth, int64_t window, float scale
+    int64_t known, const int32_t *path, int64_t depth, const Scoring *scoring
 ) {
-    const int64_t group = beyond - head, nodes = last - first, rows = nodes * group;
+    const int64_t group = beyond - head, nodes = last - first, rows = nodes * group, window = scoring->window;
+    const float scale = scoring->scale;
     const int64_t common = path ? known : positions[last - 1] + 1; /* positions that are slots */
     int64_t block = positions[first], end = 0, slots = 0;
     BlockView view = {
@@ -80,6 +81,10 @@ static void attend(
     for (int64_t q = 0; q < rows; q++) {
         w->most[q] = -1e30f; /* finite: less than any score, and no difference of infinities */
         memset(w->sum[q], 0, sizeof w->sum[q]);
+        if (scoring->sinks) {
+            w->most[q] = scoring->sinks[head + q % group];
+            w->sum[q][0] = 1.0f;
+        }
         memset(w->out[q], 0, width * sizeof(float));
     }
     for (block /= BLOCK; block * BLOCK <= end; block++) {
@@ -93,6 +98,8 @@ static void attend(
             view.ahead, w->score
         );
         if (begin + BLOCK > common) tree_scores(w, packed, &view, keys, stride, slots, width, scale);
+        for (int64_t q = view.left * group; q < view.right * group && scoring->cap; q++)
+            scale_and_cap(w->score[q], BLOCK, 0, scoring->cap);
         for (int64_t i = view.left; i < view.right; i++)
             if (view.count[i]) softmax_update(w, i * group, (i + 1) * group, view.from[i], view.count[i], width);
         attend_values(w, &view, values, stride, width);

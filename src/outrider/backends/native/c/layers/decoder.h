@@ -11,27 +11,42 @@ INLINE int64_t slot_width(const Model *model, const Pass *pass) {
     return (pass->slot_layers > 1 ? pass->slot_layers : 1) * model->kv_heads * model->head_dim;
 }
 
-/* Norm (where there is one) and rotary embedding of one head. */
-static void
-norm_and_rope(const Model *model, const Pass *pass, const float *norm, int64_t rotary, int64_t position, float *x) {
-    const int64_t width = model->head_dim, half = width / 2;
-    if (norm) rms_norm(x, norm, width, model->eps, x);
-    if (!rotary) return;
-    const float *cosine = pass->rope +
-                          (position < pass->rope_positions ? position : pass->rope_positions - 1) * 2 * width;
-    const float *sine = cosine + width;
-    for (int64_t k = 0; k < half; k++) {
-        const float a = x[k], b = x[k + half];
-        x[k] = a * cosine[k] - b * sine[k];
-        x[k + half] = b * cosine[k + half] + a * sine[k + half];
+/* The norm of the queries or keys of so many heads. */
+static void norm_heads(Norm norm, int64_t span, int64_t heads, int64_t width, float eps, float *x) {
+    if (!norm.weight) return;
+    if (span == NORM_ALL_HEADS) {
+        norm_or_copy(x, norm, heads * width, eps, x);
+        return;
     }
+    for (int64_t h = 0; h < heads; h++, x += width) {
+        norm_or_copy(x, norm, width, eps, x);
+        if (span == NORM_EACH_HEAD) norm.weight += width;
+        if (span == NORM_EACH_HEAD && norm.bias) norm.bias += width;
+    }
+}
+
+/* The rotary embedding of so many heads, by this table. */
+static void
+rotate(const Model *model, const Pass *pass, int64_t table, int64_t position, int64_t heads, float *x) {
+    const int64_t width = model->rotary_dim ? model->rotary_dim : model->head_dim, half = width / 2;
+    if (!table) return;
+    if (position >= pass->rope_positions) position = pass->rope_positions - 1;
+    const float *cosine = pass->rope + ((table - 1) * pass->rope_positions + position) * 2 * width;
+    const float *sine = cosine + width;
+    for (int64_t h = 0; h < heads; h++, x += model->head_dim)
+        for (int64_t k = 0; k < half; k++) {
+            const float a = x[k], b = x[k + half];
+            x[k] = a * cosine[k] - b * sine[k];
+            x[k + half] = b * cosine[k + half] + a * sine[k + half];
+        }
 }
 
 /* Write keys, with their rotary embedding, and values to a slot of the cache; both lie at `kv`. */
 static void write_kv(const Model *model, const Pass *pass, int64_t layer, int64_t position, int64_t slot, float *kv) {
     const Layer *own = model->layer + layer;
     const int64_t width = model->head_dim, groups = model->kv_heads, at = slot * slot_width(model, pass);
-    for (int64_t g = 0; g < groups; g++) norm_and_rope(model, pass, own->k_norm, own->rope, position, kv + g * width);
+    norm_heads(own->k_norm, own->qk_norm_span, groups, width, model->eps, kv);
+    rotate(model, pass, own->rope, position, groups, kv);
     kv_t *keys = pass->cache[2 * layer] + at, *values = pass->cache[2 * layer + 1] + at;
     for (int64_t k = 0; k < groups * width; k++) {
         keys[k] = to_kv(kv[k]);
@@ -47,7 +62,8 @@ static void place_node(const Model *model, const Pass *pass, int64_t layer, int6
     const int64_t position = pass->positions[row * pass->total_nodes + node];
     EXPECT(position >= 0 && pass->lengths[row] + node < pass->capacity);
     float *qkv = pass->qkv + m * (heads + 2 * model->kv_heads) * width;
-    for (int64_t h = 0; h < heads; h++) norm_and_rope(model, pass, own->q_norm, own->rope, position, qkv + h * width);
+    norm_heads(own->q_norm, own->qk_norm_span, heads, width, model->eps, qkv);
+    rotate(model, pass, own->rope, position, heads, qkv);
     to_acts(qkv, heads * width, pass->query + m * heads * width);
     write_kv(model, pass, layer, position, row * pass->capacity + pass->lengths[row] + node, qkv + heads * width);
 }
@@ -64,6 +80,8 @@ static void attention_layer(const Model *model, const Pass *pass, int64_t layer,
     const int64_t parts = uneven ? least * team->threads : least;
     const int64_t together = parts ? (pass->nodes + parts - 1) / parts : 1, stride = slot_width(model, pass);
     AttentionWork *work = (AttentionWork *)thread_scratch(team);
+    const Layer *own = model->layer + layer;
+    const Scoring scoring = {model->attention_scale, model->score_cap, own->window, own->sinks};
     begin_product_few(2, heads < LANES ? heads : LANES);
     for (int64_t item; (item = take(team)) < pass->rows * groups * cuts * parts;) {
         const int64_t part = item % parts, cut = item / parts % cuts, g = item / parts / cuts % groups;
@@ -79,7 +97,7 @@ static void attention_layer(const Model *model, const Pass *pass, int64_t layer,
             head + heads < end ? head + heads : end, width, pass->cache[2 * layer] + cached,
             pass->cache[2 * layer + 1] + cached, stride, first, last, pass->positions + row * total + pass->first_node,
             pass->lengths[row], pass->ancestors ? pass->paths + pass->row_starts[row] * total : NULL, total,
-            model->layer[layer].window, model->attention_scale
+            &scoring
         );
     }
     end_product();

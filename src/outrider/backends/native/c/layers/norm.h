@@ -27,21 +27,38 @@ static void rms_norm(const float *x, const float *weight, int64_t width, float e
         v_store(y + k, v_mul(v_mul(v_load(x + k), v_set1(root)), v_load(weight + k)));
 }
 
-/* The same, or a copy where there is no norm. */
-static void norm_or_copy(const float *x, const float *weight, int64_t width, float eps, float *y) {
-    if (weight)
-        rms_norm(x, weight, width, eps, y);
-    else
+static void layer_norm(const float *x, Norm norm, int64_t width, float eps, float *y) {
+    vec_t total = v_zero(), squares = v_zero();
+    for (int64_t k = 0; k < width; k += LANES) total = v_add(total, v_load(x + k));
+    const vec_t mean = v_set1(v_sum(total) / (float)width);
+    for (int64_t k = 0; k < width; k += LANES) {
+        const vec_t apart = v_sub(v_load(x + k), mean);
+        squares = v_fma(apart, apart, squares);
+    }
+    const vec_t root = v_set1(1.0f / sqrtf(v_sum(squares) / (float)width + eps));
+    for (int64_t k = 0; k < width; k += LANES) {
+        const vec_t scaled = v_mul(v_mul(v_sub(v_load(x + k), mean), root), v_load(norm.weight + k));
+        v_store(y + k, norm.bias ? v_add(scaled, v_load(norm.bias + k)) : scaled);
+    }
+}
+
+/* A norm, or a copy where there is none. `y` may be `x`. */
+static void norm_or_copy(const float *x, Norm norm, int64_t width, float eps, float *y) {
+    if (norm.weight && norm.kind == LAYER_NORM)
+        layer_norm(x, norm, width, eps, y);
+    else if (norm.weight)
+        rms_norm(x, norm.weight, width, eps, y);
+    else if (y != x)
         memcpy(y, x, width * sizeof(float));
 }
 
 /* Rows `first` .. `last` - 1 of the hidden states, normed, to `normed`. */
 static void norm_rows(
-    const Pass *pass, const float *weight, int64_t hidden, float eps, int64_t first, int64_t last, const Team *team
+    const Pass *pass, Norm norm, int64_t hidden, float eps, int64_t first, int64_t last, const Team *team
 ) {
     float *row = row_scratch(team, hidden);
     for (int64_t m = first; m < last; m++) {
-        norm_or_copy(pass->hidden_states + m * hidden, weight, hidden, eps, row);
+        norm_or_copy(pass->hidden_states + m * hidden, norm, hidden, eps, row);
         to_acts(row, hidden, pass->normed + m * hidden);
     }
 }

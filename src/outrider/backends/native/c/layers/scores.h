@@ -35,6 +35,13 @@ typedef struct {
     float out[QUERIES + LANES][MAX_HEAD_DIM]; /* of the weighted values; and memory behind them */
 } AttentionWork;
 
+/* How scores are made of products, and what they are beside. */
+typedef struct {
+    float scale, cap;   /* as in `Model` */
+    int64_t window;     /* as in `Layer` */
+    const float *sinks; /* the same */
+} Scoring;
+
 /* What several nodes see of a block of positions. */
 typedef struct {
     int64_t nodes, group;                  /* queries of a node that share a key head: `group` */

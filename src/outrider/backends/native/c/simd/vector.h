@@ -107,6 +107,65 @@ INLINE vec_t v_silu(vec_t x) {
     return v_div(x, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), v_max(v_set1(-87.0f), x)))));
 }
 
+/* |x| */
+INLINE vec_t v_abs(vec_t x) {
+    return v_max(v_sub(v_zero(), x), x);
+}
+
+/* Absolute error below 2e-7. */
+INLINE vec_t v_tanh(vec_t x) {
+    const vec_t near = v_set1(0.625f), size = v_abs(x);
+    const vec_t e = v_exp(v_sub(v_zero(), v_max(v_set1(-87.0f), v_add(x, x))));
+    const vec_t far = v_sub(v_div(v_set1(2.0f), v_add(v_set1(1.0f), e)), v_set1(1.0f));
+    const vec_t small = v_sub(x, v_zero_below(x, size, near)), z = v_mul(small, small);
+    vec_t y = v_set1(-5.70498872745e-3f);
+    y = v_fma(y, z, v_set1(2.06390887954e-2f));
+    y = v_fma(y, z, v_set1(-5.37397155531e-2f));
+    y = v_fma(y, z, v_set1(1.33314422036e-1f));
+    y = v_fma(y, z, v_set1(-3.33332819422e-1f));
+    return v_add(v_zero_below(far, size, near), v_fma(v_mul(y, z), small, small));
+}
+
+/* x times the normal distribution below x: absolute error below 1e-7 |x|. */
+INLINE vec_t v_gelu(vec_t x) {
+    const vec_t size = v_abs(x), t = v_div(v_set1(1.0f), v_fma(size, v_set1(0.3275911f * 0.70710678f), v_set1(1.0f)));
+    vec_t y = v_set1(0.5f * 1.061405429f);
+    y = v_fma(y, t, v_set1(0.5f * -1.453152027f));
+    y = v_fma(y, t, v_set1(0.5f * 1.421413741f));
+    y = v_fma(y, t, v_set1(0.5f * -0.284496736f));
+    y = v_fma(y, t, v_set1(0.5f * 0.254829592f));
+    const vec_t beyond = v_mul(v_mul(y, t), v_exp(v_mul(v_mul(x, v_set1(-0.5f)), x)));
+    return v_sub(v_max(v_zero(), x), v_mul(size, beyond));
+}
+
+INLINE vec_t v_gelu_tanh(vec_t x) {
+    const vec_t cube = v_mul(v_mul(x, x), x);
+    const vec_t inner = v_mul(v_fma(cube, v_set1(0.044715f), x), v_set1(0.79788456f));
+    return v_mul(v_mul(v_set1(0.5f), x), v_add(v_set1(1.0f), v_tanh(inner)));
+}
+
+INLINE vec_t v_relu(vec_t x) {
+    return v_max(v_zero(), x);
+}
+
+INLINE vec_t v_relu2(vec_t x) {
+    return v_mul(v_relu(x), v_relu(x));
+}
+
+/* Multiply numbers by a factor (0: none), and cap them softly (0: not). */
+static UNUSED void scale_and_cap(float *x, int64_t count, float scale, float cap) {
+    for (int64_t k = 0; k < count; k += LANES) {
+        const int64_t rest = count - k < LANES ? count - k : LANES;
+        float own[LANES] = {0};
+        memcpy(own, x + k, rest * sizeof(float));
+        vec_t value = v_load(own);
+        if (scale) value = v_mul(value, v_set1(scale));
+        if (cap) value = v_mul(v_tanh(v_div(value, v_set1(cap))), v_set1(cap));
+        v_store(own, value);
+        memcpy(x + k, own, rest * sizeof(float));
+    }
+}
+
 INLINE float v_sum(vec_t x) {
     float lanes[LANES], total = 0;
     v_store(lanes, x);
