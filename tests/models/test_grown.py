@@ -17,7 +17,7 @@ from outrider.backends.native.abi import INTEGER, PLAIN
 from outrider.backends.native.drafts import Pairs
 from outrider.backends.native.weights import Q8_0, Matrix
 from outrider.core.types import Budget, DraftTree, Rows
-from outrider.drafters import _eagle, _eagle3, eagle, eagle3
+from outrider.drafters import _weights, eagle, eagle3
 from outrider.drafters._compiled import CompiledEagle, EagleDrafting, code_for
 from outrider.drafters._growth import Growth
 from outrider.nets.layer import LayerShape
@@ -136,7 +136,7 @@ def test_texts_are_read_as_by_tensors(kind: str, monkeypatch: pytest.MonkeyPatch
     """The keys and values of all pairs, and the vector behind the last one: of many pairs at once, and of few."""
     drafter: Any = made(97, 50, torch.float32, Growth(), kind).drafter
     assert isinstance(drafter, CompiledEagle)
-    monkeypatch.setattr(_eagle if kind == "eagle" else _eagle3, "code_for", lambda *_: None)
+    monkeypatch.setattr(_weights, "compiled", lambda *_: None)
     whole: Any = made(97, 50, torch.float32, Growth(), kind).drafter
     found, right = (one.open([()] * 4, 200) for one in (drafter, whole))
     for counts in ((150, 7, 1, 31), (3, 0, 16, 1), (0, 17, 40, 0)):
