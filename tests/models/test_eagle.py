@@ -31,6 +31,7 @@ from outrider.drafters._growth import Growth
 from outrider.drafters.eagle import STATIC
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.nets import configs
+from outrider.nets.configs import INPUTS
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
 from outrider.params import InputError, Sampling
@@ -240,7 +241,7 @@ def test_families_decode_as_without_a_draft(family: str, more: dict[str, Any]) -
                 assert [r.output for r in rows] == [plain[i] for i in range(len(rows))]
 
 
-@pytest.mark.parametrize("inputs", eagle.INPUTS)
+@pytest.mark.parametrize("inputs", INPUTS)
 def test_the_four_inputs(inputs: str) -> None:
     """Each reads what it says, and its first step is the network's forward over the whole text."""
     target, _ = oracle.of_eagle()
