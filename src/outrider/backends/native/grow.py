@@ -398,7 +398,7 @@ class Prefix:
         counts, b, h = [len(row) for row in rows], len(rows), self.model.hidden
         n, slots = max(counts), cache.longest + max(counts)
         cache.reserve(slots)
-        made, logits = np.empty((b, n, h), cache.keys.dtype), np.zeros(1, np.int64)
+        made = np.empty((b, n, h), cache.keys.dtype)
         lengths, sizes = (np.array(part, np.int64) for part in (cache.host, counts))
         positions = lengths[:, None] + np.arange(n)
         with self.lock:
@@ -406,12 +406,12 @@ class Prefix:
             states = room.of("states", b * n * h)[: b * n * h].reshape(b, n, h)
             for to, row in zip(states, rows, strict=True):
                 to[: len(row)] = row
+            tap, features, pointers = integers([1]), addresses([made.ctypes.data]), _pointers(cache)
             pass_ = struct(
                 "Pass", rows=b, nodes=n, total_nodes=n, capacity=cache.keys.shape[1], shared_tree=1,
-                lengths=address(lengths), positions=address(positions), sizes=address(sizes), cache=_pointers(cache),
-                rope=address(rope), rope_positions=len(rope), hidden_states=address(states), taps=1,
-                tap_layers=integers([1]), features=addresses([made.ctypes.data]), logit_nodes=address(logits),
-                **room.of_pass(b * n, n),
+                lengths=address(lengths), positions=address(positions), sizes=address(sizes), cache=pointers,
+                rope=address(rope), rope_positions=len(rope), hidden_states=address(states), taps=1, tap_layers=tap,
+                features=features, **room.of_pass(b * n, n),
             )  # fmt: skip
             room.use_threads(pass_, b * n)
             self.code.forward(self.model, pass_)
