@@ -535,8 +535,6 @@ ABLATIONS = {  # constant: what it is replaced by. Infinite: without it
     "drafters._asking.FIRST": 0.0,
     "drafters._asking.DOUBT": 0.0,
     "drafters._asking.RECENT": 1.0,
-    "drafters._asking.LEARN": 0,
-    "drafters._asking.ALIKE": 1.001,
 }
 
 

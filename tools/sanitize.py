@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from outrider.backends.native.variants import PRECISIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "sanitize"  # the sanitized libraries
@@ -56,7 +58,7 @@ def tests(kind: str) -> Sequence[str]:
 
 def compiled() -> Iterator[str]:
     """The test files that run the compiled code."""
-    for file in sorted((*ROOT.glob("tests/native/test_*.py"), *ROOT.glob("tests/models/test_*.py"))):
+    for file in (*sorted(ROOT.glob("tests/native/test_*.py")), *sorted(ROOT.glob("tests/models/test_*.py"))):
         if file.stem not in OTHERS and COMPILED.search(file.read_text(encoding="utf-8")):
             yield str(file.relative_to(ROOT))
 
@@ -69,20 +71,29 @@ def clean(kind: str, more: Sequence[str]) -> bool:
         reports = {variable: f"{value}:log_path={folder}/report" for variable, value in settings.items()}
         own = {"LD_PRELOAD": " ".join(libraries), "OUTRIDER_SANITIZE": kind, "OMP_NUM_THREADS": "1"}
         own["OUTRIDER_CACHE"] = str(BUILT)  # kept, so that a part can be run again at once
-        shuffled = ["setarch", "-R"] if kind == "thread" else []  # addresses that ThreadSanitizer does not expect
+        unshuffled = ["setarch", "-R"] if kind == "thread" else []  # addresses that ThreadSanitizer does not expect
         options = ["-vv", "-rfE", "-n", "2", "--dist", "load", "--durations=20", "-o", "timeout=1800"]
         pytest = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider"]
+        environment = {**os.environ, **reports, **own}
         print(f"{kind} sanitizer:", flush=True)
         BUILT.mkdir(mode=0o700, parents=True, exist_ok=True)
         began = time.monotonic()
-        code = subprocess.run(
-            [*shuffled, *pytest, *tests(kind), *more], cwd=ROOT, env={**os.environ, **reports, **own}, check=False
-        ).returncode
+        compile_all(unshuffled, environment)
+        command = [*unshuffled, *pytest, *tests(kind), *more]
+        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         found = sorted(Path(folder).glob("report*"))
         for report in found:
             print(report.read_text(encoding="utf-8", errors="replace"))
     print(f"{kind} sanitizer: {time.monotonic() - began:.0f} s, {len(found)} reports", flush=True)
     return code == 0 and not found
+
+
+def compile_all(before: Sequence[str], environment: Mapping[str, str]) -> None:
+    """The libraries, all at once: otherwise each process of the tests compiles all of them."""
+    script = "import sys; from outrider.backends.native.library import library; library(*sys.argv[1:])"
+    commands = [[*before, sys.executable, "-c", script, *precisions] for precisions in PRECISIONS]
+    for one in [subprocess.Popen(command, cwd=ROOT, env=environment) for command in commands]:
+        one.wait()
 
 
 def _library(name: str) -> str:

@@ -48,7 +48,8 @@ def play() -> Played:
     for _ in range(2):  # the plain pass is measured
         bandit.choose(rows)
         bandit.learn(Report(1, 0, 1, 0.0, PASS, 0.0, [], 0))
-    bandit.warm |= {(1, shape) for shape in TOKENS}
+    for shape in TOKENS:
+        bandit.played[1][shape].rounds = 1  # warm
     given, rounds, right = {shape: cycle(tokens) for shape, tokens in TOKENS.items()}, [], 0
     for t in range(ROUNDS):
         arms = arms_of(bandit)

@@ -16,7 +16,7 @@ LEVELS = [i / 20 for i in range(1, 20)]  # of alpha, for the shapes of the figur
 
 @finding("L-alg", "outrider audit --rule rejection")
 def rule(e: Evidence) -> list[Check]:
-    from outrider.proofs.laws import exact
+    from outrider.proofs.enumeration import exact
 
     found = [x.tv for x in exact() if x.rule == "rejection"]
     small = max(found) <= 1e-12

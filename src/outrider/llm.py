@@ -14,7 +14,7 @@ from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
 from .budgets.budgeter import Budgeter
-from .budgets.memory import Memory, file_of, fits, learners
+from .budgets.memory import Memory, file_of
 from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
 from .core.protocols import Drafter, Target
@@ -215,8 +215,7 @@ class LLM:
             target = self.target
             about = self.kept_as, self.drafter_name, target.arithmetic, target.exact
             way = ("compiled", target.kernels) if target.kernels else ()
-            learnt = fits(self.drafter), learners(self.drafter)
-            self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, *learnt))
+            self.memories.append(Memory(file_of(target.device, *about, *way, *key), made, self.drafter.learners))
             self.memories[-1].recall()
         return made
 
@@ -297,9 +296,9 @@ def load(
         device: auto, cpu, cuda, ...
         exact: bits: refuse a target whose logits with drafts are not bit for bit those without (docs/exactness.md);
             native passes promise that, others up to rounding. rounding and auto: either.
-        weights: full: as the checkpoint has them; int8: linear layers in eight bits; native: the four-bit numbers of a
-            .gguf file. The last two are for CPUs, round activations (to eight bits where passes are compiled without
-            tiles, else to bfloat16), and are other targets than the full one.
+        weights: full: as the checkpoint has them; native: the quants of a .gguf file's blocks, multiplied by
+            activations that are rounded to int8; int8: the same with weights rounded to int8. The last two are for
+            CPUs and models of native passes, and are other targets than the full one.
         trust_remote_code: run code that comes with the model.
         compile: False: run the model's own forward, where native passes would serve it.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and

@@ -41,6 +41,12 @@ def test_the_demo_writes_with_what_ships(drafter: str) -> None:
 
 
 @pytest.mark.process
+def test_integer_products() -> None:
+    done = outrider("generate", "demo", "Once upon", "--max-new-tokens", "8", "--weights", "int8")
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [

@@ -65,7 +65,7 @@ def test_a_bandit_over_shapes(world: World, name: str) -> None:
     bandit = BanditBudget(arms=((), (2, 1), (2, 2, 1), (1, 1, 1, 1)), discount=0.9)
     rows = outputs(world.engine(world.drafter(name), budget=bandit), made, batch_size=2)
     assert [r.output for r in rows] == expected(world, made)
-    played = sum(arm.plays > 0 for arm in bandit.played.get(2, ()))
+    played = sum(arm.plays > 0 for arm in bandit.played.get(2, {}).values())
     assert played == 0 if name == "none" else played > 1, "where nothing can be drafted there is nothing to choose"
 
 
@@ -77,7 +77,7 @@ def test_a_bandit_over_drafters(world: World) -> None:
     bandit = BanditBudget(arms=((), *plays), discount=0.9)
     rows = outputs(world.engine(ChoiceDrafter(parts), budget=bandit), made, batch_size=2)
     assert [r.output for r in rows] == expected(world, made)
-    assert {arm.play for arm in bandit.played[2] if arm.plays > 0} > set(plays[1:])
+    assert {arm.play for arm in bandit.played[2].values() if arm.plays > 0} > set(plays[1:])
     with pytest.raises(InputError, match="no drafter 6"):
         outputs(world.engine(ChoiceDrafter(parts), budget=Restless((Budget(2, 1, part=5),))), made)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,8 +29,7 @@ from outrider.core.tree import best_of, from_template, template
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.llm import LLM
 from outrider.params import InputError, Sampling
-from outrider.proofs import audit
-from outrider.proofs import laws as branches
+from outrider.proofs import audit, enumeration
 from outrider.proofs import samples as draws
 from outrider.proofs.gtest import detectable, g_test, holm
 
@@ -67,14 +68,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 @pytest.fixture(scope="module")
-def laws() -> tuple[branches.Exact, ...]:
-    return branches.exact()
+def laws() -> tuple[enumeration.Exact, ...]:
+    return enumeration.exact()
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, laws: tuple[branches.Exact, ...]) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, laws: tuple[enumeration.Exact, ...]) -> None:
     """The exact laws are computed once for all tests."""
-    monkeypatch.setattr(audit, "exact", lambda seed: laws)
+    monkeypatch.setattr(audit, "exact", lambda seed, tensors: laws)
 
 
 def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int = 1000, shape: Any = None) -> float:
@@ -116,11 +117,12 @@ def test_model_drafter_under_coupled(tiny: Tiny) -> None:
     assert not any(e.divergences for e in same)
 
 
-def test_exact_laws(laws: tuple[branches.Exact, ...]) -> None:
-    found = {(x.rule, x.draft): x.tv for x in laws}
-    assert len(found) == 7
-    assert all(tv < audit.EXACT for (rule, _), tv in found.items() if rule != "typical")
-    assert found["typical", "deterministic tree"] > 0.1
+@pytest.mark.parametrize("tensors", [False, True], ids=["reference", "tensors"])
+def test_all_rules_but_typical_write_the_targets_distribution(tensors: bool) -> None:
+    tvs = {(x.rule, x.draft): x.tv for x in enumeration.exact(tensors=tensors)}
+    assert len(tvs) == 7
+    assert all(tv < audit.EXACT for (rule, _), tv in tvs.items() if rule != "typical")
+    assert tvs["typical", "deterministic tree"] > 0.1
 
 
 @pytest.mark.usefixtures("quick")
@@ -159,12 +161,27 @@ def test_statistics_catch_a_wrong_rule(
     assert (p < 1e-6) if break_it else (p > 1e-3)
 
 
-def test_exact_catches_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tensors", [False, True], ids=["reference", "tensors"])
+def test_enumeration_catches_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, tensors: bool) -> None:
     no_residual(monkeypatch)
-    found = {(x.rule, x.draft): x.tv for x in audit.exact()}
-    assert found["rejection", "sampled chain"] > 1e-3
-    assert found["rejection", "deterministic tree"] > 1e-3
-    assert found["block", "sampled chain"] < audit.EXACT
+    tvs = {(x.rule, x.draft): x.tv for x in audit.exact(tensors=tensors)}
+    assert tvs["rejection", "sampled chain"] > 1e-3
+    assert tvs["rejection", "deterministic tree"] > 1e-3
+    assert tvs["block", "sampled chain"] < audit.EXACT
+
+
+def test_on_a_cpu_the_rules_in_numpy_are_enumerated(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in these alone is seen, and one in the tensors, which do not serve such a target, is not."""
+    monkeypatch.setattr(in_tensors, "_residual", lambda p, q: p)
+    assert max(x.tv for x in audit.audit(tiny.llm(), "rejection", PROMPTS, 100, 0, 4).exact[:4]) < audit.EXACT
+    monkeypatch.setattr(verify, "_residual", lambda p, q: p)
+    assert not audit.audit(tiny.llm(), "rejection", PROMPTS, 100, 0, 4).lossless
+
+
+@pytest.mark.process
+def test_the_rules_in_numpy_are_enumerated_without_torch() -> None:
+    code = "import sys; from outrider.proofs.enumeration import exact; exact(v=2); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- drafts that claim what is not so

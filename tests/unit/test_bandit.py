@@ -38,7 +38,8 @@ def ready(verify: float = 0.010, b: int = 1, **options: Any) -> BanditBudget:
     for t in range(2):
         assert bandit.choose(rows(t, b)).nodes == 1
         bandit.learn(report((), 1, b, verify))
-    bandit.warm |= {(b, shape) for shape in bandit.arms}
+    for shape in bandit.arms:
+        bandit.played[b][shape].rounds = max(1, bandit.played[b][shape].rounds)  # warm
     assert bandit.means(b) == {}
     return bandit
 
@@ -135,7 +136,8 @@ def test_a_bad_or_cold_first_play_is_forgiven() -> None:
         seen.add(shape)
         chosen.append(shape)
     assert chosen[-100:].count(B) > 80
-    assert bandit.cost(1, B) == pytest.approx(2 + 0.5, rel=0.05)  # the curve is of both arms, which are of two sizes
+    arm = bandit.played[1][B]
+    assert (arm.draft, arm.verify) == pytest.approx((0.005, 0.02)), "the cold round is not timed"
 
 
 def test_forgetting() -> None:
@@ -156,8 +158,8 @@ def test_requests() -> None:
         played(bandit, {s: [3] for s in ARMS}, 3, 0)
         bandit.choose(rows(0, b=1))
         bandit.learn(report(bandit.last or (), 3))
-        assert sum(arm.plays for arm in bandit.played[1]) == kept
-        assert bandit.verify[1].points
+        assert sum(arm.plays for arm in bandit.played[1].values()) == kept
+        assert bandit.played[1][()].verify > 0
 
 
 def test_a_shape_deeper_than_the_text_has_room_is_cut_and_says_nothing() -> None:
@@ -201,7 +203,6 @@ def test_malformed(options: dict[str, Any], sentence: str) -> None:
 def test_pairs_of_drafter_and_shape() -> None:
     """The same shape of two drafters are two arms: the one whose drafts are right more often is played."""
     bandit = ready(arms=((), A, (1, A)), explore=0.1)
-    bandit.warm |= {(1, A), (1, (1, A))}
     chosen = []
     for t in range(300):
         budget = bandit.choose(rows(t))

@@ -67,7 +67,7 @@ WRONG_SHARES: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "change",
     [
-        None, {"format": 9}, {"scales": []}, {"scales": [0.0]}, {"parts": []}, {"parts": 3},
+        None, {"format": 9}, {2: 0.0}, {2: None}, {2: float("nan")}, {"parts": []}, {"parts": 3},
         *({0: wrong} for wrong in WRONG_COSTS), *({1: wrong} for wrong in WRONG_SHARES),
     ],
 )  # fmt: skip
@@ -78,8 +78,8 @@ def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -
     for key, wrong in (change or {}).items():
         if key == 0:
             state["parts"][0] |= wrong
-        elif key == 1:
-            state["parts"][1] = wrong
+        elif key in (1, 2):
+            state["parts"][key] = wrong
         else:
             state[key] = wrong
     file.write_text("{" if change is None else json.dumps(state))
@@ -101,8 +101,8 @@ def mixed() -> tuple[Rates, Asking]:
 def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     """Rates and times as they were, and no record weighs more than a prior: the next run need not learn them anew."""
     (rates, asking), (others, again) = mixed(), (Rates(), Asking())
-    Memory(tmp_path / "f.json", learnt(), [], (rates, asking)).keep()
-    assert Memory(tmp_path / "f.json", AdaptiveBudget(), [], (others, again)).recall()
+    Memory(tmp_path / "f.json", learnt(), (rates, asking)).keep()
+    assert Memory(tmp_path / "f.json", AdaptiveBudget(), (others, again)).recall()
     for confidence in (0.9, 0.1):
         assert others.of(confidence) == pytest.approx(rates.of(confidence), abs=0.1)
     assert max(r.bottom for r in others.bins) < max(r.bottom for r in rates.bins)
@@ -111,15 +111,15 @@ def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
     assert again.asks([0.1], [4], 1, budget)
     assert asking.asks([0.1], [4], 1, budget)
     assert again.gain(0.9) < 1 < again.gain(0.1)
-    assert 0 < max(r.bottom for r in again.gains) < max(r.bottom for r in asking.gains)
+    assert 0 < max(r.bottom for r in again.gains.bins) < max(r.bottom for r in asking.gains.bins)
 
 
 def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> None:
     """Lookup alone, which is such a mix, has none."""
     rates = mixed()[0]
-    Memory(tmp_path / "f.json", learnt(), [], (rates, Asking())).keep()
+    Memory(tmp_path / "f.json", learnt(), (rates, Asking())).keep()
     others, again = Rates(), Asking()
-    assert Memory(tmp_path / "f.json", AdaptiveBudget(), [], (others, again)).recall()
+    assert Memory(tmp_path / "f.json", AdaptiveBudget(), (others, again)).recall()
     assert others.of(0.9) == pytest.approx(rates.of(0.9), abs=0.1)
     assert again.asks([0.1], [4], 1, Budget(8, 3, rate=20.0))
 
@@ -139,13 +139,13 @@ WRONG: list[dict[str, Any]] = [
 )
 def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list) -> None:
     file, made = tmp_path / "f.json", mixed()
-    Memory(file, learnt(), [], made).keep()
+    Memory(file, learnt(), made).keep()
     whole = json.loads(file.read_text())
     states = [old if new is None else new for new, old in zip(change, whole["parts"][2:], strict=False)]
     file.write_text(json.dumps({**whole, "parts": [*whole["parts"][:2], *states]}))
     fresh = Rates(), Asking()
     budget = AdaptiveBudget()
-    assert not Memory(file, budget, [], fresh).recall()
+    assert not Memory(file, budget, fresh).recall()
     assert (budget, fresh) == (AdaptiveBudget(), (Rates(), Asking()))
 
 
@@ -190,7 +190,8 @@ def test_the_next_run_begins_with_it() -> None:
     budget = second.engine().budget
     assert isinstance(budget, AdaptiveBudget)
     assert budget.seen == {1: LEARN}
-    assert second.memories[0].fits[0].scale == first.memories[0].fits[0].scale != 1.0
+    fits = [part for llm in (first, second) for part in llm.memories[0].learners if isinstance(part, Fit)]
+    assert fits[0].scale == fits[1].scale != 1.0
     assert second.generate("Once upon a time", **asked)[0].tokens == text.tokens  # type: ignore[arg-type]
     in_memory = outrider.load(first.target.model, "lookup")  # type: ignore[attr-defined]
     in_memory.engine()

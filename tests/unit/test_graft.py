@@ -19,7 +19,6 @@ from outrider import drafters
 from outrider.budgets.acceptance import Ratio
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import Family, Rates
-from outrider.budgets.memory import learners
 from outrider.core.price import Price
 from outrider.core.tree import check, from_lists
 from outrider.core.types import Budget, DraftTree
@@ -234,7 +233,7 @@ def test_alone_counts_are_learnt_and_kept(name: str) -> None:
     assert found == [plain(target, p, 60, 1.0, seed=5 + i) for i, p in enumerate(PROMPTS)]
     rate = drafter.rates[0]
     assert rate is not None
-    assert any(learner is rate for learner in learners(drafter))
+    assert any(learner is rate for learner in drafter.learners)
     tested = sum(ratio.bottom for ratio in rate.bins)
     assert tested > 20
     assert 0 < sum(ratio.top for ratio in rate.bins) < tested

@@ -67,10 +67,8 @@ def load(
         target.stock = partial(_stock, place)
         return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
     if weights != "full":
-        raise InputError(
-            f"{weights} weights are for llama, mistral, qwen2, qwen3 and smollm3 on x86 processors with AVX2, without "
-            f"options of transformers; leave weights out for {place}"
-        )
+        need = f"which {weights} weights need; leave weights out"
+        raise InputError(f"{place} is not served by native passes here, {need}")
     return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options)
 
 

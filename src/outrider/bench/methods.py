@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from ..budgets import parse as parse_budget
-from ..budgets.shapes import read as read_budget
 from ..params import LOSSY, RULES, InputError
 from . import peers
 from .types import PACKED, PLAIN, Method
@@ -106,7 +105,7 @@ def check_budget(text: str) -> None:
     """Raise InputError where a method cannot have this budget: it has one drafter, so nothing to choose among."""
     if ":" in text:
         raise InputError(f"the budget {text!r} chooses among drafters, but a method has only one")
-    read_budget(text)
+    parse_budget(text)
 
 
 def budget_of(text: str) -> Budgeter:

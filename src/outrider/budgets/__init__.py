@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
 
-from .shapes import read, shape_of
+from ..params import InputError
+from .adaptive import AdaptiveBudget
+from .bandit import BanditBudget
+from .budgeter import Budgeter, FixedBudget
+from .shapes import MOST, Play, check_shapes, nodes, part_of, shape_of
 
-if TYPE_CHECKING:
-    from .budgeter import Budgeter
+SPELLINGS = "auto, none, NODESxDEPTH as in 16x6, a shape as in 3,2,1, or several shapes for a bandit as in '3,2,1 none'"
 
 
 def parse(text: str) -> Budgeter:
-    """A fresh budget as the command line, `outrider.load` and `LLM.generate` spell it.
+    """A new budget as the command line, `outrider.load` and `LLM.generate` spell it.
 
     `auto` (adaptive), `16x6` (at most 16 nodes with the root, at most 6 deep), `3,2,1` (a static shape: children of
     every node of a depth), several shapes for a bandit as in `3,2,1 2,1 none`, with the drafter's number before a
     shape where it chooses among several (`1:3,2,1 2:1,1`), and `none` (plain decoding).
 
-    Raises InputError. `outrider.budgets.shapes.read` only checks the text, and needs no torch.
-    """
-    written = read(text)
-    from .adaptive import AdaptiveBudget
-    from .bandit import BanditBudget
-    from .budgeter import FixedBudget
+    Raises InputError, also for a draft that is empty or too large.
 
-    if not any(written):
+    >>> parse("16x6"), parse("3,2,1")
+    (FixedBudget(nodes=16, depth=6, shape=None), FixedBudget(nodes=16, depth=3, shape=(3, 2, 1)))
+    """
+    text = text.strip()
+    if text == "auto":
         return AdaptiveBudget()
-    if len(written.arms) > 1:
-        return BanditBudget(written.arms)
-    return FixedBudget(written.nodes, written.depth, shape_of(written.arms[0]) if written.arms else None)
+    if text == "none":
+        return FixedBudget(1, 0)
+    if text == "adaptive":
+        raise InputError("the adaptive budget is written auto")
+    if size := re.fullmatch(r"(\d+)x(\d+)", text):
+        count, depth = map(int, size.groups())
+        if not 2 <= count <= MOST or depth < 1:
+            why = "drafts nothing" if count < 2 or depth < 1 else "is too large"
+            raise InputError(f"a budget of {text} {why}; NODES are 2 to {MOST}, DEPTH 1 or more")
+        return FixedBudget(count, depth)
+    arms = tuple(map(_arm, text.split()))
+    if not arms:
+        raise InputError(f"a budget is {SPELLINGS}, not {text!r}")
+    check_shapes(tuple(map(shape_of, arms)))
+    if len(set(arms)) < len(arms):
+        raise InputError(f"the budget {text!r} names a shape twice; a bandit needs each arm once")
+    if len(arms) > 1:
+        return BanditBudget(arms)
+    if part_of(arms[0]):
+        raise InputError(f"the budget {text!r} names a second drafter; a choice needs a shape for each of them")
+    shape = shape_of(arms[0])
+    return FixedBudget(nodes(shape), len(shape), shape)
+
+
+def _arm(word: str) -> Play:
+    """`3,2,1`, `none`, or `2:3,2,1` for the second drafter."""
+    match = re.fullmatch(r"(?:(\d+):)?(none|\d+(?:,\d+)*)", word)
+    if match is None:
+        raise InputError(f"a budget is {SPELLINGS}, not {word!r}")
+    part = int(match[1] or 1) - 1
+    if part < 0:
+        raise InputError(f"drafters are counted from 1, not {word!r}")
+    shape = () if match[2] == "none" else tuple(map(int, match[2].split(",")))
+    return (part, shape) if part and shape else shape

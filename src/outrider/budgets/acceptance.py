@@ -46,6 +46,27 @@ def ratios_of(state: Iterable[Sequence[Any]], largest: float = 1e9) -> list[Rati
 
 
 @dataclass
+class Bins:
+    """Ratios by a chance from 0 to 1, in bins of equal width."""
+
+    bins: list[Ratio]
+
+    def __getitem__(self, chance: float) -> Ratio:
+        return self.bins[min(len(self.bins) - 1, int(len(self.bins) * chance))]
+
+    def state(self) -> list[list[float]]:
+        """As JSON, no more than a prior."""
+        return state_of(self.bins)
+
+    def restore(self, state: Any, largest: float = 1.0) -> None:
+        """Take over a state; ValueError, KeyError or TypeError where it is none."""
+        bins = ratios_of(state, largest)
+        if len(bins) != len(self.bins):
+            raise ValueError("another number of bins")
+        self.bins = bins
+
+
+@dataclass
 class Acceptance:
     """The share of rounds, of those that drafted to depth d or more, that accepted depth d.
 

@@ -14,17 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from .. import kept, machine
 from .adaptive import LEARN, AdaptiveBudget
-from .calibration import BOUNDS, Fit, Fitted, inside
 
 EVERY = 20.0  # seconds between two writes, at least
-FORMAT = 4
+FORMAT = 5
 
 
-@runtime_checkable
 class Learner(Protocol):
     """What learns from rounds and can hand that on to another run."""
 
@@ -33,18 +31,6 @@ class Learner(Protocol):
 
     def restore(self, state: Any) -> None:
         """Take it over; ValueError, KeyError, TypeError or AttributeError where it is none."""
-
-
-def fits(drafter: Any) -> list[Fit]:
-    """The fits of a drafter, or of those that it is made of."""
-    if isinstance(drafter, Fitted):
-        return [drafter.fit]
-    return [fit for part in drafter.parts for fit in fits(part)]
-
-
-def learners(drafter: Any) -> list[Learner]:
-    """What a drafter, or those that it is made of, learns beside its fits."""
-    return [*drafter.learners] + [learner for part in drafter.parts for learner in learners(inside(part))]
 
 
 def file_of(device: str, *about: str) -> Path:
@@ -57,12 +43,11 @@ def file_of(device: str, *about: str) -> Path:
 
 @dataclass
 class Memory:
-    """The file of one budget and of its drafter's fits."""
+    """The file of one budget and of what its drafter learns."""
 
     file: Path
     budget: AdaptiveBudget
-    fits: Sequence[Fit] = ()
-    learners: Sequence[Learner] = ()  # of the drafter, where it is a mix
+    learners: Sequence[Learner] = ()  # of the drafter
     rounds: int = 0  # of the budget when it was last written
     at: float = field(default_factory=monotonic)
 
@@ -74,9 +59,7 @@ class Memory:
         """Take over what the file holds; False where there is none, or none that can be read."""
         try:
             state = json.loads(self.file.read_text(encoding="utf-8"))
-            scales = [float(scale) for scale in state["scales"]]
-            fitting = len(scales) == len(self.fits) and all(BOUNDS[0] <= s <= BOUNDS[1] for s in scales)
-            if state["format"] != FORMAT or not fitting:
+            if state["format"] != FORMAT:
                 return False
             pairs = list(zip(self.parts, state["parts"], strict=True))
             for part, of_part in pairs:
@@ -85,8 +68,6 @@ class Memory:
             return False
         for part, of_part in pairs:
             part.restore(of_part)
-        for fit, scale in zip(self.fits, scales, strict=True):
-            fit.scale = scale
         self.budget.seen = dict.fromkeys(self.budget.cost.draft, LEARN)
         return True
 
@@ -96,12 +77,7 @@ class Memory:
         if self.budget.rounds < self.rounds + LEARN or (self.rounds and now - self.at < EVERY):
             return
         self.rounds, self.at = self.budget.rounds, now
-        state = {
-            "format": FORMAT,
-            "scales": [fit.scale for fit in self.fits],
-            "parts": [part.state() for part in self.parts],
-        }
         try:
-            kept.write(self.file, state)
+            kept.write(self.file, {"format": FORMAT, "parts": [part.state() for part in self.parts]})
         except OSError:
             self.at = float("inf")  # no further tries

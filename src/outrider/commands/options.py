@@ -87,8 +87,8 @@ Exact = Annotated[
 Weights = Annotated[
     str,
     machine("--weights",
-        help="full; int8: linear layers in eight bits; native: a .gguf file's own four bits. The last two on CPUs; "
-        "faster, and another target than the full one.",
+        help="full; native: the quants of a .gguf file's blocks, int8: weights rounded to eight bits, both multiplied "
+        "by int8 activations on CPUs; faster, and another target than the full one.",
     ),
 ]  # fmt: skip
 NoCompile = Annotated[bool, machine("--no-compile", help="Run the model's own Python instead of native passes.")]

@@ -47,7 +47,8 @@ def tune_tree(
     MODEL writes texts to the prompts; the drafter's candidates are held against them. Nodes are then added one by one,
     the most valuable first. A budget smaller than the tree takes its most valuable part.
     """
-    from ..budgets.shapes import read as size_of
+    from ..budgets import parse
+    from ..budgets.budgeter import FixedBudget
     from ..params import InputError, Sampling
     from ..prompts import read
     from .audit import bars
@@ -57,8 +58,8 @@ def tune_tree(
         raise InputError("say where the tree goes: --out FILE, or --store for the drafter's own folder")
     if not drafter or prompts_file is None:
         raise InputError("give the drafter to tune and prompts to measure it on: --drafter SPEC --prompts FILE")
-    size = size_of(budget)
-    if size.arms or size.nodes < 2:
+    size = parse(budget)
+    if not isinstance(size, FixedBudget) or size.shape or size.nodes < 2:
         raise InputError(f"a tree to grow is NODESxDEPTH, as in --budget 64x8, not {budget!r}")
     for name, value in (("--max-new-tokens", max_new_tokens), ("--ranks", ranks), ("--batch-size", batch_size)):
         if value < 1:

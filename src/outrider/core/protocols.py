@@ -228,9 +228,14 @@ class Drafter(Protocol):
     models: Sequence[Target] = ()  # draft models, which are targets of their own
 
     @property
+    def uncalibrated(self) -> Drafter:
+        """The drafter itself, without its calibration (`drafters/_calibrated.py`)."""
+        return self
+
+    @property
     def learners(self) -> Sequence[Any]:
-        """What it learns while it is used, for `budgets.memory`."""
-        return ()
+        """What it and its parts learn while they are used, for `budgets.memory`."""
+        return [learner for part in self.parts for learner in part.learners]
 
     @abstractmethod
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..budgets.calibration import Fit, families
+from ..budgets.memory import Learner
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.types import Budget, DraftTree, Rows
 
@@ -22,6 +23,14 @@ class Calibrated(Drafter):
 
     inner: Drafter
     fit: Fit = field(default_factory=Fit)
+
+    @property
+    def uncalibrated(self) -> Drafter:
+        return self.inner
+
+    @property
+    def learners(self) -> list[Learner]:
+        return [self.fit, *self.inner.learners]
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]

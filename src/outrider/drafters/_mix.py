@@ -78,7 +78,8 @@ class MixDrafter(Drafter):
     @property
     def learners(self) -> list[Learner]:
         """What it keeps between runs (`budgets/memory.py`)."""
-        return [*(rate for rate in (*self.rates, *self.alone) if rate is not None), self.asking]
+        rates = [rate for rate in (*self.rates, *self.alone) if rate is not None]
+        return [*rates, self.asking, *super().learners]
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
         return MixDrafting(self, [part.open(prompts, capacity) for part in self.parts])

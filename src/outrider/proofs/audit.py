@@ -2,7 +2,7 @@
 
     equality     seed for seed against a plain loop of its own (stock model, stock cache, transformers' warpers), and
                  against the engine without a drafter
-    exact        every branch of the rejection rules' own functions on tiny vocabularies, in float64
+    exact        every branch of the rejection rules that serve this target, on tiny vocabularies, in float64
     statistics   many samples of two tokens against the target's exact law: a G-test, with the power it had
 
 A statistical test cannot prove equality; it can say how large a deviation it would have seen.
@@ -27,7 +27,7 @@ from ..budgets.budgeter import FixedBudget
 from ..engine import Engine, Request, generate
 from ..params import LOSSY, InputError, Sampling
 from .divergence import Divergence, first_difference
-from .laws import Exact, exact
+from .enumeration import Exact, exact
 from .samples import (
     LAWS,
     TOGETHER,
@@ -133,7 +133,7 @@ def audit(
     say(found_plan)
     samples = found_plan.samples
     same = equality(engine, ids, seed, tokens, progress)
-    found = exact(seed)
+    found = exact(seed, tensors=engine.target.device != "cpu")
     stats = statistics(engine, [p[-64:] for p in ids[:2]], samples, seed, progress)
     bits = getattr(engine.target, "exact", "rounding") == "bits"
     return judge(llm.name, llm.drafter_name, rule, seed, same, found, stats, bits)

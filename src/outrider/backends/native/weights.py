@@ -236,9 +236,7 @@ def report(checkpoint: Checkpoint, way: str, sources: Sequence[Parameter], matri
     kinds = " and ".join(sorted({one.tensor.kind.name for one in full}))
     if len(full) == len(matrices):
         choose = "full" if way == "int8" else "int8 or full"
-        raise InputError(
-            f"{checkpoint.place} has {kinds} matrices, which have no form for {way} weights; choose {choose}"
-        )
+        raise InputError(f"the {kinds} matrices of {checkpoint.place} have no form for {way} weights; choose {choose}")
     if full:
         logger.warning(
             "%d of the %d matrices of %s (%s) have no form for %s weights and stay full",
